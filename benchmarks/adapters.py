@@ -27,13 +27,13 @@ from benchmarks.serving import machine
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Encode, Encoded
+from polyhead.service.core.request import Encode, HeadOutput
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.resources.process_info import resident_memory
 from polyhead.service.runtime import quickstart
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
 
 RANK, MIB = 8, 1 << 20
 ENCODER = r".*encoder\.layer.*\.({})"
@@ -71,8 +71,8 @@ class Bench:
         self._count = count
         self.settings = Settings(models=models, precision=precision)
         metrics = Metrics(models)
-        self.engine = Engine(metrics, threads=placed(self.settings).torch_threads)
-        self.registry = Registry(self.engine, self.settings, told=metrics)
+        self.engine = Engine(metrics, threads=choose_placement(self.settings).torch_threads)
+        self.registry = ModelRegistry(self.engine, self.settings, told=metrics)
         self.texts: list[tuple[int, ...]] = []
 
     async def __aenter__(self) -> "Bench":
@@ -95,7 +95,7 @@ class Bench:
             streams += self.registry.submit(model, [Encode(str(number), text, adapter=model.adapter)])
         answers = [await anext(stream) for stream in streams]
         taken = time.perf_counter() - began
-        return len(streams) / taken, [answer.values for answer in answers if isinstance(answer, Encoded)]
+        return len(streams) / taken, [answer.values for answer in answers if isinstance(answer, HeadOutput)]
 
     def named(self, *beginnings: str) -> list[Model]:
         return [model for model in self.registry.models() if model.name.startswith(beginnings)]
@@ -127,13 +127,13 @@ async def loading(bench: Bench, folders: Sequence[Path]) -> None:
     loads, unloads = [], []
     for folder in folders:
         began = time.perf_counter()
-        await bench.registry.unload(f"base:{folder.name}", 0).end()
+        await bench.registry.unload(f"base:{folder.name}", 0).wait_and_raise()
         between = time.perf_counter()
-        await bench.registry.load(f"base:{folder.name}", str(folder)).end()
+        await bench.registry.load(f"base:{folder.name}", str(folder)).wait_and_raise()
         unloads.append(between - began)
         loads.append(time.perf_counter() - between)
     load, unload = (statistics.median(each) * 1e3 for each in (loads, unloads))
-    known = {each.name: each.memory for each in bench.registry.known()}
+    known = {each.name: each.memory for each in bench.registry.model_statuses()}
     each = known[f"base:{folders[0].name}"] / MIB
     print(f"  loaded in {load:.1f} ms, unloaded in {unload:.1f} ms, {each:.2f} MiB each in the budget")
 
@@ -143,7 +143,7 @@ async def resident(models: Mapping[str, str], precision: str, texts: int) -> Non
         served = bench.registry.models()
         for _ in range(3):
             await bench.ask([model for model in served if model.task == "classify"])
-        weights = sum(known.memory for known in bench.registry.known())
+        weights = sum(known.memory for known in bench.registry.model_statuses())
         print(resident_memory() / MIB, weights / MIB)
 
 

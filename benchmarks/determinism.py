@@ -19,7 +19,7 @@ from benchmarks.prose import sentences
 from benchmarks.serving import machine
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
-from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.network.heads import LanguageHead
@@ -41,14 +41,14 @@ def decoding(loaded: Checkpoint, width: int) -> Work:
     executor = TorchExecutor(loaded.network, loaded.head, block_count=width * count, block_size=BLOCK)
     tables = [list(range(n * count, (n + 1) * count)) for n in range(width)]
     for table in tables:
-        executor.step(Rows(list(range(CONTEXT)), list(range(CONTEXT)), [0, CONTEXT], [table], []))
+        executor.step(StepInput(list(range(CONTEXT)), list(range(CONTEXT)), [0, CONTEXT], [table], []))
 
     def work() -> float:
         began = perf_counter()
         for step in range(STEPS):
             rows = list(range(width))
             used = [table[: (CONTEXT + step) // BLOCK + 1] for table in tables]
-            executor.step(Rows(rows, [CONTEXT + step] * width, list(range(width + 1)), used, rows))
+            executor.step(StepInput(rows, [CONTEXT + step] * width, list(range(width + 1)), used, rows))
         return width * STEPS / (perf_counter() - began)
 
     return work
@@ -65,7 +65,7 @@ def prefilling(loaded: Checkpoint) -> Work:
             end = start + CHUNK
             span = list(range(start, end))
             executor.step(
-                Rows(span, span, [0, CHUNK], [list(range(end // BLOCK))], [CHUNK - 1] if end == PROMPT else [])
+                StepInput(span, span, [0, CHUNK], [list(range(end // BLOCK))], [CHUNK - 1] if end == PROMPT else [])
             )
         return PROMPT / (perf_counter() - began)
 
@@ -88,7 +88,7 @@ def reading(loaded: Checkpoint, texts: list[str]) -> Work:
             wanted, heads = loaded.head.wanted(starts)  # type: ignore[operator]
             flat = [token for text in batch for token in text]
             positions = [position for text in batch for position in range(len(text))]
-            states = executor.step(Rows(flat, positions, starts, [[]] * len(batch), wanted))
+            states = executor.step(StepInput(flat, positions, starts, [[]] * len(batch), wanted))
             loaded.head.close(loaded.head(states, heads))  # type: ignore[operator]
         return len(texts) / (perf_counter() - began)
 
@@ -137,5 +137,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    settings.prepare_process()
+    settings.set_library_defaults()
     main()

@@ -16,14 +16,14 @@ from torch import Tensor
 from benchmarks.prose import sentences
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
-from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.models.quantization.quantize import calibrate
 from polyhead.service.runtime import quickstart
 from polyhead.training.data import vader
 from polyhead.training.data.examples import Example
-from polyhead.training.recipes import recipe
+from polyhead.training.recipes import finetune_recipe as recipe
 
 WINDOW = 512  # tokens
 BATCH = 32  # texts
@@ -36,7 +36,7 @@ RECIPE = Path(recipe.__file__).parent / "sentiment.toml"
 
 def windows(loaded: Checkpoint, folder: Path, tokens: int, *files: str) -> list[list[int]]:
     """Windows of some corpora, sentence after sentence in their own order; each opens as any text of this model."""
-    opening, closing = loaded.tokenizer.ends
+    opening, closing = loaded.tokenizer.boundary_tokens
     width, found = WINDOW - len(opening) - len(closing), []
     for file in files:
         text = " ".join(sentences(folder / "prose", 1 << 20, file))
@@ -67,13 +67,13 @@ def answers(loaded: Checkpoint, executor: NativeExecutor, texts: list[str]) -> T
     wanted, heads = loaded.head.wanted(starts)  # type: ignore[operator]
     positions = [position for text in tokens for position in range(len(text))]
     flat = [token for text in tokens for token in text]
-    states = executor.step(Rows(flat, positions, starts, [[]] * len(texts), wanted))
+    states = executor.step(StepInput(flat, positions, starts, [[]] * len(texts), wanted))
     return loaded.head.close(loaded.head(states, heads))  # type: ignore[no-any-return, operator]
 
 
 def held_out(folder: Path) -> list[Example[int]]:
     """The sentences that the sentiment adapter of the quick start was never shown."""
-    return recipe.divide(recipe.read(RECIPE).data, vader.corpus(folder / "prose")).held_out
+    return recipe.split_corpus(recipe.read_recipe(RECIPE).data, vader.corpus(folder / "prose")).held_out
 
 
 def classifying(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from polyhead.models.core.errors import InvarianceError
-from polyhead.models.executors.contract import Rows
-from polyhead.models.executors.cuda_graphs import InPlace
+from polyhead.models.executors.contract import StepInput
+from polyhead.models.executors.cuda_graphs import PagedAttention
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.invariant import make_invariant, prove_kernel
+from polyhead.models.invariant import make_invariant, self_test_kernel
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.network.varlen import PAGE, Kernel, found, hindrance, varlen_attn
+from polyhead.models.network.varlen import PAGE_TOKENS, Kernel, find_kernel, kernel_problem, varlen_attn
 
 SIZES = {"width": 576, "depth": 30, "heads": 9, "kv_heads": 3, "head_width": 64, "mlp_width": 1536}
 ROTARY = {"vocab_size": 49_152, "position": "rotary", "rope_base": 1e5, "max_positions": 8192, "causal": True}
@@ -46,10 +46,12 @@ def build(config: ModelConfig) -> Built:
 
 def ways(built: Built, kernel: Kernel | None) -> dict[str, Made]:
     """How a step can be computed, by name."""
-    made: dict[str, Made] = {"groups": lambda count: TorchExecutor(*built, block_count=count, block_size=PAGE)}
+    made: dict[str, Made] = {"groups": lambda count: TorchExecutor(*built, block_count=count, block_size=PAGE_TOKENS)}
     for name, talking in (("in place", 0), ("in place, graphs", max(WIDTHS))) if kernel else ():
-        how = InPlace(kernel, talking)
-        made[name] = lambda count, how=how: TorchExecutor(*built, block_count=count, block_size=PAGE, in_place=how)
+        how = PagedAttention(kernel, talking)
+        made[name] = lambda count, how=how: TorchExecutor(
+            *built, block_count=count, block_size=PAGE_TOKENS, in_place=how
+        )
     return made
 
 
@@ -58,14 +60,14 @@ def prompted(executor: TorchExecutor, width: int) -> list[Tensor]:
     span, out = list(range(CONTEXT)), []
     for n in range(width):
         tokens = [(31 * n + 7 * index) % 97 for index in span]
-        out.append(executor.step(Rows(tokens, span, [0, CONTEXT], [[n]], [CONTEXT - 1])).clone())
+        out.append(executor.step(StepInput(tokens, span, [0, CONTEXT], [[n]], [CONTEXT - 1])).clone())
     return out
 
 
 def talk(executor: TorchExecutor, members: list[int], position: int) -> Tensor:
     """A step of sequences with one token each."""
     rows, tables = list(range(len(members))), [[n] for n in members]
-    return executor.step(Rows([n + 3 for n in members], [position] * len(rows), [*rows, len(rows)], tables, rows))
+    return executor.step(StepInput([n + 3 for n in members], [position] * len(rows), [*rows, len(rows)], tables, rows))
 
 
 def logits(make: Made, alone: bool = False) -> Tensor:
@@ -84,7 +86,7 @@ def invariant(built: Built, kernel: Kernel | None, name: str) -> str:
     try:
         make_invariant(network, head)
         if kernel:
-            prove_kernel(kernel, network.config, network.tokens.weight)
+            self_test_kernel(kernel, network.config, network.tokens.weight)
     except InvarianceError as error:
         return f"no: {error}"
     make = ways((network, head), kernel)[name]
@@ -103,13 +105,13 @@ def decoding(make: Made, width: int) -> float:
 
 
 def prefilling(make: Made) -> float:
-    executor = make(PROMPT // PAGE)
+    executor = make(PROMPT // PAGE_TOKENS)
     for _ in range(2):  # the first is not counted
         began = perf_counter()
         for start in range(0, PROMPT, CHUNK):
             span = list(range(start, start + CHUNK))
-            table = list(range((start + CHUNK) // PAGE))
-            executor.step(Rows([n % 97 for n in span], span, [0, CHUNK], [table], [CHUNK - 1]))
+            table = list(range((start + CHUNK) // PAGE_TOKENS))
+            executor.step(StepInput([n % 97 for n in span], span, [0, CHUNK], [table], [CHUNK - 1]))
         torch.cuda.synchronize()
         took = perf_counter() - began
     return PROMPT / took
@@ -121,11 +123,11 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu: torch finds no GPU here, and this measures nothing else")
     device, dtype = torch.device("cuda"), torch.bfloat16
-    kernel = found(device, dtype)
-    why = "no kernel in place: " + hindrance(varlen_attn, device, dtype) if kernel is None else ""
+    kernel = find_kernel(device, dtype)
+    why = "no kernel in place: " + kernel_problem(varlen_attn, device, dtype) if kernel is None else ""
     print(torch.cuda.get_device_name(), f"torch {torch.__version__}", why)
     built = build(SMOLLM2)
-    expected = logits(lambda count: TorchExecutor(*built, block_count=count, block_size=PAGE))
+    expected = logits(lambda count: TorchExecutor(*built, block_count=count, block_size=PAGE_TOKENS))
     for part in built:
         part.to(device, dtype)
     seen, columns = dict[str, Tensor](), "  ".join(f"decode {width:3d}" for width in WIDTHS)

@@ -28,15 +28,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import nn
 
-from polyhead.models.executors.contract import Rows
-from polyhead.models.native.native_executor import BLOCK, NativeExecutor
-from polyhead.models.native.packed_network import Precision, hollow
-from polyhead.models.native.step_memory import block_bytes
+from polyhead.models.executors.contract import StepInput
+from polyhead.models.native.native_executor import BLOCK_TOKENS, NativeExecutor
+from polyhead.models.native.packed_network import Precision, free_weights
+from polyhead.models.native.step_memory import native_block_bytes
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.cli import machine_bench as bench
-from polyhead.service.cli.machine_bench import Machine
+from polyhead.service.cli.machine_bench import MachineReport
 
 ROOT = Path(__file__).parent.parent
 KEPT, DOCS = ROOT / ".bench" / "growth.json", ROOT / "docs"
@@ -48,7 +48,7 @@ LLAMA = ModelConfig(
     kv_heads=3,
     head_width=64,
     mlp_width=1536,
-    max_positions=8192 + BLOCK,
+    max_positions=8192 + BLOCK_TOKENS,
     causal=True,
     position="rotary",
     norm="rms",
@@ -131,28 +131,28 @@ def executor(config: ModelConfig, precision: Precision, blocks: int, threads: in
 def held(part: nn.Module) -> Iterator[None]:
     """Once packed, its own weights are not wanted any more."""
     yield
-    hollow(part)
+    free_weights(part)
 
 
 def blocks(point: Point) -> int:
-    return point.batch * -(-(point.context + 1) // BLOCK)
+    return point.batch * -(-(point.context + 1) // BLOCK_TOKENS)
 
 
-def rows(point: Point) -> Rows:
+def rows(point: Point) -> StepInput:
     """The step, its sequences' blocks in no order."""
     choice, free = random.Random(0), list(range(blocks(point)))
     choice.shuffle(free)
     each = len(free) // point.batch
-    return Rows(
+    return StepInput(
         tokens=[choice.randrange(1000) for _ in range(point.batch)],
         positions=[point.context] * point.batch,
         starts=list(range(point.batch + 1)),
-        tables=[free[start : start + each] for start in accumulate([each] * (point.batch - 1), initial=0)],
-        wanted=list(range(point.batch)),
+        block_tables=[free[start : start + each] for start in accumulate([each] * (point.batch - 1), initial=0)],
+        output_rows=list(range(point.batch)),
     )
 
 
-def step_seconds(run: NativeExecutor, step: Rows) -> float:
+def step_seconds(run: NativeExecutor, step: StepInput) -> float:
     """The median of as many steps as fit in SECONDS, one at least after one to warm up."""
     run.step(step)
     taken: list[float] = []
@@ -176,7 +176,7 @@ def measure(shape: str, precision: Precision, rounds: int, threads: int) -> dict
     return {point: statistics.median(taken) for point, taken in times.items()}
 
 
-def floor(point: Point, machine: Machine) -> float:
+def floor(point: Point, machine: MachineReport) -> float:
     """Seconds that the step takes at least: to read its bytes, or to do its operations, whichever is longer.
 
     At best as many bytes as fit are still in the last-level cache from the step before.
@@ -186,12 +186,14 @@ def floor(point: Point, machine: Machine) -> float:
     layer = config.width * (2 * inner + 2 * kept + 3 * config.mlp_width)
     weights = config.depth * layer + config.width * config.vocab_size
     seen = point.batch * point.context
-    read = weights * bits / 8 + seen * block_bytes(config, point.precision) / BLOCK
+    read = weights * bits / 8 + seen * native_block_bytes(config, point.precision) / BLOCK_TOKENS
     threads = machine.usable_cores
     near = min(read, machine.cache_mib * 2**20)
-    bytes_s = near / machine.best("last-level cache", threads) + (read - near) / machine.best("memory", threads)
-    products = 2 * weights * point.batch / machine.best("float32" if bits == 32 else "int8", threads)
-    attention = 4 * seen * config.depth * inner / machine.best("float32" if bits == 32 else "int8", threads)
+    bytes_s = near / machine.best_value("last-level cache", threads) + (read - near) / machine.best_value(
+        "memory", threads
+    )
+    products = 2 * weights * point.batch / machine.best_value("float32" if bits == 32 else "int8", threads)
+    attention = 4 * seen * config.depth * inner / machine.best_value("float32" if bits == 32 else "int8", threads)
     return max(bytes_s, products + attention) / 1e9
 
 
@@ -204,9 +206,9 @@ def keep(name: str, value: object) -> None:
     KEPT.write_text(json.dumps(read() | {name: value}))
 
 
-def results(kept: dict[str, Any]) -> tuple[Machine, list[Measured]]:
+def results(kept: dict[str, Any]) -> tuple[MachineReport, list[Measured]]:
     told = dict(kept["machine"])
-    machine = Machine(**told | {"figures": [bench.Figure(**figure) for figure in told["figures"]]})
+    machine = MachineReport(**told | {"figures": [bench.BenchFigure(**figure) for figure in told["figures"]]})
     found = [(Point(*where), step) for name, values in kept.items() if name != "machine" for where, step in values]
     return machine, [Measured(point, step, floor(point, machine)) for point, step in found]
 
@@ -291,7 +293,7 @@ that of memory. Shapes are those of the models named, weights are random.
 """
 
 
-def page(machine: Machine, found: Sequence[Measured]) -> str:
+def page(machine: MachineReport, found: Sequence[Measured]) -> str:
     lines = [
         f"| {m.point.shape} | {m.point.precision} | {m.point.batch} | {m.point.context:,} | {m.step_s * 1e3:,.2f} "
         f"| {m.token_us:,.0f} | {m.floor_us:,.0f} | {m.floor_us / m.token_us:.0%} |"
@@ -314,7 +316,7 @@ def main() -> None:
         return
     chosen = {f"{s} {p}": (s, p) for s in SHAPES for p in get_args(Precision) if p != "int4"}
     if any(part in "machine" for part in options.only):
-        keep("machine", asdict(bench.measured()))
+        keep("machine", asdict(bench.measure_machine()))
     torch.set_num_threads(1)  # beside the step's own
     for name, (shape, precision) in chosen.items():
         if any(part in name for part in options.only):

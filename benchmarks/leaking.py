@@ -11,14 +11,14 @@ import sys
 from starlette.types import Receive, Scope, Send
 
 from polyhead.service.api import app
-from polyhead.service.api.access.middleware import Gate
+from polyhead.service.api.access.middleware import AccessMiddleware
 from polyhead.service.cli import main as cli
 
 SMALL = 384  # bytes
 KEPT: list[bytes] = []
 
 
-class Leaking(Gate):
+class Leaking(AccessMiddleware):
     """The door, which forgets nothing."""
 
     leak = 0  # bytes
@@ -31,5 +31,5 @@ class Leaking(Gate):
 
 if __name__ == "__main__":
     Leaking.leak = int(sys.argv.pop(1))
-    app.Gate = Leaking  # type: ignore[attr-defined]
+    app.AccessMiddleware = Leaking  # type: ignore[attr-defined]
     cli.main()

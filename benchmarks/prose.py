@@ -38,4 +38,4 @@ def _rows(archive: tarfile.TarFile, name: str) -> list[tuple[str, str]]:
     content = archive.extractfile(f"hutto_ICWSM_2014/{name}_GroundTruth.txt")
     assert content is not None
     lines = (line.split("\t") for line in content.read().decode("utf-8", "replace").splitlines())
-    return [(number, vader.clean(text)) for number, _, text in lines]
+    return [(number, vader.clean_text(text)) for number, _, text in lines]

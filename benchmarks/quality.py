@@ -42,7 +42,7 @@ from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.package_files import Package, fetch
 from polyhead.models.quantization.divergence import Divergence
 from polyhead.service.cli import quality
-from polyhead.service.cli.differences import Passage
+from polyhead.service.cli.differences import EncodedText
 from polyhead.service.config import settings
 from polyhead.service.resources import machine as capacity
 from polyhead.service.runtime import quickstart
@@ -121,9 +121,9 @@ class Engine:
         if not self.precision:
             yield from theirs(path, windows, threads, last=last)
             return
-        chosen = settings.read({"precision": self.precision, "threads": threads})
-        steps = [[Passage(list(window), [])] for window in windows]
-        for answers, _ in quality.Measurement(str(path), chosen).outcomes(chosen, steps, quiet):
+        chosen = settings.read_settings({"precision": self.precision, "threads": threads})
+        steps = [[EncodedText(list(window), [])] for window in windows]
+        for answers, _ in quality.QualityMeasurement(str(path), chosen).run_batches(chosen, steps, quiet):
             yield answers[0].values[-1:] if last else answers[0].values
 
 
@@ -149,7 +149,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 def engines(path: Path, precisions: Sequence[str]) -> list[Engine]:
     """Each precision once; `auto` under the name of what a server would choose."""
-    usual = quality.Measurement(str(path), settings.read({"precision": "auto"})).place.precision
+    usual = quality.QualityMeasurement(str(path), settings.read_settings({"precision": "auto"})).placement.precision
     chosen = dict.fromkeys(usual if precision == "auto" else precision for precision in precisions)
     ours = [Engine(f"Polyhead {name}{' (default)' if name == usual else ''}", name) for name in chosen]
     return [Engine("llama.cpp"), *ours]
@@ -166,7 +166,7 @@ def reported(row: Found) -> Iterator[None]:
 
 def text_of(what: Description, tokens: int) -> str:
     """The command's text, and editorials after it if it has fewer tokens."""
-    text = quality.TEXT.read_text(encoding="utf-8")
+    text = quality.TEXT_FILE.read_text(encoding="utf-8")
     if tokens <= len(what.tokenizer.encode(text, special=False)):
         return text
     return "\n".join([text, *sentences(settings.default_model_dir() / "prose", 1 << 20, EDITORIALS)])
@@ -175,8 +175,8 @@ def text_of(what: Description, tokens: int) -> str:
 def compared(name: str, tokens: int, chosen: Sequence[Engine], threads: int) -> list[Found]:
     """Part `text` for one file: a row for each engine."""
     path = path_of(name)
-    what = checkpoint.describe(str(path))
-    steps = quality.windows(what, text_of(what, tokens), "the text", tokens)
+    what = checkpoint.describe_source(str(path))
+    steps = quality.cut_windows(what, text_of(what, tokens), "the text", tokens)
     windows = [passage.tokens for [passage] in steps]
     found = {engine: Divergence() for engine in chosen}
     rows: dict[Engine, Found] = {engine: {"file": name, "engine": engine.name} for engine in chosen}
@@ -195,7 +195,7 @@ def compared(name: str, tokens: int, chosen: Sequence[Engine], threads: int) -> 
 def first_tokens(name: str, chosen: Sequence[Engine], threads: int) -> list[Found]:
     """Part `first` for one file."""
     path = path_of(name)
-    what = checkpoint.describe(str(path))
+    what = checkpoint.describe_source(str(path))
     prompts = PROMPTS.read_text(encoding="utf-8").splitlines()
     windows = [encoding.ids for encoding in what.tokenizer.encode_batch(prompts)]
     expected = torch.cat([*Engine("float32", "float32").logits(path, windows, threads, last=True)])
@@ -299,5 +299,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    settings.prepare_process()
+    settings.set_library_defaults()
     main()

@@ -24,17 +24,17 @@ from benchmarks.prose import documents
 from benchmarks.serving import machine
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
-from polyhead.models.checkpoint.default_precision import suited
-from polyhead.models.executors.contract import Executor, Rows
-from polyhead.models.native.packed_network import hollow
+from polyhead.models.checkpoint.default_precision import choose_precision
+from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.logits_processors import Shape, shaped
-from polyhead.service.engine.sampler import Ask, Sampler
+from polyhead.service.engine.logits_processors import LogitsProcessor, needs_processing
+from polyhead.service.engine.sampler import Sampler, SampleRow
 from polyhead.service.runtime import quickstart
-from polyhead.service.runtime.executor_choice import executor_of, prepare, sampler_of
-from polyhead.service.runtime.placement import Precision, placed
+from polyhead.service.runtime.executor_choice import build_executor, build_sampler, make_deterministic
+from polyhead.service.runtime.placement import Precision, choose_placement
 
 SEQUENCES, CONTEXT, ANSWERED = 32, 128, 32
 STOP = 2
@@ -83,39 +83,39 @@ def ways(words: int) -> list[Way]:
 def opened(chosen: Settings) -> tuple[Checkpoint, Executor, Sampler]:
     """As the loader does it."""
     source = next(iter(chosen.models.values()))
-    what = checkpoint.describe(source)
-    place = placed(chosen, suited(what.entries.values()), what.config)
+    what = checkpoint.describe_source(source)
+    place = choose_placement(chosen, choose_precision(what.entries.values()), what.config)
     torch.set_num_threads(place.torch_threads)
-    loaded = checkpoint.begin(source, what, dtype=place.dtype, device=place.device, progress=lambda done, total: None)
+    loaded = checkpoint.prepare(source, what, dtype=place.dtype, device=place.device, progress=lambda done, total: None)
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:
-        loaded.fill(part)
+        loaded.load_weights(part)
         yield
-        hollow(part)
+        free_weights(part)
 
-    prepare(loaded, chosen)
+    make_deterministic(loaded, chosen)
     blocks = SEQUENCES * -(-(CONTEXT + 1) // place.block_size)
-    return loaded, executor_of(loaded, chosen, blocks, held), sampler_of(place)
+    return loaded, build_executor(loaded, chosen, blocks, held), build_sampler(place)
 
 
-def caught_up(run: Executor, tokens: list[int]) -> Rows:
+def caught_up(run: Executor, tokens: list[int]) -> StepInput:
     """The step in which each sequence gets its next token, all before it being in the cache."""
     each = -(-(CONTEXT + 1) // run.block_size)
     tables = [list(range(start, start + each)) for start in range(0, SEQUENCES * each, each)]
     last = []
     for number, table in enumerate(tables):
         start = number * (CONTEXT + 1)
-        run.step(Rows(tokens[start : start + CONTEXT], list(range(CONTEXT)), [0, CONTEXT], [table], [CONTEXT - 1]))
+        run.step(StepInput(tokens[start : start + CONTEXT], list(range(CONTEXT)), [0, CONTEXT], [table], [CONTEXT - 1]))
         last.append(tokens[start + CONTEXT])
-    return Rows(last, [CONTEXT] * SEQUENCES, list(range(SEQUENCES + 1)), tables, list(range(SEQUENCES)))
+    return StepInput(last, [CONTEXT] * SEQUENCES, list(range(SEQUENCES + 1)), tables, list(range(SEQUENCES)))
 
 
 def drawing(way: Way, tokens: list[int], words: int, sampler: Sampler) -> Callable[[Tensor], object]:
     """What the engine does between a step's logits and its tokens."""
     choice = Random(1)
     request = Generate("", tuple(tokens[:CONTEXT]), 10**6, frozenset([STOP]), way.sampling, logprobs=way.logprobs)
-    shapes = [Shape(request) for _ in range(SEQUENCES)]
+    shapes = [LogitsProcessor(request) for _ in range(SEQUENCES)]
     for one in shapes:
         for token in tokens[CONTEXT : CONTEXT + ANSWERED]:
             one.push(token)
@@ -127,9 +127,12 @@ def drawing(way: Way, tokens: list[int], words: int, sampler: Sampler) -> Callab
     def draw(logits: Tensor) -> object:
         asks = []
         for row, one in enumerate(shapes):
-            shape, guide = one.after(()) if shaped(way.sampling) else None, masks[row] if way.masks else None
-            asks.append(Ask(row, way.sampling, choice.random(), shape, guide, way.logprobs))
-        return sampler.draw(logits, asks)
+            shape, guide = (
+                one.after_drafts(()) if needs_processing(way.sampling) else None,
+                masks[row] if way.masks else None,
+            )
+            asks.append(SampleRow(row, way.sampling, choice.random(), shape, guide, way.logprobs))
+        return sampler.sample(logits, asks)
 
     return draw
 
@@ -145,7 +148,7 @@ def main() -> None:
     text = " ".join(documents(folder / "prose"))[: 8 * SEQUENCES * CONTEXT]
     tokens, words = list(loaded.tokenizer.encode(text).ids), loaded.config.vocab_size
     draws = {way.name: drawing(way, tokens, words, sampler) for way in ways(words)}
-    draws = {"greedy": lambda _: run.likeliest, **draws}  # found within the step
+    draws = {"greedy": lambda _: run.argmax, **draws}  # found within the step
     times: dict[str, list[float]] = defaultdict(list)
     with torch.inference_mode():
         step = caught_up(run, tokens)

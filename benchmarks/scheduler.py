@@ -22,15 +22,15 @@ from torch import Tensor
 from benchmarks.serving import machine
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.network.heads import LanguageHead
 from polyhead.service.config import settings
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.block_allocator import Blocks
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.scheduler import Scheduler, Sequence
-from polyhead.service.engine.worker import Rehearsal
+from polyhead.service.engine.block_allocator import BlockAllocator
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.scheduler import Scheduler, TokenSequence
+from polyhead.service.engine.worker import WarmupRequest
 from polyhead.service.resources import machine as capacity
 from polyhead.service.runtime import quickstart
 
@@ -55,10 +55,10 @@ class Nothing:
         self.block_size, self.block_count = BLOCK, max(WIDTHS) * (PROMPT + MOST + BLOCK) // BLOCK
         self.logits = torch.zeros(max(WIDTHS), 8)
 
-    def step(self, rows: Rows) -> Tensor:
-        return self.logits[: len(rows.wanted)]
+    def step(self, rows: StepInput) -> Tensor:
+        return self.logits[: len(rows.output_rows)]
 
-    def padding(self, rows: Rows) -> int:
+    def padding(self, rows: StepInput) -> int:
         return 0
 
 
@@ -72,13 +72,13 @@ class Timed:
 
     @property
     def poisoned(self) -> AbstractSet[int]:
-        return self.executor.poisoned
+        return self.executor.nonfinite_blocks
 
     @property
     def likeliest(self) -> list[int] | None:
-        return self.executor.likeliest
+        return self.executor.argmax
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         began = perf_counter()
         answer = self.executor.step(rows)
         self.seconds = perf_counter() - began
@@ -102,15 +102,15 @@ class Scheduling:
     """The scheduler alone, with `running` sequences that have caught up."""
 
     def __init__(self, running: int) -> None:
-        blocks = Blocks(Nothing().block_count, BLOCK)
+        blocks = BlockAllocator(Nothing().block_count, BLOCK)
         self.scheduler = Scheduler(blocks, token_budget=2 * max(WIDTHS), sequence_budget=running, chunk=256)
         self.wait(0, running)
-        while any(sequence.behind > 1 for sequence in (*self.scheduler.running, *self.scheduler.waiting)):
+        while any(sequence.uncomputed > 1 for sequence in (*self.scheduler.running, *self.scheduler.waiting)):
             self.step()
 
     def wait(self, start: int, count: int) -> None:
         for tokens in prompts(start, count):
-            self.scheduler.add(Sequence(tokens))
+            self.scheduler.add(TokenSequence(tokens))
 
     def step(self) -> float:
         began = perf_counter()
@@ -118,7 +118,7 @@ class Scheduling:
         self.scheduler.commit(plan.chunks)
         took = perf_counter() - began
         for chunk in plan.chunks:
-            chunk.sequence.tokens.extend([7] * chunk.last)
+            chunk.sequence.tokens.extend([7] * chunk.is_last)
         return took
 
     def cost(self) -> float:
@@ -130,13 +130,13 @@ class Stepping:
 
     def __init__(self, executor: Executor, running: int) -> None:
         self.running, self.executor = running, Timed(executor)
-        self.worker = Generator(self.executor, model="m", token_budget=2 * max(WIDTHS), sequence_budget=running)
+        self.worker = GeneratorWorker(self.executor, model="m", token_budget=2 * max(WIDTHS), sequence_budget=running)
         self.wait(0, running)
 
     def wait(self, start: int, count: int) -> None:
         most = self.executor.block_count * BLOCK // self.running - PROMPT
         for tokens in prompts(start, count):
-            self.worker.submit(Rehearsal(Generate("r", tuple(tokens), max_tokens=most, sampling=GREEDY)))
+            self.worker.submit(WarmupRequest(Generate("r", tuple(tokens), max_tokens=most, sampling=GREEDY)))
 
     def cost(self, steps: int) -> Cost:
         """Of so many steps, or fewer where they take long."""

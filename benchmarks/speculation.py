@@ -20,13 +20,13 @@ from benchmarks.serving import machine
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Generate, Sampling, Task, Token
+from polyhead.service.core.request import Generate, GeneratedToken, Sampling, Task
 from polyhead.service.engine.engine import Engine
-from polyhead.service.engine.worker import Ended, StepReport
+from polyhead.service.engine.worker import RequestEnd, StepReport
 from polyhead.service.metrics import Metrics
 from polyhead.service.runtime import quickstart
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
 
 WAYS = {"greedy": Sampling(temperature=0), "temperature 0.8": Sampling(temperature=0.8, seed=7)}
 KINDS = {"copying": COPYING, "open": OPEN}
@@ -42,7 +42,7 @@ class Counting:
     def step(self, report: StepReport) -> None:
         self.counts.update(steps=1, drafted=report.drafted, accepted=report.accepted)
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: RequestEnd) -> None:
         pass
 
     def rested(self, model: str, task: Task) -> None:
@@ -59,11 +59,11 @@ class Bench:
         plain = Settings(models={"plain": source}, draft_tokens=0, **common)
         drafts = {"foretold": options.draft or source} if options.draft else {}
         foretold = Settings(models={"foretold": source}, draft_tokens=options.most, drafts=drafts, **common)
-        self.engine = Engine(self.counting, threads=placed(plain).torch_threads)
+        self.engine = Engine(self.counting, threads=choose_placement(plain).torch_threads)
         metrics = Metrics([])
         self.registries = {
-            "plain": Registry(self.engine, plain, metrics),
-            "foretold": Registry(self.engine, foretold, metrics),
+            "plain": ModelRegistry(self.engine, plain, metrics),
+            "foretold": ModelRegistry(self.engine, foretold, metrics),
         }
 
     async def __aenter__(self) -> "Bench":
@@ -91,7 +91,7 @@ class Bench:
         ]
         began = time.perf_counter()
         streams = self.registries[name].submit(model, requests)
-        said = [[event.id async for event in stream if isinstance(event, Token)] for stream in streams]
+        said = [[event.id async for event in stream if isinstance(event, GeneratedToken)] for stream in streams]
         return time.perf_counter() - began, said
 
 

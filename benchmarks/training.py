@@ -26,19 +26,19 @@ from benchmarks.serving import machine, report
 from benchmarks.training_peers import Batches, Plain, Recurrent, Theirs, Translated, generated
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.training.data import vocabulary_training as vocabulary
-from polyhead.training.data.prose import leads
+from polyhead.training.data.prose import read_leads
 from polyhead.training.loop.packing import NEIGHBOURS
-from polyhead.training.loop.schedule import Plan
-from polyhead.training.loop.trainer import Place, begun, step
-from polyhead.training.networks.named_networks import generator
-from polyhead.training.networks.network_size import Shape
-from polyhead.training.networks.translators import Cells, Halves
-from polyhead.training.objectives.causal import Causal
-from polyhead.training.objectives.objective import Batch, Objective, Practice
-from polyhead.training.recipes import whole
+from polyhead.training.loop.schedule import TrainingPlan
+from polyhead.training.loop.trainer import RunFolder, start_run, train_step
+from polyhead.training.networks.named_networks import build_generator
+from polyhead.training.networks.network_size import TransformerSize
+from polyhead.training.networks.translators import EncoderDecoderSize, RecurrentSize
+from polyhead.training.objectives.causal import CausalObjective
+from polyhead.training.objectives.objective import Objective, ObjectiveBatch, ObjectiveTraining
+from polyhead.training.recipes import network_recipe as whole
 
 TOKENS, CONTEXT, WORDS = 4096, 256, 8000
-PLAN = Plan(epochs=1, rate=1e-4, schedule="constant")
+PLAN = TrainingPlan(epochs=1, rate=1e-4, schedule="constant")
 RECIPES = Path(whole.__file__).parent
 Run = Callable[[int], float]  # so many steps: tokens a second
 
@@ -47,26 +47,26 @@ Run = Callable[[int], float]  # so many steps: tokens a second
 class Ours:
     """The loop of training.loop.trainer, `steps` of it at a time."""
 
-    task: Practice[Any]
+    task: ObjectiveTraining[Any]
     folder: Path
 
     def __post_init__(self) -> None:
-        self.run = begun(self.task, PLAN, Place(self.folder))
-        self.batches: Iterator[Batch[Any]] = iter(self.task.batches(0))
+        self.run = start_run(self.task, PLAN, RunFolder(self.folder))
+        self.batches: Iterator[ObjectiveBatch[Any]] = iter(self.task.batches(0))
 
     def __call__(self, steps: int) -> float:
         began, tokens = time.process_time(), 0
         for batch in islice(self.batches, steps):
-            step(self.run, [batch], 1 << 30)
+            train_step(self.run, [batch], 1 << 30)
             tokens += self.task.size(batch)
         return tokens / (time.process_time() - began)
 
 
-def practice(objective: Objective[Any], items: list[Any]) -> Practice[Any]:
+def practice(objective: Objective[Any], items: list[Any]) -> ObjectiveTraining[Any]:
     """Of batches of about TOKENS in the mean: the largest may have an item more, and a little."""
     longest = max(map(objective.size, items))
     most = TOKENS + longest + -(-longest // NEIGHBOURS)
-    return Practice(objective=objective, train=items, validation=[], tokens=most, seed=0)
+    return ObjectiveTraining(objective=objective, train=items, validation=[], tokens=most, seed=0)
 
 
 def compare(name: str, ours: Run, theirs: dict[str, Run], rounds: int, steps: int) -> None:
@@ -87,13 +87,13 @@ def both(made: Callable[[Batches], Run], items: list[dict[str, list[int]]], name
 
 
 def generating(folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
-    texts = list(leads(data))
-    vocabulary.write_generator([example.text for example in texts], WORDS, folder / "words")
+    texts = list(read_leads(data))
+    vocabulary.write_gpt_vocabulary([example.text for example in texts], WORDS, folder / "words")
     words = Tokenizer.from_folder(folder / "words")
     recipe = RECIPES / "gpt.toml"
-    shape: Shape = whole.read(recipe).shape(recipe)
-    network, head = generator(shape, words, CONTEXT)
-    objective = Causal(network=network, head=head, tokenizer=words, limit=CONTEXT)  # type: ignore[arg-type]
+    shape: TransformerSize = whole.read_recipe(recipe).network_size(recipe)
+    network, head = build_generator(shape, words, CONTEXT)
+    objective = CausalObjective(network=network, head=head, tokenizer=words, limit=CONTEXT)  # type: ignore[arg-type]
     items = objective.items(texts)
     config = transformers.GPT2Config(
         vocab_size=words.vocab_size,
@@ -114,16 +114,16 @@ def generating(folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
 
 
 def translating(name: str, folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
-    recipe = whole.read(RECIPES / f"{name}.toml")
-    course = whole.prepared(recipe, folder, data, quick=False, again=False)
+    recipe = whole.read_recipe(RECIPES / f"{name}.toml")
+    course = whole.prepare_run(recipe, folder, data, quick=False, again=False)
     longest = recipe.data.context
     task = practice(course.objective, course.items["train"])
     items, words = [vars(item) for item in task.train], course.vocabulary
     assert words.bos_id is not None
     assert words.pad_id is not None
     collate, smoothing = Translated(words.bos_id, words.pad_id), recipe.smoothing
-    shape = recipe.shape(RECIPES / f"{name}.toml")
-    if isinstance(shape, Cells):
+    shape = recipe.network_size(RECIPES / f"{name}.toml")
+    if isinstance(shape, RecurrentSize):
         hidden = course.objective.network.config.hidden
         network = Recurrent(words.vocab_size, shape.width, hidden, shape.dropout)
         peers = both(lambda batches: Plain(network, batches, collate, PLAN, smoothing), items, "a plain loop")
@@ -137,7 +137,7 @@ def translating(name: str, folder: Path, data: Path) -> tuple[Run, dict[str, Run
     return Ours(task, folder / "ours"), peers
 
 
-def marian(shape: Halves, words: Tokenizer, longest: int) -> transformers.PreTrainedModel:
+def marian(shape: EncoderDecoderSize, words: Tokenizer, longest: int) -> transformers.PreTrainedModel:
     """The same network there: norms behind sums, positions by sines, one matrix for all tokens."""
     halves = {"layers": shape.depth, "attention_heads": shape.heads, "ffn_dim": shape.mlp_width or 4 * shape.width}
     config = transformers.MarianConfig(

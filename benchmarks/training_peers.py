@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from polyhead.models.literature.score_functions import Additive, Widths, masked_softmax
-from polyhead.training.loop.schedule import Plan
+from polyhead.models.literature.score_functions import Additive, ScoreWidths, masked_softmax
+from polyhead.training.loop.schedule import TrainingPlan
 
 SORTED = 50  # batches, as many as the Trainer sorts
 HIDDEN = -100
@@ -87,7 +87,7 @@ class Theirs:
     model: transformers.PreTrainedModel
     batches: Batches
     collate: Callable[[Sequence[Texts]], dict[str, Tensor]]
-    plan: Plan
+    plan: TrainingPlan
     folder: Path
     smoothing: float = 0.0
 
@@ -126,7 +126,7 @@ class Recurrent(nn.Module):
         self.tokens, self.dropout = nn.Embedding(words, width), nn.Dropout(dropout)
         self.encoder = nn.GRU(width, hidden // 2, bidirectional=True, batch_first=True)
         self.cell = nn.GRUCell(width + hidden, hidden)
-        self.score = Additive(Widths(query=hidden, key=hidden))
+        self.score = Additive(ScoreWidths(query=hidden, key=hidden))
         self.bridge = nn.Linear(hidden // 2, hidden)
         self.maxout = nn.Linear(width + 2 * hidden, 2 * width)
         self.output = nn.Linear(width, words)
@@ -141,7 +141,7 @@ class Recurrent(nn.Module):
         rows, _ = pad_packed_sequence(out, batch_first=True)
         keys, state, found = self.score.prepare(rows), self.bridge(last[1]).tanh(), []
         for token in self.dropout(self.tokens(given)).unbind(1):
-            weights = masked_softmax(self.score.compare(state[:, None], keys), seen[:, None].bool())
+            weights = masked_softmax(self.score.score_prepared(state[:, None], keys), seen[:, None].bool())
             context = (weights @ rows)[:, 0]
             state = self.cell(torch.cat((token, context), dim=-1), state)
             found.append(torch.cat((state, token, context), dim=-1))
@@ -157,7 +157,7 @@ class Plain:
     network: Recurrent
     batches: Batches
     collate: Translated
-    plan: Plan
+    plan: TrainingPlan
     smoothing: float
 
     def __post_init__(self) -> None:

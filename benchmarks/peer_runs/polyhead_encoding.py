@@ -12,10 +12,10 @@ from polyhead.models import checkpoint
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.service.core.request import Encode as Asked
-from polyhead.service.core.request import Encoded, Event, Failed, Request
-from polyhead.service.engine.encoder_worker import Encoder
-from polyhead.service.engine.head_outputs import Head
-from polyhead.service.engine.worker import Course
+from polyhead.service.core.request import Event, Failed, HeadOutput, Request
+from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.head_outputs import OutputHead
+from polyhead.service.engine.worker import RequestTiming
 
 STEP_TOKENS = 8192  # a whole batch of the longest texts
 
@@ -27,26 +27,26 @@ class Question:
     request: Request
     values: list[float] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
-    course: Course = field(default_factory=Course)
+    timing: RequestTiming = field(default_factory=RequestTiming)
 
     def receive(self, event: Event) -> None:
         match event:
-            case Encoded():
+            case HeadOutput():
                 self.values = event.values
             case Failed():
                 raise SystemExit(event.error.message)
 
 
-def encoder(worker: Encoder) -> Encode:
+def encoder(worker: EncoderWorker) -> Encode:
     return lambda batch: answered(worker, [Asked(str(number), tuple(text)) for number, text in enumerate(batch)])
 
 
-def answered(worker: Encoder, requests: Iterable[Asked]) -> list[list[float]]:
+def answered(worker: EncoderWorker, requests: Iterable[Asked]) -> list[list[float]]:
     questions = [Question(request) for request in requests]
     for question in questions:
         worker.submit(question)
-    while worker.busy:
-        for ticket, event in worker.step().answers:
+    while worker.has_work:
+        for ticket, event in worker.step().events:
             ticket.receive(event)
     return [question.values for question in questions]
 
@@ -58,7 +58,9 @@ def main() -> None:
     loaded = checkpoint.load(str(run.model))
     executor = NativeExecutor(loaded.network, precision=cast(Precision, run.precision), threads=run.threads)
     seconds = perf_counter() - began
-    worker = Encoder(executor, cast(Head, loaded.head), model="measured", task=loaded.task, token_budget=STEP_TOKENS)
+    worker = EncoderWorker(
+        executor, cast(OutputHead, loaded.head), model="measured", task=loaded.task, token_budget=STEP_TOKENS
+    )
     told({"load": seconds, **encoding(encoder(worker))})
 
 

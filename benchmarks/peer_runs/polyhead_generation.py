@@ -8,15 +8,15 @@ import torch
 
 from benchmarks.peer_runs.workload import LONG_CONTEXT, LONG_NEW, LONG_WIDTH, Answer, Generate, asked, generation, told
 from polyhead.models import checkpoint
-from polyhead.models.native.native_executor import BLOCK, NativeExecutor
+from polyhead.models.native.native_executor import BLOCK_TOKENS, NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.models.network.heads import LanguageHead
-from polyhead.service.core.request import Event, Failed, Request, Sampling, Token
+from polyhead.service.core.request import Event, Failed, GeneratedToken, Request, Sampling
 from polyhead.service.core.request import Generate as Asked
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.worker import Course
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.worker import RequestTiming
 
-BLOCKS = LONG_WIDTH * -(-(LONG_CONTEXT + LONG_NEW) // BLOCK) + LONG_WIDTH
+BLOCKS = LONG_WIDTH * -(-(LONG_CONTEXT + LONG_NEW) // BLOCK_TOKENS) + LONG_WIDTH
 
 
 @dataclass(eq=False, slots=True)
@@ -26,18 +26,18 @@ class Question:
     request: Request
     answer: Answer = field(default_factory=Answer)
     submitted: float = field(default_factory=perf_counter)
-    course: Course = field(default_factory=Course)
+    timing: RequestTiming = field(default_factory=RequestTiming)
 
     def receive(self, event: Event) -> None:
         match event:
-            case Token():
+            case GeneratedToken():
                 self.answer.tokens.append(event.id)
                 self.answer.times.append(perf_counter())
             case Failed():
                 raise SystemExit(event.error.message)
 
 
-def generator(worker: Generator) -> Generate:
+def generator(worker: GeneratorWorker) -> Generate:
     def generate(prompts: list[list[int]], new: int) -> list[Answer]:
         began = perf_counter()
         questions = [
@@ -45,10 +45,10 @@ def generator(worker: Generator) -> Generate:
             for number, prompt in enumerate(prompts)
         ]
         for question in questions:
-            worker.refuse(question.request)
+            worker.validate(question.request)
             worker.submit(question)
-        while worker.busy:
-            for ticket, event in worker.step().answers:
+        while worker.has_work:
+            for ticket, event in worker.step().events:
                 ticket.receive(event)
         for question in questions:
             question.answer.times = [time - began for time in question.answer.times]
@@ -72,7 +72,7 @@ def main() -> None:
     )
     seconds = perf_counter() - began
     del loaded
-    told({"load": seconds, **generation(generator(Generator(executor, model="measured")))})
+    told({"load": seconds, **generation(generator(GeneratorWorker(executor, model="measured")))})
 
 
 if __name__ == "__main__":

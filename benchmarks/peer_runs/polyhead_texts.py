@@ -11,50 +11,50 @@ from benchmarks.peer_runs.polyhead_encoding import answered
 from benchmarks.peer_runs.text_workload import Answer, reading
 from benchmarks.peer_runs.workload import Run, asked, told
 from polyhead.models import checkpoint
-from polyhead.models.native.packed_network import hollow
+from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Terms
-from polyhead.service.engine.encoder_worker import Encoder
-from polyhead.service.engine.head_outputs import Head
-from polyhead.service.resources.process_info import trim
-from polyhead.service.runtime.executor_choice import executor_of, prepare
-from polyhead.service.runtime.memory_budget import Need
-from polyhead.service.runtime.model_card import model_of
-from polyhead.service.runtime.placement import placed
-from polyhead.service.text.inputs import Read, Reading, read_inputs
+from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.head_outputs import OutputHead
+from polyhead.service.resources.process_info import trim_heap
+from polyhead.service.runtime.executor_choice import build_executor, make_deterministic
+from polyhead.service.runtime.memory_budget import MemoryNeed
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.served_model import build_model
+from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest, read_inputs
 
-NEED = Need("measured", weights=0, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
+NEED = MemoryNeed("measured", weights=0, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
 
-def served(run: Run) -> tuple[Model, Encoder]:
-    chosen = settings.read({"precision": run.precision, "threads": run.threads})
+def served(run: Run) -> tuple[Model, EncoderWorker]:
+    chosen = settings.read_settings({"precision": run.precision, "threads": run.threads})
     source, dtype = str(run.model), torch.float32
-    what = checkpoint.describe(source)
-    loaded = checkpoint.begin(source, what, dtype=dtype, device="cpu", progress=lambda done, total: None)
+    what = checkpoint.describe_source(source)
+    loaded = checkpoint.prepare(source, what, dtype=dtype, device="cpu", progress=lambda done, total: None)
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:
-        loaded.fill(part)
+        loaded.load_weights(part)
         yield
-        hollow(part)
+        free_weights(part)
 
-    prepare(loaded, chosen)
-    executor = executor_of(loaded, chosen, held=held)
-    tokens, head = chosen.encoder_step_tokens, cast(Head, loaded.head)
-    worker = Encoder(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
+    make_deterministic(loaded, chosen)
+    executor = build_executor(loaded, chosen, held=held)
+    tokens, head = chosen.encoder_step_tokens, cast(OutputHead, loaded.head)
+    worker = EncoderWorker(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
     worker.warm_up()
-    trim()
-    return model_of(NEED, loaded, placed(chosen, loaded.suited, loaded.config)), worker
+    trim_heap()
+    return build_model(NEED, loaded, choose_placement(chosen, loaded.default_precision, loaded.config)), worker
 
 
-def reader(model: Model, worker: Encoder) -> Answer:
+def reader(model: Model, worker: EncoderWorker) -> Answer:
     """Vectors, or the likeliest label with its probability."""
 
     def read(texts: list[str]) -> list[list[float]]:
-        asked = Reading(field="texts", inputs=tuple(texts), unit=model.task == "embed")
+        asked = EncodingRequest(field="texts", inputs=tuple(texts), unit=model.task == "embed")
         reads = read_inputs(model, asked, "call", Terms())
-        return answered(worker, [request for one in reads if isinstance(one, Read) for request in one.requests])
+        return answered(worker, [request for one in reads if isinstance(one, EncodedInput) for request in one.requests])
 
     def label(texts: list[str]) -> list[tuple[str, float]]:
         pairs = (max(zip(scores, model.labels, strict=True)) for scores in read(texts))

@@ -56,7 +56,10 @@ class Elastic(Fleet):
 
     def wanted(self) -> int:
         candidates = [one for ingress in self.ingresses for one in ingress.candidates]
-        queued = sum(one.queued - one.elsewhere if self.rule.by == "tokens" else one.open for one in candidates)
+        queued = sum(
+            one.queued_tokens - one.queued_by_others if self.rule.by == "tokens" else one.open_requests
+            for one in candidates
+        )
         return min(max(ceil(queued / self.rule.target), self.rule.least), self.rule.most)
 
     def _decide(self) -> None:

@@ -15,8 +15,8 @@ from benchmarks.simulation.costs import IngressCosts, StepCosts
 from benchmarks.simulation.replica import Limits, Replica, Visit
 from benchmarks.simulation.traffic import Traffic, Turn
 from benchmarks.simulation.world import World
-from polyhead.service.engine.block_allocator import Key, chain, root
-from polyhead.service.fleet.routing import POLICIES, Answers, Ask, Candidate, Policy
+from polyhead.service.engine.block_allocator import BlockKey, child_key, root_key
+from polyhead.service.fleet.routing import POLICIES, AnswerLengths, Candidate, RoutingPolicy, RoutingRequest
 
 MOST = 1 << 20  # tokens of an answer that nobody bounds
 SAMPLE_S = 1.0  # how often it is looked how full the replicas are
@@ -59,11 +59,11 @@ class Log:
 class Ingress:
     """Takes requests, chooses a replica for each, passes tokens on."""
 
-    def __init__(self, world: World, costs: IngressCosts, policy: Policy) -> None:
+    def __init__(self, world: World, costs: IngressCosts, policy: RoutingPolicy) -> None:
         self.world, self.costs, self.policy = world, costs, policy
         self.candidates: list[Candidate] = []
         self.replica_of: dict[str, Replica] = {}
-        self.answers = Answers()
+        self.answers = AnswerLengths()
         self.free_at = 0.0  # when it will have done what it has to do
         self.seconds = 0.0  # what it did
 
@@ -83,9 +83,9 @@ class Ingress:
 
     def choose(self, visit: Visit, plan: Plan) -> Replica:
         most = visit.turn.answer if plan.bounded else MOST
-        ask = Ask(visit.turn.prompt, self.answers.expected(most), visit.keys, plan.limits.block)
+        ask = RoutingRequest(visit.turn.prompt, self.answers.expected_tokens(most), visit.keys, plan.limits.block)
         candidate, _ = self.policy.choose(ask, self.candidates)
-        candidate.take(visit.turn.id, ask)
+        candidate.add_request(visit.turn.id, ask)
         visit.candidate = candidate
         return self.replica_of[candidate.name]
 
@@ -221,11 +221,11 @@ class Fleet:
         self.log.replica = fmean(replica.seconds for replica in self.replicas.values()) / seconds
 
 
-def named(tokens: Sequence[int], block: int) -> tuple[Key, ...]:
+def named(tokens: Sequence[int], block: int) -> tuple[BlockKey, ...]:
     """The names of a prompt's full blocks."""
-    keys: list[Key] = []
-    parent = root(0)
+    keys: list[BlockKey] = []
+    parent = root_key(0)
     for start in range(0, len(tokens) - block + 1, block):
-        parent = chain(parent, tokens[start : start + block])
+        parent = child_key(parent, tokens[start : start + block])
         keys.append(parent)
     return tuple(keys)

@@ -23,14 +23,14 @@ from typing import Any
 
 from torch import Tensor
 
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.service.config.settings import Settings
 from polyhead.service.fleet.fleet_engine import Fleet
-from polyhead.service.fleet.ingress import assemble
+from polyhead.service.fleet.ingress import assemble_ingress
 from polyhead.service.fleet.replica import Replica
-from polyhead.service.fleet.routing import POLICIES, Policy
-from polyhead.service.server.process import Process as Server
-from polyhead.service.server.process import bound, share_the_interpreter
+from polyhead.service.fleet.routing import POLICIES, RoutingPolicy
+from polyhead.service.server.process import ServerProcess as Server
+from polyhead.service.server.process import bind_socket, tune_interpreter
 
 HOST, SECRET = "127.0.0.1", "both ends of a measurement know it"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -51,7 +51,7 @@ class Process:
 
 async def compute(settings: Settings, name: str, steps: str) -> None:
     """Tells of each step in a line of the file `steps`."""
-    share_the_interpreter()
+    tune_interpreter()
     with open(steps, "w", buffering=1, encoding="ascii") as told:
         print(await Replica(settings, name, SECRET, partial(timed, told.write)).start(HOST), flush=True)
         await asyncio.Event().wait()
@@ -61,11 +61,11 @@ def timed(tell: Callable[[str], object], executor: Executor) -> Executor:
     """Says when each step of the network began and ended, and what was in it."""
     compute = executor.step
 
-    def step(rows: Rows) -> Tensor:
+    def step(rows: StepInput) -> Tensor:
         began = perf_counter()
         answer = compute(rows)
         looked = sum(rows.positions) + len(rows.positions)
-        work = len(rows.tokens), len(rows.wanted), looked, len(rows.starts) - 1
+        work = len(rows.tokens), len(rows.output_rows), looked, len(rows.starts) - 1
         tell(json.dumps([began, perf_counter(), *work]) + "\n")
         return answer
 
@@ -75,14 +75,14 @@ def timed(tell: Callable[[str], object], executor: Executor) -> Executor:
 
 def speak(settings: Settings, policy: str, replicas: Mapping[str, int]) -> None:
     async def find(fleet: Fleet) -> None:
-        fleet.listed("all", {name: (HOST, port) for name, port in replicas.items()})
+        fleet.update_replicas("all", {name: (HOST, port) for name, port in replicas.items()})
         await asyncio.Event().wait()
 
-    def routed(random: Random) -> Policy:
+    def routed(random: Random) -> RoutingPolicy:
         return POLICIES[policy](random)
 
-    listener = bound(HOST, 0)
-    app = assemble(settings, SECRET, find, routed)
+    listener = bind_socket(HOST, 0)
+    app = assemble_ingress(settings, SECRET, find, routed)
     print(listener.getsockname()[1], flush=True)
     Server(settings, app, listener).run(sockets=[listener])
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.simulation.costs import StepCosts
 from benchmarks.simulation.traffic import Turn
-from polyhead.service.engine.block_allocator import Blocks, Key
-from polyhead.service.engine.scheduler import Chunk, Scheduler, Sequence
+from polyhead.service.engine.block_allocator import BlockAllocator, BlockKey
+from polyhead.service.engine.scheduler import Chunk, Scheduler, TokenSequence
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Visit:
     turns: list[Turn]  # of the whole conversation
     came: float
     ingress: Any
-    keys: tuple[Key, ...]  # names of its prompt's blocks
+    keys: tuple[BlockKey, ...]  # names of its prompt's blocks
     candidate: Any = None
     said: int = 0  # tokens
     first: float = 0.0  # seconds until its first token was heard
@@ -46,12 +46,12 @@ class Replica:
     def __init__(self, costs: StepCosts, limits: Limits) -> None:
         self._costs = costs
         self.scheduler = Scheduler(
-            Blocks(limits.blocks, limits.block),
+            BlockAllocator(limits.blocks, limits.block),
             token_budget=limits.step_tokens,
             sequence_budget=limits.max_running,
             chunk=limits.prefill_chunk,
         )
-        self.visits: dict[Sequence, Visit] = {}
+        self.visits: dict[TokenSequence, Visit] = {}
         self._chunks: list[Chunk] = []
         self.stepping = False
         self.seconds = 0.0  # of all its steps
@@ -64,12 +64,12 @@ class Replica:
     @property
     def queued(self) -> int:
         """Tokens that are known and not computed."""
-        return sum(sequence.behind for sequence in self.visits)
+        return sum(sequence.uncomputed for sequence in self.visits)
 
     def submit(self, visit: Visit) -> None:
         blocks, turn = self.scheduler.blocks, visit.turn
         assert turn.prompt + turn.answer <= blocks.count * blocks.size, "it never fits: the engine refuses it"
-        sequence = Sequence(turn.tokens(), keys=list(visit.keys))
+        sequence = TokenSequence(turn.tokens(), block_keys=list(visit.keys))
         self.visits[sequence] = visit
         self.scheduler.add(sequence)
 
@@ -81,7 +81,7 @@ class Replica:
         for chunk in plan.chunks:
             count = chunk.count
             rows += count
-            wanted += chunk.last
+            wanted += chunk.is_last
             looked += count * chunk.sequence.computed + count * (count + 1) // 2
         took = self._costs.of(rows, wanted, looked, len(plan.chunks))
         self.stepping = True
@@ -95,7 +95,7 @@ class Replica:
         self.scheduler.commit(self._chunks)
         spoke: list[Visit] = []
         for chunk in self._chunks:
-            if not chunk.last:
+            if not chunk.is_last:
                 continue
             sequence = chunk.sequence
             visit = self.visits[sequence]
@@ -103,7 +103,7 @@ class Replica:
             visit.said += 1
             spoke.append(visit)
             if visit.said == visit.turn.answer:
-                visit.cached = sequence.cached
+                visit.cached = sequence.cached_tokens
                 self.scheduler.remove(sequence)
                 del self.visits[sequence]
         return spoke

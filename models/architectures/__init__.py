@@ -5,7 +5,7 @@ from .bart import BART
 from .bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from .deberta import DEBERTA
 from .electra import ELECTRA
-from .family import Family, HeadSpec, rename
+from .family import Family, HeadSpec, rename_weight
 from .gemma import GEMMA3
 from .gpt import GPT
 from .gpt2 import GPT2
@@ -43,4 +43,4 @@ FAMILIES: dict[str, Family] = {
     )
 }  # by the checkpoint's `model_type`
 
-__all__ = ["FAMILIES", "Family", "HeadSpec", "rename"]
+__all__ = ["FAMILIES", "Family", "HeadSpec", "rename_weight"]

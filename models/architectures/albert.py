@@ -20,18 +20,18 @@ RENAMES = (
 HEAD = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     for count in ("num_hidden_groups", "inner_group_num"):
         if hf.get(count, 1) != 1:
             raise UnsupportedError(f"{count} {hf[count]!r}: only layers that are all the same are known")
-    shape = bert.config({"hidden_act": "gelu_new", **hf})
+    shape = bert.model_config({"hidden_act": "gelu_new", **hf})
     return replace(shape, embedding_width=hf.get("embedding_size", 128), shared=True)
 
 
 ALBERT = Family(
     name="albert",
     prefix="albert",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={"AlbertModel": HeadSpec("embed"), "AlbertForSequenceClassification": HeadSpec("classify", HEAD)},
     drop=bert.DROP + r"|^(predictions|sop_classifier)\.",

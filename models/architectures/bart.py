@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import COPIED, WRITTEN, Family, HeadSpec, Json, Pieces, activation
+from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
 
 RENAMES = (
-    *COPIED,
+    *COPIED_EMBEDDINGS,
     (r"^shared\.", "tokens."),
     (r"^decoder\.", "head.decoder."),
     (r"^encoder\.", ""),
@@ -29,7 +29,7 @@ RENAMES = (
     (r"\.fc1\.", ".mlp.up."),
     (r"\.fc2\.", ".mlp.down."),
 )
-KNOWN: dict[str, Any] = {
+REQUIRED_VALUES: dict[str, Any] = {
     "normalize_before": False,
     "normalize_embedding": True,
     "add_final_layer_norm": False,
@@ -37,19 +37,19 @@ KNOWN: dict[str, Any] = {
 }
 
 
-def convert(name: str, tensor: Tensor) -> Pieces:
+def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     """The bias of the logits is kept as a matrix of one row."""
     return [(name, tensor.flatten() if name == "final_logits_bias" else tensor)]
 
 
-def refuse_other(hf: Json, known: dict[str, Any]) -> None:
+def check_required_values(hf: Json, known: dict[str, Any]) -> None:
     """What configurations name for kin of such a network, which the reference does not look at."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UnsupportedError(f"{key} is {hf[key]!r}: only {value!r} is known")
 
 
-def half(hf: Json, name: str) -> ModelConfig:
+def stack_config(hf: Json, name: str) -> ModelConfig:
     """The half called `name`, encoder or decoder."""
     width, heads = hf["d_model"], hf[f"{name}_attention_heads"]
     return ModelConfig(
@@ -66,25 +66,25 @@ def half(hf: Json, name: str) -> ModelConfig:
         norm_order="post",
         embedding_norm=True,
         embedding_scale=math.sqrt(width) if hf.get("scale_embedding") else 1.0,
-        activation=activation(hf.get("activation_function", "gelu")),
+        activation=activation_name(hf.get("activation_function", "gelu")),
     )
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """The half that reads."""
-    refuse_other(hf, KNOWN)
-    return half(hf, "encoder")
+    check_required_values(hf, REQUIRED_VALUES)
+    return stack_config(hf, "encoder")
 
 
-def writing(hf: Json, start: int) -> EncoderDecoderConfig:
-    return EncoderDecoderConfig(encoder=config(hf), decoder=half(hf, "decoder"), start=start)
+def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig(encoder=model_config(hf), decoder=stack_config(hf, "decoder"), start=start)
 
 
 BART = Family(
     name="bart",
     prefix="model",
-    config=config,
+    config=model_config,
     renames=RENAMES,
-    heads={"BartForConditionalGeneration": HeadSpec("translate", WRITTEN, decoder=writing)},
-    convert=convert,
+    heads={"BartForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config)},
+    convert=convert_weight,
 )

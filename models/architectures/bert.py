@@ -1,9 +1,9 @@
 """BERT, RoBERTa, XLM-R and DistilBERT: bidirectional, norm after, learned positions."""
 
 from ..core.errors import UnsupportedError
-from ..network.heads import Scoring
+from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
-from .family import Family, HeadSpec, Json, activation
+from .family import Family, HeadSpec, Json, activation_name
 
 RENAMES = (
     (r"^embeddings\.word_embeddings\.", "tokens."),
@@ -35,16 +35,16 @@ DISTIL_RENAMES = (
 DROP = r"^(pooler|cls|lm_head|vocab_transform|vocab_layer_norm|vocab_projector)\.|position_ids$|token_type_ids$"
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """BERT's configuration; `pad_token_id` shifts the positions of RoBERTa."""
-    return _config(hf, position_offset=0)
+    return _bert_config(hf, position_offset=0)
 
 
 def roberta_config(hf: Json) -> ModelConfig:
-    return _config(hf, position_offset=int(hf.get("pad_token_id", 1)) + 1)
+    return _bert_config(hf, position_offset=int(hf.get("pad_token_id", 1)) + 1)
 
 
-def _config(hf: Json, position_offset: int) -> ModelConfig:
+def _bert_config(hf: Json, position_offset: int) -> ModelConfig:
     if hf.get("position_embedding_type", "absolute") != "absolute":
         raise UnsupportedError(f"position_embedding_type {hf['position_embedding_type']!r}: only absolute is known")
     if hf.get("is_decoder"):
@@ -64,7 +64,7 @@ def _config(hf: Json, position_offset: int) -> ModelConfig:
         norm_order="post",
         norm_eps=hf.get("layer_norm_eps", 1e-12),
         embedding_norm=True,
-        activation=activation(hf.get("hidden_act", "gelu")),
+        activation=activation_name(hf.get("hidden_act", "gelu")),
         segments=hf.get("type_vocab_size", 2),
     )
 
@@ -84,28 +84,28 @@ def distil_config(hf: Json) -> ModelConfig:
         norm_order="post",
         norm_eps=1e-12,
         embedding_norm=True,
-        activation=activation(hf.get("activation", "gelu")),
+        activation=activation_name(hf.get("activation", "gelu")),
     )
 
 
-POOLED = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out."))
+BERT_HEAD = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out."))
 ROBERTA_HEAD = ((r"^classifier\.dense\.", "head.dense."), (r"^classifier\.out_proj\.", "head.out."))
 DISTIL_HEAD = ((r"^pre_classifier\.", "head.dense."), (r"^classifier\.", "head.out."))
 NEXT_SENTENCE = ((r"^pooler\.dense\.", "head.dense."), (r"^cls\.seq_relationship\.", "head.out."))
-TAGS = ((r"^classifier\.", "head.out."),)
-SPANS = ((r"^qa_outputs\.", "head.out."),)
-MASKED = (
+TAG_HEAD = ((r"^classifier\.", "head.out."),)
+SPAN_HEAD = ((r"^qa_outputs\.", "head.out."),)
+MASK_HEAD = (
     (r"^cls\.predictions\.transform\.dense\.", "head.dense."),
     (r"^cls\.predictions\.transform\.LayerNorm\.(weight|gamma)$", "head.norm.weight"),
     (r"^cls\.predictions\.transform\.LayerNorm\.(bias|beta)$", "head.norm.bias"),
     (r"^cls\.predictions\.(decoder\.)?(weight|bias)$", r"head.output.\2"),
 )
-ROBERTA_MASKED = (
+ROBERTA_MASK_HEAD = (
     (r"^lm_head\.dense\.", "head.dense."),
     (r"^lm_head\.layer_norm\.", "head.norm."),
     (r"^lm_head\.(decoder\.)?(weight|bias)$", r"head.output.\2"),
 )
-DISTIL_MASKED = (
+DISTIL_MASK_HEAD = (
     (r"^vocab_transform\.", "head.dense."),
     (r"^vocab_layer_norm\.", "head.norm."),
     (r"^vocab_projector\.", "head.output."),
@@ -116,25 +116,25 @@ def _roberta_heads(name: str) -> dict[str, HeadSpec]:
     return {
         f"{name}Model": HeadSpec("embed"),
         f"{name}ForSequenceClassification": HeadSpec("classify", ROBERTA_HEAD),
-        f"{name}ForTokenClassification": HeadSpec("tag", TAGS),
-        f"{name}ForQuestionAnswering": HeadSpec("span", SPANS),
-        f"{name}ForMaskedLM": HeadSpec("fill", ROBERTA_MASKED, activation="gelu"),
+        f"{name}ForTokenClassification": HeadSpec("tag", TAG_HEAD),
+        f"{name}ForQuestionAnswering": HeadSpec("span", SPAN_HEAD),
+        f"{name}ForMaskedLM": HeadSpec("fill", ROBERTA_MASK_HEAD, activation="gelu"),
     }
 
 
 BERT = Family(
     name="bert",
     prefix="bert",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={
         "BertModel": HeadSpec("embed"),
-        "BertForSequenceClassification": HeadSpec("classify", POOLED),
+        "BertForSequenceClassification": HeadSpec("classify", BERT_HEAD),
         "BertForNextSentencePrediction": HeadSpec("classify", NEXT_SENTENCE),
-        "BertForTokenClassification": HeadSpec("tag", TAGS),
-        "BertForQuestionAnswering": HeadSpec("span", SPANS),
-        "BertForMaskedLM": HeadSpec("fill", MASKED),
-        "BertForPreTraining": HeadSpec("fill", MASKED),
+        "BertForTokenClassification": HeadSpec("tag", TAG_HEAD),
+        "BertForQuestionAnswering": HeadSpec("span", SPAN_HEAD),
+        "BertForMaskedLM": HeadSpec("fill", MASK_HEAD),
+        "BertForPreTraining": HeadSpec("fill", MASK_HEAD),
     },
     drop=DROP,
 )
@@ -147,10 +147,12 @@ DISTILBERT = Family(
     renames=DISTIL_RENAMES,
     heads={
         "DistilBertModel": HeadSpec("embed"),
-        "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, lambda _: Scoring(activation="relu")),
-        "DistilBertForTokenClassification": HeadSpec("tag", TAGS),
-        "DistilBertForQuestionAnswering": HeadSpec("span", SPANS),
-        "DistilBertForMaskedLM": HeadSpec("fill", DISTIL_MASKED),
+        "DistilBertForSequenceClassification": HeadSpec(
+            "classify", DISTIL_HEAD, lambda _: LabelScoring(activation="relu")
+        ),
+        "DistilBertForTokenClassification": HeadSpec("tag", TAG_HEAD),
+        "DistilBertForQuestionAnswering": HeadSpec("span", SPAN_HEAD),
+        "DistilBertForMaskedLM": HeadSpec("fill", DISTIL_MASK_HEAD),
     },
     drop=DROP,
 )

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.errors import UnsupportedError
-from ..network.heads import Scoring
+from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from . import bert
-from .family import Family, HeadSpec, Json, activation
+from .family import Family, HeadSpec, Json, activation_name
 
 RENAMES = (
     (r"^encoder\.rel_embeddings\.", "distances.table."),
@@ -15,7 +15,7 @@ RENAMES = (
     (r"\.attention\.self\.(query|key|value)_proj\.", r".attention.\1."),
     *bert.RENAMES,
 )
-KNOWN: dict[str, Any] = {
+REQUIRED_VALUES: dict[str, Any] = {
     "relative_attention": True,
     "share_att_key": True,
     "position_biased_input": False,
@@ -24,8 +24,8 @@ KNOWN: dict[str, Any] = {
 TERMS = 3  # of a score: what for what, what for where, where for what
 
 
-def config(hf: Json) -> ModelConfig:
-    for key, value in KNOWN.items():
+def model_config(hf: Json) -> ModelConfig:
+    for key, value in REQUIRED_VALUES.items():
         if hf.get(key) != value:
             raise UnsupportedError(f"{key} is {hf.get(key)!r}: only {value!r} is known")
     kinds, terms = hf.get("position_buckets", -1), hf.get("pos_att_type") or ()
@@ -35,7 +35,7 @@ def config(hf: Json) -> ModelConfig:
         raise UnsupportedError("only networks with position_buckets and without conv_kernel_size are known")
     if hf.get("embedding_size", hf["hidden_size"]) != hf["hidden_size"]:
         raise UnsupportedError(f"embedding_size {hf['embedding_size']}: only that of hidden_size is known")
-    shape = bert.config({"type_vocab_size": 0, "layer_norm_eps": 1e-7, **hf})
+    shape = bert.model_config({"type_vocab_size": 0, "layer_norm_eps": 1e-7, **hf})
     farthest = hf.get("max_relative_positions", -1)
     return replace(
         shape,
@@ -46,18 +46,18 @@ def config(hf: Json) -> ModelConfig:
     )
 
 
-def scoring(hf: Json) -> Scoring:
-    return Scoring(activation=activation(hf.get("pooler_hidden_act", "gelu")))
+def scoring_config(hf: Json) -> LabelScoring:
+    return LabelScoring(activation=activation_name(hf.get("pooler_hidden_act", "gelu")))
 
 
 DEBERTA = Family(
     name="deberta-v2",
     prefix="deberta",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={
         "DebertaV2Model": HeadSpec("embed"),
-        "DebertaV2ForSequenceClassification": HeadSpec("classify", bert.POOLED, scoring),
+        "DebertaV2ForSequenceClassification": HeadSpec("classify", bert.BERT_HEAD, scoring_config),
     },
     drop=bert.DROP + r"|^(lm_predictions|mask_predictions|embeddings\.position_embeddings)\.",
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..network.heads import Scoring
+from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
 from . import bert
 from .family import Family, HeadSpec, Json
@@ -10,23 +10,23 @@ from .family import Family, HeadSpec, Json
 RENAMES = (*bert.RENAMES, (r"^embeddings_project\.", "projection."))
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     width = hf.get("embedding_size", 128)
-    return replace(bert.config(hf), embedding_width=0 if width == hf["hidden_size"] else width)
+    return replace(bert.model_config(hf), embedding_width=0 if width == hf["hidden_size"] else width)
 
 
-def scoring(_: Json) -> Scoring:
-    return Scoring(activation="gelu")
+def scoring_config(_: Json) -> LabelScoring:
+    return LabelScoring(activation="gelu")
 
 
 ELECTRA = Family(
     name="electra",
     prefix="electra",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={
         "ElectraModel": HeadSpec("embed"),
-        "ElectraForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD, scoring),
+        "ElectraForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD, scoring_config),
     },
     drop=bert.DROP + r"|^(discriminator_predictions|generator_predictions|generator_lm_head)\.",
 )

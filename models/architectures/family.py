@@ -8,15 +8,15 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..core.errors import UnsupportedError
-from ..network.heads import Scoring
+from ..network.heads import LabelScoring
 from ..network.model_config import EncoderDecoderConfig, ModelConfig, RopeScaling
 
 Json = Mapping[str, Any]
 Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order
-Pieces = list[tuple[str, Tensor]]
+NamedTensors = list[tuple[str, Tensor]]
 
-MOST_LAYERS = 10_000
-ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
+MAX_LAYERS = 10_000
+ACTIVATION_NAMES: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -26,11 +26,11 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
 }
 
 
-COPIED: Renames = ((r"^(encoder|decoder)\.embed_tokens\.", r"head.copied.\1."),)  # of the tokens' embeddings
-WRITTEN: Renames = ((r"^lm_head\.", "head.output."), (r"^final_logits_bias$", "head.bias"))
+COPIED_EMBEDDINGS: Renames = ((r"^(encoder|decoder)\.embed_tokens\.", r"head.copied.\1."),)  # of the tokens' embeddings
+SEQ2SEQ_HEAD: Renames = ((r"^lm_head\.", "head.output."), (r"^final_logits_bias$", "head.bias"))
 
 
-def nothing(_: Json, start: int) -> EncoderDecoderConfig:
+def no_decoder(_: Json, start: int) -> EncoderDecoderConfig:
     """Of heads that do not write."""
     raise UnsupportedError(f"no decoder is known that could write behind token {start}")
 
@@ -44,19 +44,19 @@ class HeadSpec:
     `decoder` is the other half of one that writes, behind a token of this id.
     """
 
-    kind: Literal["generate", "classify", "embed", "tag", "span", "fill", "translate"]
+    task: Literal["generate", "classify", "embed", "tag", "span", "fill", "translate"]
     renames: Renames = ()
-    scoring: Callable[[Json], Scoring] = field(default=lambda _: Scoring())
+    scoring: Callable[[Json], LabelScoring] = field(default=lambda _: LabelScoring())
     activation: Literal["", "gelu"] = ""
-    decoder: Callable[[Json, int], EncoderDecoderConfig] = field(default=nothing)
+    decoder: Callable[[Json, int], EncoderDecoderConfig] = field(default=no_decoder)
 
 
-LAST = HeadSpec(
-    "classify", ((r"^score\.", "head.out."),), lambda _: Scoring(pooling="last", activation="none", bias=False)
+LAST_TOKEN_HEAD = HeadSpec(
+    "classify", ((r"^score\.", "head.out."),), lambda _: LabelScoring(pooling="last", activation="none", bias=False)
 )  # of causal networks: the last token alone has seen the others
 
 
-def whole(name: str, tensor: Tensor) -> Pieces:
+def keep_weight(name: str, tensor: Tensor) -> NamedTensors:
     """Keep a weight as it is."""
     return [(name, tensor)]
 
@@ -70,33 +70,33 @@ class Family:
     config: Callable[[Json], ModelConfig]
     renames: Renames
     heads: Mapping[str, HeadSpec]
-    convert: Callable[[str, Tensor], Pieces] = field(default=whole)
+    convert: Callable[[str, Tensor], NamedTensors] = field(default=keep_weight)
     drop: str = r"$^"
 
 
-def rename(family: Family, head_renames: Renames, name: str, tensor: Tensor) -> Pieces:
+def rename_weight(family: Family, head_renames: Renames, name: str, tensor: Tensor) -> NamedTensors:
     """The checkpoint's weight under our names: none if it carries nothing, several if it was fused."""
     name = name.removeprefix(family.prefix + ".")
     if re.search(family.drop, name) and not any(re.search(pattern, name) for pattern, _ in head_renames):
         return []
     pieces = family.convert(name, tensor)
-    return [(_renamed(piece, (*head_renames, *family.renames)), value) for piece, value in pieces]
+    return [(_apply_renames(piece, (*head_renames, *family.renames)), value) for piece, value in pieces]
 
 
-def _renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
     for pattern, ours in renames:
         name = re.sub(pattern, ours, name)
     return name
 
 
-def activation(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
+def activation_name(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
     """Our word for an activation function."""
-    if name not in ACTIVATIONS:
-        raise UnsupportedError(f"activation {name!r} is not one of {', '.join(sorted(ACTIVATIONS))}")
-    return ACTIVATIONS[name]
+    if name not in ACTIVATION_NAMES:
+        raise UnsupportedError(f"activation {name!r} is not one of {', '.join(sorted(ACTIVATION_NAMES))}")
+    return ACTIVATION_NAMES[name]
 
 
-def rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScaling | None]:
+def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScaling | None]:
     """Rotary base and scaling, as old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`) configurations say."""
     parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     parameters = parameters.get(layer_type, parameters)
@@ -118,13 +118,13 @@ def rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScali
             raise UnsupportedError(f"rope scaling {other!r} is not one of default, linear, llama3")
 
 
-def layers(depth: int) -> range:
+def layer_numbers(depth: int) -> range:
     """The numbers of the layers, as long as there are not more than a network can have."""
-    if depth > MOST_LAYERS:
-        raise UnsupportedError(f"it describes {depth} layers; networks of {MOST_LAYERS} at most are known here")
+    if depth > MAX_LAYERS:
+        raise UnsupportedError(f"it describes {depth} layers; networks of {MAX_LAYERS} at most are known here")
     return range(depth)
 
 
-def windowed_layers(hf: Json) -> tuple[bool, ...]:
+def read_windowed_layers(hf: Json) -> tuple[bool, ...]:
     """Which layers see only a window, from `layer_types`; empty if the configuration does not say."""
     return tuple(kind == "sliding_attention" for kind in hf.get("layer_types") or ())

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import LAST, Family, HeadSpec, Json, Pieces, activation, layers, rope
+from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name, layer_numbers, read_rope
 
 RENAMES = (
     (r"\.post_attention_layernorm\.", ".attention_post_norm."),
@@ -17,12 +17,12 @@ RENAMES = (
 )
 
 
-def convert(name: str, tensor: Tensor) -> Pieces:
+def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     """Norm weights are stored as their distance from one."""
     return [(name, tensor + 1)] if name.endswith("norm.weight") else [(name, tensor)]
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
         if hf.get(cap):
             raise UnsupportedError(f"{cap} {hf[cap]} is not known here: only checkpoints without it are loaded")
@@ -30,32 +30,32 @@ def config(hf: Json) -> ModelConfig:
         raise UnsupportedError("use_bidirectional_attention is not known here")
     hf = {"head_dim": 256, "rope_theta": 1_000_000.0, "sliding_window": 4096, **hf}
     depth, every = hf["num_hidden_layers"], hf.get("sliding_window_pattern") or 6
-    local_base, _ = rope(hf, "sliding_attention")
+    local_base, _ = read_rope(hf, "sliding_attention")
     if "rope_parameters" not in hf or "sliding_attention" not in hf["rope_parameters"]:
         local_base = float(hf.get("rope_local_base_freq", 10_000.0))
-    shape = llama.config({**hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
+    shape = llama.model_config({**hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
     return replace(
         shape,
-        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in layers(depth)),
+        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in layer_numbers(depth)),
         window_rope_base=local_base,
         norm_order="sandwich",
         embedding_scale=hf["hidden_size"] ** 0.5,
         query_key_norm=True,
         score_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
-        activation=activation(hf.get("hidden_activation", "gelu_pytorch_tanh")),
+        activation=activation_name(hf.get("hidden_activation", "gelu_pytorch_tanh")),
     )
 
 
 GEMMA3 = Family(
     name="gemma3_text",
     prefix="model",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={
         "Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
         "Gemma3TextModel": HeadSpec("embed"),
-        "Gemma3TextForSequenceClassification": LAST,
+        "Gemma3TextForSequenceClassification": LAST_TOKEN_HEAD,
     },
-    convert=convert,
+    convert=convert_weight,
     drop=llama.DROP,
 )

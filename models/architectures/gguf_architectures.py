@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
-from .family import Pieces, Renames
+from .family import NamedTensors, Renames
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -54,7 +54,7 @@ DROP = r"^rope_freqs\.|\.attn_rot_embd\."  # constants that follow from the conf
 
 
 @dataclass(frozen=True)
-class Dialect:
+class GgufArchitecture:
     """How GGUF writes one family.
 
     `config` reads metadata (keys without the architecture's name) and tensor shapes.  `interleaved`: queries' and
@@ -65,10 +65,15 @@ class Dialect:
     config: Callable[[Json, Shapes], Json]
     renames: Renames = DECODER
     interleaved: bool = False
-    refused: tuple[str, ...] = ("expert_count", "logit_scale", "attn_logit_softcapping", "final_logit_softcapping")
+    unsupported_keys: tuple[str, ...] = (
+        "expert_count",
+        "logit_scale",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    )
 
 
-def rename(dialect: Dialect, config: ModelConfig, name: str, tensor: Tensor) -> Pieces:
+def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
     """A tensor under our names: none if it carries nothing, several if it was fused."""
     if re.search(DROP, name):
         return []
@@ -77,23 +82,23 @@ def rename(dialect: Dialect, config: ModelConfig, name: str, tensor: Tensor) -> 
         parts = zip(("attn_q", "attn_k", "attn_v"), tensor.chunk(3), strict=True)
         pieces = [(name.replace("attn_qkv", part), piece) for part, piece in parts]
     elif dialect.interleaved and (found := re.search(r"\.attn_([qk])\.", name)):
-        pieces = [(name, halves(tensor, config.heads if found[1] == "q" else config.kv_heads))]
-    return [(_renamed(piece, dialect.renames), value) for piece, value in pieces]
+        pieces = [(name, deinterleave_heads(tensor, config.heads if found[1] == "q" else config.kv_heads))]
+    return [(_apply_renames(piece, dialect.renames), value) for piece, value in pieces]
 
 
-def halves(tensor: Tensor, heads: int) -> Tensor:
+def deinterleave_heads(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from (pairs, 2) back to (2, pairs): the pair of feature d is d + D / 2 again."""
     pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
-def _renamed(name: str, renames: Renames) -> str:
+def _apply_renames(name: str, renames: Renames) -> str:
     for pattern, ours in renames:
         name = re.sub(pattern, ours, name)
     return name
 
 
-def llama(fields: Json, shapes: Shapes) -> Json:
+def read_llama(fields: Json, shapes: Shapes) -> Json:
     """Llama and its kin, in Hugging Face's words."""
     heads, width = fields["attention.head_count"], fields["embedding_length"]
     head_width = fields.get("attention.key_length", width // heads)
@@ -110,12 +115,12 @@ def llama(fields: Json, shapes: Shapes) -> Json:
         "intermediate_size": fields["feed_forward_length"],
         "max_position_embeddings": fields["context_length"],
         "rms_norm_eps": fields["attention.layer_norm_rms_epsilon"],
-        "rope_parameters": {"rope_theta": fields.get("rope.freq_base", 10_000.0), **scaling(fields)},
+        "rope_parameters": {"rope_theta": fields.get("rope.freq_base", 10_000.0), **read_rope_scaling(fields)},
         "attention_bias": "blk.0.attn_output.bias" in shapes,
     }
 
 
-def scaling(fields: Json) -> Json:
+def read_rope_scaling(fields: Json) -> Json:
     """Linear scaling of rotary frequencies.  That of Llama 3 is not in the metadata but in a tensor."""
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
     kind = fields.get("rope.scaling.type", "linear")
@@ -124,9 +129,9 @@ def scaling(fields: Json) -> Json:
     return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
 
 
-def gemma3(fields: Json, shapes: Shapes) -> Json:
+def read_gemma3(fields: Json, shapes: Shapes) -> Json:
     """Gemma 3: five windowed layers to a full one, as the converter leaves unsaid."""
-    shape = llama(fields, shapes)
+    shape = read_llama(fields, shapes)
     window = fields.get("attention.sliding_window", 0)
     scores = shape["hidden_size"] // shape["num_attention_heads"]
     return shape | {
@@ -136,7 +141,7 @@ def gemma3(fields: Json, shapes: Shapes) -> Json:
     }
 
 
-def gpt2(fields: Json, shapes: Shapes) -> Json:
+def read_gpt2(fields: Json, shapes: Shapes) -> Json:
     return {
         "vocab_size": shapes["token_embd.weight"][0],
         "n_embd": fields["embedding_length"],
@@ -148,7 +153,7 @@ def gpt2(fields: Json, shapes: Shapes) -> Json:
     }
 
 
-def bert(fields: Json, shapes: Shapes) -> Json:
+def read_bert(fields: Json, shapes: Shapes) -> Json:
     """BERT, and RoBERTa and DistilBERT, which the converter turns into it."""
     if fields.get("attention.causal"):
         raise UnsupportedError("attention.causal: only the bidirectional form of this family is known")
@@ -164,11 +169,11 @@ def bert(fields: Json, shapes: Shapes) -> Json:
     }
 
 
-DIALECTS: dict[str, Dialect] = {
-    "llama": Dialect("llama", llama, interleaved=True),
-    "qwen2": Dialect("qwen2", llama),
-    "qwen3": Dialect("qwen3", llama),
-    "gemma3": Dialect("gemma3_text", gemma3),
-    "gpt2": Dialect("gpt2", gpt2),
-    "bert": Dialect("bert", bert, ENCODER),
+GGUF_ARCHITECTURES: dict[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("llama", read_llama, interleaved=True),
+    "qwen2": GgufArchitecture("qwen2", read_llama),
+    "qwen3": GgufArchitecture("qwen3", read_llama),
+    "gemma3": GgufArchitecture("gemma3_text", read_gemma3),
+    "gpt2": GgufArchitecture("gpt2", read_gpt2),
+    "bert": GgufArchitecture("bert", read_bert, ENCODER),
 }  # by `general.architecture`

@@ -4,11 +4,11 @@ from typing import Literal
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
-from .family import LAST, Family, HeadSpec, Json
-from .gpt2 import RENAMES, convert
+from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json
+from .gpt2 import RENAMES, convert_weight
 
 # What its `afn` stands for.
-ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
+GPT_ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
     "gelu": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
@@ -16,10 +16,10 @@ ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
 }
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     width, heads, activation = hf["n_embd"], hf["n_head"], hf.get("afn", "gelu")
-    if activation not in ACTIVATIONS:
-        raise UnsupportedError(f"afn {activation!r} is not one of {', '.join(sorted(ACTIVATIONS))}")
+    if activation not in GPT_ACTIVATIONS:
+        raise UnsupportedError(f"afn {activation!r} is not one of {', '.join(sorted(GPT_ACTIVATIONS))}")
     return ModelConfig(
         vocab_size=hf["vocab_size"],
         width=width,
@@ -32,20 +32,20 @@ def config(hf: Json) -> ModelConfig:
         causal=True,
         norm_order="post",
         norm_eps=hf.get("layer_norm_epsilon", 1e-5),
-        activation=ACTIVATIONS[activation],
+        activation=GPT_ACTIVATIONS[activation],
     )
 
 
 GPT = Family(
     name="openai-gpt",
     prefix="transformer",
-    config=config,
+    config=model_config,
     renames=((r"^tokens_embed\.", "tokens."), (r"^positions_embed\.", "position.table."), *RENAMES),
     heads={
         "OpenAIGPTLMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),)),
         "OpenAIGPTModel": HeadSpec("embed"),
-        "OpenAIGPTForSequenceClassification": LAST,
+        "OpenAIGPTForSequenceClassification": LAST_TOKEN_HEAD,
     },
-    convert=convert,
+    convert=convert_weight,
     drop=r"^lm_head\.|\.attn\.bias$|^position_ids$",
 )

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
-from .family import LAST, Family, HeadSpec, Json, Pieces, activation
+from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json, NamedTensors, activation_name
 
 RENAMES = (
     (r"^wte\.", "tokens."),
@@ -22,7 +22,7 @@ RENAMES = (
 )
 
 
-def convert(name: str, tensor: Tensor) -> Pieces:
+def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     """Matrices are kept transposed, and query, key and value in one."""
     if re.search(r"\.(c_attn|c_proj|c_fc)\.weight$", name):
         tensor = tensor.t()
@@ -32,7 +32,7 @@ def convert(name: str, tensor: Tensor) -> Pieces:
     return [(name, tensor)]
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     for switch in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if hf.get(switch):
             raise UnsupportedError(f"{switch} is not known here")
@@ -50,20 +50,20 @@ def config(hf: Json) -> ModelConfig:
         max_positions=hf["n_positions"],
         causal=True,
         norm_eps=hf.get("layer_norm_epsilon", 1e-5),
-        activation=activation(hf.get("activation_function", "gelu_new")),
+        activation=activation_name(hf.get("activation_function", "gelu_new")),
     )
 
 
 GPT2 = Family(
     name="gpt2",
     prefix="transformer",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={
         "GPT2LMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),)),
         "GPT2Model": HeadSpec("embed"),
-        "GPT2ForSequenceClassification": LAST,
+        "GPT2ForSequenceClassification": LAST_TOKEN_HEAD,
     },
-    convert=convert,
+    convert=convert_weight,
     drop=r"^lm_head\.|\.attn\.(bias|masked_bias)$",
 )

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..network.model_config import ModelConfig
-from .family import LAST, Family, HeadSpec, Json, activation, layers, rope, windowed_layers
+from .family import (
+    LAST_TOKEN_HEAD,
+    Family,
+    HeadSpec,
+    Json,
+    activation_name,
+    layer_numbers,
+    read_rope,
+    read_windowed_layers,
+)
 
 RENAMES = (
     (r"^embed_tokens\.", "tokens."),
@@ -24,10 +33,10 @@ LANGUAGE_HEAD = ((r"^lm_head\.", "head.output."),)
 DROP = r"^lm_head\.|rotary_emb\.inv_freq$"
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """Llama; the others change a field or two."""
     heads = hf["num_attention_heads"]
-    base, scaling = rope(hf)
+    base, scaling = read_rope(hf)
     return ModelConfig(
         vocab_size=hf["vocab_size"],
         width=hf["hidden_size"],
@@ -42,10 +51,10 @@ def config(hf: Json) -> ModelConfig:
         rope_base=base,
         rope_scaling=scaling,
         window=hf.get("sliding_window") or 0,
-        windowed=windowed_layers(hf),
+        windowed=read_windowed_layers(hf),
         norm="rms",
         norm_eps=hf.get("rms_norm_eps", 1e-6),
-        activation=activation(hf.get("hidden_act", "silu")),
+        activation=activation_name(hf.get("hidden_act", "silu")),
         gated_mlp=True,
         qkv_bias=bool(hf.get("attention_bias", False)),
         output_bias=bool(hf.get("attention_bias", False)),
@@ -55,12 +64,12 @@ def config(hf: Json) -> ModelConfig:
 
 def llama_config(hf: Json) -> ModelConfig:
     """Llama has no windows, whatever its configuration carries along."""
-    return replace(config(hf), window=0, windowed=())
+    return replace(model_config(hf), window=0, windowed=())
 
 
 def mistral_config(hf: Json) -> ModelConfig:
     """All layers have the window or none."""
-    return replace(config({"sliding_window": 4096, **hf}), windowed=())
+    return replace(model_config({"sliding_window": 4096, **hf}), windowed=())
 
 
 def qwen2_config(hf: Json) -> ModelConfig:
@@ -74,23 +83,23 @@ def qwen3_config(hf: Json) -> ModelConfig:
 def _qwen_window(hf: Json) -> ModelConfig:
     """Qwen names a window even where `use_sliding_window` is off; where it is on, the upper layers have it."""
     if not hf.get("use_sliding_window"):
-        return replace(config(hf), window=0, windowed=())
+        return replace(model_config(hf), window=0, windowed=())
     hf = {"sliding_window": 4096, "max_window_layers": 28, **hf}
-    by_depth = tuple(layer >= hf["max_window_layers"] for layer in layers(hf["num_hidden_layers"]))
-    return replace(config(hf), windowed=windowed_layers(hf) or by_depth)
+    by_depth = tuple(layer >= hf["max_window_layers"] for layer in layer_numbers(hf["num_hidden_layers"]))
+    return replace(model_config(hf), windowed=read_windowed_layers(hf) or by_depth)
 
 
-def heads(name: str) -> dict[str, HeadSpec]:
+def llama_heads(name: str) -> dict[str, HeadSpec]:
     """What such a network is saved with; `name` is that of the classes."""
     return {
         f"{name}ForCausalLM": HeadSpec("generate", LANGUAGE_HEAD),
         f"{name}Model": HeadSpec("embed"),
-        f"{name}ForSequenceClassification": LAST,
+        f"{name}ForSequenceClassification": LAST_TOKEN_HEAD,
     }
 
 
 def _family(name: str, config_of: Callable[[Json], ModelConfig]) -> Family:
-    return Family(name.lower(), "model", config_of, RENAMES, heads(name), drop=DROP)
+    return Family(name.lower(), "model", config_of, RENAMES, llama_heads(name), drop=DROP)
 
 
 LLAMA = _family("Llama", llama_config)

@@ -6,41 +6,41 @@ from typing import Any
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from . import bart
-from .family import WRITTEN, Family, HeadSpec, Json
+from .family import SEQ2SEQ_HEAD, Family, HeadSpec, Json
 
-KNOWN: dict[str, Any] = {
-    **bart.KNOWN,
+REQUIRED_VALUES: dict[str, Any] = {
+    **bart.REQUIRED_VALUES,
     "normalize_embedding": False,
     "static_position_embeddings": True,
     "share_encoder_decoder_embeddings": True,
 }
 
 
-def half(hf: Json, name: str) -> ModelConfig:
-    shape = bart.half(hf, name)
+def stack_config(hf: Json, name: str) -> ModelConfig:
+    shape = bart.stack_config(hf, name)
     return replace(shape, position="sines-cosines", position_offset=0, embedding_norm=False)
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """The half that reads."""
-    bart.refuse_other(hf, KNOWN)
+    bart.check_required_values(hf, REQUIRED_VALUES)
     if hf.get("decoder_vocab_size", hf["vocab_size"]) != hf["vocab_size"]:
         raise UnsupportedError(
             "decoder_vocab_size differs from vocab_size: only one vocabulary for both sides is known"
         )
-    return half(hf, "encoder")
+    return stack_config(hf, "encoder")
 
 
-def writing(hf: Json, start: int) -> EncoderDecoderConfig:
-    return EncoderDecoderConfig(encoder=config(hf), decoder=half(hf, "decoder"), start=start)
+def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig(encoder=model_config(hf), decoder=stack_config(hf, "decoder"), start=start)
 
 
 MARIAN = Family(
     name="marian",
     prefix="model",
-    config=config,
+    config=model_config,
     renames=bart.RENAMES,
-    heads={"MarianMTModel": HeadSpec("translate", WRITTEN, decoder=writing)},
-    convert=bart.convert,
+    heads={"MarianMTModel": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config)},
+    convert=bart.convert_weight,
     drop=r"^(encoder|decoder)\.embed_positions\.",
 )

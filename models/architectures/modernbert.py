@@ -5,9 +5,18 @@ import re
 from torch import Tensor
 
 from ..core.errors import UnsupportedError
-from ..network.heads import Scoring
+from ..network.heads import LabelScoring
 from ..network.model_config import ModelConfig
-from .family import Family, HeadSpec, Json, Pieces, activation, layers, rope, windowed_layers
+from .family import (
+    Family,
+    HeadSpec,
+    Json,
+    NamedTensors,
+    activation_name,
+    layer_numbers,
+    read_rope,
+    read_windowed_layers,
+)
 
 RENAMES = (
     (r"^embeddings\.tok_embeddings\.", "tokens."),
@@ -22,7 +31,7 @@ HEAD = ((r"^head\.(dense|norm)\.", r"head.\1."), (r"^classifier\.", "head.out.")
 FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.gate", "mlp.up")}
 
 
-def convert(name: str, tensor: Tensor) -> Pieces:
+def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
     """Query, key and value are kept as one, and so are what opens the MLP's gate and what goes through it."""
     found = re.search(r"\.(attn\.Wqkv|mlp\.Wi)\.", name)
     if found is None:
@@ -31,13 +40,13 @@ def convert(name: str, tensor: Tensor) -> Pieces:
     return [(name.replace(found[1], part), piece) for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True)]
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """Older configurations name two rotary bases and how often a layer sees everything, newer ones list both."""
     width, heads, depth = hf["hidden_size"], hf["num_attention_heads"], hf["num_hidden_layers"]
     every = hf.get("global_attn_every_n_layers", 3)
-    base, scaling = rope({**hf, "rope_theta": hf.get("global_rope_theta", 160_000.0)})
+    base, scaling = read_rope({**hf, "rope_theta": hf.get("global_rope_theta", 160_000.0)})
     local = {**hf, "rope_theta": hf.get("local_rope_theta", 10_000.0) or base}
-    window_base, window_scaling = rope(local, "sliding_attention")
+    window_base, window_scaling = read_rope(local, "sliding_attention")
     if window_scaling is not None:
         raise UnsupportedError("a rope scaling of windowed layers is not known here")
     return ModelConfig(
@@ -54,13 +63,13 @@ def config(hf: Json) -> ModelConfig:
         rope_base=base,
         rope_scaling=scaling,
         window=hf.get("local_attention", 128) // 2 + 1,
-        windowed=windowed_layers(hf) or tuple(bool(layer % every) for layer in layers(depth)),
+        windowed=read_windowed_layers(hf) or tuple(bool(layer % every) for layer in layer_numbers(depth)),
         window_rope_base=window_base,
         norm_eps=hf.get("norm_eps", 1e-5),
         norm_bias=bool(hf.get("norm_bias", False)),
         opening_norm=False,
         embedding_norm=True,
-        activation=activation(hf.get("hidden_activation", "gelu")),
+        activation=activation_name(hf.get("hidden_activation", "gelu")),
         gated_mlp=True,
         qkv_bias=bool(hf.get("attention_bias", False)),
         output_bias=bool(hf.get("attention_bias", False)),
@@ -68,13 +77,13 @@ def config(hf: Json) -> ModelConfig:
     )
 
 
-def scoring(hf: Json) -> Scoring:
+def scoring_config(hf: Json) -> LabelScoring:
     pooling = hf.get("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise UnsupportedError(f"classifier_pooling {pooling!r} is not one of cls, mean")
-    return Scoring(
+    return LabelScoring(
         pooling=pooling,
-        activation=activation(hf.get("classifier_activation", "gelu")),
+        activation=activation_name(hf.get("classifier_activation", "gelu")),
         dense_bias=bool(hf.get("classifier_bias", False)),
         norm=True,
     )
@@ -83,12 +92,12 @@ def scoring(hf: Json) -> Scoring:
 MODERNBERT = Family(
     name="modernbert",
     prefix="model",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={
         "ModernBertModel": HeadSpec("embed"),
-        "ModernBertForSequenceClassification": HeadSpec("classify", HEAD, scoring),
+        "ModernBertForSequenceClassification": HeadSpec("classify", HEAD, scoring_config),
     },
-    convert=convert,
+    convert=convert_weight,
     drop=r"^(head|decoder|classifier)\.|rotary_emb\.",
 )

@@ -19,7 +19,7 @@ RENAMES = (
 )
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """Positions count from 2, whatever the padding's id."""
     kinds = hf.get("relative_attention_num_buckets", KINDS)
     if kinds != KINDS:
@@ -30,7 +30,7 @@ def config(hf: Json) -> ModelConfig:
 MPNET = Family(
     name="mpnet",
     prefix="mpnet",
-    config=config,
+    config=model_config,
     renames=RENAMES,
     heads={"MPNetModel": HeadSpec("embed"), "MPNetForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD)},
     drop=bert.DROP,

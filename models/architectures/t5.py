@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import COPIED, WRITTEN, Family, HeadSpec, Json, activation
+from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, activation_name
 
 TRAINED = 512  # tokens, where the configuration does not say
 ENDLESS = 1 << 16  # tokens that are written at most: no table of positions ends
 RENAMES = (
-    *COPIED,
+    *COPIED_EMBEDDINGS,
     (r"^shared\.", "tokens."),
     (r"^decoder\.", "head.decoder."),
     (r"^encoder\.", ""),
@@ -32,7 +32,7 @@ RENAMES = (
 )
 
 
-def config(hf: Json) -> ModelConfig:
+def model_config(hf: Json) -> ModelConfig:
     """The half that reads."""
     gate, _, inner = hf.get("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated"):
@@ -53,7 +53,7 @@ def config(hf: Json) -> ModelConfig:
         norm="rms",
         norm_eps=hf.get("layer_norm_epsilon", 1e-6),
         score_scale=1.0,
-        activation=activation("gelu_new" if (gate, inner) == ("gated", "gelu") else inner),
+        activation=activation_name("gelu_new" if (gate, inner) == ("gated", "gelu") else inner),
         gated_mlp=bool(gate),
         qkv_bias=False,
         output_bias=False,
@@ -61,9 +61,9 @@ def config(hf: Json) -> ModelConfig:
     )
 
 
-def writing(hf: Json, start: int) -> EncoderDecoderConfig:
+def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
     """The first version, whose output matrix is that of the embeddings, makes states smaller before; mT5 does not."""
-    encoder = config(hf)
+    encoder = model_config(hf)
     depth = hf.get("num_decoder_layers") or encoder.depth
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False and hf["model_type"] == "t5")
     return EncoderDecoderConfig(
@@ -76,10 +76,12 @@ def writing(hf: Json, start: int) -> EncoderDecoderConfig:
 
 def _family(name: str) -> Family:
     heads = {
-        f"{name}ForConditionalGeneration": HeadSpec("translate", WRITTEN, decoder=writing),
+        f"{name}ForConditionalGeneration": HeadSpec("translate", SEQ2SEQ_HEAD, decoder=seq2seq_config),
         f"{name}EncoderModel": HeadSpec("embed"),
     }
-    return Family(name.lower(), "transformer", config, RENAMES, heads, drop=r"EncDecAttention\.relative_attention_bias")
+    return Family(
+        name.lower(), "transformer", model_config, RENAMES, heads, drop=r"EncDecAttention\.relative_attention_bias"
+    )
 
 
 T5 = _family("T5")

@@ -11,14 +11,14 @@ from typing import Any
 import jinja2
 
 from ..core.errors import TemplateError
-from ..tokenizer import well_formed
-from .chat_format import format_of
-from .template_functions import allow
+from ..tokenizer import require_well_formed
+from .chat_format import detect_format
+from .template_functions import check_size
 from .template_sandbox import FAILURES, Sandbox
 
 NONE: Mapping[str, Any] = {}
 SOURCE = 200_000  # characters that a template may have
-MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # put where a message is to be gone on with, to find the place again
+CONTINUATION_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # put where a message is to be gone on with, to find the place again
 
 
 class ChatTemplate:
@@ -29,30 +29,30 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, tool_use: str = "", bos_token: str = "", eos_token: str = "") -> None:
-        self.source, self.format = source, format_of(source + tool_use)
+        self.source, self.format = source, detect_format(source + tool_use)
         self.parts = source, tool_use, bos_token, eos_token  # all that it is made of
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = Sandbox()
-        self._template = self._compiled(source)
-        self._tool_use = self._compiled(tool_use) if tool_use else self._template
+        self._template = self._compile(source)
+        self._tool_use = self._compile(tool_use) if tool_use else self._template
 
     @classmethod
-    def of(cls, source: str, tool_use: str, bos_token: str, eos_token: str) -> "ChatTemplate":
+    def from_parts(cls, source: str, tool_use: str, bos_token: str, eos_token: str) -> "ChatTemplate":
         """What has these `parts`."""
         return cls(source, tool_use=tool_use, bos_token=bos_token, eos_token=eos_token)
 
-    def _compiled(self, source: str) -> jinja2.Template:
+    def _compile(self, source: str) -> jinja2.Template:
         if len(source) > SOURCE:
             raise TemplateError(f"the chat template has {len(source):,} characters; at most {SOURCE:,} are read")
-        self._sandbox.start()
+        self._sandbox.start_clock()
         try:
-            return self._sandbox.from_string(well_formed(source, "the chat template"))
+            return self._sandbox.from_string(require_well_formed(source, "the chat template"))
         except jinja2.TemplateSyntaxError as problem:
             raise TemplateError(f"the chat template is wrong in line {problem.lineno}: {problem.message}") from problem
         except FAILURES as problem:
             raise TemplateError(f"the chat template cannot be read: {problem}") from problem
 
-    def reads(self, name: str) -> bool:
+    def uses_variable(self, name: str) -> bool:
         """Whether it mentions a variable."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
@@ -74,44 +74,46 @@ class ChatTemplate:
         EncodingError if a message is no text (lone surrogates).
         """
         marked = (
-            [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + MARK}] if continued else messages
+            [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + CONTINUATION_MARK}]
+            if continued
+            else messages
         )
         values = {"tools": None, "documents": None, **variables, "messages": marked}
         try:
-            given = {name: _plain(value, name, quote) for name, value in values.items()}
-            written = self._written({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
+            given = {name: _copy_json(value, name, quote) for name, value in values.items()}
+            written = self._render({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
         except FAILURES as problem:
             said = str(problem)[:500] or type(problem).__name__
             raise TemplateError(f"the chat template fails on these messages: {said}") from problem
-        return _cut(written, quote(messages[-1]["content"])) if continued else written
+        return _cut_at_mark(written, quote(messages[-1]["content"])) if continued else written
 
-    def _written(self, given: Mapping[str, Any]) -> str:
+    def _render(self, given: Mapping[str, Any]) -> str:
         parts, size = [], 0
-        self._sandbox.start()
+        self._sandbox.start_clock()
         template = self._tool_use if given["tools"] else self._template
         for part in template.generate(given):
             size += len(part)
-            allow(size)
+            check_size(size)
             parts.append(part)
         return "".join(parts)
 
 
-def _cut(written: str, last: str) -> str:
+def _cut_at_mark(written: str, last: str) -> str:
     """What was written before the mark; space that the template took from the message's end is no part of it."""
-    at = written.rfind(MARK.strip())
+    at = written.rfind(CONTINUATION_MARK.strip())
     if at < 0 or last.strip() not in written:
         raise TemplateError("the chat template does not write the last message as it is, so it cannot be gone on with")
-    return written[:at] if written.startswith(MARK, at) else written[:at].rstrip()
+    return written[:at] if written.startswith(CONTINUATION_MARK, at) else written[:at].rstrip()
 
 
-def _plain(value: Any, name: str, quote: Callable[[str], str]) -> Any:
+def _copy_json(value: Any, name: str, quote: Callable[[str], str]) -> Any:
     """A copy made of JSON's own kinds of value, so that a template finds no methods but theirs."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return quote(well_formed(str(value), name))
+        return quote(require_well_formed(str(value), name))
     if isinstance(value, Mapping):
-        return {_plain(key, name, quote): _plain(each, f"{name}.{key}", quote) for key, each in value.items()}
+        return {_copy_json(key, name, quote): _copy_json(each, f"{name}.{key}", quote) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(each, f"{name}[{index}]", quote) for index, each in enumerate(value)]
+        return [_copy_json(each, f"{name}[{index}]", quote) for index, each in enumerate(value)]
     raise TemplateError(f"{name} is a {type(value).__name__}; chat templates read JSON values only")

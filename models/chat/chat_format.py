@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class ToolCallStyle:
     """How an answer spells calls: JSON objects with a "name" and, under `key`, the arguments.
 
     Each stands between `begin` and `end`, several are divided by `between`.  Without a `begin` calls are the whole
@@ -24,17 +24,17 @@ class Style:
     mark: str = ""
 
 
-TAGGED = Style("arguments", "<tool_call>", "</tool_call>")  # Hermes, Qwen
-BARE = Style("parameters", between="; ", mark="<|python_tag|>")  # Llama 3
-LISTED = Style("arguments", between=", ", listed=True)  # whoever is told of it
+TAGGED = ToolCallStyle("arguments", "<tool_call>", "</tool_call>")  # Hermes, Qwen
+BARE = ToolCallStyle("parameters", between="; ", mark="<|python_tag|>")  # Llama 3
+LISTED = ToolCallStyle("arguments", between=", ", listed=True)  # whoever is told of it
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ChatFormat:
     """`listing`: the template lists the tools it is given and writes earlier calls, in this style; else both have to
     be written into the messages.  Thoughts stand between `begin` and `end`; both are empty where it knows of none."""
 
-    style: Style = LISTED
+    style: ToolCallStyle = LISTED
     listing: bool = False
     begin: str = ""
     end: str = ""
@@ -49,18 +49,18 @@ class Format:
 
 
 # what a template has, and has not, that calls tools in a style; several others write `<tool_call>` around no JSON
-STYLES: tuple[tuple[Style, str, str], ...] = (
+STYLES: tuple[tuple[ToolCallStyle, str, str], ...] = (
     (TAGGED, r"<tool_call>", r"<function=|<arg_key>|<parameter="),
     (BARE, r'"parameters": dictionary of argument name', r"<tool_call>"),
 )
 THOUGHTS = (("<think>", "</think>"),)
 
 
-def format_of(source: str) -> Format:
+def detect_format(source: str) -> ChatFormat:
     """What the text of a template says."""
     begin, end = next((tags for tags in THOUGHTS if tags[1] in source), ("", ""))
     if re.search(r"\btools\b", source):
         for style, has, has_not in STYLES:
             if re.search(has, source) and not re.search(has_not, source):
-                return Format(style, True, begin, end)
-    return Format(begin=begin, end=end)
+                return ChatFormat(style, True, begin, end)
+    return ChatFormat(begin=begin, end=end)

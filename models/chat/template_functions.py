@@ -18,11 +18,13 @@ from jinja2.utils import Namespace
 
 from ..core.errors import TemplateError
 
-CHARACTERS = 1_000_000  # that a value, or the text written, may have; an item of a list counts as ITEM
-ITEM = 8
-INTEGER_BITS = 8192
+MAX_CHARACTERS = 1_000_000  # that a value, or the text written, may have; an item of a list counts as ITEM
+ITEM_SIZE = 8
+MAX_INTEGER_BITS = 8192
 
-SOUGHT = 100  # characters that a set to strip, or a text to look for from the end, may have: those searches multiply
+MAX_SEARCH_LENGTH = (
+    100  # characters that a set to strip, or a text to look for from the end, may have: those searches multiply
+)
 
 _TEXTS = (str, bytes)
 _ITEMS: tuple[type[Collection[Any]], ...] = (
@@ -36,63 +38,63 @@ _ITEMS: tuple[type[Collection[Any]], ...] = (
 )
 
 
-def weight(value: Any) -> int:
+def value_size(value: Any) -> int:
     """How big a value is when all of it is written out; the count stops soon after CHARACTERS."""
     total, rest = 0, [value]
-    while rest and total <= CHARACTERS:
+    while rest and total <= MAX_CHARACTERS:
         each = rest.pop()
         if isinstance(each, _TEXTS):
             total += len(each)
         elif isinstance(each, int):
-            total += 1 + each.bit_length() // 3 if each.bit_length() <= INTEGER_BITS else CHARACTERS + 1
+            total += 1 + each.bit_length() // 3 if each.bit_length() <= MAX_INTEGER_BITS else MAX_CHARACTERS + 1
         elif isinstance(each, dict):
-            total += 2 * ITEM * len(each)
+            total += 2 * ITEM_SIZE * len(each)
             rest.extend((*each.keys(), *each.values()))
         elif isinstance(each, _ITEMS):
-            total += ITEM * len(each)
+            total += ITEM_SIZE * len(each)
             rest.extend(each)
         else:
             total += 1
     return total
 
 
-def allow(size: int) -> None:
+def check_size(size: int) -> None:
     """TemplateError if a value of this size is more than a template may make."""
-    if size > CHARACTERS:
-        raise TemplateError(f"the chat template makes a value of more than {CHARACTERS:,} characters")
+    if size > MAX_CHARACTERS:
+        raise TemplateError(f"the chat template makes a value of more than {MAX_CHARACTERS:,} characters")
 
 
-def repeated(sequence: Any, times: Any) -> int:
+def repetition_size(sequence: Any, times: Any) -> int:
     if isinstance(sequence, (*_TEXTS, list, tuple)) and isinstance(times, int):
-        return weight(sequence) * max(times, 0)
+        return value_size(sequence) * max(times, 0)
     return 0
 
 
-def powered(base: Any, exponent: Any) -> int:
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > INTEGER_BITS:
-        return CHARACTERS + 1
+def power_size(base: Any, exponent: Any) -> int:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > MAX_INTEGER_BITS:
+        return MAX_CHARACTERS + 1
     return 1
 
 
-def formatted(template: str, values: Any) -> int:
+def percent_format_size(template: str, values: Any) -> int:
     """At most the size of `template % values`: every number in the template may be a width."""
     if re.search(r"%[-+ #0]*+[0-9]*+\.?+\*", template):
         raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
-    return len(template) + _widths(template) + template.count("%") * weight(values)
+    return len(template) + _sum_widths(template) + template.count("%") * value_size(values)
 
 
-def _filled(template: str, values: Any) -> int:
+def _brace_format_size(template: str, values: Any) -> int:
     """At most the size of `template.format(values)`."""
     if re.search(r"\{[^{}]++\{", template):
         raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
-    return len(template) + _widths(template) + template.count("{") * weight(values)
+    return len(template) + _sum_widths(template) + template.count("{") * value_size(values)
 
 
-def _widths(template: str) -> int:
+def _sum_widths(template: str) -> int:
     return sum(int(digits[:9]) for digits in re.findall(r"[0-9]+", template))
 
 
-def _replaced(text: str, old: str, new: str) -> int:
+def _replacement_size(text: str, old: str, new: str) -> int:
     return len(text) + text.count(old) * len(new)
 
 
@@ -104,7 +106,7 @@ _STRING_METHODS = """
     upper zfill
 """
 _WIDENING = frozenset(("center", "ljust", "rjust", "zfill"))
-_SEEKING = frozenset(("lstrip", "rstrip", "strip", "rfind", "rindex", "rpartition", "rsplit"))
+_SEARCHING = frozenset(("lstrip", "rstrip", "strip", "rfind", "rindex", "rpartition", "rsplit"))
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(_STRING_METHODS.split()),
     dict: frozenset(("copy", "get", "items", "keys", "values")),
@@ -123,32 +125,34 @@ def method_arguments(owner: Any, name: str, args: tuple[Any, ...], options: dict
     if kind is str:
         if name == "join" and args:
             args = (list(args[0]), *args[1:])
-            allow(len(args[0]) * len(owner) + weight(args[0]))
+            check_size(len(args[0]) * len(owner) + value_size(args[0]))
         elif name == "replace" and len(args) > 1:
-            allow(_replaced(owner, args[0], args[1]))
+            check_size(_replacement_size(owner, args[0], args[1]))
         elif name in _WIDENING:
-            allow(max((value for value in args if isinstance(value, int)), default=0))
-        elif name in _SEEKING:
-            _seek((*args, *options.values()))
+            check_size(max((value for value in args if isinstance(value, int)), default=0))
+        elif name in _SEARCHING:
+            _check_search((*args, *options.values()))
         elif name in ("format", "format_map"):
-            allow(_filled(owner, (args, options)))
+            check_size(_brace_format_size(owner, (args, options)))
     return args
 
 
-def _seek(args: tuple[Any, ...]) -> None:
-    if any(isinstance(value, str) and len(value) > SOUGHT for value in args):
-        raise TemplateError(f"the chat template strips, or looks from the end for, more than {SOUGHT} characters")
+def _check_search(args: tuple[Any, ...]) -> None:
+    if any(isinstance(value, str) and len(value) > MAX_SEARCH_LENGTH for value in args):
+        raise TemplateError(
+            f"the chat template strips, or looks from the end for, more than {MAX_SEARCH_LENGTH} characters"
+        )
 
 
 def _dict(*args: Any, **values: Any) -> dict[Any, Any]:
     return dict(*args, **values)
 
 
-def _refuse(message: Any) -> None:
+def _raise_exception(message: Any) -> None:
     raise TemplateError(f"the chat template refuses the messages: {str(message)[:1000]}")
 
 
-def _now(format: Any) -> str:
+def _strftime_now(format: Any) -> str:
     if len(str(format)) > 200:
         raise TemplateError("the chat template writes the date in a format of more than 200 characters")
     return datetime.now().strftime(str(format))  # local time, as the templates are used to
@@ -166,7 +170,7 @@ def _tojson(
     parts, size = [], 0
     for part in encoder.iterencode(value):
         size += len(part)
-        allow(size)
+        check_size(size)
         parts.append(part)
     return "".join(parts)
 
@@ -174,33 +178,33 @@ def _tojson(
 @jinja2.pass_eval_context
 def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: Any = None) -> str:
     items = list(value)
-    allow(len(items) * weight(d) + weight(items))
+    check_size(len(items) * value_size(d) + value_size(items))
     return filters.sync_do_join(context, items, d, attribute)
 
 
 @jinja2.pass_eval_context
 def _replace(context: nodes.EvalContext, s: Any, old: Any, new: Any, count: int | None = None) -> str:
-    allow(_replaced(str(s), str(old), str(new)))
+    check_size(_replacement_size(str(s), str(old), str(new)))
     return filters.do_replace(context, s, old, new, count)
 
 
 def _center(value: Any, width: int = 80) -> str:
-    allow(width)
+    check_size(width)
     return filters.do_center(value, width)
 
 
 def _indent(s: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
-    allow(weight(s) + (len(str(s).splitlines()) + 1) * (width if isinstance(width, int) else len(str(width))))
+    check_size(value_size(s) + (len(str(s).splitlines()) + 1) * (width if isinstance(width, int) else len(str(width))))
     return filters.do_indent(s, width, first, blank)
 
 
 def _trim(value: Any, chars: str | None = None) -> str:
-    _seek((chars,))
+    _check_search((chars,))
     return filters.do_trim(value, chars)
 
 
 def _format(value: Any, *args: Any, **options: Any) -> str:
-    allow(formatted(str(value), (args, options)))
+    check_size(percent_format_size(str(value), (args, options)))
     return filters.do_format(value, *args, **options)
 
 
@@ -211,12 +215,12 @@ def _round(value: Any, precision: int = 0, method: Any = "common") -> float:
 
 
 # Jinja's own filters, save those that no chat template has a use for and those that are replaced above.
-_NAMES = (
+_ALLOWED_FILTERS = (
     "abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
     "reject rejectattr reverse safe select selectattr sort string title truncate unique upper wordcount"
 )
 FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: filters.FILTERS[name] for name in _NAMES.split()},
+    **{name: filters.FILTERS[name] for name in _ALLOWED_FILTERS.split()},
     "center": _center,
     "format": _format,
     "indent": _indent,
@@ -228,30 +232,30 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Box(Namespace):
+class _Namespace(Namespace):
     """What `namespace()` makes: the only thing a template can change, and so never written out with its contents."""
 
     def __init__(*args: Any, **values: Any) -> None:  # so that a value may be called "self"
         for name in dict(*args[1:], **values):
-            _check(name)
+            _check_name(name)
         Namespace.__init__(*args, **values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check(name)
+        _check_name(name)
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
-def _check(name: Any) -> None:
+def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"a namespace holds no names that begin with an underscore: {name!r}")
 
 
 GLOBALS: dict[str, Callable[..., Any]] = {
-    "namespace": _Box,
+    "namespace": _Namespace,
     "dict": _dict,
-    "raise_exception": _refuse,
-    "strftime_now": _now,
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
 }

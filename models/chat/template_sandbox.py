@@ -27,21 +27,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..core.errors import TemplateError
 from .template_functions import (
-    CHARACTERS,
     FILTERS,
     GLOBALS,
-    allow,
-    formatted,
+    MAX_CHARACTERS,
+    check_size,
     method_arguments,
-    powered,
-    repeated,
-    weight,
+    percent_format_size,
+    power_size,
+    repetition_size,
+    value_size,
 )
 
-SECONDS = 1.0  # of processor time that one rendering may take
-SMALL = CHARACTERS // 100  # what is bigger is looked at as soon as it is made
-WORK = 64 * CHARACTERS  # that all values made on the way may have together
-TOKENS = 10_000  # of Jinja that a template may have: Python compiles what is made of them in one step
+MAX_SECONDS = 1.0  # of processor time that one rendering may take
+SMALL_SIZE = MAX_CHARACTERS // 100  # what is bigger is looked at as soon as it is made
+MAX_WORK = 64 * MAX_CHARACTERS  # that all values made on the way may have together
+MAX_TEMPLATE_TOKENS = 10_000  # of Jinja that a template may have: Python compiles what is made of them in one step
 
 # What raises in a template that is wrong, or wrong for these messages.
 FAILURES = (
@@ -58,7 +58,7 @@ FAILURES = (
 )
 
 
-class _Meter(threading.local):
+class _RenderBudget(threading.local):
     """What the rendering in this thread has used."""
 
     steps = 0
@@ -66,16 +66,16 @@ class _Meter(threading.local):
     deadline = 0.0
 
     def start(self) -> None:
-        self.steps, self.work, self.deadline = 0, 0, time.thread_time() + SECONDS
+        self.steps, self.work, self.deadline = 0, 0, time.thread_time() + MAX_SECONDS
 
     def check(self) -> None:
-        if self.work > WORK:
-            raise TemplateError(f"the chat template makes values of more than {WORK:,} characters in all")
+        if self.work > MAX_WORK:
+            raise TemplateError(f"the chat template makes values of more than {MAX_WORK:,} characters in all")
         if time.thread_time() > self.deadline:
-            raise TemplateError(f"the chat template takes longer than {SECONDS:g} second")
+            raise TemplateError(f"the chat template takes longer than {MAX_SECONDS:g} second")
 
 
-class _Generator(CodeGenerator):
+class _LimitedCodeGenerator(CodeGenerator):
     """Compiles templates so that they look at the clock at every statement and measure what they make."""
 
     def blockvisit(self, nodes: Any, frame: Frame) -> None:
@@ -115,7 +115,7 @@ class _Generator(CodeGenerator):
         self.write(")")
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """`{% generation %}` marks what the assistant said, for training; here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012  (as the library declares it)
@@ -129,68 +129,70 @@ class _Generation(Extension):
         return caller()
 
 
-class _Bound(Extension):
+class _TokenLimit(Extension):
     """Reads no more than TOKENS of a template."""
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         for count, token in enumerate(stream, 1):
-            if count > TOKENS:
-                raise TemplateError(f"the chat template has more than {TOKENS:,} names, operators and other tokens")
+            if count > MAX_TEMPLATE_TOKENS:
+                raise TemplateError(
+                    f"the chat template has more than {MAX_TEMPLATE_TOKENS:,} names, operators and other tokens"
+                )
             yield token
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja as chat templates expect it (filters, `raise_exception`, `strftime_now`, `break`), within the limits."""
 
-    code_generator_class = _Generator
+    code_generator_class = _LimitedCodeGenerator
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self) -> None:
-        self._meter = _Meter()
-        extensions = [_Bound, _Generation, "jinja2.ext.loopcontrols"]
+        self._budget = _RenderBudget()
+        extensions = [_TokenLimit, _GenerationTag, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, cache_size=0)
         self.finalize = self.made
-        self.filters = {name: self._bounded(function) for name, function in FILTERS.items()}
-        self.tests = {name: self._bounded(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
+        self.filters = {name: self._limit_function(function) for name, function in FILTERS.items()}
+        self.tests = {name: self._limit_function(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         self.globals = {"range": self.globals["range"], **GLOBALS}
 
-    def start(self) -> None:
+    def start_clock(self) -> None:
         """The clock of one rendering, or compilation, in this thread starts now."""
-        self._meter.start()
+        self._budget.start()
 
     def tick(self) -> None:
         """A step is done; every 16th looks at the clock, which takes longer than most steps."""
-        meter = self._meter
+        meter = self._budget
         meter.steps = steps = meter.steps + 1
         if not steps % 16:
             meter.check()
 
     def made(self, value: Any) -> Any:
         """The value itself, which a step has made, if it is within the limits."""
-        meter = self._meter
+        meter = self._budget
         meter.steps = steps = meter.steps + 1
-        size = len(value) if type(value) is str else weight(value)
+        size = len(value) if type(value) is str else value_size(value)
         meter.work += size
-        if size > SMALL or not steps % 16:
-            allow(size)
+        if size > SMALL_SIZE or not steps % 16:
+            check_size(size)
             meter.check()
         return value
 
     def joined(self, parts: Sequence[Any]) -> str:
-        allow(weight(parts))
+        check_size(value_size(parts))
         return cast(str, self.made("".join(map(str, parts))))
 
     def concat(self, parts: Sequence[str]) -> str:  # type: ignore[override]  # what blocks and macros wrote
-        allow(sum(map(len, parts)))
+        check_size(sum(map(len, parts)))
         return cast(str, self.made("".join(parts)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
-            allow(formatted(left, right))
+            check_size(percent_format_size(left, right))
         elif operator == "*":
-            allow(max(repeated(left, right), repeated(right, left)))
+            check_size(max(repetition_size(left, right), repetition_size(right, left)))
         elif operator == "**":
-            allow(powered(left, right))
+            check_size(power_size(left, right))
         return self.made(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -204,7 +206,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             args = method_arguments(method.__self__, method.__name__, args, options)
         return self.made(super().call(context, function, *args, **options))
 
-    def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _limit_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def bounded(*args: Any, **options: Any) -> Any:
             self.tick()

@@ -19,18 +19,18 @@ from ..chat import ChatTemplate
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
-from ..seq2seq.decoding import Writing
+from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
 from . import folder
 from . import gguf_file as gguf
 from . import merged_adapter as adapter
 from . import recurrent_folder as recurrent
-from .default_precision import Suited
-from .description import Description, blank
-from .folder_files import Vet, trust
-from .source_policy import ANYWHERE, Reach
-from .unread_formats import refuse_file
-from .weight_reader import Weights
+from .default_precision import DefaultPrecision
+from .description import Description, build_on_meta
+from .folder_files import FolderCheck, accept_folder
+from .source_policy import ANYWHERE, SourcePolicy
+from .unread_formats import check_file
+from .weight_reader import WeightReader
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill", "translate"]
 log = getLogger(__name__)
@@ -49,7 +49,7 @@ class Checkpoint:
     family: str
     task: Task
     config: ModelConfig
-    body: ModelConfig  # see models.checkpoint.description.Description
+    decoder_config: ModelConfig  # see models.checkpoint.description.Description
     network: Transformer
     head: nn.Module
     tokenizer: Tokenizer
@@ -61,13 +61,13 @@ class Checkpoint:
     max_tokens: int
     weight_bytes: int
     dtype: str
-    suited: Suited
-    fill: Callable[[nn.Module], None]
-    writing: Writing | None = None
+    default_precision: DefaultPrecision
+    load_weights: Callable[[nn.Module], None]
+    decoding: DecodingConfig | None = None
     both_orders: bool = False
 
 
-def ignore(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Nobody asked for progress."""
 
 
@@ -76,16 +76,16 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] = ignore,
+    progress: Callable[[int, int], None] = ignore_progress,
 ) -> Checkpoint:
     """Read a checkpoint into memory as `dtype` on `device`; `progress` hears of bytes done and bytes in all.
 
     CheckpointError names the file and the tensor at fault; UnsupportedError says what to do instead.
     """
-    return read(source, describe(source), dtype=dtype, device=device, progress=progress)
+    return load_described(source, describe_source(source), dtype=dtype, device=device, progress=progress)
 
 
-def read(
+def load_described(
     source: str,
     what: Description,
     *,
@@ -94,15 +94,15 @@ def read(
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
     """The same of a source that is described already."""
-    begun = begin(source, what, dtype=dtype, device=device, progress=progress)
-    begun.fill(begun.network)
-    begun.fill(begun.head)
+    begun = prepare(source, what, dtype=dtype, device=device, progress=progress)
+    begun.load_weights(begun.network)
+    begun.load_weights(begun.head)
     begun.network.to(device)
     begun.head.to(device)
     return begun
 
 
-def begin(
+def prepare(
     source: str,
     what: Description,
     *,
@@ -114,8 +114,8 @@ def begin(
 
     CheckpointError unless the files hold exactly what the network takes.
     """
-    network, head = blank(what)
-    weights = Weights(what, network, head, progress)
+    network, head = build_on_meta(what)
+    weights = WeightReader(what, network, head, progress)
     known, rows = what.tokenizer.vocab_size, what.config.vocab_size
     if known > rows:
         log.warning("%s: the tokenizer knows %d tokens, the network only the first %d", source, known, rows)
@@ -125,10 +125,10 @@ def begin(
         family=what.family,
         task=cast(Task, what.head.task),
         config=what.config,
-        body=what.body,
+        decoder_config=what.decoder_config,
         network=network.eval(),
         head=head.eval(),
-        tokenizer=what.tokenizer.saying(what.chat.format.tags) if what.chat else what.tokenizer,
+        tokenizer=what.tokenizer.with_text_tags(what.chat.format.tags) if what.chat else what.tokenizer,
         chat=what.chat,
         labels=what.head.labels,
         prompts=what.head.prompts,
@@ -138,35 +138,35 @@ def begin(
         max_tokens=what.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
-        suited=what.suited,
-        fill=partial(weights.fill, dtype=dtype, device=torch.device(device)),
-        writing=what.head.writing,
+        default_precision=what.default_precision,
+        load_weights=partial(weights.load, dtype=dtype, device=torch.device(device)),
+        decoding=what.head.decoding,
     )
 
 
-def describe(source: str, reach: Reach = ANYWHERE, vet: Vet = trust) -> Description:
+def describe_source(source: str, reach: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
     """All about a checkpoint but its numbers.  What lies out of `reach` is not looked at.
 
     `vet` gets each folder, or GGUF file and its metadata, before its tokenizer is read, and raises CheckpointError for
     one that must not be.
     """
-    base, _, addition = ("", "", "") if "+" not in source or reach.has(source) else source.rpartition("+")
+    base, _, addition = ("", "", "") if "+" not in source or reach.exists(source) else source.rpartition("+")
     if base and addition:
-        return with_adapter(reach.place(base), reach.place(addition), vet)
-    path = reach.place(source)
+        return describe_merged(reach.locate(base), reach.locate(addition), vet)
+    path = reach.locate(source)
     if not path.is_dir():
-        refuse_file(path)
-        return gguf.describe(path, vet)
+        check_file(path)
+        return gguf.describe_gguf(path, vet)
     if adapter.is_adapter(path):
-        return with_adapter(reach.of(source).place(adapter.base_of(path)), path, vet)
+        return describe_merged(reach.for_source(source).locate(adapter.base_source(path)), path, vet)
     if recurrent.is_recurrent(path):
-        return recurrent.describe(path, vet)
-    return folder.describe(folder.open_folder(path), vet)
+        return recurrent.describe_recurrent(path, vet)
+    return folder.describe_folder(folder.open_folder(path), vet)
 
 
-def with_adapter(base: Path, addition: Path, vet: Vet = trust) -> Description:
+def describe_merged(base: Path, addition: Path, vet: FolderCheck = accept_folder) -> Description:
     """A base checkpoint with a LoRA merged into it."""
     if base.is_file():
         message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
-    return folder.describe(adapter.applied(adapter.read(addition), folder.open_folder(base)), vet)
+    return folder.describe_folder(adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), vet)

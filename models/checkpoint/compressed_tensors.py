@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError
-from .tensor_files import SAFETENSORS, Entry, ignore
+from .tensor_files import FLOAT_ENCODINGS, TensorEntry, ignore_bytes
 
 Json = dict[str, Any]
 CONFIG = "quantization_config"
 METHOD = "compressed-tensors"
-FORMATS = {"int-quantized": 8, "pack-quantized": 4}  # bits of a weight
+FORMAT_BITS = {"int-quantized": 8, "pack-quantized": 4}  # bits of a weight
 KINDS = {8: "int8", 4: "int4"}  # of an entry
-GROUPS = (32, 64, 128)  # inputs that may share a scale, where not all do
-GROUP = 32  # inputs that share one in what is written here, as in models.native
-LEVEL = 127  # the largest code of eight bits
-LEVELS = (LEVEL, *range(16, 0, -1))  # those of a group that is whole multiples of a scale already
-DIGITS = 2048  # a number of half precision is a whole one below this, times a power of two
+GROUP_SIZES = (32, 64, 128)  # inputs that may share a scale, where not all do
+INT8_GROUP = 32  # inputs that share one in what is written here, as in models.native
+MAX_CODE = 127  # the largest code of eight bits
+TRIED_CODES = (MAX_CODE, *range(16, 0, -1))  # those of a group that is whole multiples of a scale already
+HALF_DIGITS = 2048  # a number of half precision is a whole one below this, times a power of two
 PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape")
 
 
@@ -38,12 +38,12 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Compressed(Entry):
+class CompressedEntry(TensorEntry):
     """A matrix of `bits` a weight, of which the file holds codes and scales."""
 
     bits: int
-    codes: Entry
-    scales: Entry
+    codes: TensorEntry
+    scales: TensorEntry
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -53,23 +53,23 @@ class Compressed(Entry):
     def size(self) -> int:
         return self.codes.size + self.scales.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
         """Codes times scales, multiplied in float32."""
         cpu = torch.device("cpu")
         codes = self.codes.read(torch.int8 if self.bits == 8 else torch.int32, cpu, advanced)
         scales = self.scales.read(torch.float32, cpu, advanced)
         if self.bits == 4:
-            codes = unpacked(codes, self.shape[1])
-        return multiplied(codes, scales).to(device, dtype)
+            codes = unpack_int4(codes, self.shape[1])
+        return dequantize(codes, scales).to(device, dtype)
 
 
-def multiplied(codes: Tensor, scales: Tensor) -> Tensor:
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
     """[N, K] float32, of int8 `codes` [N, K] and `scales` [N, G], each for K / G neighbours."""
     count, groups = scales.shape
     return codes.float().view(count, groups, -1).mul_(scales[:, :, None]).view(codes.shape)
 
 
-def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Codes [N, K] int8 and scales [N, K / GROUP] float32 of weights [N, K], as models.native packs them.
 
     A group that is whole multiples of a scale keeps it.  Otherwise LEVEL scales are its largest weight, rounded up to
@@ -80,13 +80,13 @@ def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
     that is infinite or none has NaN for a scale.
     """
     count = len(weights)
-    groups = weights.float().view(-1, GROUP)
+    groups = weights.float().view(-1, INT8_GROUP)
     most = groups.abs().amax(1, keepdim=True)
     finite = most.isfinite()
     exponents = torch.frexp(most.where(finite, 1))[1].double()
     # The largest becomes 1 / 2 to 1, so that nothing is subnormal.
     groups = (groups.where(finite, 0) * torch.exp2(-exponents)).float()
-    scales = scales_of(groups)
+    scales = choose_scales(groups)
     inverse = torch.where(scales > 0, 1 / scales, 0)
     # Products of two float32 are exact in float64: rounded once, as a fused multiplication does it.  Without one the
     # packer lets a tie fall otherwise now and then.
@@ -95,73 +95,73 @@ def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
     return codes.view(count, -1), scales.view(count, -1)
 
 
-def scales_of(groups: Tensor) -> Tensor:
+def choose_scales(groups: Tensor) -> Tensor:
     """[G, 1] for groups [G, GROUP]: see `rounded`."""
     most = groups.abs().amax(1, keepdim=True)
-    digits, exponent = torch.frexp(most / LEVEL)
-    scales = torch.ldexp((digits * DIGITS).ceil() / DIGITS, exponent)
+    digits, exponent = torch.frexp(most / MAX_CODE)
+    scales = torch.ldexp((digits * HALF_DIGITS).ceil() / HALF_DIGITS, exponent)
     left = most[:, 0] > 0
-    for level in LEVELS:
+    for level in TRIED_CODES:
         tried = most / level
-        which = (left & ((torch.frexp(tried)[0] * DIGITS) % 1 == 0)[:, 0]).nonzero()[:, 0]
+        which = (left & ((torch.frexp(tried)[0] * HALF_DIGITS) % 1 == 0)[:, 0]).nonzero()[:, 0]
         some, scale = groups[which], tried[which]
         made = which[((some / scale).round() * scale == some).all(1)]
         scales[made], left[made] = tried[made], False
     return scales
 
 
-def packed(codes: Tensor) -> Tensor:
+def pack_int4(codes: Tensor) -> Tensor:
     """[N, K / 8] int32 of `codes` [N, K] uint8 from 0 to 15: eight in a number, the first in its lowest bits."""
     pairs = codes.view(len(codes), -1, 2)
     return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.int32)
 
 
-def unpacked(numbers: Tensor, inputs: int) -> Tensor:
+def unpack_int4(numbers: Tensor, inputs: int) -> Tensor:
     """[N, K] int8 from -8 to 7 of `numbers` [N, ceil(K / 8)] int32."""
     pairs = numbers.view(torch.uint8)
     codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)[:, :inputs]
     return codes.to(torch.int8) - 8
 
 
-def floats(file: Path, config: Any, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+def combine_entries(file: Path, config: Any, entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """The entries with those that are parts of a matrix put together.  `config` is that of the quantisation.
 
     UnsupportedError names the field that asks for what is not read here.
     """
-    scheme = scheme_of(file, config)
-    found: dict[str, Entry] = {}
+    scheme = read_scheme(file, config)
+    found: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         module, _, leaf = name.rpartition(".")
         near = {part: entries[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in entries}
         if "weight_scale" not in near or not leaf.startswith(("weight", "input", "output")):
             found[name] = entry
         elif leaf == ("weight" if scheme.bits == 8 else "weight_packed"):
-            found[f"{module}.weight"] = put_together(f"{module}.weight", near, scheme)
+            found[f"{module}.weight"] = combine_parts(f"{module}.weight", near, scheme)
         elif leaf not in PARTS:
             message = "zero points, reordered inputs and fixed scales of activations are not read; save it without"
             raise UnsupportedError(message, file=str(entry.file), tensor=name)
     return found
 
 
-def put_together(name: str, near: Mapping[str, Entry], scheme: Scheme) -> Compressed:
+def combine_parts(name: str, near: Mapping[str, TensorEntry], scheme: Scheme) -> CompressedEntry:
     scales, codes = near["weight_scale"], near["weight" if scheme.bits == 8 else "weight_packed"]
-    shape = codes.shape if scheme.bits == 8 else shape_of(near, codes)
+    shape = codes.shape if scheme.bits == 8 else read_shape(near, codes)
     count, inputs = shape if len(shape) == 2 else (0, 0)
     expected = ("I8", shape) if scheme.bits == 8 else ("I32", (count, -(-inputs // 8)))
     if len(shape) != 2 or (codes.kind, codes.shape) != expected:
         message = f"{codes.kind} of the form {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
     width = scheme.group or max(inputs, 1)
-    if scales.kind not in SAFETENSORS or inputs % width or scales.shape != (count, inputs // width):
+    if scales.kind not in FLOAT_ENCODINGS or inputs % width or scales.shape != (count, inputs // width):
         message = (
             f"{scales.kind} of the form {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
         )
         raise CheckpointError(message, file=str(scales.file), tensor=scales.name)
     kind = KINDS[scheme.bits]
-    return Compressed(codes.file, name, kind, shape, codes.start, codes.encoding, scheme.bits, codes, scales)
+    return CompressedEntry(codes.file, name, kind, shape, codes.start, codes.encoding, scheme.bits, codes, scales)
 
 
-def shape_of(near: Mapping[str, Entry], codes: Entry) -> tuple[int, ...]:
+def read_shape(near: Mapping[str, TensorEntry], codes: TensorEntry) -> tuple[int, ...]:
     """Of the matrix, as two numbers in the file say it: its inputs may fill the last int32 in part."""
     said = near.get("weight_shape")
     if said is None or said.kind not in ("I32", "I64") or said.shape != (2,):
@@ -171,45 +171,45 @@ def shape_of(near: Mapping[str, Entry], codes: Entry) -> tuple[int, ...]:
     return tuple(sides)
 
 
-def scheme_of(file: Path, config: Any) -> Scheme:
+def read_scheme(file: Path, config: Any) -> Scheme:
     """What the configuration asks for, if it is read here."""
-    config = table(config)
-    demand(file, "quant_method", config.get("quant_method"), (METHOD,))
-    demand(file, "format", config.get("format"), tuple(FORMATS))
+    config = dict_or_empty(config)
+    check_field(file, "quant_method", config.get("quant_method"), (METHOD,))
+    check_field(file, "format", config.get("format"), tuple(FORMAT_BITS))
     for field in ("kv_cache_scheme", "sparsity_config", "transform_config"):
-        demand(file, field, config.get(field) or None, (None,))
-    groups = table(config.get("config_groups")).values()
-    schemes = {weights_of(file, FORMATS[config["format"]], table(each)) for each in groups}
+        check_field(file, field, config.get(field) or None, (None,))
+    groups = dict_or_empty(config.get("config_groups")).values()
+    schemes = {read_group_scheme(file, FORMAT_BITS[config["format"]], dict_or_empty(each)) for each in groups}
     if len(schemes) != 1:
         message = f"{CONFIG}.config_groups: one kind of weights is read, not {len(schemes)}"
         raise UnsupportedError(message, file=str(file))
     return schemes.pop()
 
 
-def weights_of(file: Path, bits: int, group: Json) -> Scheme:
+def read_group_scheme(file: Path, bits: int, group: Json) -> Scheme:
     """Of one of the config_groups."""
-    demand(file, "format", group.get("format"), (None, *FORMATS))
-    demand(file, "output_activations", group.get("output_activations"), (None,))
+    check_field(file, "format", group.get("format"), (None, *FORMAT_BITS))
+    check_field(file, "output_activations", group.get("output_activations"), (None,))
     if group.get("input_activations") is not None:
-        inputs = table(group["input_activations"])
+        inputs = dict_or_empty(group["input_activations"])
         for field, known in (("num_bits", (8,)), ("type", ("int",)), ("dynamic", (True,))):
-            demand(file, f"input_activations.{field}", inputs.get(field), known)
-    weights = table(group.get("weights"))
+            check_field(file, f"input_activations.{field}", inputs.get(field), known)
+    weights = dict_or_empty(group.get("weights"))
     known_values: Json = {"num_bits": (bits,), "type": ("int",), "symmetric": (True,), "actorder": (None, False)}
     known_values["strategy"] = ("group", "channel")
     for field, values in known_values.items():
-        demand(file, f"weights.{field}", weights.get(field), values)
+        check_field(file, f"weights.{field}", weights.get(field), values)
     if weights["strategy"] == "channel":
         return Scheme(bits, 0)
-    demand(file, "weights.group_size", weights.get("group_size"), GROUPS)
+    check_field(file, "weights.group_size", weights.get("group_size"), GROUP_SIZES)
     return Scheme(bits, weights["group_size"])
 
 
-def table(value: Any) -> Json:
+def dict_or_empty(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def demand(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
+def check_field(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
     """UnsupportedError unless the field has one of the values that are known."""
     if value not in known:
         raise UnsupportedError(
@@ -219,14 +219,14 @@ def demand(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
         )
 
 
-def config_of(scheme: Scheme, ignored: list[str]) -> Json:
+def build_config(scheme: Scheme, ignored: list[str]) -> Json:
     """What compressed-tensors wants to read of matrices saved under `scheme`; `ignored` modules are floats.
 
     The form cannot state how activations are rounded here, and rounding them by token is less exact: it states nothing.
     """
     weights: Json = {"num_bits": scheme.bits, "type": "int", "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}
-    format = next(name for name, bits in FORMATS.items() if bits == scheme.bits)
+    format = next(name for name, bits in FORMAT_BITS.items() if bits == scheme.bits)
     group = {
         "targets": ["Linear"],
         "weights": weights,

@@ -21,33 +21,42 @@ from ..core.errors import CheckpointError, EncodingError
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
-from ..seq2seq.decoding import Writing
+from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Text, Tokenizer
-from .default_precision import Suited, suited
-from .folder_files import Parts
-from .tensor_files import Entry, readable
+from .default_precision import DefaultPrecision, choose_precision
+from .folder_files import FolderParts
+from .tensor_files import TensorEntry, check_readable
 
-DRAWN = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
-SIZES = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
-COUNTS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest")
-REALS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
-BODY = ("tokens.", "segments.", "position.", "embedding_norm.", "projection.", "distances.", "blocks.", "final_norm.")
-LEAST_DISTANCES = 4  # kinds: near and far ones, before and behind
-MOST_WAVES = 1 << 24  # numbers of sinusoidal positions: they are made, not read
-PROBES: tuple[Text, ...] = ("", "word", ("word", "word"))  # with all that stands round a text, and round a pair
-NAMED = 5  # tensors named in a message; the others are counted
-Pieces = list[tuple[str, Tensor]]
-Cutting = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
+RANDOM_INITIALIZERS = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
+SIZE_FIELDS = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
+COUNT_FIELDS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest")
+REAL_FIELDS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
+BODY_PREFIXES = (
+    "tokens.",
+    "segments.",
+    "position.",
+    "embedding_norm.",
+    "projection.",
+    "distances.",
+    "blocks.",
+    "final_norm.",
+)
+MIN_DISTANCES = 4  # kinds: near and far ones, before and behind
+MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions: they are made, not read
+PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))  # with all that stands round a text, and round a pair
+MAX_NAMED = 5  # tensors named in a message; the others are counted
+NamedPieces = list[tuple[str, Tensor]]
+CutFunction = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
 log = getLogger(__name__)
 
 
-def whole(network: Transformer, head: nn.Module) -> Mapping[str, Cut]:  # noqa: ARG001
+def cut_nothing(network: Transformer, head: nn.Module) -> Mapping[str, Cut]:  # noqa: ARG001
     """Nothing is cut."""
     return {}
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadDescription:
     """What is made of the states: `task` is its word in requests, `build` makes the module for a network.
 
     `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.  `prompts` are
@@ -59,11 +68,11 @@ class Head:
     task: str
     build: Callable[[Transformer], nn.Module]
     labels: tuple[str, ...] = ()
-    spare: tuple[str, ...] = ()
+    ignored_names: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
-    configs: tuple[ModelConfig, ...] = ()
-    writing: Writing | None = None
+    decoder_configs: tuple[ModelConfig, ...] = ()
+    decoding: DecodingConfig | None = None
     both_orders: bool = False
 
 
@@ -80,29 +89,31 @@ class Description:
     file: str
     family: str
     config: ModelConfig
-    head: Head
-    entries: Mapping[str, Entry]
-    translate: Callable[[str, Tensor], Pieces]
+    head: HeadDescription
+    entries: Mapping[str, TensorEntry]
+    translate: Callable[[str, Tensor], NamedPieces]
     tokenizer: Tokenizer
     max_tokens: int
     chat: ChatTemplate | None = None
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
-    parts: Parts | None = None  # of a folder: what adapters change
-    cutting: Cutting = whole
-    make: Callable[[], Any] | None = None  # of a network that is no Transformer; `config` is then about as large
-    preferred: Suited | None = None
+    parts: FolderParts | None = None  # of a folder: what adapters change
+    cut_network: CutFunction = cut_nothing
+    build_network: Callable[[], Any] | None = (
+        None  # of a network that is no Transformer; `config` is then about as large
+    )
+    preferred_precision: DefaultPrecision | None = None
 
     @property
-    def suited(self) -> Suited:
-        return self.preferred or suited(self.entries.values())
+    def default_precision(self) -> DefaultPrecision:
+        return self.preferred_precision or choose_precision(self.entries.values())
 
     @property
-    def body(self) -> ModelConfig:
+    def decoder_config(self) -> ModelConfig:
         """Of what is computed step by step: that which writes, where there are two."""
-        return self.head.configs[-1] if self.head.configs else self.config
+        return self.head.decoder_configs[-1] if self.head.decoder_configs else self.config
 
 
-class Unfilled(TorchFunctionMode):
+class SkipInitialization(TorchFunctionMode):
     """Modules made under it keep their parameters as they come.
 
     Random numbers for tensors without memory would be drawn by torch's compiler, which takes seconds to import.
@@ -112,42 +123,42 @@ class Unfilled(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in DRAWN:
+        if getattr(func, "__name__", "") in RANDOM_INITIALIZERS:
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
 
 
-def blank(what: Description) -> tuple[Transformer, nn.Module]:
+def build_on_meta(what: Description) -> tuple[Transformer, nn.Module]:
     """Both modules on the meta device: shapes, and no memory.
 
     CheckpointError where they cannot be made, or cannot read what the tokenizer makes of a text.
     """
-    for config in (what.config, *what.head.configs):
-        for name, wrong in unsound(config):
+    for config in (what.config, *what.head.decoder_configs):
+        for name, wrong in invalid_fields(config):
             raise CheckpointError(f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=what.file)
         if config.depth > len(what.entries):
             raise CheckpointError(
                 f"it describes {config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
             )
-    refuse_foreign(what)
-    with torch.device("meta"), Unfilled():
-        network = what.make() if what.make else Transformer(what.config)
+    check_tokenizer_fits(what)
+    with torch.device("meta"), SkipInitialization():
+        network = what.build_network() if what.build_network else Transformer(what.config)
         return network, what.head.build(network)
 
 
-def refuse_foreign(what: Description) -> None:
+def check_tokenizer_fits(what: Description) -> None:
     """CheckpointError where the special tokens or the segments round a text, or the tokens of a word, are none of the
     network's."""
-    for probe in PROBES:
+    for probe in PROBE_TEXTS:
         try:
             [encoding] = what.tokenizer.encode_batch([probe])
         except EncodingError:
             continue  # no request with such a text gets tokens
-        if reason := foreign(what, encoding.ids, encoding.segments):
+        if reason := missing_embedding(what, encoding.ids, encoding.segments):
             raise CheckpointError(reason, file=what.file)
 
 
-def foreign(what: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
+def missing_embedding(what: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
     """Which number of a text the network has no embedding for, in a sentence; empty if it has one for each.
 
     Without embeddings of segments they are not read.
@@ -160,13 +171,13 @@ def foreign(what: Description, tokens: Sequence[int], segments: Sequence[int]) -
     return ""
 
 
-def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
+def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Fields whose values make no network, and what they should be: a description may hold anything."""
-    for name, least in (*((name, 1) for name in SIZES), *((name, 0) for name in COUNTS)):
+    for name, least in (*((name, 1) for name in SIZE_FIELDS), *((name, 0) for name in COUNT_FIELDS)):
         value = getattr(config, name)
         if type(value) is not int or not least <= value < 2**31:
             yield name, f"a whole number from {least} on, within reason"
-    for name in REALS:
+    for name in REAL_FIELDS:
         value = getattr(config, name)
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             yield name, "a number, not negative"
@@ -179,12 +190,12 @@ def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
     if config.position in ("sinusoidal", "sines-cosines"):
         if config.width % 2:
             yield "width", "even, for sinusoidal positions"
-        if config.max_positions * config.width > MOST_WAVES:
-            yield "max_positions", f"{MOST_WAVES // config.width} at most, for sinusoidal positions so wide"
+        if config.max_positions * config.width > MAX_SINUSOIDS:
+            yield "max_positions", f"{MAX_SINUSOIDS // config.width} at most, for sinusoidal positions so wide"
     if config.distances or config.position in ("bias", "distance"):
         near = config.distances // (2 if config.causal else 4)
-        if config.distances < LEAST_DISTANCES:
-            yield "distances", f"{LEAST_DISTANCES} at least"
+        if config.distances < MIN_DISTANCES:
+            yield "distances", f"{MIN_DISTANCES} at least"
         if config.farthest <= near + 1:
             yield "farthest", f"more than {near + 1}, where each distance is of a kind of its own"
     if scaling := config.rope_scaling:
@@ -196,7 +207,7 @@ def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "rope_scaling", "with original_max_position_embeddings from 1 on, within reason"
 
 
-def wanted(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:
     """Our names and shapes of all parameters; one that is tied to another is left out."""
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     known = {id(parameter) for parameter in network.parameters()}
@@ -206,14 +217,14 @@ def wanted(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def used(what: Description, network: Transformer, head: nn.Module) -> dict[str, Entry]:
+def match_entries(what: Description, network: Transformer, head: nn.Module) -> dict[str, TensorEntry]:
     """The entries to read, in the order of the files; CheckpointError unless they are exactly what is wanted."""
-    shapes, sources = wanted(network, head), dict[str, str]()
+    shapes, sources = parameter_shapes(network, head), dict[str, str]()
     entries, unknown = {}, []
     for name, entry in what.entries.items():
-        pieces = announced(what, name, entry)
+        pieces = translate_shape(what, name, entry)
         for ours, piece in pieces:
-            if ours in what.head.spare:
+            if ours in what.head.ignored_names:
                 continue
             if ours not in shapes:
                 unknown.append((name, ours))
@@ -226,13 +237,13 @@ def used(what: Description, network: Transformer, head: nn.Module) -> dict[str, 
                 )
             sources[ours] = name
             entries[name] = entry
-            readable(entry)
-    refuse_missing(what, [name for name in shapes if name not in sources], sources)
-    refuse_unknown(what, unknown, entries)
+            check_readable(entry)
+    check_missing(what, [name for name in shapes if name not in sources], sources)
+    check_unknown(what, unknown, entries)
     return dict(sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)))
 
 
-def announced(what: Description, name: str, entry: Entry) -> Pieces:
+def translate_shape(what: Description, name: str, entry: TensorEntry) -> NamedPieces:
     """What a tensor will become, with shapes only."""
     try:
         return what.translate(name, torch.empty(entry.shape, device="meta"))
@@ -243,31 +254,33 @@ def announced(what: Description, name: str, entry: Entry) -> Pieces:
         ) from None
 
 
-def refuse_missing(what: Description, missing: list[str], sources: Mapping[str, str]) -> None:
+def check_missing(what: Description, missing: list[str], sources: Mapping[str, str]) -> None:
     if missing:
-        names = [theirs(name, sources) for name in missing]
+        names = [checkpoint_name(name, sources) for name in missing]
         files = sorted({str(entry.file) for entry in what.entries.values()}) or [what.file]
-        message = f"{len(names)} tensors are missing: {listed(names)}; {what.file} asks for them"
-        raise CheckpointError(message, file=", ".join(files[:NAMED]), tensor=names[0])
+        message = f"{len(names)} tensors are missing: {join_names(names)}; {what.file} asks for them"
+        raise CheckpointError(message, file=", ".join(files[:MAX_NAMED]), tensor=names[0])
 
 
-def refuse_unknown(what: Description, unknown: list[tuple[str, str]], entries: Mapping[str, Entry]) -> None:
+def check_unknown(what: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:
     """A tensor with a name of ours has no place in this network.  Without one it belongs to a head: an embedder may
     leave that aside."""
     strays = [name for name, ours in unknown if what.head.task != "embed" or is_body(ours)]
     if strays:
-        message = f"{len(strays)} tensors have no place in the network {what.file} describes: {listed(strays)}"
+        message = f"{len(strays)} tensors have no place in the network {what.file} describes: {join_names(strays)}"
         raise CheckpointError(message, file=str(what.entries[strays[0]].file), tensor=strays[0])
     aside = [name for name, _ in unknown if name not in entries]
     if aside:
-        log.info("%s: %d tensors of a head that is not used are left aside: %s", what.file, len(aside), listed(aside))
+        log.info(
+            "%s: %d tensors of a head that is not used are left aside: %s", what.file, len(aside), join_names(aside)
+        )
 
 
 def is_body(ours: str) -> bool:
-    return ours.startswith(BODY)
+    return ours.startswith(BODY_PREFIXES)
 
 
-def theirs(ours: str, sources: Mapping[str, str]) -> str:
+def checkpoint_name(ours: str, sources: Mapping[str, str]) -> str:
     """The checkpoint's own name for a tensor it lacks, told from the same tensor of another layer, or its bias."""
     layer = re.match(r"(head\.decoder\.)?blocks\.(\d+)\.", ours)
     for known, name in sources.items():
@@ -278,6 +291,6 @@ def theirs(ours: str, sources: Mapping[str, str]) -> str:
     return ours
 
 
-def listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+def join_names(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -9,62 +9,72 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..architectures import FAMILIES, Family, HeadSpec, rename
+from ..architectures import FAMILIES, Family, HeadSpec, rename_weight
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError
-from ..core.files import subfolder, text
+from ..core.files import read_text, subfolder
 from ..tokenizer import Tokenizer
 from . import compressed_tensors as compressed
 from .description import Description
-from .folder_files import MOST_STOPS, Json, Parts, Vet, configured, read_json, template, trust, within
-from .head_config import HEADS, pools
-from .tensor_files import Entry, refuse_many, safetensors
-from .unread_formats import INDEX, SINGLE, no_weights, refuse_folder
+from .folder_files import (
+    MAX_STOP_TOKENS,
+    FolderCheck,
+    FolderParts,
+    JsonObject,
+    accept_folder,
+    build_chat_template,
+    parse_config,
+    read_json,
+    valid_tokens,
+)
+from .head_config import HEADS, is_embedder
+from .tensor_files import TensorEntry, check_tensor_count, read_safetensors
+from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
 
-def open_folder(path: Path) -> Parts:
+def open_folder(path: Path) -> FolderParts:
     """Read the small files and the headers.  CheckpointError or UnsupportedError names what is wrong."""
-    refuse_folder(path)
+    check_folder(path)
     config = read_json(path / "config.json")
-    refuse_foreign(path / "config.json", config)
-    family = family_of(path / "config.json", config)
-    spec = HeadSpec("embed") if pools(path) else spec_of(path / "config.json", config, family)
-    entries = tensors_of(path)
+    check_config(path / "config.json", config)
+    family = find_family(path / "config.json", config)
+    spec = HeadSpec("embed") if is_embedder(path) else find_head_spec(path / "config.json", config, family)
+    entries = list_tensors(path)
     if quantised := config.get(compressed.CONFIG):
-        entries = compressed.floats(path / "config.json", quantised, entries)
-    return Parts(path, config, family, spec, entries)
+        entries = compressed.combine_entries(path / "config.json", quantised, entries)
+    return FolderParts(path, config, family, spec, entries)
 
 
-def describe(parts: Parts, vet: Vet = trust) -> Description:
+def describe_folder(parts: FolderParts, vet: FolderCheck = accept_folder) -> Description:
     """All about the checkpoint but its numbers.  `vet` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
-    config = configured(file, partial(parts.family.config, parts.config))
-    tokenizer = tokenizer_of(parts.path, vet)
-    head, limit = HEADS[parts.spec.kind](parts, config)
-    generates = parts.spec.kind == "generate"
+    config = parse_config(file, partial(parts.family.config, parts.config))
+    tokenizer = load_tokenizer(parts.path, vet)
+    head, limit = HEADS[parts.spec.task](parts, config)
+    generates = parts.spec.task == "generate"
     return Description(
         file=file,
         family=parts.family.name,
         config=config,
         head=head,
         entries=parts.entries,
-        translate=partial(rename, parts.family, parts.spec.renames),
+        translate=partial(rename_weight, parts.family, parts.spec.renames),
         tokenizer=tokenizer,
-        chat=chat_of(parts.path, tokenizer) if generates else None,
-        stop_tokens=stops_of(parts, tokenizer, config.vocab_size) if generates else frozenset(),
+        chat=load_chat_template(parts.path, tokenizer) if generates else None,
+        stop_tokens=read_stop_tokens(parts, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=limit,
         parts=parts,
     )
 
 
-def over(parts: Parts, known: Description) -> Description:
+def describe_changed(parts: FolderParts, known: Description) -> Description:
     """The same of one that differs from a known one in tensors and head only: its other files are not read again."""
-    head, limit = HEADS[parts.spec.kind](parts, known.config)
-    translate = partial(rename, parts.family, parts.spec.renames)
+    head, limit = HEADS[parts.spec.task](parts, known.config)
+    translate = partial(rename_weight, parts.family, parts.spec.renames)
     return replace(known, head=head, entries=parts.entries, translate=translate, max_tokens=limit, parts=parts)
 
 
-def refuse_foreign(file: Path, config: Json) -> None:
+def check_config(file: Path, config: JsonObject) -> None:
     """What would need code from the checkpoint, or arithmetic that is not here."""
     if "auto_map" in config:
         raise UnsupportedError(
@@ -73,17 +83,17 @@ def refuse_foreign(file: Path, config: Json) -> None:
             file=str(file),
         )
     if quantised := config.get(compressed.CONFIG):
-        compressed.scheme_of(file, quantised)
+        compressed.read_scheme(file, quantised)
 
 
-def family_of(file: Path, config: Json) -> Family:
+def find_family(file: Path, config: JsonObject) -> Family:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UnsupportedError(f"model_type {name!r} is not known; known are {', '.join(FAMILIES)}", file=str(file))
     return FAMILIES[name]
 
 
-def spec_of(file: Path, config: Json, family: Family) -> HeadSpec:
+def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else "(none)"
     spec = family.heads.get(name)
@@ -94,17 +104,17 @@ def spec_of(file: Path, config: Json, family: Family) -> HeadSpec:
     return spec
 
 
-def tensors_of(path: Path) -> dict[str, Entry]:
+def list_tensors(path: Path) -> dict[str, TensorEntry]:
     """Every tensor of the folder by name: from its index, else from its one safetensors file."""
     if (path / INDEX).is_file():
-        return sharded(path)
+        return list_sharded_tensors(path)
     if (path / SINGLE).is_file():
-        return safetensors(path / SINGLE)
-    refuse_folder(path)
-    raise no_weights(path)
+        return read_safetensors(path / SINGLE)
+    check_folder(path)
+    raise missing_weights_error(path)
 
 
-def sharded(path: Path) -> dict[str, Entry]:
+def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
     places = read_json(path / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
@@ -115,11 +125,11 @@ def sharded(path: Path) -> dict[str, Entry]:
         if shard not in shards and not (path / shard).is_file():
             raise CheckpointError(f"shard {shard} is missing", file=str(path / INDEX), tensor=name)
         shards.setdefault(shard, []).append(name)
-    found, count = dict[str, Entry](), 0
+    found, count = dict[str, TensorEntry](), 0
     for shard, names in shards.items():
-        there = safetensors(path / shard)
+        there = read_safetensors(path / shard)
         count += len(there)
-        refuse_many(path / INDEX, count)
+        check_tensor_count(path / INDEX, count)
         for name in names:
             if name not in there:
                 raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)
@@ -127,7 +137,7 @@ def sharded(path: Path) -> dict[str, Entry]:
     return {name: found[name] for name in places}
 
 
-def tokenizer_of(path: Path, vet: Vet = trust) -> Tokenizer:
+def load_tokenizer(path: Path, vet: FolderCheck = accept_folder) -> Tokenizer:
     readable = ("tokenizer.json", "vocab.txt", "vocab.json")
     if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
         raise UnsupportedError(
@@ -142,22 +152,22 @@ def tokenizer_of(path: Path, vet: Vet = trust) -> Tokenizer:
         raise error if error.file else type(error)(str(error), file=str(path)) from None
 
 
-def chat_of(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template from its own file or from the tokenizer's configuration."""
     if (path / "chat_template.jinja").is_file():
         beside = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
         files = {"default": path / "chat_template.jinja"} | ({"tool_use": beside} if beside.is_file() else {})
-        sources = {name: text(file, errors="replace") for name, file in files.items()}
-        return template(str(path), sources, tokenizer)
+        sources = {name: read_text(file, errors="replace") for name, file in files.items()}
+        return build_chat_template(str(path), sources, tokenizer)
     aside = read_json(path / "chat_template.json", {})
     source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
     if isinstance(source, list):
         named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
-        return template(str(path), named, tokenizer)
-    return template(str(path), {"default": source}, tokenizer)
+        return build_chat_template(str(path), named, tokenizer)
+    return build_chat_template(str(path), {"default": source}, tokenizer)
 
 
-def stops_of(parts: Parts, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+def read_stop_tokens(parts: FolderParts, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
     """Every token that any of the files calls the end; what is no token of the vocabulary is left out.
 
     CheckpointError where a file lists too many.
@@ -169,8 +179,8 @@ def stops_of(parts: Parts, tokenizer: Tokenizer, vocab_size: int) -> frozenset[i
     ):
         said = config.get("eos_token_id")
         listed = said if isinstance(said, list) else [said]
-        if len(listed) > MOST_STOPS:
-            message = f"eos_token_id has {len(listed)} tokens; {MOST_STOPS} are the most"
+        if len(listed) > MAX_STOP_TOKENS:
+            message = f"eos_token_id has {len(listed)} tokens; {MAX_STOP_TOKENS} are the most"
             raise CheckpointError(message, file=str(file))
         stops += listed
-    return within(stops, vocab_size)
+    return valid_tokens(stops, vocab_size)

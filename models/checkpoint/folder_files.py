@@ -13,35 +13,37 @@ import orjson
 from ..architectures import Family, HeadSpec
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, ModelError, UnsupportedError
-from ..core.files import json_text, listed
+from ..core.files import list_files, read_json_bytes
 from ..tokenizer import Tokenizer
-from .tensor_files import Entry
+from .tensor_files import TensorEntry
 
-Json = dict[str, Any]
-Vet = Callable[[Path, Json], None]  # of a folder, or of a GGUF file and its metadata, before its tokenizer is read
+JsonObject = dict[str, Any]
+FolderCheck = Callable[
+    [Path, JsonObject], None
+]  # of a folder, or of a GGUF file and its metadata, before its tokenizer is read
 T = TypeVar("T")
-MOST_STOPS = 64  # tokens that end an answer; published models name up to ten
+MAX_STOP_TOKENS = 64  # tokens that end an answer; published models name up to ten
 
 
-def trust(source: Path, fields: Json) -> None:
+def accept_folder(source: Path, fields: JsonObject) -> None:
     """Its tokenizer is read as it is."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class FolderParts:
     """What a folder says of itself.  An adapter may change any of it before it is described."""
 
     path: Path
-    config: Json
+    config: JsonObject
     family: Family
     spec: HeadSpec
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
 
 
-def read_json(path: Path, default: Json | None = None, kind: type = dict) -> Any:
+def read_json(path: Path, default: JsonObject | None = None, kind: type = dict) -> Any:
     """A JSON object (or another `kind`) from a file; `default` stands for a file that is not there."""
     try:
-        value = orjson.loads(json_text(path))
+        value = orjson.loads(read_json_bytes(path))
     except FileNotFoundError:
         if default is not None:
             return default
@@ -54,12 +56,12 @@ def read_json(path: Path, default: Json | None = None, kind: type = dict) -> Any
 
 
 def missing_hint(path: Path) -> str:
-    files = listed(path.parent, {".gguf"}) if path.parent.is_dir() else []
+    files = list_files(path.parent, {".gguf"}) if path.parent.is_dir() else []
     hint = f"; for a GGUF file name the file itself: {', '.join(files)}" if files else ""
     return f"is not there, and is needed{hint}"
 
 
-def template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+def build_chat_template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template called "default", with the one called "tool_use"; what is wrong with it names the file."""
     source, tool_use = sources.get("default"), sources.get("tool_use")
     if not isinstance(source, str):
@@ -71,12 +73,12 @@ def template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> Cha
         raise CheckpointError(str(error), file=file) from None
 
 
-def within(tokens: Iterable[object], vocab_size: int) -> frozenset[int]:
+def valid_tokens(tokens: Iterable[object], vocab_size: int) -> frozenset[int]:
     """The ids of tokens among these values; true and false are none."""
     return frozenset(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
 
 
-def configured(file: str, make: Callable[[], T]) -> T:
+def parse_config(file: str, make: Callable[[], T]) -> T:
     """What `make` reads from a description, its failures as sentences."""
     try:
         return make()

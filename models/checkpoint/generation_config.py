@@ -13,17 +13,17 @@ from typing import Any
 
 from ..core.errors import CheckpointError, UnsupportedError
 from ..network.model_config import ModelConfig
-from ..seq2seq.decoding import Writing
-from .folder_files import MOST_STOPS, Json, configured, read_json
+from ..seq2seq.decoding import DecodingConfig
+from .folder_files import MAX_STOP_TOKENS, JsonObject, parse_config, read_json
 
 FILE = "generation_config.json"
-FOLLOWED = frozenset((
+SUPPORTED_FIELDS = frozenset((
     "bad_words_ids", "bos_token_id", "decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id",
     "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length",
     "min_new_tokens", "no_repeat_ngram_size", "num_beams", "renormalize_logits", "suppress_tokens", "temperature",
     "top_k", "top_p",
 ))  # fmt: skip
-NEUTRAL: Mapping[str, Any] = {
+NEUTRAL_VALUES: Mapping[str, Any] = {
     "begin_suppress_tokens": None,
     "constraints": None,
     "diversity_penalty": 0.0,
@@ -48,18 +48,18 @@ NEUTRAL: Mapping[str, Any] = {
     "typical_p": 1.0,
     "watermarking_config": None,
 }  # what would change answers, and the values with which it does not; None: only where it is not set
-HARMLESS = re.compile(
+IGNORED_FIELDS = re.compile(
     "_from_model_config|assistant_|cache_|compile_|continuous_batching|disable_compile|is_assistant|low_memory|max_cache|"
     "max_matching|num_assistant|output_|pad_token_id|prefill_|prompt_lookup|remove_invalid_values|return_dict|speculation|"
     "target_lookbehind|transformers_version|use_"
 )  # how those names begin that change nothing of what is written
-LIKELIEST = 50  # tokens that transformers draws from where nobody says
+DEFAULT_TOP_K = 50  # tokens that transformers draws from where nobody says
 log = getLogger(__name__)
 
 
-def start_of(folder: Path, config: Json) -> int:
+def read_start_token(folder: Path, config: JsonObject) -> int:
     """The token that stands before the first that is written."""
-    said, file = said_of(folder, config)
+    said, file = read_generation_fields(folder, config)
     for key in ("decoder_start_token_id", "bos_token_id"):
         for each in (said, config):
             if isinstance(each.get(key), int):
@@ -68,12 +68,14 @@ def start_of(folder: Path, config: Json) -> int:
     raise CheckpointError(message, file=str(file))
 
 
-def writing_of(folder: Path, config: Json, decoder: ModelConfig) -> Writing:
+def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig) -> DecodingConfig:
     """CheckpointError or UnsupportedError names the field that cannot be followed."""
-    said, file = said_of(folder, config)
-    refuse_unknown(said, file)
-    how = configured(str(file), lambda: followed(said, stops_of(said, config), decoder))
-    words = sorted({*how.stops, *how.opening, *how.closing, *how.banned, start_of(folder, config)})
+    said, file = read_generation_fields(folder, config)
+    check_fields(said, file)
+    how = parse_config(str(file), lambda: build_decoding_config(said, read_eos_tokens(said, config), decoder))
+    words = sorted(
+        {*how.stop_tokens, *how.forced_first, *how.forced_last, *how.banned_tokens, read_start_token(folder, config)}
+    )
     if words and not 0 <= words[0] <= words[-1] < decoder.vocab_size:
         raise CheckpointError(
             f"it names tokens {words}, the network knows 0 to {decoder.vocab_size - 1}", file=str(file)
@@ -81,34 +83,34 @@ def writing_of(folder: Path, config: Json, decoder: ModelConfig) -> Writing:
     return how
 
 
-def said_of(folder: Path, config: Json) -> tuple[Json, Path]:
+def read_generation_fields(folder: Path, config: JsonObject) -> tuple[JsonObject, Path]:
     """What is said of it, and the file that does."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE), folder / FILE
-    known = {*FOLLOWED, *NEUTRAL}
+    known = {*SUPPORTED_FIELDS, *NEUTRAL_VALUES}
     return {key: value for key, value in config.items() if key in known}, folder / "config.json"
 
 
-def refuse_unknown(said: Json, file: Path) -> None:
-    for key, neutral in NEUTRAL.items():
+def check_fields(said: JsonObject, file: Path) -> None:
+    for key, neutral in NEUTRAL_VALUES.items():
         if said.get(key) not in (None, neutral, []):
             raise UnsupportedError(
                 f"{key} {said[key]!r} would change what is written, and is not done here; remove it, or serve another",
                 file=str(file),
             )
-    strange = sorted(key for key in said.keys() - {*FOLLOWED, *NEUTRAL} if not HARMLESS.match(key))
+    strange = sorted(key for key in said.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key))
     if strange:
         log.warning("%s: %s is not known, and is left aside", file, ", ".join(strange))
 
 
-def stops_of(said: Json, config: Json) -> frozenset[int]:
-    ends = several(said.get("eos_token_id", config.get("eos_token_id")))
-    if len(ends) > MOST_STOPS:
-        raise CheckpointError(f"eos_token_id has {len(ends)} tokens; {MOST_STOPS} are the most")
+def read_eos_tokens(said: JsonObject, config: JsonObject) -> frozenset[int]:
+    ends = token_ids(said.get("eos_token_id", config.get("eos_token_id")))
+    if len(ends) > MAX_STOP_TOKENS:
+        raise CheckpointError(f"eos_token_id has {len(ends)} tokens; {MAX_STOP_TOKENS} are the most")
     return frozenset(ends)
 
 
-def followed(said: Json, stops: frozenset[int], decoder: ModelConfig) -> Writing:
+def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: ModelConfig) -> DecodingConfig:
     """Lengths in the file count the start too, where they don't say that they count what is new."""
     given = {key: value for key, value in said.items() if value is not None}
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
@@ -118,27 +120,27 @@ def followed(said: Json, stops: frozenset[int], decoder: ModelConfig) -> Writing
     drawn, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
     if drawn and beams > 1:
         raise UnsupportedError("do_sample with num_beams: beams that are drawn are not known here; set one of them")
-    return Writing(
-        stops=stops,
-        most=max(min(int(longest), decoder.max_positions), 1),
-        least=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
-        opening=several(given.get("forced_bos_token_id")),
-        closing=several(given.get("forced_eos_token_id")),
-        banned=banned_of(given, stops),
-        once=int(given.get("no_repeat_ngram_size", 0)),
-        renormalised=bool(given.get("renormalize_logits", False)),
+    return DecodingConfig(
+        stop_tokens=stops,
+        max_tokens=max(min(int(longest), decoder.max_positions), 1),
+        min_tokens=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
+        forced_first=token_ids(given.get("forced_bos_token_id")),
+        forced_last=token_ids(given.get("forced_eos_token_id")),
+        banned_tokens=read_banned_tokens(given, stops),
+        no_repeat_ngram=int(given.get("no_repeat_ngram_size", 0)),
+        renormalize=bool(given.get("renormalize_logits", False)),
         beams=beams,
         length_penalty=float(given.get("length_penalty", 1.0)),
-        early=early is True,
-        patient=early == "never",
-        drawn=drawn,
+        early_stopping=early is True,
+        never_stop_early=early == "never",
+        sample=drawn,
         temperature=float(given.get("temperature", 1.0)),
-        top_k=int(given.get("top_k", LIKELIEST)),
+        top_k=int(given.get("top_k", DEFAULT_TOP_K)),
         top_p=float(given.get("top_p", 1.0)),
     )
 
 
-def several(ids: object) -> tuple[int, ...]:
+def token_ids(ids: object) -> tuple[int, ...]:
     """One token or several, or none."""
     if ids is None:
         return ()
@@ -148,9 +150,9 @@ def several(ids: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def banned_of(given: Json, stops: frozenset[int]) -> tuple[int, ...]:
+def read_banned_tokens(given: JsonObject, stops: frozenset[int]) -> tuple[int, ...]:
     """Tokens that are never written; what ends an answer cannot be banned as a bad word."""
-    words = [several(word) for word in given.get("bad_words_ids", ())]
+    words = [token_ids(word) for word in given.get("bad_words_ids", ())]
     if any(len(word) != 1 for word in words):
         raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
-    return (*(token for (token,) in words if token not in stops), *several(given.get("suppress_tokens")))
+    return (*(token for (token,) in words if token not in stops), *token_ids(given.get("suppress_tokens")))

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from ..architectures import FAMILIES
-from ..architectures.family import rope
-from ..architectures.gguf_architectures import DIALECTS, Dialect, rename
+from ..architectures.family import read_rope
+from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError
 from ..network.heads import Pooling
 from ..network.model_config import ModelConfig
-from ..network.positions import Rotary, stretch
+from ..network.positions import Rotary, scale_frequencies
 from ..tokenizer import Tokenizer
-from .description import Description, Head
-from .folder_files import Vet, configured, template, trust, within
-from .gguf_header import header
-from .head_config import language, pooled
-from .tensor_files import Entry
+from .description import Description, HeadDescription
+from .folder_files import FolderCheck, accept_folder, build_chat_template, parse_config, valid_tokens
+from .gguf_header import read_header
+from .head_config import language_head, pooler_head
+from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
@@ -37,16 +37,16 @@ log = getLogger(__name__)
 Json = dict[str, Any]
 
 
-def describe(path: Path, vet: Vet = trust) -> Description:
+def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
     """All about the checkpoint but its numbers.  `vet` is called before the tokenizer is made."""
-    metadata, entries = header(path)
-    name = refuse_foreign(path, metadata)
+    metadata, entries = read_header(path)
+    name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
-    dialect = DIALECTS[name]
-    refuse_unknown(path, dialect, fields)
-    config = configured(str(path), partial(config_of, dialect, fields, entries))
-    head = head_of(path, config, fields, entries)
-    tokenizer = tokenizer_of(path, metadata, vet)
+    dialect = GGUF_ARCHITECTURES[name]
+    check_unsupported_keys(path, dialect, fields)
+    config = parse_config(str(path), partial(read_config, dialect, fields, entries))
+    head = choose_head(path, config, fields, entries)
+    tokenizer = load_tokenizer(path, metadata, vet)
     generates = head.task == "generate"
     return Description(
         file=str(path),
@@ -54,15 +54,15 @@ def describe(path: Path, vet: Vet = trust) -> Description:
         config=config,
         head=head,
         entries=entries,
-        translate=partial(rename, dialect, config),
+        translate=partial(rename_tensor, dialect, config),
         tokenizer=tokenizer,
-        chat=chat_of(path, metadata, tokenizer) if generates else None,
-        stop_tokens=stops_of(metadata, tokenizer, config.vocab_size) if generates else frozenset(),
+        chat=load_chat_template(path, metadata, tokenizer) if generates else None,
+        stop_tokens=read_stop_tokens(metadata, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=config.max_positions,
     )
 
 
-def refuse_foreign(path: Path, metadata: Json) -> str:
+def check_architecture(path: Path, metadata: Json) -> str:
     """The architecture's name; UnsupportedError where it is not known, or the file is only a part of a model."""
     name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
     if kind != "model":
@@ -72,15 +72,15 @@ def refuse_foreign(path: Path, metadata: Json) -> str:
             f"one of {parts} parts; join them first: llama-gguf-split --merge FIRST-PART WHOLE",
             file=str(path),
         )
-    if name not in DIALECTS:
+    if name not in GGUF_ARCHITECTURES:
         raise UnsupportedError(
-            f"general.architecture {name!r} is not known; known are {', '.join(DIALECTS)}", file=str(path)
+            f"general.architecture {name!r} is not known; known are {', '.join(GGUF_ARCHITECTURES)}", file=str(path)
         )
     return str(name)
 
 
-def refuse_unknown(path: Path, dialect: Dialect, fields: Json) -> None:
-    for key in dialect.refused:
+def check_unsupported_keys(path: Path, dialect: GgufArchitecture, fields: Json) -> None:
+    for key in dialect.unsupported_keys:
         if fields.get(key):
             raise UnsupportedError(f"{key} {fields[key]!r} is not known here", file=str(path))
     for key, value in fields.items():
@@ -88,15 +88,15 @@ def refuse_unknown(path: Path, dialect: Dialect, fields: Json) -> None:
             raise UnsupportedError(f"{key} differs from layer to layer, which is not known here", file=str(path))
 
 
-def config_of(dialect: Dialect, fields: Json, entries: Mapping[str, Entry]) -> ModelConfig:
+def read_config(dialect: GgufArchitecture, fields: Json, entries: Mapping[str, TensorEntry]) -> ModelConfig:
     shapes = {name: entry.shape for name, entry in entries.items()}
     hf = dialect.config(fields, shapes)
     if FREQUENCIES in entries:
-        hf["rope_parameters"] |= stretched(entries[FREQUENCIES], hf, fields)
+        hf["rope_parameters"] |= infer_rope_scaling(entries[FREQUENCIES], hf, fields)
     return FAMILIES[dialect.family].config(hf)
 
 
-def stretched(entry: Entry, hf: Json, fields: Json) -> Json:
+def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
     """Llama 3's scaling, told from the factors that the file has for every frequency.
 
     The converter writes the factors and not what they were made of; only the largest of them and the published
@@ -116,35 +116,35 @@ def stretched(entry: Entry, hf: Json, fields: Json) -> Json:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": fields.get("rope.scaling.original_context_length", 8192),
     }
-    if not torch.allclose(expected(hf, guess), factors, rtol=1e-3):
+    if not torch.allclose(frequency_divisors(hf, guess), factors, rtol=1e-3):
         message = "its factors are not those of Llama 3's rope scaling, the only ones known"
         raise UnsupportedError(message, file=str(entry.file), tensor=FREQUENCIES)
     return guess
 
 
-def expected(hf: Json, guess: Json) -> Tensor:
+def frequency_divisors(hf: Json, guess: Json) -> Tensor:
     """By what the guessed scaling divides each frequency."""
     parameters = hf["rope_parameters"] | guess
-    base, scaling = rope({"rope_parameters": parameters})
+    base, scaling = read_rope({"rope_parameters": parameters})
     assert scaling is not None
     plain = Rotary(hf["head_dim"], base).frequency
-    return plain / stretch(plain, scaling)
+    return plain / scale_frequencies(plain, scaling)
 
 
-def head_of(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, Entry]) -> Head:
+def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, TensorEntry]) -> HeadDescription:
     """A generator, unless the file is an encoder or says how to pool."""
     pooling = fields.get("pooling_type", 0)
     if config.causal and not pooling:
-        return language(config, tied="output.weight" not in entries)
+        return language_head(config, tied="output.weight" not in entries)
     if pooling == RANKS:
         raise UnsupportedError("a reranker; load it from its safetensors folder", file=str(path))
     if not isinstance(pooling, int) or pooling not in POOLINGS:
         log.warning("%s: no pooling_type says how to pool states; taking their mean", path)
         pooling = 1
-    return pooled(POOLINGS[pooling], normalise=True)
+    return pooler_head(POOLINGS[pooling], normalise=True)
 
 
-def tokenizer_of(path: Path, metadata: Json, vet: Vet = trust) -> Tokenizer:
+def load_tokenizer(path: Path, metadata: Json, vet: FolderCheck = accept_folder) -> Tokenizer:
     fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
     try:
         vet(path, fields)
@@ -153,10 +153,10 @@ def tokenizer_of(path: Path, metadata: Json, vet: Vet = trust) -> Tokenizer:
         raise error if error.file else type(error)(str(error), file=str(path)) from None
 
 
-def chat_of(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:
+def load_chat_template(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
-    return template(str(path), {name: metadata.get(key) for name, key in keys.items()}, tokenizer)
+    return build_chat_template(str(path), {name: metadata.get(key) for name, key in keys.items()}, tokenizer)
 
 
-def stops_of(metadata: Json, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-    return within([*(metadata.get(key) for key in ENDS), tokenizer.eos_id], vocab_size)
+def read_stop_tokens(metadata: Json, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+    return valid_tokens([*(metadata.get(key) for key in ENDS), tokenizer.eos_id], vocab_size)

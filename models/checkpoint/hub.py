@@ -16,8 +16,8 @@ ID = re.compile(
 )
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja")  # no pickles, no code, no second formats
 
-PRESENT = find_spec("huggingface_hub") is not None
-if PRESENT:
+HAS_HUB_LIBRARY = find_spec("huggingface_hub") is not None
+if HAS_HUB_LIBRARY:
     import huggingface_hub
 
 
@@ -28,7 +28,7 @@ def is_id(source: str) -> bool:
 
 def download(source: str) -> Path:
     """The folder of a checkpoint's files, fetched or from the cache.  CheckpointError where that fails."""
-    if not PRESENT:
+    if not HAS_HUB_LIBRARY:
         raise UnsupportedError(
             f"{source!r} is no folder or file here, and to fetch it from the hub an extra is needed: "
             "pip install 'polyhead[hub]'"

@@ -11,18 +11,20 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..native.packed_network import BITS, INT4, INT4_SHIFTED, INT8, INT8_SHIFTED
+from ..native.packed_network import INT4, INT4_SHIFTED, INT8, INT8_SHIFTED, WEIGHT_BITS
 from ..network.heads import LanguageHead
 from ..parallel import Cut
-from .compressed_tensors import Compressed
-from .default_precision import precision_of
-from .description import Description, announced, blank, used
-from .merged_adapter import Merged
-from .tensor_files import PIECE, Entry
-from .tensor_slices import places_of
+from .compressed_tensors import CompressedEntry
+from .default_precision import kind_precision
+from .description import Description, build_on_meta, match_entries, translate_shape
+from .merged_adapter import MergedEntry
+from .tensor_files import PIECE_BYTES, TensorEntry
+from .tensor_slices import locate_pieces
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
-SPELLED = 50  # bytes for each character of its tokens, where they are long: most are nodes of the tree for grammars
+CHARACTER_BYTES = (
+    50  # bytes for each character of its tokens, where they are long: most are nodes of the tree for grammars
+)
 FOUND = {
     "Q4_0": INT4,
     "int4": INT4,
@@ -34,7 +36,7 @@ FOUND = {
 
 
 @dataclass(frozen=True)
-class Size:
+class LoadSize:
     """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, in the largest that is read
     as a whole and then cut, and in the largest that is computed as it is read (merged with an adapter, multiplied by
     scales); bytes of the tokenizer.  `head`: numbers in the head, those it shares with the network too.  `tied`: a
@@ -50,59 +52,68 @@ class Size:
     tied: bool
     bits: Mapping[str, float]
 
-    def weights(self, dtype: torch.dtype) -> int:
+    def weight_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that stay."""
         return self.parameters * dtype.itemsize
 
-    def passing(self, dtype: torch.dtype) -> int:
+    def temporary_bytes(self, dtype: torch.dtype) -> int:
         """Bytes beside them while they are read."""
-        return max(self.rearranged, self.cut) * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE
+        return (
+            max(self.rearranged, self.cut) * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE_BYTES
+        )
 
 
-def size(what: Description) -> Size:
+def estimate_load(what: Description) -> LoadSize:
     """Raises CheckpointError where the files do not hold what the description asks for."""
-    network, head = blank(what)
-    entries = used(what, network, head)
-    cuts = what.cutting(network, head)
+    network, head = build_on_meta(what)
+    entries = match_entries(what, network, head)
+    cuts = what.cut_network(network, head)
     numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
-    pieces = {name: announced(what, name, each) for name, each in entries.items()}
-    return Size(
+    pieces = {name: translate_shape(what, name, each) for name, each in entries.items()}
+    return LoadSize(
         parameters=sum(numbers.values()),
         head=sum(parameter.numel() for parameter in head.parameters()),
-        rearranged=max((_scattered(piece for _, piece in each) for each in pieces.values()), default=0),
-        cut=max((prod(each.shape) for name, each in entries.items() if _cut_late(what, name, each, cuts)), default=0),
-        merged=max(map(_merged, entries.values()), default=0),
-        tokenizer=max(what.tokenizer.vocab_size * TOKEN, what.tokenizer.text_size * SPELLED),
+        rearranged=max((_count_noncontiguous(piece for _, piece in each) for each in pieces.values()), default=0),
+        cut=max(
+            (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(what, name, each, cuts)),
+            default=0,
+        ),
+        merged=max(map(_merge_size, entries.values()), default=0),
+        tokenizer=max(what.tokenizer.vocab_size * TOKEN, what.tokenizer.text_size * CHARACTER_BYTES),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
-            ours: BITS[format]
+            ours: WEIGHT_BITS[format]
             for name, entry in entries.items()
-            if (format := _found(entry)) is not None
+            if (format := _stored_bits(entry)) is not None
             for ours, piece in pieces[name]
             if piece.stride(-1) == 1  # an output's weights side by side, as they were grouped
         },
     )
 
 
-def _scattered(pieces: Iterable[Tensor]) -> int:
+def _count_noncontiguous(pieces: Iterable[Tensor]) -> int:
     """Numbers that do not lie as they will be used."""
     return sum(piece.numel() for piece in pieces if not piece.is_contiguous())
 
 
-def _cut_late(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut]) -> bool:
+def _is_cut_after_read(what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:
     """Whether it is read as a whole, and something of it is cut then."""
-    return any(ours in cuts for ours, _ in announced(what, name, entry)) and not places_of(what, name, entry, cuts)
+    return any(ours in cuts for ours, _ in translate_shape(what, name, entry)) and not locate_pieces(
+        what, name, entry, cuts
+    )
 
 
-def _merged(entry: Entry) -> int:
-    return prod(entry.shape) if isinstance(entry, Merged | Compressed) else 0
+def _merge_size(entry: TensorEntry) -> int:
+    return prod(entry.shape) if isinstance(entry, MergedEntry | CompressedEntry) else 0
 
 
-def _found(entry: Entry) -> int | None:
+def _stored_bits(entry: TensorEntry) -> int | None:
     """The format in which int4 packs matrices that are stored so; None if that depends on their numbers.
 
     Of Q4_1 it is as good as certain: only blocks that lie 10,000 scales away from zero are not found again.
     """
-    if isinstance(entry, Merged) or (isinstance(entry, Compressed) and entry.bits == 4 and entry.scales.kind != "F16"):
+    if isinstance(entry, MergedEntry) or (
+        isinstance(entry, CompressedEntry) and entry.bits == 4 and entry.scales.kind != "F16"
+    ):
         return None
-    return FOUND.get(entry.kind, INT8 if precision_of(entry.kind) == "int8" else None)
+    return FOUND.get(entry.kind, INT8 if kind_precision(entry.kind) == "int8" else None)

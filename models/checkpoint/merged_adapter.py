@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..architectures import Family, HeadSpec, rename
+from ..architectures import Family, HeadSpec, rename_weight
 from ..core.errors import CheckpointError, UnsupportedError
-from .compressed_tensors import Compressed
-from .folder_files import Json, Parts, read_json
+from .compressed_tensors import CompressedEntry
+from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
-from .module_patterns import LONGEST, NotSimple, matches, parsed
-from .tensor_files import Entry, ignore, readable, safetensors
+from .module_patterns import MAX_PATTERN_LENGTH, UnsupportedPattern, matches, parse_pattern
+from .tensor_files import TensorEntry, check_readable, ignore_bytes, read_safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -35,7 +35,7 @@ TASKS = {
     "CAUSAL_LM": "generate",
     "FEATURE_EXTRACTION": "embed",
 }
-OVERLAID = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
+OVERLAY_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
 # Settings that leave the merged weights as they are: how training went, or where the adapter was put.
 HARMLESS = (
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config"),
@@ -45,9 +45,12 @@ HARMLESS = (
     *("task_type", "use_rslora"),
 )
 # Of these some values do change them: biases of the base, and starts that take something away from the base.
-LIMITED: Json = {"bias": (None, "none"), "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal")}
-MOST_PATTERNS = 1024  # of ranks, and of alphas
-LARGEST_ALPHA = 1e9  # more is no setting but an accident
+LIMITED: JsonObject = {
+    "bias": (None, "none"),
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
+}
+MAX_PATTERNS = 1024  # of ranks, and of alphas
+MAX_ALPHA = 1e9  # more is no setting but an accident
 log = getLogger(__name__)
 
 
@@ -56,18 +59,18 @@ class Adapter:
     """A folder's configuration, what it lays over the base's, and its tensors under the names of the base's."""
 
     path: Path
-    settings: Json
-    overlay: Json
-    pairs: Mapping[str, tuple[Entry, Entry]]  # module -> (A, B)
-    saved: Mapping[str, Entry]  # tensor -> its replacement
+    settings: JsonObject
+    overlay: JsonObject
+    pairs: Mapping[str, tuple[TensorEntry, TensorEntry]]  # module -> (A, B)
+    saved: Mapping[str, TensorEntry]  # tensor -> its replacement
 
 
 @dataclass(frozen=True)
-class Merged(Entry):
+class MergedEntry(TensorEntry):
     """A tensor of the base with its low-rank update, `scale` * B @ A, summed in float32."""
 
-    base: Entry
-    pair: tuple[Entry, Entry]
+    base: TensorEntry
+    pair: tuple[TensorEntry, TensorEntry]
     scale: float
     transposed: bool  # the base keeps [in, out] where B @ A is [out, in]
 
@@ -76,14 +79,14 @@ class Merged(Entry):
         return (*self.base.files, *(side.file for side in self.pair))
 
     @property
-    def changes(self) -> tuple[object, ...]:
+    def transformation(self) -> tuple[object, ...]:
         return self.scale, self.transposed
 
     @property
     def size(self) -> int:
         return self.base.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
         a, b = (side.read(torch.float32, device) for side in self.pair)
         update = a.t() @ b.t() if self.transposed else b @ a
         return self.base.read(torch.float32, device, advanced).add_(update, alpha=self.scale).to(dtype)
@@ -93,7 +96,7 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
-def base_of(path: Path) -> str:
+def base_source(path: Path) -> str:
     """The source of the base that the adapter was made for: an id on the hub, or a path, relative to the adapter."""
     settings = read_json(path / CONFIG)
     name = settings.get("base_model_name_or_path")
@@ -108,17 +111,17 @@ def base_of(path: Path) -> str:
     return f"{name}@{revision}" if revision and is_id(name) else name
 
 
-def read(path: Path) -> Adapter:
+def read_adapter(path: Path) -> Adapter:
     """The adapter's small files and its header."""
     settings = read_json(path / CONFIG)
-    refuse_foreign(path / CONFIG, settings)
+    check_adapter_settings(path / CONFIG, settings)
     if not (path / WEIGHTS).is_file():
         message = f"{WEIGHTS} is missing; an adapter_model.bin has to be saved again by peft, as safetensors"
         raise UnsupportedError(message, file=str(path))
-    sides: dict[str, dict[str, Entry]] = {}
+    sides: dict[str, dict[str, TensorEntry]] = {}
     saved = {}
-    for name, entry in safetensors(path / WEIGHTS).items():
-        readable(entry)
+    for name, entry in read_safetensors(path / WEIGHTS).items():
+        check_readable(entry)
         plain = re.sub(r"\.(modules_to_save|default)(?=\.)", "", name.removeprefix(PREFIX))
         if found := LOW_RANK.fullmatch(plain):
             sides.setdefault(found["module"], {})[found["side"]] = entry
@@ -128,11 +131,11 @@ def read(path: Path) -> Adapter:
             )
         elif ".original_module." not in plain:
             saved[plain] = entry
-    overlay = {key: value for key, value in read_json(path / "config.json", {}).items() if key in OVERLAID}
-    return Adapter(path, settings, overlay, {module: pair_of(both) for module, both in sides.items()}, saved)
+    overlay = {key: value for key, value in read_json(path / "config.json", {}).items() if key in OVERLAY_FIELDS}
+    return Adapter(path, settings, overlay, {module: order_pair(both) for module, both in sides.items()}, saved)
 
 
-def refuse_foreign(file: Path, settings: Json) -> None:
+def check_adapter_settings(file: Path, settings: JsonObject) -> None:
     """Anything that would change the arithmetic from W + scale * B @ A."""
     if settings.get("peft_type") != "LORA":
         raise UnsupportedError(f"peft_type {settings.get('peft_type')!r}; only LORA is merged", file=str(file))
@@ -141,26 +144,27 @@ def refuse_foreign(file: Path, settings: Json) -> None:
             message = f"{key} is {value!r}, which plain LoRA does not have; merge it with peft and load the result"
             raise UnsupportedError(message, file=str(file))
     for key in ("rank_pattern", "alpha_pattern"):
-        refuse_runaway(file, key, settings.get(key))
+        check_patterns(file, key, settings.get(key))
 
 
-def refuse_runaway(file: Path, key: str, patterns: Any) -> None:
+def check_patterns(file: Path, key: str, patterns: Any) -> None:
     """UnsupportedError for patterns that are too many, or have more than is matched here."""
     patterns = patterns if isinstance(patterns, dict) else {}
-    if len(patterns) > MOST_PATTERNS:
-        raise UnsupportedError(f"{key} has {len(patterns)} patterns; {MOST_PATTERNS} are the most", file=str(file))
+    if len(patterns) > MAX_PATTERNS:
+        raise UnsupportedError(f"{key} has {len(patterns)} patterns; {MAX_PATTERNS} are the most", file=str(file))
     for pattern in patterns:
         try:
-            parsed(pattern)
-        except NotSimple:
+            parse_pattern(pattern)
+        except UnsupportedPattern:
             message = (
-                f"{key} has the pattern {pattern[:LONGEST]!r}; patterns of at most {LONGEST} characters are matched, "
+                f"{key} has the pattern {pattern[:MAX_PATTERN_LENGTH]!r}; patterns of at most {MAX_PATTERN_LENGTH} "
+                "characters are matched, "
                 "of names, \\d+, .* and alternatives such as (a|b); merge the adapter with peft"
             )
             raise UnsupportedError(message, file=str(file)) from None
 
 
-def pair_of(sides: Mapping[str, Entry]) -> tuple[Entry, Entry]:
+def order_pair(sides: Mapping[str, TensorEntry]) -> tuple[TensorEntry, TensorEntry]:
     entry = next(iter(sides.values()))
     if set(sides) != {"A", "B"}:
         raise CheckpointError(
@@ -173,24 +177,24 @@ def pair_of(sides: Mapping[str, Entry]) -> tuple[Entry, Entry]:
     return a, b
 
 
-def applied(adapter: Adapter, base: Parts) -> Parts:
+def apply_adapter(adapter: Adapter, base: FolderParts) -> FolderParts:
     """The base with the adapter's tensors and labels, and the head its task asks for."""
-    spec = spec_of(adapter, base)
+    spec = adapter_head_spec(adapter, base)
     config = {**base.config, **adapter.overlay}
-    if spec.kind in ("classify", "tag") and "id2label" not in adapter.overlay:
-        config = named_labels(adapter, base.family, spec, config)
-    entries = merged(adapter, base.family, base.entries)
+    if spec.task in ("classify", "tag") and "id2label" not in adapter.overlay:
+        config = label_overlay(adapter, base.family, spec, config)
+    entries = merge_entries(adapter, base.family, base.entries)
     return replace(base, config=config, spec=spec, entries=entries)
 
 
-def spec_of(adapter: Adapter, base: Parts) -> HeadSpec:
+def adapter_head_spec(adapter: Adapter, base: FolderParts) -> HeadSpec:
     """The head of the adapter's task, in the base's family; the base's own if it names none."""
     task = adapter.settings.get("task_type")
     if task is None:
         return base.spec
-    if base.spec.kind == TASKS.get(str(task)):
+    if base.spec.task == TASKS.get(str(task)):
         return base.spec
-    specs = [spec for spec in base.family.heads.values() if spec.kind == TASKS.get(str(task))]
+    specs = [spec for spec in base.family.heads.values() if spec.task == TASKS.get(str(task))]
     if not specs:
         message = (
             f"task_type {task!r} has no head in the {base.family.name} family, which has {', '.join(base.family.heads)}"
@@ -199,11 +203,11 @@ def spec_of(adapter: Adapter, base: Parts) -> HeadSpec:
     return specs[0]
 
 
-def named_labels(adapter: Adapter, family: Family, spec: HeadSpec, config: Json) -> Json:
+def label_overlay(adapter: Adapter, family: Family, spec: HeadSpec, config: JsonObject) -> JsonObject:
     """Labels without a name where the saved head has another number of them than the base knows.  CheckpointError
     where it has none."""
     for name, entry in adapter.saved.items():
-        names = [ours for ours, _ in rename(family, spec.renames, name, torch.empty((3, 3), device="meta"))]
+        names = [ours for ours, _ in rename_weight(family, spec.renames, name, torch.empty((3, 3), device="meta"))]
         count = entry.shape[0] if entry.shape else 0
         if names != ["head.out.weight"]:
             continue
@@ -216,27 +220,29 @@ def named_labels(adapter: Adapter, family: Family, spec: HeadSpec, config: Json)
     return config
 
 
-def merged(adapter: Adapter, family: Family, base: Mapping[str, Entry]) -> dict[str, Entry]:
+def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """The base's entries with the adapter's laid over them."""
-    known = {bare(family, name): name for name in base}
+    known = {strip_prefix(family, name): name for name in base}
     entries = dict(base)
     for name, entry in adapter.saved.items():
-        entries[known.get(bare(family, name), name)] = entry
+        entries[known.get(strip_prefix(family, name), name)] = entry
     for module, pair in adapter.pairs.items():
-        place = known.get(bare(family, f"{module}.weight"))
+        place = known.get(strip_prefix(family, f"{module}.weight"))
         if place is None:
             message = f"the base has no tensor {module}.weight to merge it into"
             raise CheckpointError(message, file=str(pair[0].file), tensor=pair[0].name)
-        entries[place] = sum_of(adapter, module, base[place], pair)
+        entries[place] = build_merged_entry(adapter, module, base[place], pair)
     return entries
 
 
-def bare(family: Family, name: str) -> str:
+def strip_prefix(family: Family, name: str) -> str:
     """A name without the base model's prefix, which some folders write and some leave out."""
     return name.removeprefix(f"{family.prefix}.")
 
 
-def sum_of(adapter: Adapter, module: str, base: Entry, pair: tuple[Entry, Entry]) -> Merged:
+def build_merged_entry(
+    adapter: Adapter, module: str, base: TensorEntry, pair: tuple[TensorEntry, TensorEntry]
+) -> MergedEntry:
     transposed = bool(adapter.settings.get("fan_in_fan_out"))
     a, b = pair
     shape = (b.shape[0], a.shape[1])
@@ -246,23 +252,23 @@ def sum_of(adapter: Adapter, module: str, base: Entry, pair: tuple[Entry, Entry]
             file=str(a.file),
             tensor=a.name,
         )
-    scale = scale_of(adapter, module, a.shape[0])
-    kind = "F32" if isinstance(base, Compressed) else base.kind  # a sum is no whole multiple of a scale any more
-    return Merged(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
+    scale = lora_scale(adapter, module, a.shape[0])
+    kind = "F32" if isinstance(base, CompressedEntry) else base.kind  # a sum is no whole multiple of a scale any more
+    return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 
-def scale_of(adapter: Adapter, module: str, rank: int) -> float:
+def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
     """Alpha over the rank, or over its square root (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732)."""
     settings = adapter.settings
-    said = matching(settings.get("rank_pattern"), module, settings.get("r"))
-    alpha = matching(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
-    if said != rank or not isinstance(alpha, int | float) or not abs(alpha) < LARGEST_ALPHA:
+    said = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
+    alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
+    if said != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
         message = f"r {said!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
         raise CheckpointError(message, file=str(adapter.path / CONFIG))
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def matching(pattern: Any, module: str, default: Any) -> Any:
+def match_pattern(pattern: Any, module: str, default: Any) -> Any:
     """The value of the first pattern that matches the end of the module's name, as peft chooses it."""
     items: Iterable[tuple[str, Any]] = pattern.items() if isinstance(pattern, dict) else ()
     return next((value for key, value in items if matches(key, module)), default)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-LONGEST = 200  # characters of a pattern
+MAX_PATTERN_LENGTH = 200  # characters of a pattern
 CACHED = 2048  # patterns that are kept parsed
 # A character, an escaped dot, or a dot, as long as no quantifier follows.
 _LITERAL = r"(?:(?:[\w-]|\\[._-]|\.)(?![*+?{]))+"
@@ -19,11 +19,11 @@ _PART = re.compile(
 )
 _DIGITS = re.compile(r"\d+")
 
-Part = tuple[str, tuple[re.Pattern[str], ...]]  # its kind, and the literals that it is one of
-Branch = tuple[bool, tuple[Part, ...]]  # whether it begins where the name does
+PatternPart = tuple[str, tuple[re.Pattern[str], ...]]  # its kind, and the literals that it is one of
+PatternBranch = tuple[bool, tuple[PatternPart, ...]]  # whether it begins where the name does
 
 
-class NotSimple(ValueError):
+class UnsupportedPattern(ValueError):
     """The pattern has something other than what is read here."""
 
 
@@ -33,10 +33,10 @@ def matches(pattern: str, module: str) -> bool:
     Raises NotSimple.
     """
     suffixes = {0, *(index + 1 for index, character in enumerate(module) if character == ".")}
-    for anchored, parts in parsed(pattern):
+    for anchored, parts in parse_pattern(pattern):
         places = {0} if anchored else suffixes
         for part in parts:
-            places = _after(part, module, places)
+            places = _part_ends(part, module, places)
             if not places:
                 break
         if len(module) in places:
@@ -45,16 +45,16 @@ def matches(pattern: str, module: str) -> bool:
 
 
 @lru_cache(CACHED)
-def parsed(pattern: str) -> tuple[Branch, ...]:
+def parse_pattern(pattern: str) -> tuple[PatternBranch, ...]:
     """The alternatives of a pattern.  Raises NotSimple."""
-    if len(pattern) > LONGEST:
-        raise NotSimple
-    branches, parts, anchored, at = list[Branch](), list[Part](), pattern.startswith("^"), 0
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        raise UnsupportedPattern
+    branches, parts, anchored, at = list[PatternBranch](), list[PatternPart](), pattern.startswith("^"), 0
     at += anchored
     while at < len(pattern):
         found = _PART.match(pattern, at)
         if found:
-            parts.append(_part(found))
+            parts.append(_parse_part(found))
             at = found.end()
         elif pattern[at] == "$" and pattern[at + 1 : at + 2] in ("", "|"):
             at += 1
@@ -63,17 +63,17 @@ def parsed(pattern: str) -> tuple[Branch, ...]:
             anchored = pattern.startswith("^", at + 1)
             parts, at = [], at + 1 + anchored
         else:
-            raise NotSimple
+            raise UnsupportedPattern
     return (*branches, (anchored, tuple(parts)))
 
 
-def _part(found: re.Match[str]) -> Part:
+def _parse_part(found: re.Match[str]) -> PatternPart:
     kind = found.lastgroup or ""
     literals = found[kind].split("|") if kind in ("literal", "choice") else []
     return kind, tuple(re.compile(literal, re.DOTALL) for literal in literals)
 
 
-def _after(part: Part, module: str, places: Iterable[int]) -> set[int]:
+def _part_ends(part: PatternPart, module: str, places: Iterable[int]) -> set[int]:
     """Where a part may end that begins at one of the places."""
     kind, literals = part
     if kind in ("any", "some"):

@@ -59,10 +59,10 @@ def fetch(package: Package, folder: Path, *members: str) -> None:
         unpack(archive, unpacked, lacking)
         for member in lacking:
             (folder / member).parent.mkdir(parents=True, exist_ok=True)
-            place(unpacked / member, folder / member)
+            move_into_place(unpacked / member, folder / member)
 
 
-def gather(package: Package, folder: Path, *patterns: str) -> None:
+def fetch_matching(package: Package, folder: Path, *patterns: str) -> None:
     """Make `folder` of all members of the package that fit one of the patterns, in which a "*" is a part of one name.
 
     Nothing happens if it is there already; it appears whole or not at all.  CheckpointError as `fetch` has it.
@@ -73,10 +73,10 @@ def gather(package: Package, folder: Path, *patterns: str) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
         unpacked = Path(scratch) / "unpacked"
         unpack(download(package, Path(scratch)), unpacked, list(patterns))
-        place(unpacked, folder)
+        move_into_place(unpacked, folder)
 
 
-def place(made: Path, where: Path) -> None:
+def move_into_place(made: Path, where: Path) -> None:
     """Move what was made to where it belongs, unless a process that fetches the same was faster with a folder."""
     try:
         os.replace(made, where)
@@ -88,7 +88,7 @@ def place(made: Path, where: Path) -> None:
 def download(package: Package, scratch: Path) -> Path:
     """The package's file, its hash verified.  The downloader's progress and errors go to the terminal."""
     tool, release = "npm" if package.kind == "npm" else "pip", f"{package.name}=={package.version}"
-    command = npm(package, scratch) if tool == "npm" else pip(package, scratch)
+    command = download_npm(package, scratch) if tool == "npm" else download_pip(package, scratch)
     try:
         status = subprocess.run(command, check=False, stdout=STDERR).returncode
     except FileNotFoundError:
@@ -100,11 +100,11 @@ def download(package: Package, scratch: Path) -> Path:
             f"{tool} has to reach an index, or a mirror that its configuration names"
         )
         raise CheckpointError(message, file=release)
-    verify(files[0], package)
+    check_hash(files[0], package)
     return files[0]
 
 
-def pip(package: Package, scratch: Path) -> list[str]:
+def download_pip(package: Package, scratch: Path) -> list[str]:
     wanted = scratch / "wanted.txt"
     wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
@@ -112,13 +112,13 @@ def pip(package: Package, scratch: Path) -> list[str]:
     return [*command, *version, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
 
 
-def npm(package: Package, scratch: Path) -> list[str]:
+def download_npm(package: Package, scratch: Path) -> list[str]:
     """`npm pack` of a published release only downloads it; what it depends on is left alone."""
     release = f"{package.name}@{package.version}"
     return ["npm", "pack", release, "--ignore-scripts", "--loglevel=error", "--pack-destination", str(scratch)]
 
 
-def verify(file: Path, package: Package) -> None:
+def check_hash(file: Path, package: Package) -> None:
     """CheckpointError unless the file is the one that is meant."""
     with file.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
@@ -130,8 +130,8 @@ def verify(file: Path, package: Package) -> None:
 def unpack(archive: Path, folder: Path, members: list[str]) -> None:
     """Write the members that are named, or fit a pattern, under `folder`."""
     left, room = set(members), LARGEST
-    for name, content in contents(archive):
-        member = next((each for each in members if holds(each, name)), None)
+    for name, content in list_archive(archive):
+        member = next((each for each in members if is_named(each, name)), None)
         if member is None or not is_inside(name):
             continue
         left.discard(member)
@@ -145,7 +145,7 @@ def unpack(archive: Path, folder: Path, members: list[str]) -> None:
         raise CheckpointError(f"it has no member {', '.join(sorted(left))}", file=archive.name)
 
 
-def holds(member: str, name: str) -> bool:
+def is_named(member: str, name: str) -> bool:
     if "*" in member:
         return PurePosixPath(f"/{name}").match(f"/{member}")
     return name == member or (member.endswith("/") and name.startswith(member))
@@ -156,7 +156,7 @@ def is_inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def contents(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def list_archive(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
     """Every file of an archive under its name; links are no files."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:

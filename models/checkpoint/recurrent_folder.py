@@ -14,30 +14,36 @@ import torch
 from safetensors.torch import save as packed
 
 from ..core.errors import CheckpointError, ModelError, UnsupportedError
-from ..core.files import copy
+from ..core.files import copy_file
 from ..network.model_config import ModelConfig
 from ..recurrent import RecurrentConfig, RecurrentTranslator
-from ..seq2seq.decoding import Writing
+from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
-from .description import Description, Head, Unfilled, listed
-from .folder import tensors_of
-from .folder_files import Json, Vet, read_json, trust
-from .tensor_files import Entry, readable
+from .description import Description, HeadDescription, SkipInitialization, join_names
+from .folder import list_tensors
+from .folder_files import FolderCheck, JsonObject, accept_folder, read_json
+from .tensor_files import TensorEntry, check_readable
 from .unread_formats import SINGLE
 
 KIND, ARCHITECTURE = "polyhead-recurrent", "RecurrentForTranslation"
-WORLDWIDE = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id"}  # others read these, too
-NAMES = {field.name: WORLDWIDE.get(field.name, field.name) for field in fields(RecurrentConfig)}  # the file's, by ours
+STANDARD_NAMES = {
+    "start": "decoder_start_token_id",
+    "end": "eos_token_id",
+    "pad": "pad_token_id",
+}  # others read these, too
+FILE_NAMES = {
+    field.name: STANDARD_NAMES.get(field.name, field.name) for field in fields(RecurrentConfig)
+}  # the file's, by ours
 
 
-def save(folder: Path, network: RecurrentTranslator, tokenizer_file: Path) -> None:
+def save_recurrent(folder: Path, network: RecurrentTranslator, tokenizer_file: Path) -> None:
     """A folder like any that is loaded; config.json comes last: without it a folder is no checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: each.detach().to("cpu", torch.float32).contiguous() for name, each in network.named_parameters()}
     (folder / SINGLE).write_bytes(packed(tensors, metadata={"format": "pt"}))
     if tokenizer_file.absolute() != (folder / "tokenizer.json").absolute():
-        copy(tokenizer_file, folder / "tokenizer.json")
-    described = {NAMES[name]: value for name, value in asdict(network.config).items()}
+        copy_file(tokenizer_file, folder / "tokenizer.json")
+    described = {FILE_NAMES[name]: value for name, value in asdict(network.config).items()}
     whole = {"model_type": KIND, "architectures": [ARCHITECTURE], "dtype": "float32", **described}
     (folder / "config.json").write_bytes(orjson.dumps(whole, option=orjson.OPT_INDENT_2) + b"\n")
 
@@ -47,16 +53,16 @@ def is_recurrent(folder: Path) -> bool:
     return file.is_file() and read_json(file).get("model_type") == KIND
 
 
-def describe(folder: Path, vet: Vet = trust) -> Description:
+def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Description:
     """All about it but its numbers, as of any folder that is served.  `vet` is called before the tokenizer is read."""
     file = folder / "config.json"
-    config, entries = config_of(str(file), read_json(file)), tensors_of(folder)
+    config, entries = parse_recurrent_config(str(file), read_json(file)), list_tensors(folder)
     vet(folder, {})
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer.vocab_size > config.vocab_size:
         message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"
         raise CheckpointError(message, file=str(folder))
-    refuse_misfits(str(file), config, entries)
+    check_entries(str(file), config, entries)
     alike = ModelConfig(
         vocab_size=config.vocab_size,
         width=config.hidden,
@@ -68,48 +74,48 @@ def describe(folder: Path, vet: Vet = trust) -> Description:
         max_positions=config.max_positions,
         causal=False,
     )
-    how = Writing(stops=frozenset({config.end}), most=config.max_positions)
-    writes = replace(alike, causal=True, faces=True)
+    how = DecodingConfig(stop_tokens=frozenset({config.end}), max_tokens=config.max_positions)
+    writes = replace(alike, causal=True, has_cross_attention=True)
     return Description(
         file=str(file),
         family=KIND,
         config=alike,
-        head=Head("translate", lambda network: network, configs=(writes,), writing=how),
+        head=HeadDescription("translate", lambda network: network, decoder_configs=(writes,), decoding=how),
         entries=entries,
         translate=lambda name, tensor: [(name, tensor)],
         tokenizer=tokenizer,
         max_tokens=config.max_positions,
-        make=partial(RecurrentTranslator, config),
+        build_network=partial(RecurrentTranslator, config),
     )
 
 
-def config_of(file: str, said: Json) -> RecurrentConfig:
+def parse_recurrent_config(file: str, said: JsonObject) -> RecurrentConfig:
     """What a config.json says; CheckpointError unless it has every field, and none that is not known."""
     if (said.get("model_type"), said.get("architectures")) != (KIND, [ARCHITECTURE]):
         found = f"model_type {said.get('model_type')!r} with architectures {said.get('architectures')!r}"
         raise UnsupportedError(f"{found} is not {KIND!r} with [{ARCHITECTURE!r}]", file=file)
     described = {name: value for name, value in said.items() if name not in ("model_type", "architectures", "dtype")}
-    if unknown := sorted(described.keys() - NAMES.values()):
-        raise CheckpointError(f"{listed(unknown)}: no such field is known; remove it", file=file)
-    if missing := [name for name in NAMES.values() if name not in described]:
-        raise CheckpointError(f"{listed(missing)}: missing", file=file)
+    if unknown := sorted(described.keys() - FILE_NAMES.values()):
+        raise CheckpointError(f"{join_names(unknown)}: no such field is known; remove it", file=file)
+    if missing := [name for name in FILE_NAMES.values() if name not in described]:
+        raise CheckpointError(f"{join_names(missing)}: missing", file=file)
     try:
-        return RecurrentConfig(**{ours: described[name] for ours, name in NAMES.items()})
+        return RecurrentConfig(**{ours: described[name] for ours, name in FILE_NAMES.items()})
     except ModelError as error:
         ours, _, wrong = str(error).partition(" ")
-        raise CheckpointError(f"{NAMES[ours]} {wrong}", file=file) from None
+        raise CheckpointError(f"{FILE_NAMES[ours]} {wrong}", file=file) from None
 
 
-def refuse_misfits(file: str, config: RecurrentConfig, entries: Mapping[str, Entry]) -> None:
+def check_entries(file: str, config: RecurrentConfig, entries: Mapping[str, TensorEntry]) -> None:
     """CheckpointError unless the entries are exactly what the network wants."""
     if config.depth > len(entries):
         message = f"it describes {config.depth} layers, but the files hold {len(entries)} tensors"
         raise CheckpointError(message, file=file)
-    with torch.device("meta"), Unfilled():
+    with torch.device("meta"), SkipInitialization():
         network = RecurrentTranslator(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     if missing := [name for name in shapes if name not in entries]:
-        message = f"{len(missing)} tensors are missing: {listed(missing)}; config.json asks for them"
+        message = f"{len(missing)} tensors are missing: {join_names(missing)}; config.json asks for them"
         raise CheckpointError(message, file=str(Path(file).parent), tensor=missing[0])
     for name, entry in entries.items():
         if name not in shapes:
@@ -119,4 +125,4 @@ def refuse_misfits(file: str, config: RecurrentConfig, entries: Mapping[str, Ent
         if entry.shape != shapes[name]:
             message = f"its shape is {list(entry.shape)}, but config.json asks for {list(shapes[name])}"
             raise CheckpointError(message, file=str(entry.file), tensor=name)
-        readable(entry)
+        check_readable(entry)

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UnsupportedError
-from ..core.files import copy, copyable, subfolder
+from ..core.files import copy_file, read_copyable, subfolder
 from ..network.heads import LanguageHead
-from ..quantization.quantize import FINE, Grid
+from ..quantization.quantize import INT4_GROUP, Int4Matrix
 from . import compressed_tensors as compressed
 from . import folder
 from . import unread_formats as formats
-from .compressed_tensors import Compressed, Scheme
-from .description import Description, announced, blank, used
+from .compressed_tensors import CompressedEntry, Scheme
+from .description import Description, build_on_meta, match_entries, translate_shape
 from .folder_files import read_json
-from .tensor_files import Entry
+from .tensor_files import TensorEntry
 
-SCHEMES = {"int8": Scheme(8, compressed.GROUP), "int4": Scheme(4, FINE)}
+SCHEMES = {"int8": Scheme(8, compressed.INT8_GROUP), "int4": Scheme(4, INT4_GROUP)}
 DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
@@ -34,28 +34,28 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }  # from the widest: tensors lie in this order, so that each starts at a multiple of its own width
-COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json")
-ROWS = 1024  # of a matrix rounded at a time
+COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json")
+ROUNDED_ROWS = 1024  # of a matrix rounded at a time
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
 
 
-def ignore(done: int, total: int) -> None:
+def ignore_saved(done: int, total: int) -> None:
     """Nobody asked how far it is."""
 
 
-def matrices(what: Description, scheme: Scheme) -> dict[str, str]:
+def find_coded_matrices(what: Description, scheme: Scheme) -> dict[str, str]:
     """Our names of the matrices that are written as codes, by the file's: those of blocks, and an output of its own.
 
     UnsupportedError where they are quantised already, or lie in the file as nobody would look for them.
     """
-    network, head = blank(what)
-    entries = used(what, network, head)
-    if done := next((name for name, entry in entries.items() if isinstance(entry, Compressed)), ""):
+    network, head = build_on_meta(what)
+    entries = match_entries(what, network, head)
+    if done := next((name for name, entry in entries.items() if isinstance(entry, CompressedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
         raise UnsupportedError(message, file=what.file, tensor=done)
-    wanted, found = linears(network, head), dict[str, str]()
+    wanted, found = linear_names(network, head), dict[str, str]()
     for name, entry in entries.items():
-        match announced(what, name, entry):
+        match translate_shape(what, name, entry):
             case [(ours, piece)] if ours in wanted and piece.is_contiguous():
                 found[name] = ours
     if missing := wanted - set(found.values()):
@@ -71,53 +71,56 @@ def matrices(what: Description, scheme: Scheme) -> dict[str, str]:
     return found
 
 
-def linears(network: nn.Module, head: nn.Module) -> set[str]:
+def linear_names(network: nn.Module, head: nn.Module) -> set[str]:
     names = {f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.Linear)}
-    return names | ({"head.output.weight"} if own_output(network, head) else set())
+    return names | ({"head.output.weight"} if untied_head(network, head) else set())
 
 
-def own_output(network: nn.Module, head: nn.Module) -> LanguageHead | None:
+def untied_head(network: nn.Module, head: nn.Module) -> LanguageHead | None:
     """The head of a generator whose output matrix is not that of its tokens."""
     tokens = {id(parameter) for parameter in network.parameters()}
     return head if isinstance(head, LanguageHead) and id(head.output.weight) not in tokens else None
 
 
-def write(
-    what: Description, out: Path, grids: Mapping[str, Grid] | None = None, progress: Callable[[int, int], None] = ignore
+def write_quantized(
+    what: Description,
+    out: Path,
+    grids: Mapping[str, Int4Matrix] | None = None,
+    progress: Callable[[int, int], None] = ignore_saved,
 ) -> None:
     """The folder that `what` describes, into the folder `out`: as int8, or as the int4 that `grids` hold by our names.
 
     config.json comes last: without it a folder is no checkpoint.
     """
     scheme = SCHEMES["int8" if grids is None else "int4"]
-    source, names = Path(what.file).parent, matrices(what, scheme)
-    entries = {name: entry for name, entry in folder.tensors_of(source).items() if entry.encoding is not None}
+    source, names = Path(what.file).parent, find_coded_matrices(what, scheme)
+    entries = {name: entry for name, entry in folder.list_tensors(source).items() if entry.encoding is not None}
     config = read_json(source / "config.json")
-    unchanged = copied(source)
+    unchanged = list_copied_files(source)
     out.mkdir(parents=True, exist_ok=True)
     for path in unchanged:
         (out / path).parent.mkdir(exist_ok=True)
-        copy(source / path, out / path)
+        copy_file(source / path, out / path)
     shapes: Shapes = {}
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
-    write_tensors(out / formats.SINGLE, shapes, made(entries, names, grids, progress))
-    config[compressed.CONFIG] = compressed.config_of(scheme, floating(what, entries, names))
+    write_tensors(out / formats.SINGLE, shapes, build_tensors(entries, names, grids, progress))
+    config[compressed.CONFIG] = compressed.build_config(scheme, list_float_modules(what, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 
 
-def copied(source: Path) -> list[Path]:
+def list_copied_files(source: Path) -> list[Path]:
     """Paths, relative to the folder, of the files that are copied as they are.  CheckpointError where one of them would
     not be read if the folder were loaded: a link that leads out of it, a device, a file that is too long."""
-    found = sorted({path.relative_to(source) for pattern in COPIED for path in source.glob(pattern)})
+    found = sorted({path.relative_to(source) for pattern in COPIED_PATTERNS for path in source.glob(pattern)})
     found = [path for path in found if path.name != formats.INDEX and path != Path("config.json")]
     for path in found:
         subfolder(source, "" if path.parent == Path() else path.parent.name)
-        copyable(source / path)
+        read_copyable(source / path)
     return found
 
 
-def floating(what: Description, entries: Mapping[str, Entry], names: Mapping[str, str]) -> list[str]:
+def list_float_modules(what: Description, entries: Mapping[str, TensorEntry], names: Mapping[str, str]) -> list[str]:
     """Modules whose matrices stay as they are, a tied output layer's too."""
     kept = [
         name.removesuffix(".weight") for name, each in entries.items() if len(each.shape) == 2 and name not in names
@@ -126,7 +129,7 @@ def floating(what: Description, entries: Mapping[str, Entry], names: Mapping[str
     return [*kept, "lm_head"] if tied else kept
 
 
-def coded_shapes(name: str, entry: Entry, scheme: Scheme) -> Shapes:
+def coded_shapes(name: str, entry: TensorEntry, scheme: Scheme) -> Shapes:
     """What a matrix becomes in the file."""
     count, inputs = entry.shape
     groups = inputs // scheme.group
@@ -139,10 +142,10 @@ def coded_shapes(name: str, entry: Entry, scheme: Scheme) -> Shapes:
     }
 
 
-def made(
-    entries: Mapping[str, Entry],
+def build_tensors(
+    entries: Mapping[str, TensorEntry],
     names: Mapping[str, str],
-    grids: Mapping[str, Grid] | None,
+    grids: Mapping[str, Int4Matrix] | None,
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[str, Tensor]]:
     """All tensors of the file, one after the other."""
@@ -151,12 +154,14 @@ def made(
         if name not in names:
             yield name, entry.read(DTYPES[entry.kind], cpu)
         elif grids is None:
-            parts = [compressed.rounded(rows) for rows in torch.split(entry.read(torch.float32, cpu), ROWS)]
+            parts = [
+                compressed.quantize_int8(rows) for rows in torch.split(entry.read(torch.float32, cpu), ROUNDED_ROWS)
+            ]
             yield name, torch.cat([codes for codes, _ in parts])
             yield f"{name}_scale", torch.cat([scales for _, scales in parts])
         else:
             grid = grids[names[name]]
-            yield f"{name}_packed", compressed.packed(grid.codes)
+            yield f"{name}_packed", compressed.pack_int4(grid.codes)
             yield f"{name}_scale", grid.scales
             yield f"{name}_shape", torch.tensor(entry.shape)
         progress(done, len(entries))

@@ -8,25 +8,25 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import CheckpointError, cut
+from ..core.errors import CheckpointError, truncate
 from . import hub
 
 
 @dataclass(frozen=True)
-class Reach:
+class SourcePolicy:
     """Folders and files under `root`, to which paths are relative; a source that is one of `known`, letter for letter,
     may lie anywhere, and is relative to where the process works."""
 
     root: Path
     known: frozenset[str] = frozenset()
 
-    def of(self, source: str) -> "Reach":
+    def for_source(self, source: str) -> "SourcePolicy":
         """What a source may reach in turn, that names another."""
         return ANYWHERE if source in self.known else self
 
-    def place(self, source: str) -> Path:
+    def locate(self, source: str) -> Path:
         """Where it lies, fetched if it is an id on the hub.  CheckpointError if it is nowhere, or out of reach."""
-        path = self.of(source)._path(source)
+        path = self.for_source(source)._path(source)
         if source and os.path.exists(path):
             return path
         if hub.is_id(source):
@@ -35,13 +35,13 @@ class Reach:
             raise CheckpointError("a URL is not read; give a folder, a file or an id on the hub, ORGANIZATION/NAME")
         form = "ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION"
         if "@" in source and not source.startswith(("/", ".", "~")):  # meant as an id: there is no folder to hide
-            raise CheckpointError(f"{cut(source, 200)!r} is no id on the hub; its form is {form}")
+            raise CheckpointError(f"{truncate(source, 200)!r} is no id on the hub; its form is {form}")
         raise CheckpointError(f"there is no such folder or file, and it is no id on the hub ({form})", file=source)
 
-    def has(self, source: str) -> bool:
+    def exists(self, source: str) -> bool:
         """Whether a folder or file is called so."""
         try:
-            return os.path.exists(self.of(source)._path(source))
+            return os.path.exists(self.for_source(source)._path(source))
         except CheckpointError:
             return False
 
@@ -56,4 +56,4 @@ class Reach:
         return real
 
 
-ANYWHERE = Reach(Path("/"))
+ANYWHERE = SourcePolicy(Path("/"))

@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 
 from ..core.errors import CheckpointError, UnsupportedError
-from ..core.files import member
+from ..core.files import open_member
 
-PIECE = 1 << 20  # bytes of a file in memory at a time
-LONGEST_HEADER = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
-MOST_VALUES = 1 << 21  # of its JSON
-MOST_SIDES = 8  # of a tensor
-MOST_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
-LONGEST_NAME = 512  # characters of a tensor's name; published ones have a hundred
+PIECE_BYTES = 1 << 20  # bytes of a file in memory at a time
+MAX_HEADER_BYTES = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
+MAX_HEADER_VALUES = 1 << 21  # of its JSON
+MAX_DIMENSIONS = 8  # of a tensor
+MAX_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
+MAX_NAME_LENGTH = 512  # characters of a tensor's name; published ones have a hundred
 
 
-def ignore(size: int) -> None:
+def ignore_bytes(size: int) -> None:
     """Nobody asked how far it is."""
 
 
 @dataclass(frozen=True)
-class Encoding:
+class NumberEncoding:
     """How numbers become bytes: blocks of `items` numbers in `size` bytes each, decoded into a flat tensor."""
 
     items: int
@@ -42,7 +42,7 @@ class Encoding:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor in one file.  `encoding` is None where the encoding, named `kind`, is not read here."""
 
     file: Path
@@ -50,7 +50,7 @@ class Entry:
     kind: str
     shape: tuple[int, ...]
     start: int
-    encoding: Encoding | None
+    encoding: NumberEncoding | None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -58,7 +58,7 @@ class Entry:
         return (self.file,)
 
     @property
-    def changes(self) -> tuple[object, ...]:
+    def transformation(self) -> tuple[object, ...]:
         """What is done to the numbers of the files, as far as no file says it."""
         return ()
 
@@ -68,7 +68,7 @@ class Entry:
         assert self.encoding is not None
         return prod(self.shape) // self.encoding.items * self.encoding.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
         """The whole tensor, in memory of its own.  CheckpointError where the file ends early or cannot be read.
 
         `advanced` hears of the bytes of every piece.
@@ -80,25 +80,25 @@ class Entry:
             with self.file.open("rb", buffering=0) as file:
                 file.seek(self.start)
                 while done < flat.numel():
-                    raw = self._piece(file.read, flat.numel() - done)
+                    raw = self._read_piece(file.read, flat.numel() - done)
                     filled = flat[done : done + len(raw) // self.encoding.size * self.encoding.items]
                     self.encoding.decode(raw, filled)
-                    self._refuse_broken(filled)
+                    self._check_finite(filled)
                     done += filled.numel()
                     advanced(len(raw))
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
         return out
 
-    def _refuse_broken(self, filled: Tensor) -> None:
+    def _check_finite(self, filled: Tensor) -> None:
         """Looks at a sum first: it is finite only if all it sums is, and it is read from the cache."""
         if not filled.sum().isfinite() and not filled.isfinite().all():
             message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
             raise CheckpointError(message, file=str(self.file), tensor=self.name)
 
-    def _piece(self, read: Callable[[int], bytes | None], left: int) -> bytearray:
+    def _read_piece(self, read: Callable[[int], bytes | None], left: int) -> bytearray:
         assert self.encoding is not None
-        blocks = min(PIECE // self.encoding.size, left // self.encoding.items)
+        blocks = min(PIECE_BYTES // self.encoding.size, left // self.encoding.items)
         raw = bytearray()
         while len(raw) < blocks * self.encoding.size:
             more = read(blocks * self.encoding.size - len(raw))
@@ -108,30 +108,34 @@ class Entry:
         return raw
 
 
-def plain(dtype: torch.dtype) -> Encoding:
+def plain_encoding(dtype: torch.dtype) -> NumberEncoding:
     """The encoding that stores numbers as they are in memory."""
 
     def decode(raw: bytearray, out: Tensor) -> None:
         out.copy_(torch.frombuffer(raw, dtype=dtype))
 
-    return Encoding(1, dtype.itemsize, decode)
+    return NumberEncoding(1, dtype.itemsize, decode)
 
 
-SAFETENSORS: dict[str, Encoding] = {
-    "F64": plain(torch.float64),
-    "F32": plain(torch.float32),
-    "F16": plain(torch.float16),
-    "BF16": plain(torch.bfloat16),
+FLOAT_ENCODINGS: dict[str, NumberEncoding] = {
+    "F64": plain_encoding(torch.float64),
+    "F32": plain_encoding(torch.float32),
+    "F16": plain_encoding(torch.float16),
+    "BF16": plain_encoding(torch.bfloat16),
 }
-WHOLE: dict[str, Encoding] = {"I8": plain(torch.int8), "I32": plain(torch.int32), "I64": plain(torch.int64)}
+INTEGER_ENCODINGS: dict[str, NumberEncoding] = {
+    "I8": plain_encoding(torch.int8),
+    "I32": plain_encoding(torch.int32),
+    "I64": plain_encoding(torch.int64),
+}
 
 
-def safetensors(path: Path) -> dict[str, Entry]:
+def read_safetensors(path: Path) -> dict[str, TensorEntry]:
     """What a safetensors file holds, from its header alone (https://huggingface.co/docs/safetensors)."""
-    header, start, length = _header(path)
+    header, start, length = _read_header(path)
     header.pop("__metadata__", None)
-    refuse_many(path, len(header))
-    entries = {name: _entry(path, name, fields, start) for name, fields in header.items()}
+    check_tensor_count(path, len(header))
+    entries = {name: _parse_entry(path, name, fields, start) for name, fields in header.items()}
     for entry in entries.values():
         if (end := start + header[entry.name]["data_offsets"][1]) > length:
             raise CheckpointError(
@@ -139,7 +143,7 @@ def safetensors(path: Path) -> dict[str, Entry]:
                 file=str(path),
                 tensor=entry.name,
             )
-    refuse_gaps(
+    check_gaps(
         path,
         {
             name: (start + fields["data_offsets"][0], start + fields["data_offsets"][1])
@@ -151,13 +155,13 @@ def safetensors(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def refuse_many(path: Path, count: int) -> None:
+def check_tensor_count(path: Path, count: int) -> None:
     """Raises CheckpointError for more tensors than a network has."""
-    if count > MOST_TENSORS:
-        raise CheckpointError(f"it has {count} tensors; {MOST_TENSORS} are the most that are read", file=str(path))
+    if count > MAX_TENSORS:
+        raise CheckpointError(f"it has {count} tensors; {MAX_TENSORS} are the most that are read", file=str(path))
 
 
-def refuse_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:
+def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:
     """The tensors of a safetensors file lie one after the other and are all that is in it, so that no two say
     different things of the same bytes."""
     last = start
@@ -176,16 +180,16 @@ def refuse_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, le
         )
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The JSON header, where the data starts, and how long the file is."""
     try:
-        with member(path) as file:
+        with open_member(path) as file:
             length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
             size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
-            if size > min(length - 8, LONGEST_HEADER):
+            if size > min(length - 8, MAX_HEADER_BYTES):
                 raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
             raw = file.read(size)
-        if raw.count(b":") > MOST_VALUES or raw.count(b"[") > MOST_VALUES:
+        if raw.count(b":") > MAX_HEADER_VALUES or raw.count(b"[") > MAX_HEADER_VALUES:
             raise CheckpointError("no safetensors file: its header has more values than any network", file=str(path))
         header = orjson.loads(raw)
     except OSError as error:
@@ -199,13 +203,17 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     return header, 8 + size, length
 
 
-def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
-    refuse_long_name(path, name)
+def _parse_entry(path: Path, name: str, fields: Any, start: int) -> TensorEntry:
+    check_name_length(path, name)
     match fields:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
-            len(shape) <= MOST_SIDES and all(type(side) is int and side >= 0 for side in shape) and 0 <= begin <= end
+            len(shape) <= MAX_DIMENSIONS
+            and all(type(side) is int and side >= 0 for side in shape)
+            and 0 <= begin <= end
         ):
-            entry = Entry(path, name, kind, tuple(shape), start + begin, (SAFETENSORS | WHOLE).get(kind))
+            entry = TensorEntry(
+                path, name, kind, tuple(shape), start + begin, (FLOAT_ENCODINGS | INTEGER_ENCODINGS).get(kind)
+            )
         case _:
             raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
     if entry.encoding and entry.size != end - begin:
@@ -217,27 +225,29 @@ def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
     return entry
 
 
-def refuse_long_name(path: Path, name: str) -> None:
+def check_name_length(path: Path, name: str) -> None:
     """CheckpointError for a tensor's name that no pattern should be compared with."""
-    if len(name) > LONGEST_NAME:
-        message = f"a tensor's name has {len(name)} characters; {LONGEST_NAME} are the most"
+    if len(name) > MAX_NAME_LENGTH:
+        message = f"a tensor's name has {len(name)} characters; {MAX_NAME_LENGTH} are the most"
         raise CheckpointError(message, file=str(path), tensor=f"{name[:60]}...")
 
 
-def readable(entry: Entry) -> None:
+def check_readable(entry: TensorEntry) -> None:
     """UnsupportedError unless the encoding is one of numbers that are read here as they are."""
-    if entry.encoding is None or entry.kind in WHOLE:
-        message = f"its numbers are {entry.kind}, and only {', '.join(SAFETENSORS)} are read; save it as one of those"
+    if entry.encoding is None or entry.kind in INTEGER_ENCODINGS:
+        message = (
+            f"its numbers are {entry.kind}, and only {', '.join(FLOAT_ENCODINGS)} are read; save it as one of those"
+        )
         raise UnsupportedError(message, file=str(entry.file), tensor=entry.name)
 
 
-def same(one: Entry, other: Entry) -> bool:
+def has_same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
     """Whether two tensors hold the same bytes; UnsupportedError where those are of an encoding not read here."""
     if (one.kind, one.shape) != (other.kind, other.shape):
         return False
-    readable(one)
+    check_readable(one)
     with one.file.open("rb") as first, other.file.open("rb") as second:
         first.seek(one.start)
         second.seek(other.start)
-        sizes = [min(PIECE, one.size - done) for done in range(0, one.size, PIECE)]
+        sizes = [min(PIECE_BYTES, one.size - done) for done in range(0, one.size, PIECE_BYTES)]
         return all(first.read(size) == second.read(size) for size in sizes)

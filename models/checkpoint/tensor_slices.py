@@ -12,34 +12,34 @@ import torch
 from torch import Tensor
 
 from ..parallel.share import Cut
-from .description import Description, Pieces
-from .tensor_files import PIECE, Entry
+from .description import Description, NamedPieces
+from .tensor_files import PIECE_BYTES, TensorEntry
 
-Reading = Callable[[Entry], Tensor]
+ReadEntry = Callable[[TensorEntry], Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class EntrySlice:
     """Rows of a tensor in a file, and columns of them if it has any; `turned`: wanted the other way round."""
 
     rows: range
     columns: range
-    turned: bool = False
+    transposed: bool = False
 
-    def read(self, entry: Entry, read: Reading) -> Tensor:
+    def read(self, entry: TensorEntry, read: ReadEntry) -> Tensor:
         if len(entry.shape) == 1 or len(self.columns) == entry.shape[1]:
-            out = read(rows_of(entry, self.rows))
+            out = read(entry_rows(entry, self.rows))
         else:
-            step = max(PIECE // (entry.size // entry.shape[0]), 1)
+            step = max(PIECE_BYTES // (entry.size // entry.shape[0]), 1)
             some = [self.rows[first : first + step] for first in range(0, len(self.rows), step)]
-            out = self._narrowed(entry, some, read)
-        return out.t() if self.turned else out
+            out = self._read_columns(entry, some, read)
+        return out.t() if self.transposed else out
 
-    def _narrowed(self, entry: Entry, some: list[range], read: Reading) -> Tensor:
+    def _read_columns(self, entry: TensorEntry, some: list[range], read: ReadEntry) -> Tensor:
         """Whole rows, a few at a time; what is not wanted of them is let go of before the next are read."""
         columns, out = slice(self.columns.start, self.columns.stop), None
         for rows in some:
-            part = read(rows_of(entry, rows))[:, columns]
+            part = read(entry_rows(entry, rows))[:, columns]
             out = part.new_empty(len(self.rows), len(self.columns)) if out is None else out
             first = rows.start - self.rows.start
             out[first : first + len(rows)] = part
@@ -47,15 +47,17 @@ class Place:
         return out
 
 
-def rows_of(entry: Entry, rows: range) -> Entry:
+def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
     """These rows as a tensor of their own."""
     start = entry.start + rows.start * (entry.size // entry.shape[0])
     return replace(entry, shape=(len(rows), *entry.shape[1:]), start=start)
 
 
-def shares(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut], read: Reading) -> Pieces:
+def read_cut_pieces(
+    what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: ReadEntry
+) -> NamedPieces:
     """What becomes of a tensor, cut, where it is; or of all of it, read first, in memory of its own."""
-    places = places_of(what, name, entry, cuts)
+    places = locate_pieces(what, name, entry, cuts)
     if places is None:
         return [
             (ours, cuts[ours](piece).clone()) if ours in cuts else (ours, piece)
@@ -64,7 +66,9 @@ def shares(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut], 
     return [(ours, place.read(entry, read)) for ours, place in places]
 
 
-def places_of(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut]) -> list[tuple[str, Place]] | None:
+def locate_pieces(
+    what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]
+) -> list[tuple[str, EntrySlice]] | None:
     """Where its cut pieces lie in the file.  None where it is to be read as a whole: it is computed as it is read
     (merged, multiplied by scales), or laid out anew, or nothing of it is cut."""
     blank = torch.empty(entry.shape, device="meta")
@@ -73,25 +77,25 @@ def places_of(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut
         return None
     found = []
     for ours, piece in pieces:
-        if (place := placed(cuts[ours](piece) if ours in cuts else piece, blank, entry)) is None:
+        if (place := locate_piece(cuts[ours](piece) if ours in cuts else piece, blank, entry)) is None:
             return None
         found.append((ours, place))
     return found
 
 
-def placed(piece: Tensor, whole: Tensor, entry: Entry) -> Place | None:
+def locate_piece(piece: Tensor, whole: Tensor, entry: TensorEntry) -> EntrySlice | None:
     """Where in the file it lies; None if it is not simply some of what is there."""
     assert entry.encoding is not None
-    if type(entry) is not Entry or piece.untyped_storage() is not whole.untyped_storage():
+    if type(entry) is not TensorEntry or piece.untyped_storage() is not whole.untyped_storage():
         return None
     if entry.shape[-1] % entry.encoding.items or piece.dim() != whole.dim():
         return None
     first = int(piece.storage_offset())
     if piece.dim() == 1:
-        return Place(range(first, first + len(piece)), range(0)) if entry.encoding.items == 1 else None
+        return EntrySlice(range(first, first + len(piece)), range(0)) if entry.encoding.items == 1 else None
     row, column = divmod(first, whole.size(1))
     turned = piece.stride() == (1, whole.size(1))
     if piece.dim() != 2 or not (turned or piece.stride() == whole.stride()):
         return None
     height, width = piece.t().shape if turned else piece.shape
-    return Place(range(row, row + height), range(column, column + width), turned)
+    return EntrySlice(range(row, row + height), range(column, column + width), turned)

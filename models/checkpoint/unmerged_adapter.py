@@ -16,19 +16,19 @@ import torch
 from torch import nn
 
 from ..core.errors import UnsupportedError
-from ..network.lora import Lora, LowRank, products
+from ..network.lora import Lora, LowRank, adaptable_shapes
 from . import folder
 from . import merged_adapter as adapter
-from .description import Description, announced, blank, used
-from .merged_adapter import Merged
-from .tensor_files import Entry
+from .description import Description, build_on_meta, match_entries, translate_shape
+from .merged_adapter import MergedEntry
+from .tensor_files import TensorEntry
 
-MOST_RANK = 256  # of one matrix; more is hardly low
-MERGE = "load it merged (BASE+ADAPTER, or merge: true)"
+MAX_RANK = 256  # of one matrix; more is hardly low
+MERGE_HINT = "load it merged (BASE+ADAPTER, or merge: true)"
 
 
 @dataclass(frozen=True)
-class Laid:
+class LoraPlan:
     """An adapter that is understood but not read.
 
     `what` describes the merged checkpoint; `updates` are the entries of its products, `own` those of its head, by their
@@ -36,73 +36,77 @@ class Laid:
     the trunk stays.
     """
 
-    what: Description
-    updates: Mapping[str, Merged]
-    own: Mapping[str, Entry]
-    common: AbstractSet[str]
+    description: Description
+    updates: Mapping[str, MergedEntry]
+    head_entries: Mapping[str, TensorEntry]
+    shared_names: AbstractSet[str]
     head: nn.Module | None
 
     @property
-    def numbers(self) -> tuple[int, int]:
+    def parameter_counts(self) -> tuple[int, int]:
         """In the low-rank matrices, and in what the head has for itself."""
         low = sum(prod(side.shape) for update in self.updates.values() for side in update.pair)
-        return low, sum(prod(entry.shape) for name, entry in self.own.items() if name not in self.common)
+        return low, sum(prod(entry.shape) for name, entry in self.head_entries.items() if name not in self.shared_names)
 
 
-class Trunk:
+class BaseModel:
     """A served checkpoint, as those need it that lie beside it: what describes it, and what of it they share."""
 
     def __init__(self, what: Description) -> None:
-        self.what = what
+        self.description = what
         self._shared: WeakValueDictionary[str, nn.Parameter] = WeakValueDictionary()
 
-    def lay(self, source: Path) -> Laid:
+    def plan_adapter(self, source: Path) -> LoraPlan:
         """Raises what loading it merged would; UnsupportedError, too, where it can only be merged."""
-        if self.what.parts is None:
+        if self.description.parts is None:
             message = "an adapter is laid only over a safetensors folder; serve the one this file was made from"
-            raise UnsupportedError(message, file=self.what.file)
-        mine = self.what.parts.entries
-        parts = adapter.applied(adapter.read(source), self.what.parts)
-        what = folder.over(parts, self.what)
-        refuse_other_way(source, self.what, what)
-        network, head = blank(what)
-        entries = used(what, network, head)
+            raise UnsupportedError(message, file=self.description.file)
+        mine = self.description.parts.entries
+        parts = adapter.apply_adapter(adapter.read_adapter(source), self.description.parts)
+        what = folder.describe_changed(parts, self.description)
+        check_same_task(source, self.description, what)
+        network, head = build_on_meta(what)
+        entries = match_entries(what, network, head)
         changed = {name: entry for name, entry in parts.entries.items() if mine.get(name) is not entry}
-        refuse_unfit(what, changed)
-        own = {name: entry for name, entry in entries.items() if is_head(what, name, entry)}
+        check_targets(what, changed)
+        own = {name: entry for name, entry in entries.items() if belongs_to_head(what, name, entry)}
         updates = {
             name: entry
             for name, entry in changed.items()
-            if isinstance(entry, Merged) and name in entries.keys() - own.keys()
+            if isinstance(entry, MergedEntry) and name in entries.keys() - own.keys()
         }
-        same = parts.spec is self.what.parts.spec and parts.config == self.what.parts.config
+        same = parts.spec is self.description.parts.spec and parts.config == self.description.parts.config
         if what.head.task == "generate" or (same and not own.keys() & changed.keys()):
-            return Laid(what, updates, {}, frozenset(), None)
+            return LoraPlan(what, updates, {}, frozenset(), None)
         if {*head.parameters()} & {*network.parameters()}:
-            message = f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE}"
+            message = (
+                f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE_HINT}"
+            )
             raise UnsupportedError(message, file=str(source))
-        return Laid(what, updates, own, own.keys() - changed.keys(), head)
+        return LoraPlan(what, updates, own, own.keys() - changed.keys(), head)
 
-    def read(self, laid: Laid, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
+    def load_adapter(self, laid: LoraPlan, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
         """The matrices in float32, the head as `dtype` on `device`.  CheckpointError where a file cannot be read."""
         lora: dict[str, LowRank] = {}
         for name, update in laid.updates.items():
             a, b = (side.read(torch.float32, torch.device("cpu")) for side in update.pair)
             b *= update.scale
-            for ours, piece in laid.what.translate(name, b.t() if update.transposed else b):
+            for ours, piece in laid.description.translate(name, b.t() if update.transposed else b):
                 lora[ours.removesuffix(".weight")] = LowRank(a, piece.contiguous())
         if laid.head is not None:
-            self._fill(laid, laid.head, dtype, device)
+            self._load_head(laid, laid.head, dtype, device)
         return lora, laid.head
 
-    def _fill(self, laid: Laid, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    def _load_head(self, laid: LoraPlan, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """What the trunk's files hold of it is there once for all heads that have it."""
-        for name, entry in laid.own.items():
-            places = [piece.removeprefix("head.") for piece, _ in announced(laid.what, name, entry)]
-            common = name in laid.common
+        for name, entry in laid.head_entries.items():
+            places = [piece.removeprefix("head.") for piece, _ in translate_shape(laid.description, name, entry)]
+            common = name in laid.shared_names
             known = [self._shared.get(f"{dtype} {name} {place}") for place in places] if common else []
             if not known or None in known:
-                known = [nn.Parameter(piece) for _, piece in laid.what.translate(name, entry.read(dtype, device))]
+                known = [
+                    nn.Parameter(piece) for _, piece in laid.description.translate(name, entry.read(dtype, device))
+                ]
             for place, parameter in zip(places, known, strict=True):
                 owner, _, leaf = place.rpartition(".")
                 head.get_submodule(owner).register_parameter(leaf, parameter)
@@ -110,31 +114,31 @@ class Trunk:
                     self._shared[f"{dtype} {name} {place}"] = parameter
 
 
-def is_head(what: Description, name: str, entry: Entry) -> bool:
-    return any(piece.startswith("head.") for piece, _ in announced(what, name, entry))
+def belongs_to_head(what: Description, name: str, entry: TensorEntry) -> bool:
+    return any(piece.startswith("head.") for piece, _ in translate_shape(what, name, entry))
 
 
-def refuse_other_way(source: Path, trunk: Description, what: Description) -> None:
+def check_same_task(source: Path, trunk: Description, what: Description) -> None:
     """A generator computes logits, an encoder states: no step does both."""
     if trunk.config.position == "distance":
-        message = f"its base looks at distances through matrices that adapters change: {MERGE}"
+        message = f"its base looks at distances through matrices that adapters change: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
     if (trunk.head.task == "generate") != (what.head.task == "generate"):
-        message = f"it is to {what.head.task}, and what it is to be laid over is to {trunk.head.task}: {MERGE}"
+        message = f"it is to {what.head.task}, and what it is to be laid over is to {trunk.head.task}: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
 
 
-def refuse_unfit(what: Description, changed: Mapping[str, Entry]) -> None:
+def check_targets(what: Description, changed: Mapping[str, TensorEntry]) -> None:
     """What would have to be another network's."""
-    known = products(what.config)
+    known = adaptable_shapes(what.config)
     for name, entry in changed.items():
-        side = entry.pair[0] if isinstance(entry, Merged) else entry
-        for ours, _ in announced(what, name, entry):
+        side = entry.pair[0] if isinstance(entry, MergedEntry) else entry
+        for ours, _ in translate_shape(what, name, entry):
             if ours.startswith("head.") and what.head.task != "generate":
                 continue
-            if not isinstance(entry, Merged) or ours.removesuffix(".weight") not in known:
-                message = f"it changes {ours}, which all adapters of a trunk share: {MERGE}"
+            if not isinstance(entry, MergedEntry) or ours.removesuffix(".weight") not in known:
+                message = f"it changes {ours}, which all adapters of a trunk share: {MERGE_HINT}"
                 raise UnsupportedError(message, file=str(side.file), tensor=side.name)
-            if side.shape[0] > MOST_RANK:
-                message = f"its rank is {side.shape[0]}, and at most {MOST_RANK} is laid beside a trunk: {MERGE}"
+            if side.shape[0] > MAX_RANK:
+                message = f"its rank is {side.shape[0]}, and at most {MAX_RANK} is laid beside a trunk: {MERGE_HINT}"
                 raise UnsupportedError(message, file=str(side.file), tensor=side.name)

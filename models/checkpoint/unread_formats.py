@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import CheckpointError, UnsupportedError
-from ..core.files import listed
+from ..core.files import list_files
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAFE, GGUF = ".safetensors", ".gguf"
 
 
 @dataclass(frozen=True)
-class Format:
+class UnreadFormat:
     """`name` is what its files hold, `reason` why they are not read, `remedy` what to do instead."""
 
     name: str
@@ -23,30 +23,30 @@ class Format:
     remedy: str
 
 
-PICKLE = Format(
+PICKLE = UnreadFormat(
     "pickled weights",
     "which can run code when opened and are never opened here",
     "convert them where you trust them: transformers' AutoModel.from_pretrained(folder).save_pretrained(folder) "
     "writes safetensors (use the Auto class of the head)",
 )
-ONNX = Format(
+ONNX = UnreadFormat(
     "an ONNX graph",
     "which is not read",
     "name the safetensors folder or the GGUF file of the model that it was exported from",
 )
-KERAS = Format(
+KERAS = UnreadFormat(
     "weights of TensorFlow",
     "which can hold code and are not read",
     "convert them to safetensors: transformers 4 does with AutoModel.from_pretrained(folder, from_tf=True)"
     ".save_pretrained(folder) (use the Auto class of the head)",
 )
-FLAX = Format(
+FLAX = UnreadFormat(
     "weights of Flax",
     "which are not read",
     "convert them to safetensors: transformers 4 does with AutoModel.from_pretrained(folder, from_flax=True)"
     ".save_pretrained(folder) (use the Auto class of the head)",
 )
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, UnreadFormat] = {
     **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pickle", ".pkl"), PICKLE),
     ".onnx": ONNX,
     ".h5": KERAS,
@@ -54,7 +54,7 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def refuse_file(path: Path) -> None:
+def check_file(path: Path) -> None:
     """A file that is named as a source.  UnsupportedError unless it is a GGUF file."""
     if path.suffix == GGUF:
         return
@@ -62,28 +62,28 @@ def refuse_file(path: Path) -> None:
         message = "a safetensors file alone does not describe a model; name the folder that has its config.json, too"
         raise UnsupportedError(message, file=str(path))
     if found := FORMATS.get(path.suffix):
-        message = f"{sentence(found, ())}. If it is a GGUF file, its name has to end in {GGUF}"
+        message = f"{explain_format(found, ())}. If it is a GGUF file, its name has to end in {GGUF}"
         raise UnsupportedError(message, file=str(path))
     raise UnsupportedError("a file is loaded only if it is a .gguf; otherwise name the folder", file=str(path))
 
 
-def refuse_folder(path: Path) -> None:
+def check_folder(path: Path) -> None:
     """A folder.  UnsupportedError if it has weights, but only in formats that are not read."""
-    if (path / INDEX).is_file() or (path / SINGLE).is_file() or listed(path, {SAFE, GGUF}):
+    if (path / INDEX).is_file() or (path / SINGLE).is_file() or list_files(path, {SAFE, GGUF}):
         return
     for found in (PICKLE, ONNX, KERAS, FLAX):
-        if names := listed(path, {suffix for suffix, each in FORMATS.items() if each is found}):
-            raise UnsupportedError(sentence(found, names), file=str(path))
+        if names := list_files(path, {suffix for suffix, each in FORMATS.items() if each is found}):
+            raise UnsupportedError(explain_format(found, names), file=str(path))
 
 
-def no_weights(path: Path) -> CheckpointError:
+def missing_weights_error(path: Path) -> CheckpointError:
     """What to say of a folder that has none to be read."""
-    others = listed(path, {SAFE, GGUF})
+    others = list_files(path, {SAFE, GGUF})
     hint = f"; there is only {', '.join(others)}" if others else ""
     return CheckpointError(f"no weights: neither {SINGLE} nor {INDEX} is there{hint}", file=str(path))
 
 
-def sentence(found: Format, names: Sequence[str]) -> str:
+def explain_format(found: UnreadFormat, names: Sequence[str]) -> str:
     """`names` are those of the files in a folder; none: it is the file that is named."""
     what = f"only {found.name} ({', '.join(names)})" if names else found.name
     return f"{what}, {found.reason}; {found.remedy}"

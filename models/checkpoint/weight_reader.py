@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..network.transformer import Transformer
-from .description import Description, announced, used
-from .tensor_files import Entry
-from .tensor_slices import shares
+from .description import Description, match_entries, translate_shape
+from .tensor_files import TensorEntry
+from .tensor_slices import read_cut_pieces
 
 
-class Weights:
+class WeightReader:
     """Of `network` and `head`, both on the meta device.  `progress` hears of bytes done and bytes in all.
 
     They become a share of themselves, if only one is wanted, once they are compared with the files.  Raises
@@ -25,21 +25,21 @@ class Weights:
     def __init__(
         self, what: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
     ) -> None:
-        self._what, self._progress = what, progress
-        entries = used(what, network, head)
-        self._cuts = what.cutting(network, head)
-        self._places = places(network, head)
-        self._wanted = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
-        self._wanted |= dict(network.named_parameters())
-        self._entries: dict[nn.Parameter, tuple[str, Entry]] = {}
+        self._description, self._progress = what, progress
+        entries = match_entries(what, network, head)
+        self._cuts = what.cut_network(network, head)
+        self._owners = parameter_owners(network, head)
+        self._parameters = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
+        self._parameters |= dict(network.named_parameters())
+        self._entries: dict[nn.Parameter, tuple[str, TensorEntry]] = {}
         for name, entry in entries.items():
-            for ours, _ in announced(what, name, entry):
-                if ours in self._wanted:
-                    self._entries[self._wanted[ours]] = name, entry
+            for ours, _ in translate_shape(what, name, entry):
+                if ours in self._parameters:
+                    self._entries[self._parameters[ours]] = name, entry
         self._total, self._done = sum(entry.size for entry in entries.values()), 0
         progress(0, self._total)
 
-    def fill(self, part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    def load(self, part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """Give those parameters of `part` that have no memory yet their numbers, wherever else they stand too.
 
         CheckpointError where a file ends early, cannot be read, or holds what is no number.
@@ -48,25 +48,25 @@ class Weights:
         for name, entry in sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)):
             self._read(name, entry, dtype, device)
 
-    def _read(self, name: str, entry: Entry, dtype: torch.dtype, device: torch.device) -> None:
+    def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
         before = self._done
 
         def advanced(size: int) -> None:
             self._done += size
             self._progress(self._done, self._total)
 
-        def read(some: Entry) -> Tensor:
+        def read(some: TensorEntry) -> Tensor:
             return some.read(dtype, device, advanced)
 
-        for ours, piece in shares(self._what, name, entry, self._cuts, read):
-            if ours in self._wanted:
+        for ours, piece in read_cut_pieces(self._description, name, entry, self._cuts, read):
+            if ours in self._parameters:
                 parameter = nn.Parameter(piece.contiguous())
-                for owner, leaf in self._places[self._wanted[ours]]:
+                for owner, leaf in self._owners[self._parameters[ours]]:
                     owner.register_parameter(leaf, parameter)
         self._done = before + entry.size
 
 
-def places(network: Transformer, head: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+def parameter_owners(network: Transformer, head: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
     """Where each parameter stands: one that is tied to another in several places."""
     found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for owner in (*network.modules(), *head.modules()):

@@ -24,11 +24,11 @@ class CheckpointError(ModelError):
 
     def __init__(self, message: str, *, file: str = "", tensor: str = "") -> None:
         self.file, self.tensor = file, tensor
-        where = " ".join(part for part in (file, f"tensor {cut(repr(tensor))}" if tensor else "") if part)
-        super().__init__(f"{where}: {cut(message)}" if where else cut(message))
+        where = " ".join(part for part in (file, f"tensor {truncate(repr(tensor))}" if tensor else "") if part)
+        super().__init__(f"{where}: {truncate(message)}" if where else truncate(message))
 
 
-def cut(text: str, longest: int = 1000) -> str:
+def truncate(text: str, longest: int = 1000) -> str:
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text) - longest} more characters)"
 
 
@@ -48,7 +48,7 @@ class EncodingError(ModelError):
     """Input that cannot be encoded."""
 
 
-class RowsError(ValueError):
+class StepInputError(ValueError):
     """A step with a number that is out of range: names which one, its value and the bound.
 
     Who laid out the step should have refused it: a broken invariant, checked under `python -O` too.

@@ -11,18 +11,18 @@ from itertools import accumulate, chain
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import RowsError
+from ..core.errors import StepInputError
 from ..network.model_config import ModelConfig
-from .contract import Rows
+from .contract import StepInput
 
-MOST = 2**31  # what an int32 holds is below
-TABLES = ("learned", "sinusoidal", "sines-cosines")  # positions that are looked up
+INT32_LIMIT = 2**31  # what an int32 holds is below
+TABLE_POSITIONS = ("learned", "sinusoidal", "sines-cosines")  # positions that are looked up
 
 Integers = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Arrays:
+class StepArrays:
     """The numbers of Rows, within their bounds; `blocks` are those of all tables, that of sequence n from
     `table_starts[n]` on."""
 
@@ -32,7 +32,7 @@ class Arrays:
     starts: Integers  # [N + 1]
     blocks: Integers
     table_starts: Integers  # [N + 1]
-    wanted: Integers
+    output_rows: Integers
 
 
 @dataclass(frozen=True)
@@ -51,101 +51,101 @@ class Bounds:
 
     @classmethod
     def of(cls, config: ModelConfig, block_count: int, block_size: int) -> "Bounds":
-        positions = config.max_positions if config.position in TABLES else 0
+        positions = config.max_positions if config.position in TABLE_POSITIONS else 0
         return cls(config.vocab_size, positions, config.segments, block_count, block_size)
 
-    def check(self, rows: Rows, attached: Container[int]) -> Arrays:
+    def check(self, rows: StepInput, attached: Container[int]) -> StepArrays:
         """RowsError for the first number that is out of range; `attached` are the numbers of adapters."""
         count, sequences = len(rows.tokens), len(rows.starts) - 1
-        equal("positions", len(rows.positions), count)
-        equal("tables", len(rows.tables), sequences)
-        starts = integers("starts", rows.starts)
+        check_length("positions", len(rows.positions), count)
+        check_length("tables", len(rows.block_tables), sequences)
+        starts = int32_array("starts", rows.starts)
         check_starts(starts, count)
-        tokens = integers("tokens", rows.tokens)
-        within("tokens", tokens, self.tokens)
+        tokens = int32_array("tokens", rows.tokens)
+        check_range("tokens", tokens, self.tokens)
         segments = None
         if rows.segments is not None and self.segments:
-            equal("segments", len(rows.segments), count)
-            segments = integers("segments", rows.segments)
-            within("segments", segments, self.segments)
+            check_length("segments", len(rows.segments), count)
+            segments = int32_array("segments", rows.segments)
+            check_range("segments", segments, self.segments)
         if rows.adapters is not None:
-            equal("adapters", len(rows.adapters), sequences)
+            check_length("adapters", len(rows.adapters), sequences)
             for number in {*rows.adapters} - {0}:
                 if number not in attached:
-                    raise RowsError(f"adapters: {number} is not attached")
+                    raise StepInputError(f"adapters: {number} is not attached")
         if rows.sources is not None:
-            equal("sources", len(rows.sources), sequences)
-            within("sources", integers("sources", list(chain.from_iterable(rows.sources))), self.tokens)
-        wanted = integers("wanted", rows.wanted)
-        within("wanted", wanted, count)
-        ascending("wanted", wanted)
+            check_length("sources", len(rows.sources), sequences)
+            check_range("sources", int32_array("sources", list(chain.from_iterable(rows.sources))), self.tokens)
+        wanted = int32_array("wanted", rows.output_rows)
+        check_range("wanted", wanted, count)
+        check_ascending("wanted", wanted)
         blocks, table_starts = np.empty(0, np.int32), np.zeros(sequences + 1, np.int32)
         if self.block_count:
-            blocks = integers("tables", list(chain.from_iterable(rows.tables)))
-            within("tables", blocks, self.block_count)
-            table_starts = integers("tables", list(accumulate(map(len, rows.tables), initial=0)))
-        positions = integers("positions", rows.positions)
+            blocks = int32_array("tables", list(chain.from_iterable(rows.block_tables)))
+            check_range("tables", blocks, self.block_count)
+            table_starts = int32_array("tables", list(accumulate(map(len, rows.block_tables), initial=0)))
+        positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
-        return Arrays(tokens, positions, segments, starts, blocks, table_starts, wanted)
+        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, wanted)
 
     def _check_positions(self, positions: Integers, starts: Integers, table_starts: Integers) -> None:
         """Consecutive in each sequence, within its blocks; from 0 on without a cache, where a sequence comes whole."""
-        within("positions", positions, self.positions or MOST)
+        check_range("positions", positions, self.positions or INT32_LIMIT)
         gaps = positions[1:] - positions[:-1] != 1
         gaps[starts[1:-1] - 1] = False  # where the next sequence begins
         if gaps.any():
             row = int(gaps.argmax())
-            raise RowsError(f"positions[{row + 1}] is {positions[row + 1]}, which should be {positions[row] + 1}")
+            raise StepInputError(f"positions[{row + 1}] is {positions[row + 1]}, which should be {positions[row] + 1}")
         if self.block_count:
             last = positions[starts[1:] - 1]
             held = (table_starts[1:] - table_starts[:-1]).astype(np.int64) * self.block_size
             if (wrong := last >= held).any():
                 n = int(wrong.argmax())
-                raise RowsError(f"positions: sequence {n} has position {last[n]}, its blocks hold {held[n]}")
+                raise StepInputError(f"positions: sequence {n} has position {last[n]}, its blocks hold {held[n]}")
         elif (first := positions[starts[:-1]]).any():
             n = int((first != 0).argmax())
-            raise RowsError(f"positions: sequence {n} begins at {first[n]}, which should be 0 without a cache")
+            raise StepInputError(f"positions: sequence {n} begins at {first[n]}, which should be 0 without a cache")
 
     def check_copies(self, pairs: Sequence[tuple[int, int]]) -> None:
         """RowsError for a block that is not in the cache."""
-        within("copies", integers("copies", list(chain.from_iterable(pairs))), self.block_count)
+        check_range("copies", int32_array("copies", list(chain.from_iterable(pairs))), self.block_count)
 
 
-def integers(name: str, values: Sequence[int]) -> Integers:
+def int32_array(name: str, values: Sequence[int]) -> Integers:
     try:
         return np.fromiter(values, np.int32, len(values))
     except OverflowError:
-        raise RowsError(f"{name}: {beyond(values)} is out of the range of 32 bits") from None
+        raise StepInputError(f"{name}: {first_overflow(values)} is out of the range of 32 bits") from None
 
 
-def beyond(values: Iterable[int]) -> int:
+def first_overflow(values: Iterable[int]) -> int:
     """The first that an int32 does not hold."""
-    return next(value for value in values if not -MOST <= value < MOST)
+    return next(value for value in values if not -INT32_LIMIT <= value < INT32_LIMIT)
 
 
-def equal(name: str, length: int, right: int) -> None:
+def check_length(name: str, length: int, right: int) -> None:
     if length != right:
-        raise RowsError(f"{name}: there are {length}, which should be {right}")
+        raise StepInputError(f"{name}: there are {length}, which should be {right}")
 
 
-def within(name: str, values: Integers, count: int) -> None:
+def check_range(name: str, values: Integers, count: int) -> None:
     """Each from 0 to `count` - 1.  As unsigned numbers the negative ones are the largest: one maximum is enough."""
     unsigned = values.view(np.uint32)
     if values.size and int(unsigned.max()) >= count:
         row = int((unsigned >= count).argmax())
-        raise RowsError(f"{name}[{row}] is {values[row]}, which should be at least 0 and less than {count}")
+        raise StepInputError(f"{name}[{row}] is {values[row]}, which should be at least 0 and less than {count}")
 
 
-def ascending(name: str, values: Integers) -> None:
+def check_ascending(name: str, values: Integers) -> None:
     if (wrong := values[1:] <= values[:-1]).any():
         row = int(wrong.argmax())
-        raise RowsError(f"{name}[{row + 1}] is {values[row + 1]}, which should be more than {values[row]}")
+        raise StepInputError(f"{name}[{row + 1}] is {values[row + 1]}, which should be more than {values[row]}")
 
 
 def check_starts(starts: Integers, count: int) -> None:
     """Ascending from 0 to `count`: no sequence is empty, and there is one."""
     if len(starts) < 2:
-        raise RowsError("starts: there is no sequence")
+        raise StepInputError("starts: there is no sequence")
     if starts[0] != 0 or starts[-1] != count:
-        raise RowsError(f"starts: they are from {starts[0]} to {starts[-1]}, which should be from 0 to {count}")
-    ascending("starts", starts)
+        raise StepInputError(f"starts: they are from {starts[0]} to {starts[-1]}, which should be from 0 to {count}")
+    check_ascending("starts", starts)

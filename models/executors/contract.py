@@ -16,7 +16,7 @@ from ..network.lora import Lora
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepInput:
     """One step's work: sequences laid end to end, T tokens of N sequences.
 
     Sequence n owns rows [starts[n], starts[n + 1]).  `tables[n]` lists the cache blocks that hold its tokens in
@@ -27,8 +27,8 @@ class Rows:
     tokens: list[int]  # [T]
     positions: list[int]  # [T]
     starts: list[int]  # [N + 1]
-    tables: list[list[int]]  # [N]
-    wanted: list[int]
+    block_tables: list[list[int]]  # [N]
+    output_rows: list[int]
     segments: list[int] | None = None  # [T], for encoders with segment embeddings
     adapters: list[int] | None = None  # [N] as `attach` numbered them, 0: the network alone; None: all of them 0
     sources: list[tuple[int, ...]] | None = None  # [N] what was read before, where that is another sequence
@@ -46,7 +46,7 @@ class Executor(Protocol):
         """Blocks in the cache; 0 for a network without a cache."""
 
     @property
-    def poisoned(self) -> AbstractSet[int]:
+    def nonfinite_blocks(self) -> AbstractSet[int]:
         """Cache blocks that hold a key or a value that is no number (infinite or NaN), as of the last step.
 
         Whoever reads such a block gets nonsense from then on.  It stays named until a step starts it anew, that is
@@ -54,13 +54,13 @@ class Executor(Protocol):
         """
 
     @property
-    def likeliest(self) -> list[int] | None:
+    def argmax(self) -> list[int] | None:
         """[len(wanted)] the first of the largest logits of each row of the last step; -1 where one is no number.
 
         None where the executor does not look: whoever wants to know does.
         """
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         """Logits [len(wanted), V] of a generator, or states [len(wanted), W] of an encoder, as float32.
 
         Every row's keys and values are stored in the cache on the way.  An answer does not depend on what else is in
@@ -79,5 +79,5 @@ class Executor(Protocol):
     def detach(self, number: int) -> None:
         """Let go of it: no sequence has it any more."""
 
-    def padding(self, rows: Rows) -> int:
+    def padding(self, rows: StepInput) -> int:
         """How many token slots `step` computes for `rows` that belong to no token (attention padding)."""

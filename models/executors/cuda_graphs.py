@@ -14,27 +14,27 @@ import torch
 from torch import Tensor
 
 from ..network.cache import PagedCache
-from ..network.ragged import Ragged
+from ..network.ragged import RaggedBatch
 from ..network.varlen import Kernel
-from .contract import Rows
-from .step_buffer import Sheet
+from .contract import StepInput
+from .step_buffer import StepBuffer
 
-Computed = tuple[Tensor, Tensor | None]  # logits [M, V]; whether what each row stored is finite [T]
-Run = Callable[[], Computed]
-Capture = Callable[[Run], Run]
+StepOutput = tuple[Tensor, Tensor | None]  # logits [M, V]; whether what each row stored is finite [T]
+RunStep = Callable[[], StepOutput]
+Capture = Callable[[RunStep], RunStep]
 
 
-def sizes(most: int) -> list[int]:
+def graph_sizes(most: int) -> list[int]:
     """Numbers of sequences for which a graph is recorded: powers of two, and `most`."""
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
-class Recorder:
+class GraphRecorder:
     """Makes graphs of what runs on the current device; they share the memory of what they compute on the way."""
 
     _pool: Any = None
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: RunStep) -> RunStep:
         """`run`, computed once beforehand, then recorded: what is returned replays it into the same tensors."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ class Recorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             computed = run()
 
-        def replay() -> Computed:
+        def replay() -> StepOutput:
             graph.replay()
             return computed
 
@@ -55,73 +55,75 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class InPlace:
+class PagedAttention:
     """Attention by `kernel`, which reads blocks where they are (models.network.varlen), instead of in padded groups.
 
     Steps of up to `talking` sequences of one row each are recorded by `capture` and replayed; 0: none is.
     """
 
     kernel: Kernel
-    talking: int = 0
-    capture: Capture = field(default_factory=Recorder)
+    decode_sequences: int = 0
+    capture: Capture = field(default_factory=GraphRecorder)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedGraph:
     """A graph and the memory it reads its sheet from."""
 
-    flat: Tensor
-    replay: Run
+    buffer: Tensor
+    replay: RunStep
 
 
-class Graphs:
+class DecodeGraphs:
     """Steps of up to `how.talking` sequences over `cache`, whose last block is the spare one.
 
     `compute` is recorded when a number of sequences first comes up.  Sequences have up to `context` tokens.
     """
 
-    def __init__(self, compute: Callable[[Ragged], Computed], cache: PagedCache, how: InPlace, context: int) -> None:
-        self._compute, self._cache, self._how, self._context = compute, cache, how, context
-        self._sizes = sizes(how.talking)
+    def __init__(
+        self, compute: Callable[[RaggedBatch], StepOutput], cache: PagedCache, how: PagedAttention, context: int
+    ) -> None:
+        self._compute, self._cache, self._attention, self._context = compute, cache, how, context
+        self._sizes = graph_sizes(how.decode_sequences)
         self._width = -(-context // cache.size)
-        self._recorded: dict[int, Recorded] = {}
+        self._recorded: dict[int, RecordedGraph] = {}
 
-    def padding(self, rows: Rows) -> int:
+    def padding(self, rows: StepInput) -> int:
         """Rows that are computed for nobody; -1 if this is no step for a graph."""
-        count = len(rows.tables)
+        count = len(rows.block_tables)
         if rows.adapters is not None and any(rows.adapters):
             return -1  # what they add is not recorded
-        if not len(rows.tokens) == len(rows.wanted) == count <= self._sizes[-1]:
+        if not len(rows.tokens) == len(rows.output_rows) == count <= self._sizes[-1]:
             return -1
-        if max(map(len, rows.tables)) > self._width:
+        if max(map(len, rows.block_tables)) > self._width:
             return -1
         return next(size for size in self._sizes if size >= count) - count
 
-    def step(self, rows: Rows, slots: list[int]) -> Computed:
+    def step(self, rows: StepInput, slots: list[int]) -> StepOutput:
         """As `compute` does, good until the next step; for `rows` whose `padding` is not negative."""
-        count, missing = len(rows.tables), self.padding(rows)
+        count, missing = len(rows.block_tables), self.padding(rows)
         spare = self._cache.count - 1
-        padded = Rows(
+        padded = StepInput(
             tokens=rows.tokens + [0] * missing,
             positions=rows.positions + [0] * missing,
             starts=list(range(count + missing + 1)),
-            tables=rows.tables + [[spare]] * missing,
-            wanted=list(range(count + missing)),
+            block_tables=rows.block_tables + [[spare]] * missing,
+            output_rows=list(range(count + missing)),
         )
-        sheet = Sheet(padded, slots + [spare * self._cache.size] * missing, self._width)
+        sheet = StepBuffer(padded, slots + [spare * self._cache.size] * missing, self._width)
         out, finite = self._replay(sheet, count + missing)
         return out[:count], None if finite is None else finite[:count]
 
-    def _replay(self, sheet: Sheet, size: int) -> Computed:
+    def _replay(self, sheet: StepBuffer, size: int) -> StepOutput:
         device = self._cache.keys[0].device
         recorded = self._recorded.get(size)
         if recorded is None:
-            flat = sheet.on(device)
+            flat = sheet.copy_to(device)
 
-            def run() -> Computed:
-                return self._compute(sheet.read(flat, self._how.kernel, self._cache, self._context))
+            def run() -> StepOutput:
+                return self._compute(sheet.view_batch(flat, self._attention.kernel, self._cache, self._context))
 
-            recorded = self._recorded[size] = Recorded(flat, self._how.capture(run))
+            recorded = self._recorded[size] = RecordedGraph(flat, self._attention.capture(run))
         else:
-            recorded.flat.copy_(sheet.staged(device), non_blocking=True)
+            recorded.buffer.copy_(sheet.stage_for(device), non_blocking=True)
         return recorded.replay()

@@ -11,54 +11,54 @@ import torch
 from torch import Tensor
 
 from ..network.cache import CacheView, PagedCache
-from ..network.ragged import Ragged
-from ..network.varlen import Kernel, Spans
-from .contract import Rows
+from ..network.ragged import RaggedBatch
+from ..network.varlen import Kernel, SequenceSpans
+from .contract import StepInput
 
 
-class Sheet:
+class StepBuffer:
     """What `rows` asks for, their keys and values stored at `slots`; tables are filled up to `width` blocks.
 
     Without a cache there are no slots, and `width` is 0.
     """
 
-    def __init__(self, rows: Rows, slots: list[int], width: int = 0) -> None:
+    def __init__(self, rows: StepInput, slots: list[int], width: int = 0) -> None:
         used = [rows.positions[end - 1] + 1 for end in rows.starts[1:]] if width else []
         table = np.zeros((len(used), width), np.int32)
-        for blocks, row in zip(rows.tables, table, strict=bool(width)):
+        for blocks, row in zip(rows.block_tables, table, strict=bool(width)):
             row[: len(blocks)] = blocks
-        self._all_wanted = len(rows.wanted) == len(rows.tokens)
-        wanted = [] if self._all_wanted else rows.wanted
+        self._all_output = len(rows.output_rows) == len(rows.tokens)
+        wanted = [] if self._all_output else rows.output_rows
         lists = [rows.tokens, rows.positions, rows.segments or [], wanted, rows.starts]
         lists += [slots, list(accumulate(used, initial=0)), used]
         parts = [*(np.array(part, np.int32) for part in lists), table.ravel()]
-        self.flat = torch.from_numpy(np.concatenate(parts))
+        self.buffer = torch.from_numpy(np.concatenate(parts))
         self._sizes = [len(part) for part in parts]
         self._starts, self._longest = tuple(rows.starts), max(b - a for a, b in pairwise(rows.starts))
 
-    def on(self, device: torch.device) -> Tensor:
+    def copy_to(self, device: torch.device) -> Tensor:
         """The flat sheet there; the host does not wait for the copy."""
-        return self.staged(device).to(device, non_blocking=True)
+        return self.stage_for(device).to(device, non_blocking=True)
 
-    def staged(self, device: torch.device) -> Tensor:
+    def stage_for(self, device: torch.device) -> Tensor:
         """The flat sheet where a copy to `device` can start from without the host's waiting."""
-        return self.flat.pin_memory() if device.type == "cuda" else self.flat
+        return self.buffer.pin_memory() if device.type == "cuda" else self.buffer
 
-    def read(self, flat: Tensor, kernel: Kernel, cache: PagedCache | None, context: int) -> Ragged:
+    def view_batch(self, flat: Tensor, kernel: Kernel, cache: PagedCache | None, context: int) -> RaggedBatch:
         """The batch whose tensors are views of `flat`, this sheet on a device; no sequence is longer than `context`."""
         tokens, positions, segments, wanted, starts, slots, key_starts, used, table = torch.split(flat, self._sizes)
-        view = None if cache is None else CacheView(cache, cache.places(slots.long()))
-        spans = Spans(kernel, starts, starts, self._longest, max(context, self._longest))
+        view = None if cache is None else CacheView(cache, cache.storage_rows(slots.long()))
+        spans = SequenceSpans(kernel, starts, starts, self._longest, max(context, self._longest))
         if cache is not None:
             blocks = table.view(len(used), -1)
             most = max(context, blocks.size(1) * cache.size)
-            spans = Spans(kernel, starts, key_starts, self._longest, most, used, blocks)
-        return Ragged(
+            spans = SequenceSpans(kernel, starts, key_starts, self._longest, most, used, blocks)
+        return RaggedBatch(
             tokens=tokens,
             positions=positions,
             starts=self._starts,
             segments=segments if len(segments) else None,
             cache=view,
-            wanted=None if self._all_wanted else wanted,
+            output_rows=None if self._all_output else wanted,
             spans=spans,
         )

@@ -13,17 +13,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.errors import RowsError, UnsupportedError
-from ..network.attention import padding
+from ..core.errors import StepInputError, UnsupportedError
+from ..network.attention import count_padding_rows
 from ..network.cache import CacheView, PagedCache
 from ..network.heads import LanguageHead
-from ..network.lora import Additions, Lora, Tiles, names_of, of_rows
-from ..network.ragged import Ragged
+from ..network.lora import AdapterTiles, AdapterUpdates, Lora, expand_adapters, name_linears
+from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
 from .bounds import Bounds
-from .contract import Rows
-from .cuda_graphs import Computed, Graphs, InPlace
-from .step_buffer import Sheet
+from .contract import StepInput
+from .cuda_graphs import DecodeGraphs, PagedAttention, StepOutput
+from .step_buffer import StepBuffer
 
 
 class TorchExecutor:
@@ -39,59 +39,59 @@ class TorchExecutor:
         *,
         block_count: int = 0,
         block_size: int = 0,
-        in_place: InPlace | None = None,
+        in_place: PagedAttention | None = None,
     ) -> None:
         self.network, self.head = network.eval(), head
         self.block_count, self.block_size = block_count, block_size
         self._bounds = Bounds.of(network.config, block_count, block_size)
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
-        self._poisoned: set[int] = set()  # blocks that hold numbers that are none
-        self._unsure: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
+        self._nonfinite_blocks: set[int] = set()  # blocks that hold numbers that are none
+        self._unchecked_blocks: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
         self._kernel = None if in_place is None else in_place.kernel
-        self._names, self._loras, self._attached = names_of(network, config), dict[int, Lora](), 0
+        self._linear_names, self._loras, self._attached = name_linears(network, config), dict[int, Lora](), 0
         self.cache: PagedCache | None = None
-        self._graphs: Graphs | None = None
+        self._graphs: DecodeGraphs | None = None
         if block_count:
-            replays = in_place is not None and in_place.talking > 0
+            replays = in_place is not None and in_place.decode_sequences > 0
             self.cache = PagedCache(config, block_count + replays, block_size, weight, in_place is not None)
             if in_place is not None and replays:  # over one more block, the spare one
-                self._graphs = Graphs(self._compute, self.cache, in_place, config.max_positions)
+                self._graphs = DecodeGraphs(self._compute, self.cache, in_place, config.max_positions)
 
     @property
-    def likeliest(self) -> None:
+    def argmax(self) -> None:
         return None
 
     @property
-    def poisoned(self) -> AbstractSet[int]:
-        return self._poisoned
+    def nonfinite_blocks(self) -> AbstractSet[int]:
+        return self._nonfinite_blocks
 
     @torch.inference_mode()
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         """Good until the next step.  Raises RowsError before anything is computed."""
         self.check(rows)
         slots = self._slots(rows) if self.cache is not None else []
-        self._cleanse(slots)
-        self._unsure |= self._blocks_of(slots)
+        self._clear_reused_blocks(slots)
+        self._unchecked_blocks |= self._blocks_of(slots)
         if self._graphs is not None and self._graphs.padding(rows) >= 0:
             out, finite = self._graphs.step(rows, slots)
         else:
             out, finite = self._compute(self._batch(rows, slots))
         if finite is not None:
-            self._suspect(finite, slots)
+            self._record_nonfinite(finite, slots)
         return out
 
-    def check(self, rows: Rows) -> None:
+    def check(self, rows: StepInput) -> None:
         """RowsError for a number that is out of range: on a GPU it would end the process's use of the device."""
         self._bounds.check(rows, self._loras)
 
-    def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def step_with_states(self, rows: StepInput) -> tuple[Tensor, Tensor]:
         """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
 
         All rows must be wanted, since the last layer computes no others.  No recorded graph is replayed.
         """
-        if len(rows.wanted) != len(rows.tokens):
-            raise RowsError(f"wanted: there are {len(rows.wanted)}, which should be {len(rows.tokens)}, all")
+        if len(rows.output_rows) != len(rows.tokens):
+            raise StepInputError(f"wanted: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
         kept: list[Tensor] = []
         graphs, self._graphs = self._graphs, None
         hooks = [
@@ -104,10 +104,10 @@ class TorchExecutor:
             for hook in hooks:
                 hook.remove()
 
-    def _compute(self, batch: Ragged) -> Computed:
+    def _compute(self, batch: RaggedBatch) -> StepOutput:
         states = self.network(batch)  # [M, W]
         view = batch.cache
-        finite = None if view is None else view.cache.finite(view.places)
+        finite = None if view is None else view.cache.are_finite(view.storage_rows)
         out = states if self.head is None else self.head(states)
         return out.float(), finite
 
@@ -118,7 +118,7 @@ class TorchExecutor:
             self.cache.copy(blocks)
 
     def attach(self, adapter: Lora) -> int:
-        if adapter.keys() - set(self._names.values()):
+        if adapter.keys() - set(self._linear_names.values()):
             message = "products are held to the bit here, and sums with what an adapter adds are not: load it merged"
             raise UnsupportedError(message)
         like = self.network.tokens.weight
@@ -129,64 +129,68 @@ class TorchExecutor:
     def detach(self, number: int) -> None:
         del self._loras[number]
 
-    def padding(self, rows: Rows) -> int:
+    def padding(self, rows: StepInput) -> int:
         if self._kernel is not None:
             return 0 if self._graphs is None else max(self._graphs.padding(rows), 0)
         lengths = [end - start for start, end in pairwise(rows.starts)]
-        return padding(lengths, self._seen(rows))
+        return count_padding_rows(lengths, self._key_counts(rows))
 
-    def _batch(self, rows: Rows, slots: list[int]) -> Ragged:
+    def _batch(self, rows: StepInput, slots: list[int]) -> RaggedBatch:
         if self._kernel is not None:
-            sheet = Sheet(rows, slots, max(map(len, rows.tables)))
-            read = sheet.read(sheet.on(self.device), self._kernel, self.cache, self.network.config.max_positions)
-            return replace(read, additions=self._additions(rows))
+            sheet = StepBuffer(rows, slots, max(map(len, rows.block_tables)))
+            read = sheet.view_batch(
+                sheet.copy_to(self.device), self._kernel, self.cache, self.network.config.max_positions
+            )
+            return replace(read, additions=self._adapter_updates(rows))
         cache = None
         if self.cache is not None:
-            places = self.cache.places(self._tensor(slots))
-            cache = CacheView(self.cache, places, rows.tables, self._seen(rows))
-        return Ragged(
+            places = self.cache.storage_rows(self._tensor(slots))
+            cache = CacheView(self.cache, places, rows.block_tables, self._key_counts(rows))
+        return RaggedBatch(
             tokens=self._tensor(rows.tokens),
             positions=self._tensor(rows.positions),
             starts=tuple(rows.starts),
             segments=None if rows.segments is None else self._tensor(rows.segments),
             cache=cache,
-            wanted=self._tensor(rows.wanted) if len(rows.wanted) < len(rows.tokens) else None,
-            additions=self._additions(rows),
+            output_rows=self._tensor(rows.output_rows) if len(rows.output_rows) < len(rows.tokens) else None,
+            additions=self._adapter_updates(rows),
         )
 
-    def _additions(self, rows: Rows) -> Additions | None:
+    def _adapter_updates(self, rows: StepInput) -> AdapterUpdates | None:
         if rows.adapters is None or not any(rows.adapters):
             return None
-        each = of_rows(rows.adapters, rows.starts)
-        wanted = [each[row] for row in rows.wanted]
-        return Additions(self._names, self._loras, Tiles.of(each, self.device), Tiles.of(wanted, self.device))
+        each = expand_adapters(rows.adapters, rows.starts)
+        wanted = [each[row] for row in rows.output_rows]
+        return AdapterUpdates(
+            self._linear_names, self._loras, AdapterTiles.of(each, self.device), AdapterTiles.of(wanted, self.device)
+        )
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _slots(self, rows: Rows) -> list[int]:
+    def _slots(self, rows: StepInput) -> list[int]:
         """Where in the cache each row's key and value go."""
         size = self.block_size
         return [
             table[position // size] * size + position % size
-            for table, (start, end) in zip(rows.tables, pairwise(rows.starts), strict=True)
+            for table, (start, end) in zip(rows.block_tables, pairwise(rows.starts), strict=True)
             for position in rows.positions[start:end]
         ]
 
-    def _seen(self, rows: Rows) -> list[int]:
+    def _key_counts(self, rows: StepInput) -> list[int]:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
 
-    def _suspect(self, finite: Tensor, slots: list[int]) -> None:
+    def _record_nonfinite(self, finite: Tensor, slots: list[int]) -> None:
         bad = [slot for slot, good in zip(slots, finite.tolist(), strict=True) if not good]
-        self._poisoned |= self._blocks_of(bad)
-        self._unsure -= self._blocks_of(slots)
+        self._nonfinite_blocks |= self._blocks_of(bad)
+        self._unchecked_blocks -= self._blocks_of(slots)
 
-    def _cleanse(self, slots: list[int]) -> None:
-        if (self._poisoned or self._unsure) and self.cache is not None:
+    def _clear_reused_blocks(self, slots: list[int]) -> None:
+        if (self._nonfinite_blocks or self._unchecked_blocks) and self.cache is not None:
             started = self._blocks_of([slot for slot in slots if slot % self.block_size == 0])
-            self.cache.clear(sorted(started & (self._poisoned | self._unsure)))
-            self._poisoned -= started
-            self._unsure -= started
+            self.cache.clear(sorted(started & (self._nonfinite_blocks | self._unchecked_blocks)))
+            self._nonfinite_blocks -= started
+            self._unchecked_blocks -= started
 
     def _blocks_of(self, slots: list[int]) -> set[int]:
         return {slot // self.block_size for slot in slots}

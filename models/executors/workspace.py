@@ -12,13 +12,13 @@ from ..network.attention import GROUP_KEYS
 from ..network.model_config import ModelConfig
 
 GROWTH = 1.25  # memory to gather into is made so much larger than what is wanted
-PROVEN = 192  # rows of a product that are held to be compared
-RECORD = 16 << 20  # a recorded step, and what libraries keep for it; a guess, not yet compared with a GPU
-MASKING = 3  # bytes a score while a mask is made: which keys exist, which are in sight, both
+SELF_TEST_ROWS = 192  # rows of a product that are held to be compared
+GRAPH_BYTES = 16 << 20  # a recorded step, and what libraries keep for it; a guess, not yet compared with a GPU
+MASK_BYTES = 3  # bytes a score while a mask is made: which keys exist, which are in sight, both
 
 
 @dataclass(frozen=True, kw_only=True)
-class Largest:
+class LargestStep:
     """The largest step: `rows` tokens of at most `sequences` sequences, each looking at up to `context` tokens.
 
     `cached`: their keys and values come out of a cache.  `invariant`: computed as models.invariant does.  `in_place`:
@@ -38,18 +38,18 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
     return 2 * config.depth * config.kv_heads * config.head_width * block_size * dtype.itemsize
 
 
-def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
+def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """Of the network, until it has states: activations and masks."""
     return _activations(config, dtype, largest) + _masks(config, dtype, largest)
 
 
-def proof_bytes(config: ModelConfig, dtype: torch.dtype, generates: bool) -> int:
+def self_test_bytes(config: ModelConfig, dtype: torch.dtype, generates: bool) -> int:
     """While a network is made invariant: its widest matrix turned, and its rows compared."""
     width = config.vocab_size if generates else config.mlp_width
-    return width * (config.width * dtype.itemsize + PROVEN * torch.float32.itemsize)
+    return width * (config.width * dtype.itemsize + SELF_TEST_ROWS * torch.float32.itemsize)
 
 
-def _activations(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
+def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """The residual stream, as the caller and the block hold it, and the wider of attention and MLP."""
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 5 * heads + (2 if largest.cached else 4) * kept
@@ -63,22 +63,24 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> i
     return largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
 
 
-def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
+def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """Those of all groups, and in attention one more copy for each query head that shares a key head."""
     if largest.in_place:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
-    if config.leans:  # distances, and for each head what they add, alone and with a mask; or the terms of its scores
+    if (
+        config.has_distance_scores
+    ):  # distances, and for each head what they add, alone and with a mask; or the terms of its scores
         terms = 3 if config.window or config.position == "relative" else 2
         kept += torch.int64.itemsize + terms * config.heads * dtype.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
     if largest.invariant:
         copied += 2 * shared * torch.float32.itemsize
-    return largest.rows * largest.context * (kept + max(copied, MASKING))
+    return largest.rows * largest.context * (kept + max(copied, MASK_BYTES))
 
 
-def gathered_bytes(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
+def gather_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
     """Keys and values out of the cache, of one layer and one group of sequences; kept from step to step."""
     if not largest.cached or largest.in_place:
         return 0
@@ -88,8 +90,8 @@ def gathered_bytes(config: ModelConfig, dtype: torch.dtype, largest: Largest) ->
     return int(numbers * (GROWTH * dtype.itemsize + padded))
 
 
-def recorded_bytes(config: ModelConfig, dtype: torch.dtype, talking: int) -> int:
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, talking: int) -> int:
     """Recorded steps of up to `talking` sequences: their logits, together twice the largest, and what they share."""
     logits = 2 * talking * config.vocab_size * (torch.float32.itemsize + dtype.itemsize)
-    step = Largest(rows=talking, sequences=talking, context=0, cached=True, in_place=True)
-    return logits + _activations(config, dtype, step) + RECORD * (talking.bit_length() + 1)
+    step = LargestStep(rows=talking, sequences=talking, context=0, cached=True, in_place=True)
+    return logits + _activations(config, dtype, step) + GRAPH_BYTES * (talking.bit_length() + 1)

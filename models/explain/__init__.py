@@ -7,30 +7,39 @@ between pieces of work, so that whoever drives it can let others compute in betw
 from collections.abc import Callable, Generator
 
 from .attention_weights import attention, attention_flow, attention_rollout
-from .cost_estimate import bytes_of, operations_of
-from .explain_types import PIECE, Asked, Attribution, Explanation, Goal, Method, Text, Weights
+from .cost_estimate import estimate_bytes, estimate_operations
+from .explain_types import (
+    PIECE_ROWS,
+    AttentionWeights,
+    Attribution,
+    Explanation,
+    ExplanationRequest,
+    Goal,
+    InputTokens,
+    Method,
+)
 from .gradients import gradient_x_input, integrated_gradients
-from .instrumented_network import Watched
+from .instrumented_network import InstrumentedNetwork
 from .occlusion import occlusion
 
 __all__ = [
     "METHODS",
-    "PIECE",
-    "Asked",
+    "PIECE_ROWS",
+    "AttentionWeights",
     "Attribution",
     "Explanation",
+    "ExplanationRequest",
     "Goal",
+    "InputTokens",
+    "InstrumentedNetwork",
     "Method",
-    "Text",
-    "Watched",
-    "Weights",
-    "bytes_of",
+    "estimate_bytes",
+    "estimate_operations",
     "explain",
-    "operations_of",
 ]
 
 Steps = Generator[None, None, Explanation]
-METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {
+METHODS: dict[Method, Callable[[InstrumentedNetwork, ExplanationRequest, int], Steps]] = {
     "attention": attention,
     "attention_rollout": attention_rollout,
     "attention_flow": attention_flow,
@@ -41,7 +50,7 @@ METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {
 ATTRIBUTING: frozenset[Method] = frozenset(("gradient_x_input", "integrated_gradients", "occlusion"))
 
 
-def explain(watched: Watched, asked: Asked, *, piece: int = PIECE) -> Steps:
+def explain(watched: InstrumentedNetwork, asked: ExplanationRequest, *, piece: int = PIECE_ROWS) -> Steps:
     """Yields between pieces of about `piece` token rows, forward or backward.
 
     A longer text is cut between its layers, unless one sequence is read and another written.
@@ -51,11 +60,11 @@ def explain(watched: Watched, asked: Asked, *, piece: int = PIECE) -> Steps:
     UnsupportedError where the network has nothing of that kind to show.
     """
     if asked.method in ATTRIBUTING and not asked.goals:
-        return empty()
+        return empty_explanation()
     return METHODS[asked.method](watched, asked, piece)
 
 
-def empty() -> Steps:
+def empty_explanation() -> Steps:
     """No attributions."""
     yield from ()
     return Explanation()

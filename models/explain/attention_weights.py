@@ -8,68 +8,80 @@ from typing import Literal
 
 from ..core.errors import UnsupportedError
 from . import max_flow
-from .attention_probe import Plate
-from .explain_types import Asked, Explanation, Part, Weights
-from .instrumented_network import Shape, Watched, in_pieces
+from .attention_probe import WeightBuffer
+from .explain_types import AttentionPart, AttentionWeights, Explanation, ExplanationRequest
+from .instrumented_network import InstrumentedNetwork, LayersAndHeads, run_in_pieces
 from .max_flow import Floats
 
 
-def attention(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+def attention(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+) -> Generator[None, None, Explanation]:
     """Of every part that the network has; layers and heads that a part doesn't have are left out of it."""
     if not watched.layout:
         raise UnsupportedError(
             "it has no attention to be seen; ask for gradient_x_input, integrated_gradients or occlusion"
         )
-    if not watched.lenses:
+    if not watched.probes:
         values = watched.alignments(asked.text)[None, None]
-        return Explanation((Weights("cross", values, (0,), (0,)),))
-    plates = {part: plate_of(asked, part, shape) for part, shape in watched.layout.items()}
-    yield from seen(watched, asked, plates, piece)
-    return Explanation(tuple(Weights(part, plate.values, plate.layers, plate.heads) for part, plate in plates.items()))
+        return Explanation((AttentionWeights("cross", values, (0,), (0,)),))
+    plates = {part: allocate_buffer(asked, part, shape) for part, shape in watched.layout.items()}
+    yield from record_weights(watched, asked, plates, piece)
+    return Explanation(
+        tuple(AttentionWeights(part, plate.values, plate.layers, plate.heads) for part, plate in plates.items())
+    )
 
 
-def attention_rollout(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+def attention_rollout(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+) -> Generator[None, None, Explanation]:
     """See models.explain.attention_flow.  Of an encoder-decoder that of its encoder."""
-    weights = yield from means(watched, asked, piece)
-    return together("rollout", max_flow.rollout(weights))
+    weights = yield from mean_weights(watched, asked, piece)
+    return build_explanation("rollout", max_flow.rollout(weights))
 
 
-def attention_flow(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+def attention_flow(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+) -> Generator[None, None, Explanation]:
     """The same."""
-    weights = yield from means(watched, asked, piece)
-    return together("flow", (yield from max_flow.flow(weights)))
+    weights = yield from mean_weights(watched, asked, piece)
+    return build_explanation("flow", (yield from max_flow.maximum_flows(weights)))
 
 
-def means(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Floats]:
+def mean_weights(watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int) -> Generator[None, None, Floats]:
     """[L, Q, Q] of all layers, each the mean of its heads: what models.explain.attention_flow takes."""
-    part: Part = "encoder" if "encoder" in watched.layout else "self"
+    part: AttentionPart = "encoder" if "encoder" in watched.layout else "self"
     if part not in watched.layout:
         raise UnsupportedError("nothing in it looks at its own text; ask for attention, which is its alignment")
     layers, heads = watched.layout[part]
-    plate = Plate.of(tuple(range(layers)), tuple(range(heads)), sides(asked, part), mean=True)
-    yield from seen(watched, asked, {part: plate}, piece)
+    plate = WeightBuffer.allocate(tuple(range(layers)), tuple(range(heads)), weight_shape(asked, part), mean=True)
+    yield from record_weights(watched, asked, {part: plate}, piece)
     return plate.values[:, 0]
 
 
-def seen(watched: Watched, asked: Asked, plates: Mapping[Part, Plate], piece: int) -> Generator[None, None, None]:
+def record_weights(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, plates: Mapping[AttentionPart, WeightBuffer], piece: int
+) -> Generator[None, None, None]:
     """Yields when so many rows have gone through a layer as make a piece going through all of them."""
-    yield from in_pieces(watched.look(asked.text, plates), piece * max(layers for layers, _ in watched.layout.values()))
+    yield from run_in_pieces(
+        watched.record_attention(asked.text, plates), piece * max(layers for layers, _ in watched.layout.values())
+    )
 
 
-def together(kind: Literal["rollout", "flow"], values: Floats) -> Explanation:
-    return Explanation((Weights(kind, values[None, None], (0,), (0,)),))
+def build_explanation(kind: Literal["rollout", "flow"], values: Floats) -> Explanation:
+    return Explanation((AttentionWeights(kind, values[None, None], (0,), (0,)),))
 
 
-def plate_of(asked: Asked, part: Part, shape: Shape) -> Plate:
+def allocate_buffer(asked: ExplanationRequest, part: AttentionPart, shape: LayersAndHeads) -> WeightBuffer:
     """Room for what is asked of a part, and for nothing else."""
     layers, heads = (
         tuple(number for number in wanted or range(count) if number < count)
         for wanted, count in zip((asked.layers, asked.heads), shape, strict=True)
     )
-    return Plate.of(layers, heads, sides(asked, part), mean=False)
+    return WeightBuffer.allocate(layers, heads, weight_shape(asked, part), mean=False)
 
 
-def sides(asked: Asked, part: Part) -> tuple[int, int]:
+def weight_shape(asked: ExplanationRequest, part: AttentionPart) -> tuple[int, int]:
     """How many rows look at how many."""
     read, written = len(asked.text.source), len(asked.text.tokens)
     rows = read if part == "encoder" else written

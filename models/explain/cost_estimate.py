@@ -7,41 +7,43 @@ a forward pass alone what one layer has at a time; what grows with pairs of rows
 from math import ceil
 
 from ..network.model_config import ModelConfig
-from .attention_probe import ROWS
-from .explain_types import PIECE, Asked, Text
+from .attention_probe import SCORE_ROWS
+from .explain_types import PIECE_ROWS, ExplanationRequest, InputTokens
 from .occlusion import windows
 
-FLOAT = 4
-DOUBLE = 8
-SLOPES = ("gradient_x_input", "integrated_gradients")
-TOGETHER = ("attention_rollout", "attention_flow")
-GRAPH = 12  # numbers of 8 bytes for each pipe, while flows are looked for
-SLACK = 1 << 20  # what is small: indices, scores, vectors of a text
-FEWEST_ROWS = 8  # a pass takes as long for one row as for so many: its weights have to be read
-A_LAYER = 20_000_000  # operations that fit in the time in which the calls of one layer are begun
-A_PIPE = 2000  # operations that fit in the time that one flow takes for one pipe, on one core
+FLOAT32_BYTES = 4
+FLOAT64_BYTES = 8
+GRADIENT_METHODS = ("gradient_x_input", "integrated_gradients")
+ALL_LAYER_METHODS = ("attention_rollout", "attention_flow")
+EDGE_NUMBERS = 12  # numbers of 8 bytes for each pipe, while flows are looked for
+SLACK_BYTES = 1 << 20  # what is small: indices, scores, vectors of a text
+MIN_ROWS = 8  # a pass takes as long for one row as for so many: its weights have to be read
+LAYER_OVERHEAD = 20_000_000  # operations that fit in the time in which the calls of one layer are begun
+EDGE_OPERATIONS = 2000  # operations that fit in the time that one flow takes for one pipe, on one core
 
 
-def bytes_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
+def estimate_bytes(config: ModelConfig, body: ModelConfig, asked: ExplanationRequest, piece: int = PIECE_ROWS) -> int:
     """`config` and `body` as models.checkpoint.Checkpoint has them: two, where one body reads and another writes.
 
     The weights are not in it, nor the answer's JSON.
     """
     text = asked.text
-    count = max(1, piece // max(1, text.rows)) if asked.method in ("integrated_gradients", "occlusion") else 1
-    slopes = asked.method in SLOPES
-    total = _rows(body, len(text.tokens), count, slopes)
+    count = max(1, piece // max(1, text.row_count)) if asked.method in ("integrated_gradients", "occlusion") else 1
+    slopes = asked.method in GRADIENT_METHODS
+    total = _stack_bytes(body, len(text.tokens), count, slopes)
     if text.source:
-        total += _rows(config, len(text.source), count, slopes) + _across(body, asked, count, slopes)
-    if asked.method in (*TOGETHER, "attention"):
-        total += _plates(config, body, asked)
+        total += _stack_bytes(config, len(text.source), count, slopes) + _cross_attention_bytes(
+            body, asked, count, slopes
+        )
+    if asked.method in (*ALL_LAYER_METHODS, "attention"):
+        total += _weight_buffer_bytes(config, body, asked)
     if slopes:
-        embeddings = text.rows * (config.embedding_width or config.width)
-        total += embeddings * (count * 4 * FLOAT + (len(asked.goals) + 4) * 2 * DOUBLE)
-    return total + SLACK
+        embeddings = text.row_count * (config.embedding_width or config.width)
+        total += embeddings * (count * 4 * FLOAT32_BYTES + (len(asked.goals) + 4) * 2 * FLOAT64_BYTES)
+    return total + SLACK_BYTES
 
 
-def _rows(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
+def _stack_bytes(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
     """Of `count` texts of so many rows that go through a body together."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     attention = 2 * (inner + kept) + (inner + kept if config.query_key_norm else 0)
@@ -55,12 +57,12 @@ def _rows(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
     if config.position in ("distance", "relative"):
         each += 4 * config.heads  # their scores are made, not fused
     a_pair = layers * each + 2 * each + (6 if masked else 0)
-    if config.leans:
+    if config.has_distance_scores:
         a_pair += 3 * config.heads + 4
-    return FLOAT * count * rows * (a_row + rows * a_pair)
+    return FLOAT32_BYTES * count * rows * (a_row + rows * a_pair)
 
 
-def _across(config: ModelConfig, asked: Asked, count: int, slopes: bool) -> int:
+def _cross_attention_bytes(config: ModelConfig, asked: ExplanationRequest, count: int, slopes: bool) -> int:
     """What a body that writes looks at, keys and values of all layers; and how: if it has one head, maybe by additive
     scores."""
     read, written = len(asked.text.source), len(asked.text.tokens)
@@ -68,10 +70,10 @@ def _across(config: ModelConfig, asked: Asked, count: int, slopes: bool) -> int:
     layers = config.depth if slopes else 1
     pairs = 4 * config.head_width if config.heads == 1 else 1
     a_row = 4 * kept * config.depth * read + (2 * inner + config.width) * layers * written
-    return FLOAT * count * (a_row + pairs * read * written)
+    return FLOAT32_BYTES * count * (a_row + pairs * read * written)
 
 
-def _plates(config: ModelConfig, body: ModelConfig, asked: Asked) -> int:
+def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, asked: ExplanationRequest) -> int:
     """The answer, and scores of the rows that are looked at at a time."""
     read, written = len(asked.text.source), len(asked.text.tokens)
     sides = [(config, read, read), (body, written, written), (body, written, read)]
@@ -79,78 +81,94 @@ def _plates(config: ModelConfig, body: ModelConfig, asked: Asked) -> int:
     for part, rows, columns in sides if read else sides[1:2]:
         layers = len([layer for layer in asked.layers if layer < part.depth]) or part.depth
         heads = len([head for head in asked.heads if head < part.heads]) or part.heads
-        if asked.method in TOGETHER:
+        if asked.method in ALL_LAYER_METHODS:
             layers, heads = part.depth, part.heads
-        answer = layers * rows * columns * (1 if asked.method in TOGETHER else heads)
-        each = {"attention": 0, "attention_rollout": 3 * DOUBLE}.get(asked.method, (3 + GRAPH) * DOUBLE)
-        total += answer * (FLOAT + each)
-        most = max(most, 3 * FLOAT * heads * min(ROWS, rows) * columns)
+        answer = layers * rows * columns * (1 if asked.method in ALL_LAYER_METHODS else heads)
+        each = {"attention": 0, "attention_rollout": 3 * FLOAT64_BYTES}.get(
+            asked.method, (3 + EDGE_NUMBERS) * FLOAT64_BYTES
+        )
+        total += answer * (FLOAT32_BYTES + each)
+        most = max(most, 3 * FLOAT32_BYTES * heads * min(SCORE_ROWS, rows) * columns)
     return total + most
 
 
-def operations_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
+def estimate_operations(
+    config: ModelConfig, body: ModelConfig, asked: ExplanationRequest, piece: int = PIECE_ROWS
+) -> int:
     """Floating-point operations, two for each product that is added: of all passes, forward and back.
 
     What takes time and is no such operation (reading weights for few rows, beginning calls, flows) counts as the
     operations that fit in that time on a core that does some 50 GFLOP a second.  `config` and `body`: see `bytes_of`.
     """
     text, goals = asked.text, max(len(asked.goals), 1)
-    together = max(1, piece // max(1, text.rows))
-    total = _pass(config, body, asked.beside, 1) if asked.beside is not None and asked.goals else 0
+    together = max(1, piece // max(1, text.row_count))
+    total = (
+        _pass_operations(config, body, asked.compared_text, 1) if asked.compared_text is not None and asked.goals else 0
+    )
     match asked.method:
         case "attention" | "attention_rollout":
-            return total + _pass(config, body, text, 1)
+            return total + _pass_operations(config, body, text, 1)
         case "attention_flow":
-            return total + _pass(config, body, text, 1) + A_PIPE * _pipes(config, body, text)
+            return (
+                total
+                + _pass_operations(config, body, text, 1)
+                + EDGE_OPERATIONS * _count_flow_edges(config, body, text)
+            )
         case "gradient_x_input":
-            return total + (1 + goals) * _pass(config, body, text, 1)
+            return total + (1 + goals) * _pass_operations(config, body, text, 1)
         case "integrated_gradients":
             return (
                 total
-                + (1 + goals) * _passes(config, body, text, asked.steps, together)
-                + 2 * _pass(config, body, text, 1)
+                + (1 + goals) * _batched_pass_operations(config, body, text, asked.steps, together)
+                + 2 * _pass_operations(config, body, text, 1)
             )
         case "occlusion":
             hidden = sum(1 for _ in windows(asked))
-            return total + _pass(config, body, text, 1) + _passes(config, body, text, hidden, together)
+            return (
+                total
+                + _pass_operations(config, body, text, 1)
+                + _batched_pass_operations(config, body, text, hidden, together)
+            )
 
 
-def _passes(config: ModelConfig, body: ModelConfig, text: Text, count: int, together: int) -> int:
+def _batched_pass_operations(
+    config: ModelConfig, body: ModelConfig, text: InputTokens, count: int, together: int
+) -> int:
     """Of so many texts, some at a time."""
     whole, left = divmod(count, together)
-    total = whole * _pass(config, body, text, together)
-    return total + (_pass(config, body, text, left) if left else 0)
+    total = whole * _pass_operations(config, body, text, together)
+    return total + (_pass_operations(config, body, text, left) if left else 0)
 
 
-def _pass(config: ModelConfig, body: ModelConfig, text: Text, count: int) -> int:
+def _pass_operations(config: ModelConfig, body: ModelConfig, text: InputTokens, count: int) -> int:
     """Forward or back, of `count` texts together."""
     read, written = len(text.source), len(text.tokens)
-    total = _body(body, written, count)
+    total = _stack_operations(body, written, count)
     if read:
-        total += _body(config, read, count) + _crossing(body, read, written, count)
+        total += _stack_operations(config, read, count) + _cross_attention_operations(body, read, written, count)
     return total
 
 
-def _body(config: ModelConfig, rows: int, count: int) -> int:
+def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.width * config.mlp_width
     matrices = config.width * (2 * inner + 2 * kept) + mlp
     products = 4 if config.position in ("distance", "relative") else 2  # of queries, keys, values and distances
     pairs = products * inner * count * rows * rows
     before = config.embedding_width * config.width
-    used = max(count * rows, FEWEST_ROWS)
-    return 2 * (config.depth * (used * matrices + pairs) + used * before) + config.depth * A_LAYER
+    used = max(count * rows, MIN_ROWS)
+    return 2 * (config.depth * (used * matrices + pairs) + used * before) + config.depth * LAYER_OVERHEAD
 
 
-def _crossing(config: ModelConfig, read: int, written: int, count: int) -> int:
+def _cross_attention_operations(config: ModelConfig, read: int, written: int, count: int) -> int:
     """What a body that writes looks at the one that reads with."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    own, theirs = max(count * written, FEWEST_ROWS), max(count * read, FEWEST_ROWS)
+    own, theirs = max(count * written, MIN_ROWS), max(count * read, MIN_ROWS)
     matrices = config.width * (own * 2 * inner + theirs * 2 * kept)
     return 2 * config.depth * (matrices + 2 * inner * count * written * read)
 
 
-def _pipes(config: ModelConfig, body: ModelConfig, text: Text) -> int:
+def _count_flow_edges(config: ModelConfig, body: ModelConfig, text: InputTokens) -> int:
     """Of all flows: one for each row and each of the `n` tokens it sees, through `n` times `n` pipes a layer."""
     part, rows = (config, len(text.source)) if text.source else (body, len(text.tokens))
     return part.depth * (ceil(rows**4 / 4) if part.causal else rows**4)

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 Method = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
 ]
-Part = Literal["self", "encoder", "decoder", "cross"]  # of a network: where its attention is
+AttentionPart = Literal["self", "encoder", "decoder", "cross"]  # of a network: where its attention is
 Cell = tuple[int, int]  # (row, column) of the raw scores: see models.explain.instrumented_network.Watched.scores
 Goal = tuple[Cell, ...]  # what is explained is the sum of these cells
-PIECE = 256  # token rows that are computed before others may compute
+PIECE_ROWS = 256  # token rows that are computed before others may compute
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class InputTokens:
     """What a network reads.  An encoder-decoder reads `source`, and `tokens` is what it writes, its start first.
 
     Where rows of both are counted, as `Asked.kept` and `Attribution.values` do, those of the source come first.
@@ -31,28 +31,28 @@ class Text:
     source: tuple[int, ...] = ()
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return len(self.source) + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExplanationRequest:
     """Who asks has checked that rows, columns, layers, heads and ids are there, and that the method is offered."""
 
-    text: Text
+    text: InputTokens
     method: Method
     goals: tuple[Goal, ...] = ()  # one Attribution each
     layers: tuple[int, ...] = ()  # of "attention"; empty: all
     heads: tuple[int, ...] = ()  # the same
     steps: int = 50  # of integrated gradients
     baseline: int = -1  # the token that stands for nothing; -1: zero vectors, but not for occlusion
-    kept: frozenset[int] = frozenset()  # rows that the baseline keeps and occlusion never hides
+    kept_rows: frozenset[int] = frozenset()  # rows that the baseline keeps and occlusion never hides
     window: int = 1  # neighbouring tokens that occlusion hides together
-    beside: Text | None = None  # of an embedder: what the text is compared with, held constant
+    compared_text: InputTokens | None = None  # of an embedder: what the text is compared with, held constant
 
 
 @dataclass(frozen=True)
-class Weights:
+class AttentionWeights:
     """How much each row looks at each column: of a network's part, or of all its layers together."""
 
     kind: Literal["self", "encoder", "decoder", "cross", "rollout", "flow"]
@@ -72,5 +72,5 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Explanation:
-    weights: tuple[Weights, ...] = ()
+    weights: tuple[AttentionWeights, ...] = ()
     attributions: tuple[Attribution, ...] = ()

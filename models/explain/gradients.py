@@ -11,16 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .explain_types import Asked, Attribution, Explanation
-from .head_scores import Reading
-from .instrumented_network import Segment, Watched, in_pieces
+from .explain_types import Attribution, Explanation, ExplanationRequest
+from .head_scores import GoalReader
+from .instrumented_network import InstrumentedNetwork, Segment, run_in_pieces
 
 
-def gradient_x_input(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+def gradient_x_input(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+) -> Generator[None, None, Explanation]:
     """The derivative after a row's embedding, times that embedding (Shrikumar et al. 2017, arXiv:1704.02685)."""
-    reading, there = (yield from watched.reading(asked, piece)), watched.embeddings(asked.text)
+    reading, there = (yield from watched.read_goals(asked, piece)), watched.embeddings(asked.text)
     values, found = np.zeros(len(asked.goals)), []
-    for computed in sloping(watched, asked, reading, there[None], piece):
+    for computed in goal_gradients(watched, asked, reading, there[None], piece):
         if computed is not None:
             goal, value, slopes = computed
             values[goal] = value.item()
@@ -30,7 +32,9 @@ def gradient_x_input(watched: Watched, asked: Asked, piece: int) -> Generator[No
     return Explanation(attributions=tuple(Attribution(rows, score, float("nan")) for rows, score in pairs))
 
 
-def integrated_gradients(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+def integrated_gradients(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+) -> Generator[None, None, Explanation]:
     """The mean of those derivatives on the way from a baseline to the text, times that way (Sundararajan et al. 2017,
     arXiv:1703.01365).
 
@@ -38,12 +42,12 @@ def integrated_gradients(watched: Watched, asked: Asked, piece: int) -> Generato
     degree.  What all rows owe together is the goal's value for the text less that for the baseline (completeness),
     but for what the rule misses.
     """
-    reading = yield from watched.reading(asked, piece)
-    there, nothing = watched.embeddings(asked.text), baseline(watched, asked)
+    reading = yield from watched.read_goals(asked, piece)
+    there, nothing = watched.embeddings(asked.text), baseline_embeddings(watched, asked)
     way = there - nothing
     means = np.zeros((len(asked.goals), *way.shape))
-    for at, weights in points(asked.steps, max(1, piece // asked.text.rows), way):
-        for computed in sloping(watched, asked, reading, nothing + at[:, None, None] * way, piece):
+    for at, weights in quadrature_points(asked.steps, max(1, piece // asked.text.row_count), way):
+        for computed in goal_gradients(watched, asked, reading, nothing + at[:, None, None] * way, piece):
             if computed is not None:
                 goal, _, slopes = computed
                 means[goal] += torch.einsum("n,nre->re", weights, slopes).cpu().numpy()
@@ -58,8 +62,8 @@ def integrated_gradients(watched: Watched, asked: Asked, piece: int) -> Generato
     return Explanation(attributions=tuple(map(Attribution, owed, *ends)))
 
 
-def sloping(
-    watched: Watched, asked: Asked, reading: Reading, at: Tensor, piece: int
+def goal_gradients(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, reading: GoalReader, at: Tensor, piece: int
 ) -> Iterator[tuple[int, Tensor, Tensor] | None]:
     """The number of each goal, its values [N] where embeddings are `at` [N, rows, E], and their derivatives there; None
     between pieces of a pass.
@@ -69,7 +73,7 @@ def sloping(
     most = piece * max([1, *(layers for layers, _ in watched.layout.values())])
     with torch.inference_mode(False), torch.enable_grad():
         at = at.clone().requires_grad_()
-    segments = yield from in_pieces(watched.segments([asked.text] * len(at), at), most)
+    segments = yield from run_in_pieces(watched.segments([asked.text] * len(at), at), most)
     with torch.inference_mode(False), torch.enable_grad():
         states = segments[-1][1].detach().requires_grad_()
         values = reading(states)  # [N, G]
@@ -77,11 +81,11 @@ def sloping(
     for goal in range(last + 1):
         with torch.inference_mode(False), torch.enable_grad():
             (slopes,) = torch.autograd.grad(values[:, goal].sum(), states, retain_graph=goal < last)
-        slopes = yield from in_pieces(backward(segments, slopes, keep=goal < last), most)
+        slopes = yield from run_in_pieces(backpropagate(segments, slopes, keep=goal < last), most)
         yield goal, values[:, goal].detach(), slopes
 
 
-def backward(segments: Sequence[Segment], slopes: Tensor, *, keep: bool) -> Generator[int, None, Tensor]:
+def backpropagate(segments: Sequence[Segment], slopes: Tensor, *, keep: bool) -> Generator[int, None, Tensor]:
     """The derivatives after what the first part reads, given those after what the last one made; `keep` their graphs.
 
     Yields how many rows a part had, once it is computed.
@@ -93,7 +97,7 @@ def backward(segments: Sequence[Segment], slopes: Tensor, *, keep: bool) -> Gene
     return slopes
 
 
-def points(steps: int, together: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def quadrature_points(steps: int, together: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Where between 0 and 1 to look, and how much each look counts: so many at a time."""
     places, weights = np.polynomial.legendre.leggauss(steps)
     at, counts = (like.new_tensor(numbers) for numbers in ((1 + places) / 2, weights / 2))
@@ -101,9 +105,9 @@ def points(steps: int, together: int, like: Tensor) -> Iterator[tuple[Tensor, Te
 
 
 @torch.no_grad()
-def baseline(watched: Watched, asked: Asked) -> Tensor:
+def baseline_embeddings(watched: InstrumentedNetwork, asked: ExplanationRequest) -> Tensor:
     """[rows, E] of a text that says nothing: each row the baseline's token, or zero; but for those that are kept."""
     there = watched.embeddings(asked.text)
-    nothing = torch.zeros_like(there) if asked.baseline < 0 else watched.embedded([asked.baseline]).expand_as(there)
-    kept = torch.tensor([row in asked.kept for row in range(len(there))], device=there.device)
+    nothing = torch.zeros_like(there) if asked.baseline < 0 else watched.embed_tokens([asked.baseline]).expand_as(there)
+    kept = torch.tensor([row in asked.kept_rows for row in range(len(there))], device=there.device)
     return torch.where(kept[:, None], there, nothing)

@@ -15,62 +15,62 @@ from ..network.heads import LanguageHead, MaskHead, Pooler, SequenceHead, TokenH
 from ..recurrent.recurrent_network import RecurrentTranslator
 from .explain_types import Goal
 
-Last = tuple[Tensor, Tensor, Tensor | None]  # what the last product takes: rows, its matrix, its bias
+FinalProduct = tuple[Tensor, Tensor, Tensor | None]  # what the last product takes: rows, its matrix, its bias
 
 
-class Reading:
+class GoalReader:
     """The goals' values of texts, from their states."""
 
     def __init__(self, head: nn.Module, goals: Sequence[Goal], beside: Tensor | None = None) -> None:
         """`beside` [1, W]: of an embedder, the other text's vector."""
-        self.head, self.beside, self.sizes = head, beside, [len(goal) for goal in goals]
+        self.head, self.compared_vector, self.sizes = head, beside, [len(goal) for goal in goals]
         self.rows = [row for goal in goals for row, _ in goal]
         self.columns = [column for goal in goals for _, column in goal]
 
     def __call__(self, states: Tensor) -> Tensor:
         """[N, T, W] states of N texts to [N, G]."""
-        cells = self.cells(states)
+        cells = self.read_cells(states)
         return torch.stack([some.sum(dim=1) for some in torch.split(cells, self.sizes, dim=1)], dim=1)
 
-    def cells(self, states: Tensor) -> Tensor:
+    def read_cells(self, states: Tensor) -> Tensor:
         """The same of each cell, [N, C]."""
         if isinstance(self.head, Pooler):
-            assert self.beside is not None
-            return similarity(self.head, states, self.beside).expand(-1, len(self.rows))
-        rows, matrix, bias = last(self.head, states, self.rows)  # [N, C, W]
+            assert self.compared_vector is not None
+            return similarity(self.head, states, self.compared_vector).expand(-1, len(self.rows))
+        rows, matrix, bias = final_product(self.head, states, self.rows)  # [N, C, W]
         values = (rows * matrix[self.columns]).sum(dim=-1)
         return values if bias is None else values + bias[self.columns]
 
 
-def last(head: nn.Module, states: Tensor, rows: list[int]) -> Last:
+def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProduct:
     """[N, T, W] states to what the last product makes scores of, for `rows` of each text [N, R, W]; and the product."""
     match head:
         case SequenceHead():
-            pooled = head.inner(states.flatten(0, 1), ends(states))
+            pooled = head.hidden_states(states.flatten(0, 1), text_starts(states))
             return pooled[:, None].expand(-1, len(rows), -1), head.out.weight, head.out.bias
         case TokenHead():
             return states[:, rows], head.out.weight, head.out.bias
         case MaskHead():
-            return head.inner(states[:, rows]), head.output.weight, head.output.bias
+            return head.hidden_states(states[:, rows]), head.output.weight, head.output.bias
         case LanguageHead():
             return states[:, rows], head.output.weight, None
         case EncoderDecoder() | RecurrentTranslator():
-            return states[:, rows], *head.last
+            return states[:, rows], *head.output_layer
     raise AssertionError(f"nobody knows what a {type(head).__name__} says")
 
 
 def similarity(head: Pooler, states: Tensor, beside: Tensor) -> Tensor:
     """[N, T, W] states of N texts to their vectors' cosines with another's: [N, 1]."""
-    return F.cosine_similarity(vector(head, states), beside, dim=-1)[:, None]
+    return F.cosine_similarity(pooled_vectors(head, states), beside, dim=-1)[:, None]
 
 
-def vector(head: Pooler, states: Tensor) -> Tensor:
+def pooled_vectors(head: Pooler, states: Tensor) -> Tensor:
     """[N, T, W] to [N, W]."""
-    pooled: Tensor = head(states.flatten(0, 1), ends(states))
+    pooled: Tensor = head(states.flatten(0, 1), text_starts(states))
     return pooled
 
 
-def ends(states: Tensor) -> list[int]:
+def text_starts(states: Tensor) -> list[int]:
     """Where each of N texts of T rows starts, and the last one ends."""
     count, rows, _ = states.shape
     return [rows * n for n in range(count + 1)]

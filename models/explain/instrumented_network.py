@@ -21,32 +21,33 @@ from ..network.attention import Attention
 from ..network.cache import MemoryView
 from ..network.encoder_decoder import EncoderDecoder
 from ..network.heads import Pooler, SequenceHead
-from ..network.ragged import Ragged
+from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
 from ..recurrent.recurrent_network import RecurrentTranslator
 from . import head_scores as reading
-from .attention_probe import Lens, Plate
-from .explain_types import Asked, Part, Text
-from .head_scores import Reading
+from .attention_probe import AttentionProbe, WeightBuffer
+from .explain_types import AttentionPart, ExplanationRequest, InputTokens
+from .head_scores import GoalReader
 
-Writer = EncoderDecoder | RecurrentTranslator
-Shape = tuple[int, int]  # how many layers, of how many heads
+Seq2SeqNetwork = EncoderDecoder | RecurrentTranslator
+LayersAndHeads = tuple[int, int]  # how many layers, of how many heads
 Segment = tuple[Tensor, Tensor]  # what a part of the network reads, and what it makes of it
 T = TypeVar("T")
 
 
-class Watched:
+class InstrumentedNetwork:
     """`silenced`: heads whose mixed values are zero, (part, layer, head); whoever watches changes it at will."""
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         """As models.checkpoint.load gives them.  They become float32 that nobody learns, and are changed for good."""
-        own([network, head])
+        freeze_parameters([network, head])
         self.network, self.head = network.eval(), head.eval()
-        self.writer: Writer | None = head if isinstance(head, Writer) else None
-        self.lenses: dict[Part, list[Lens]] = {
-            part: [Lens(attention) for attention in found] for part, found in attentions(network, head).items()
+        self.seq2seq: Seq2SeqNetwork | None = head if isinstance(head, Seq2SeqNetwork) else None
+        self.probes: dict[AttentionPart, list[AttentionProbe]] = {
+            part: [AttentionProbe(attention) for attention in found]
+            for part, found in find_attentions(network, head).items()
         }
-        self.silenced: set[tuple[Part, int, int]] = set()
+        self.silenced: set[tuple[AttentionPart, int, int]] = set()
 
     def release(self) -> None:
         """Let go of all numbers: the memory is free at once, also where a cycle of references keeps the network."""
@@ -55,67 +56,69 @@ class Watched:
                 each.data = each.new_empty(0)
 
     @property
-    def layout(self) -> Mapping[Part, Shape]:
+    def layout(self) -> Mapping[AttentionPart, LayersAndHeads]:
         """Of each part that has attention; a recurrent network's is one head that looks across."""
-        if isinstance(self.writer, RecurrentTranslator):
-            return {} if self.writer.config.attention == "none" else {"cross": (1, 1)}
-        return {part: (len(lenses), lenses[0].heads) for part, lenses in self.lenses.items()}
+        if isinstance(self.seq2seq, RecurrentTranslator):
+            return {} if self.seq2seq.config.attention == "none" else {"cross": (1, 1)}
+        return {part: (len(lenses), lenses[0].heads) for part, lenses in self.probes.items()}
 
     @property
-    def table(self) -> nn.Embedding:
+    def token_embedding(self) -> nn.Embedding:
         """Of tokens' embeddings: one for both sides, where there are two."""
-        owner = self.writer.encoder if isinstance(self.writer, EncoderDecoder) else self.network
+        owner = self.seq2seq.encoder if isinstance(self.seq2seq, EncoderDecoder) else self.network
         return cast(nn.Embedding, owner.tokens)
 
     @torch.no_grad()
-    def embeddings(self, text: Text) -> Tensor:
+    def embeddings(self, text: InputTokens) -> Tensor:
         """[rows, E], before they are scaled, placed or projected."""
-        return self.embedded([*text.source, *text.tokens])
+        return self.embed_tokens([*text.source, *text.tokens])
 
-    def embedded(self, tokens: Sequence[int]) -> Tensor:
-        vectors: Tensor = self.table(torch.tensor(tokens, device=self.table.weight.device))
+    def embed_tokens(self, tokens: Sequence[int]) -> Tensor:
+        vectors: Tensor = self.token_embedding(torch.tensor(tokens, device=self.token_embedding.weight.device))
         return vectors
 
-    def states(self, texts: Sequence[Text], embedded: Tensor | None = None) -> Tensor:
+    def states(self, texts: Sequence[InputTokens], embedded: Tensor | None = None) -> Tensor:
         """[N, T, W] of N texts that are alike in all lengths: what the head reads of each row of `tokens`.
 
         `embedded` [N, rows, E] is read in the place of their tokens.
         """
-        self._silence()
+        self._apply_silenced()
         tokens, source = self._batches(texts, embedded)
-        states = cast(Transformer, self.network)(tokens) if self.writer is None else self.writer.readout(source, tokens)
+        states = (
+            cast(Transformer, self.network)(tokens) if self.seq2seq is None else self.seq2seq.readout(source, tokens)
+        )
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
     def states_in_pieces(
-        self, texts: Sequence[Text], piece: int, embedded: Tensor | None = None
+        self, texts: Sequence[InputTokens], piece: int, embedded: Tensor | None = None
     ) -> Generator[None, None, Tensor]:
         """The same states, without derivatives.  Yields between pieces of about `piece` rows, several of a long text.
 
         What reads one sequence and writes another is computed whole.
         """
-        if self.writer is not None:
+        if self.seq2seq is not None:
             with torch.no_grad():
                 return self.states(texts, embedded)
         body = cast(Transformer, self.network)
-        layers = self._layers(body, self._batches(texts, embedded)[0], set(), {})
-        states: Any = yield from in_pieces(layers, piece * len(body.blocks))
+        layers = self._run_layers(body, self._batches(texts, embedded)[0], set(), {})
+        states: Any = yield from run_in_pieces(layers, piece * len(body.blocks))
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
-    def segments(self, texts: Sequence[Text], embedded: Tensor) -> Generator[int, None, list[Segment]]:
+    def segments(self, texts: Sequence[InputTokens], embedded: Tensor) -> Generator[int, None, list[Segment]]:
         """The parts of the network in their order, each a graph of its own for autograd, so that derivatives can be
         taken part by part from the last to the first.  Yields how many rows a layer had, once it is computed.
 
         What reads one sequence and writes another is one part.
         """
-        if self.writer is not None:
+        if self.seq2seq is not None:
             with torch.inference_mode(False), torch.enable_grad():
                 return [(embedded, self.states(texts, embedded))]
         body = cast(Transformer, self.network)
         with torch.inference_mode(False), torch.enable_grad():
-            x, frame = body.open(self._batches(texts, embedded)[0])
+            x, frame = body.embed(self._batches(texts, embedded)[0])
         found = [(embedded, x)]
         for part in (*body.blocks, body.final_norm):
-            self._silence()
+            self._apply_silenced()
             with torch.inference_mode(False), torch.enable_grad():
                 entered = x.detach().requires_grad_()
                 x = part(entered) if part is body.final_norm else part(entered, frame)
@@ -125,16 +128,16 @@ class Watched:
         with torch.inference_mode(False), torch.enable_grad():
             return [*found, (entered, states.unflatten(0, (len(texts), -1)))]
 
-    def reading(self, asked: Asked, piece: int) -> Generator[None, None, Reading]:
+    def read_goals(self, asked: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
         """What the goals are worth, given those states.  Yields as `states_in_pieces` does."""
-        if asked.beside is None:
-            return Reading(self.head, asked.goals, None)
-        states = yield from self.states_in_pieces([asked.beside], piece)
+        if asked.compared_text is None:
+            return GoalReader(self.head, asked.goals, None)
+        states = yield from self.states_in_pieces([asked.compared_text], piece)
         with torch.no_grad():
-            return Reading(self.head, asked.goals, reading.vector(cast(Pooler, self.head), states))
+            return GoalReader(self.head, asked.goals, reading.pooled_vectors(cast(Pooler, self.head), states))
 
     @torch.no_grad()
-    def scores(self, text: Text, rows: Sequence[int] = (), beside: Text | None = None) -> Tensor:
+    def scores(self, text: InputTokens, rows: Sequence[int] = (), beside: InputTokens | None = None) -> Tensor:
         """Raw scores: of labels [1, C]; where every row is answered for [T, C], or [R, C] of those `rows`; of
         embedders [1, 1] the cosine with the text `beside`.
 
@@ -143,76 +146,86 @@ class Watched:
         states = self.states([text])
         if isinstance(self.head, Pooler):
             assert beside is not None
-            other = reading.vector(self.head, self.states([beside]))
+            other = reading.pooled_vectors(self.head, self.states([beside]))
             return reading.similarity(self.head, states, other)
         wanted = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
-        some, matrix, bias = reading.last(self.head, states, wanted)
+        some, matrix, bias = reading.final_product(self.head, states, wanted)
         return F.linear(some[0], matrix, bias)
 
-    def look(self, text: Text, plates: Mapping[Part, Plate]) -> Generator[int, None, None]:
+    def record_attention(
+        self, text: InputTokens, plates: Mapping[AttentionPart, WeightBuffer]
+    ) -> Generator[int, None, None]:
         """Lay the weights of one text on plates, layer by layer.  Tells how many rows a layer had, once it is done."""
         tokens, source = self._batches([text], None)
-        if self.writer is None:
-            yield from self._layers(cast(Transformer, self.network), tokens, {"self"}, plates)
+        if self.seq2seq is None:
+            yield from self._run_layers(cast(Transformer, self.network), tokens, {"self"}, plates)
             return
-        assert isinstance(self.writer, EncoderDecoder)
-        states = yield from self._layers(self.writer.encoder, source, {"encoder"}, plates)
+        assert isinstance(self.seq2seq, EncoderDecoder)
+        states = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, plates)
         if not plates.keys() <= {"encoder"}:
             with torch.inference_mode(False), torch.no_grad():
-                view = MemoryView([self.writer.remember(states, source, tokens.lengths)], [0])
-            yield from self._layers(self.writer.decoder, replace(tokens, memory=view), {"decoder", "cross"}, plates)
+                view = MemoryView([self.seq2seq.build_memory(states, source, tokens.lengths)], [0])
+            yield from self._run_layers(
+                self.seq2seq.decoder, replace(tokens, memory=view), {"decoder", "cross"}, plates
+            )
 
-    def _layers(
-        self, body: Transformer, batch: Ragged, parts: AbstractSet[Part], plates: Mapping[Part, Plate]
+    def _run_layers(
+        self,
+        body: Transformer,
+        batch: RaggedBatch,
+        parts: AbstractSet[AttentionPart],
+        plates: Mapping[AttentionPart, WeightBuffer],
     ) -> Generator[int, None, Tensor]:
         """A body's states.  Whoever reads something else in between disturbs nothing."""
         with torch.inference_mode(False), torch.no_grad():
-            x, frame = body.open(batch)
+            x, frame = body.embed(batch)
         for layer, block in enumerate(body.blocks):
-            over = [(self.lenses[part][layer], plates[part]) for part in parts & plates.keys()]
-            self._silence()
+            over = [(self.probes[part][layer], plates[part]) for part in parts & plates.keys()]
+            self._apply_silenced()
             with torch.inference_mode(False), torch.no_grad(), ExitStack() as shown:
                 for lens, plate in over:
-                    shown.enter_context(lens.over(plate))
+                    shown.enter_context(lens.record_into(plate))
                 x = block(x, frame)
             yield len(x)
         with torch.inference_mode(False), torch.no_grad():
             return cast(Tensor, body.final_norm(x))
 
     @torch.no_grad()
-    def alignments(self, text: Text) -> NDArray[np.float32]:
+    def alignments(self, text: InputTokens) -> NDArray[np.float32]:
         """[Q, K] how much a recurrent network looks at each token that it read, behind each that it wrote."""
-        assert isinstance(self.writer, RecurrentTranslator)
-        device, rows = self.table.weight.device, []
-        state = self.writer.begin(Ragged.of([text.source], device=device))
+        assert isinstance(self.seq2seq, RecurrentTranslator)
+        device, rows = self.token_embedding.weight.device, []
+        state = self.seq2seq.initial_state(RaggedBatch.of([text.source], device=device))
         for token in text.tokens:
-            _, state = self.writer.step(torch.tensor([token], device=device), state)
-            rows.append(self.writer.looked(state)[0])
+            _, state = self.seq2seq.step(torch.tensor([token], device=device), state)
+            rows.append(self.seq2seq.attention_weights(state)[0])
         found: NDArray[np.float32] = torch.stack(rows).cpu().numpy()
         return found
 
-    def _batches(self, texts: Sequence[Text], embedded: Tensor | None) -> tuple[Ragged, Ragged]:
+    def _batches(self, texts: Sequence[InputTokens], embedded: Tensor | None) -> tuple[RaggedBatch, RaggedBatch]:
         """Of their tokens, and of their sources, which may have none."""
-        read, device = len(texts[0].source), self.table.weight.device
-        tokens = Ragged.of([text.tokens for text in texts], self._segments(texts), device)
-        source = Ragged.of([text.source for text in texts], device=device)
+        read, device = len(texts[0].source), self.token_embedding.weight.device
+        tokens = RaggedBatch.of([text.tokens for text in texts], self._segments(texts), device)
+        source = RaggedBatch.of([text.source for text in texts], device=device)
         if embedded is None:
             return tokens, source
         there, written = embedded[:, :read].flatten(0, 1), embedded[:, read:].flatten(0, 1)
         return replace(tokens, embedded=written), replace(source, embedded=there)
 
-    def _segments(self, texts: Sequence[Text]) -> list[tuple[int, ...]] | None:
+    def _segments(self, texts: Sequence[InputTokens]) -> list[tuple[int, ...]] | None:
         if getattr(self.network, "segments", None) is None:
             return None
         return [text.segments or (0,) * len(text.tokens) for text in texts]
 
-    def _silence(self) -> None:
-        for part, lenses in self.lenses.items():
+    def _apply_silenced(self) -> None:
+        for part, lenses in self.probes.items():
             for lens in lenses:
-                lens.silent = {head for where, layer, head in self.silenced if (where, layer) == (part, lens.layer)}
+                lens.silenced_heads = {
+                    head for where, layer, head in self.silenced if (where, layer) == (part, lens.layer)
+                }
 
 
-def in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None, None, T]:
+def run_in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None, None, T]:
     """What `layers` returns; yields when `most` rows have gone through a layer since it last did."""
     done = 0
     while True:
@@ -225,18 +238,18 @@ def in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None, Non
             done = 0
 
 
-def attentions(network: nn.Module, head: nn.Module) -> dict[Part, list[Attention]]:
+def find_attentions(network: nn.Module, head: nn.Module) -> dict[AttentionPart, list[Attention]]:
     """Layer by layer."""
     if isinstance(head, EncoderDecoder):
-        bodies: dict[Part, Transformer] = {"encoder": head.encoder, "decoder": head.decoder}
-        crossing: dict[Part, list[Attention]] = {"cross": list(head.decoder.looking)}
+        bodies: dict[AttentionPart, Transformer] = {"encoder": head.encoder, "decoder": head.decoder}
+        crossing: dict[AttentionPart, list[Attention]] = {"cross": list(head.decoder.cross_attentions)}
     else:
         bodies, crossing = {"self": network} if isinstance(network, Transformer) else {}, {}
     looking_back = {part: [cast(Attention, block.attention) for block in body.blocks] for part, body in bodies.items()}
     return looking_back | crossing
 
 
-def own(modules: Sequence[nn.Module]) -> None:
+def freeze_parameters(modules: Sequence[nn.Module]) -> None:
     """Their numbers as float32 that is constant to autograd, what is shared still shared.
 
     What was read under torch's inference mode could take no part in a backward pass: it is copied.
@@ -247,11 +260,11 @@ def own(modules: Sequence[nn.Module]) -> None:
             numbers = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
             for name, kept in numbers:
                 if id(kept) not in made:
-                    made[id(kept)] = plain(kept)
+                    made[id(kept)] = frozen_tensor(kept)
                 setattr(part, name, made[id(kept)])
 
 
-def plain(kept: Tensor) -> Tensor:
+def frozen_tensor(kept: Tensor) -> Tensor:
     if not kept.is_inference() and (kept.dtype == torch.float32 or not kept.is_floating_point()):
         return kept.requires_grad_(False)
     copied = kept.detach().clone()

@@ -11,28 +11,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .explain_types import Asked, Attribution, Explanation, Text
-from .head_scores import Reading
-from .instrumented_network import Watched
+from .explain_types import Attribution, Explanation, ExplanationRequest, InputTokens
+from .head_scores import GoalReader
+from .instrumented_network import InstrumentedNetwork
 
-Floats = NDArray[np.float64]
+Doubles = NDArray[np.float64]
 
 
-def occlusion(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+def occlusion(
+    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+) -> Generator[None, None, Explanation]:
     """A goal's value less what it is where a window of rows holds the baseline's token (Zeiler and Fergus 2014,
     arXiv:1311.2901).
 
     Windows begin at every row.  What is lost is spread evenly over the rows of a window, and a row's number is the mean
     over the windows that it was in.  A row that is never hidden has 0.
     """
-    reading, places = (yield from watched.reading(asked, piece)), list(windows(asked))
-    [score] = yield from valued(watched, reading, [asked.text], piece)
+    reading, places = (yield from watched.read_goals(asked, piece)), list(windows(asked))
+    [score] = yield from goal_values(watched, reading, [asked.text], piece)
     yield
-    lost, times = np.zeros((len(asked.goals), asked.text.rows)), np.zeros(asked.text.rows)
-    together = max(1, piece // asked.text.rows)
+    lost, times = np.zeros((len(asked.goals), asked.text.row_count)), np.zeros(asked.text.row_count)
+    together = max(1, piece // asked.text.row_count)
     for first in range(0, len(places), together):
         some = places[first : first + together]
-        values = yield from valued(watched, reading, [without(asked, place) for place in some], piece)
+        values = yield from goal_values(watched, reading, [hide_rows(asked, place) for place in some], piece)
         for place, value in zip(some, values, strict=True):
             lost[:, place.start : place.stop] += (score - value)[:, None] / len(place)
             times[place.start : place.stop] += 1
@@ -42,24 +44,26 @@ def occlusion(watched: Watched, asked: Asked, piece: int) -> Generator[None, Non
     return Explanation(attributions=tuple(Attribution(values, value, float("nan")) for values, value in pairs))
 
 
-def valued(watched: Watched, reading: Reading, texts: Sequence[Text], piece: int) -> Generator[None, None, Floats]:
+def goal_values(
+    watched: InstrumentedNetwork, reading: GoalReader, texts: Sequence[InputTokens], piece: int
+) -> Generator[None, None, Doubles]:
     """[N, G] the goals' values of N texts."""
     states = yield from watched.states_in_pieces(texts, piece)
     with torch.no_grad():
-        values: Floats = reading(states).double().cpu().numpy()
+        values: Doubles = reading(states).double().cpu().numpy()
     return values
 
 
-def windows(asked: Asked) -> Iterator[range]:
+def windows(asked: ExplanationRequest) -> Iterator[range]:
     """Rows that are hidden together: neighbours in one text, none of which is kept.  Where fewer are left than a window
     has, those."""
-    read, rows = len(asked.text.source), asked.text.rows
-    for first, end in runs(asked.kept | {-1, rows}, read, rows):
+    read, rows = len(asked.text.source), asked.text.row_count
+    for first, end in free_ranges(asked.kept_rows | {-1, rows}, read, rows):
         size = min(asked.window, end - first)
         yield from (range(start, start + size) for start in range(first, end - size + 1))
 
 
-def runs(walls: frozenset[int] | set[int], read: int, rows: int) -> Iterator[tuple[int, int]]:
+def free_ranges(walls: frozenset[int] | set[int], read: int, rows: int) -> Iterator[tuple[int, int]]:
     """Of `rows`, what lies between walls, and between the text that is read and the one that is written."""
     edges = sorted({(wall, wall + 1) for wall in walls if wall <= rows} | {(read, read)})
     for (_, first), (end, _) in pairwise(edges):
@@ -67,7 +71,7 @@ def runs(walls: frozenset[int] | set[int], read: int, rows: int) -> Iterator[tup
             yield first, end
 
 
-def without(asked: Asked, hidden: range) -> Text:
+def hide_rows(asked: ExplanationRequest, hidden: range) -> InputTokens:
     """The text with the baseline's token in the hidden rows."""
     read = len(asked.text.source)
     rows = [*asked.text.source, *asked.text.tokens]

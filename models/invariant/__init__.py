@@ -16,17 +16,24 @@ from torch import Tensor, nn
 from ..core.errors import InvarianceError
 from ..network.attention import Attention
 from ..network.heads import LanguageHead, MaskHead
-from ..network.ragged import Ragged
+from ..network.ragged import RaggedBatch
 from ..network.transformer import MLP, PreBlock, Transformer
-from .invariant_attention import prove_attention
-from .invariant_linear import InvariantActivation, InvariantLinear, lay_by_input, prove_rows, proven_sizes, widened
-from .varlen_probe import prove_kernel
+from .invariant_attention import self_test_attention
+from .invariant_linear import (
+    InvariantActivation,
+    InvariantLinear,
+    find_safe_sizes,
+    self_test_rows,
+    store_transposed,
+    widen_linear,
+)
+from .varlen_probe import self_test_kernel
 
-__all__ = ["make_head_invariant", "make_invariant", "prove_kernel"]
+__all__ = ["make_head_invariant", "make_invariant", "self_test_kernel"]
 
-Sizes = dict[tuple[object, ...], tuple[int, ...]]  # of the rows in which a shape is computed
+SafeSizes = dict[tuple[object, ...], tuple[int, ...]]  # of the rows in which a shape is computed
 
-LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
+TEST_LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
 
 
 @torch.inference_mode()
@@ -41,10 +48,10 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
         raise InvarianceError(
             "scores of distances' vectors are products whose bits are not held here; serve it without"
         )
-    _exchange_linears(network, head, sizes={}, breathe=breathe)
-    _exchange_activation(head)
+    _replace_linears(network, head, sizes={}, breathe=breathe)
+    _replace_activation(head)
     weight, config = network.tokens.weight, network.config
-    mix = prove_attention(config.head_width, config.heads // config.kv_heads, weight.device)
+    mix = self_test_attention(config.head_width, config.heads // config.kv_heads, weight.device)
     for module in network.modules():
         if isinstance(module, MLP):
             module.activation = InvariantActivation(module.activation)
@@ -52,36 +59,36 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
             module.mix = mix
     first = network.blocks[0]
     assert isinstance(first, PreBlock)
-    prove_rows("the activation", first.mlp.activation, config.mlp_width, weight)
-    prove_rows("the norm", first.mlp_norm, config.width, weight)
-    prove_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
+    self_test_rows("the activation", first.mlp.activation, config.mlp_width, weight)
+    self_test_rows("the norm", first.mlp_norm, config.width, weight)
+    self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
     breathe()
-    rehearse(network, head)
+    self_test(network, head)
 
 
 @torch.inference_mode()
-def make_head_invariant(head: nn.Module, proven: Sizes | None = None) -> None:
+def make_head_invariant(head: nn.Module, proven: SafeSizes | None = None) -> None:
     """The same of a head alone, over states that do not depend on the batch.
 
     `proven` keeps what is found out of shapes, for the heads that follow.
     """
     if not isinstance(head, LanguageHead):
-        _exchange_linears(head, sizes={} if proven is None else proven)
-        _exchange_activation(head)
+        _replace_linears(head, sizes={} if proven is None else proven)
+        _replace_activation(head)
 
 
-def _exchange_activation(head: nn.Module) -> None:
+def _replace_activation(head: nn.Module) -> None:
     if isinstance(head, MaskHead):
         head.activation = InvariantActivation(head.activation)
 
 
-def _exchange_linears(*modules: nn.Module, sizes: Sizes, breathe: Callable[[], None] = lambda: None) -> None:
+def _replace_linears(*modules: nn.Module, sizes: SafeSizes, breathe: Callable[[], None] = lambda: None) -> None:
     for owner, name, linear in list(_linears(*modules)):
-        wide = widened(linear)
-        lay_by_input(wide.weight)
+        wide = widen_linear(linear)
+        store_transposed(wide.weight)
         shape = (wide.in_features, wide.out_features, wide.bias is None)
         if shape not in sizes:
-            sizes[shape] = proven_sizes(wide)
+            sizes[shape] = find_safe_sizes(wide)
         setattr(owner, name, InvariantLinear(wide, sizes[shape], linear.out_features))
         breathe()
 
@@ -95,20 +102,20 @@ def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                     yield owner, name, child
 
 
-def rehearse(network: Transformer, head: nn.Module) -> None:
+def self_test(network: Transformer, head: nn.Module) -> None:
     """InvarianceError unless three texts give the same states and logits alone and together."""
     config = network.config
-    lengths = [min(length, config.max_positions) for length in LENGTHS]
+    lengths = [min(length, config.max_positions) for length in TEST_LENGTHS]
     sequences = [[(7 * index + length) % config.vocab_size for index in range(length)] for length in lengths]
-    together = _read(network, head, sequences)
-    alone = [_read(network, head, [sequence]) for sequence in sequences]
+    together = _last_outputs(network, head, sequences)
+    alone = [_last_outputs(network, head, [sequence]) for sequence in sequences]
     if not torch.equal(together, torch.cat(alone)):
         raise InvarianceError("texts in a batch are given other numbers than alone, though each kernel agreed")
 
 
-def _read(network: Transformer, head: nn.Module, sequences: list[list[int]]) -> Tensor:
+def _last_outputs(network: Transformer, head: nn.Module, sequences: list[list[int]]) -> Tensor:
     """[N, W or V] the last state of each sequence, or the logits after it."""
-    batch = Ragged.of(sequences, device=network.tokens.weight.device)
+    batch = RaggedBatch.of(sequences, device=network.tokens.weight.device)
     last = torch.tensor([start - 1 for start in batch.starts[1:]], device=batch.tokens.device)
     states: Tensor = network(batch)[last]
     return head(states) if isinstance(head, LanguageHead) else states

@@ -14,58 +14,58 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.errors import InvarianceError
-from .safe_sizes import cut, same
+from .safe_sizes import is_prefix_of, split_rows
 
-TILE = 256  # keys
-ASKED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # queries at once of a sequence
-KEYS = tuple(range(16, TILE + 1, 16))
-SCORES = 1 << 20  # numbers in flight: about what stays in a core's cache
-FEWEST = 32  # queries at once, though they be more than that
-ONES = 8  # columns: sums are products too, with ones
-SHARES = (1, 2, 3, 4, 33)  # matrices in a batch of products, as far as tried
-MATRICES = 4  # of the products that others are compared with
-REFERENCE = 16  # and their rows
-Tiles = tuple[tuple[int, int], ...]
+KEY_TILE = 256  # keys
+QUERY_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # queries at once of a sequence
+KEY_COUNTS = tuple(range(16, KEY_TILE + 1, 16))
+MAX_SCORES = 1 << 20  # numbers in flight: about what stays in a core's cache
+MIN_QUERIES = 32  # queries at once, though they be more than that
+ONES_COLUMNS = 8  # columns: sums are products too, with ones
+BATCH_SIZES = (1, 2, 3, 4, 33)  # matrices in a batch of products, as far as tried
+REFERENCE_MATRICES = 4  # of the products that others are compared with
+REFERENCE_ROWS = 16  # and their rows
+KeyTiles = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class InvariantMix:
+class InvariantAttention:
     """Mixes values by scores: so many queries of a sequence at once, and tiles of so many keys, all proven to agree."""
 
-    asked: tuple[int, ...]
-    keys: tuple[int, ...]
+    query_counts: tuple[int, ...]
+    key_counts: tuple[int, ...]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """[N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D]; `mask` [N, 1 or H, Q, K] is added to the scores."""
         sequences, asked, heads, width = query.shape
-        tiles = tiled(key.size(2), self.keys)
+        tiles = tile_keys(key.size(2), self.key_counts)
         length = tiles[-1][1]
-        kept = _padded(key, length), _padded(value, length)
-        hidden = None if mask is None and key.size(2) == length else _hidden(mask, key, length)
+        kept = _pad_keys(key, length), _pad_keys(value, length)
+        hidden = None if mask is None and key.size(2) == length else _pad_mask_keys(mask, key, length)
         scaled = query.float() * (width**-0.5 if scale is None else scale)
         folded = scaled.view(sequences, asked, key.size(1), -1, width).permute(0, 2, 3, 1, 4)  # [N, KV, S, Q, D]
-        room = max(SCORES // (sequences * heads * length), FEWEST)
-        sizes = tuple(size for size in self.asked if size <= room) or self.asked[:1]
+        room = max(MAX_SCORES // (sequences * heads * length), MIN_QUERIES)
+        sizes = tuple(size for size in self.query_counts if size <= room) or self.query_counts[:1]
         mixed = []
-        for start, size in cut(asked, sizes):
+        for start, size in split_rows(asked, sizes):
             some = folded[:, :, :, start : start + size]
             shown = hidden if hidden is None or hidden.size(3) == 1 else hidden[:, :, :, start : start + size]
-            mixed.append(mix_tiles(_filled(some, size), kept, shown, tiles)[:, :, :, : some.size(3)])
+            mixed.append(mix_tiles(_pad_queries(some, size), kept, shown, tiles)[:, :, :, : some.size(3)])
         whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=3)
         return whole.permute(0, 3, 1, 2, 4).reshape(sequences, asked, -1).to(query.dtype)
 
 
 @lru_cache(maxsize=4096)
-def tiled(length: int, keys: tuple[int, ...]) -> Tiles:
+def tile_keys(length: int, keys: tuple[int, ...]) -> KeyTiles:
     """(start, end) of the tiles of `length` keys; the last as short as is proven."""
-    whole = length // TILE * TILE
-    tiles = [(start, start + TILE) for start in range(0, whole, TILE)]
+    whole = length // KEY_TILE * KEY_TILE
+    tiles = [(start, start + KEY_TILE) for start in range(0, whole, KEY_TILE)]
     if whole < length:
         tiles.append((whole, whole + next(size for size in keys if size >= length - whole)))
     return tuple(tiles)
 
 
-def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, tiles: Tiles) -> Tensor:
+def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, tiles: KeyTiles) -> Tensor:
     """[N, KV, S, Q, D] scaled queries over [N * KV, K, D] keys and values, to the same; `mask` [N, 1, 1, Q, K], or
     [N, KV, S, Q, K]."""
     key, value = kept
@@ -73,7 +73,7 @@ def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, t
     scores = [torch.bmm(rows, key[:, start:end].transpose(1, 2)) for start, end in tiles]
     if mask is not None:
         for score, (start, end) in zip(scores, tiles, strict=True):
-            score.view(*query.shape[:4], -1).add_(_given(mask, query.size(3))[..., start:end])
+            score.view(*query.shape[:4], -1).add_(_pad_mask_queries(mask, query.size(3))[..., start:end])
     tops = [score.amax(dim=-1, keepdim=True) for score in scores]
     top = tops[0] if len(tops) == 1 else torch.stack(tops).amax(dim=0)
     mixed = total = None
@@ -87,37 +87,39 @@ def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, t
     return mixed.div_(total[..., :1]).view(query.shape)
 
 
-def prove_attention(width: int, shared: int, device: torch.device) -> InvariantMix:
+def self_test_attention(width: int, shared: int, device: torch.device) -> InvariantAttention:
     """What gives a row the same bits, of heads of `width` that share keys by `shared`; InvarianceError if too little.
 
     The kernels are those of the products alone: what is between them adds in one order by construction, or not at all.
     """
     generator = torch.Generator().manual_seed(0)
-    most = -(-ASKED[-1] * shared // REFERENCE) * REFERENCE
-    lengths = (most, TILE, TILE)
-    query, key, value = (torch.randn(MATRICES, length, width, generator=generator).to(device) for length in lengths)
-    weights = torch.rand(MATRICES, most, TILE, generator=generator).to(device)
+    most = -(-QUERY_COUNTS[-1] * shared // REFERENCE_ROWS) * REFERENCE_ROWS
+    lengths = (most, KEY_TILE, KEY_TILE)
+    query, key, value = (
+        torch.randn(REFERENCE_MATRICES, length, width, generator=generator).to(device) for length in lengths
+    )
+    weights = torch.rand(REFERENCE_MATRICES, most, KEY_TILE, generator=generator).to(device)
     scored = _by_rows(query, lambda rows: torch.bmm(rows, key.transpose(1, 2)))
     mixed = _by_rows(weights, lambda rows: torch.bmm(rows, value))
     asked = tuple(
         size
-        for size in ASKED
-        if same(torch.bmm(query[:, : size * shared], key.transpose(1, 2)), scored)
-        and same(torch.bmm(weights[:, : size * shared], value), mixed)
+        for size in QUERY_COUNTS
+        if is_prefix_of(torch.bmm(query[:, : size * shared], key.transpose(1, 2)), scored)
+        and is_prefix_of(torch.bmm(weights[:, : size * shared], value), mixed)
         and _batches_agree(query, key, (weights, value), size * shared)
     )
     rows = tuple(size * shared for size in asked)
-    keys = _agreeing_keys((query, key), (weights, value), scored, rows)
-    if not asked or TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE):
+    keys = _safe_key_counts((query, key), (weights, value), scored, rows)
+    if not asked or KEY_TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE_ROWS):
         raise InvarianceError(f"products of attention heads of width {width} give a row other bits in another batch")
-    return InvariantMix(asked, keys)
+    return InvariantAttention(asked, keys)
 
 
 def _by_rows(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-    return torch.cat([product(rows) for rows in torch.split(x, REFERENCE, dim=1)], dim=1)
+    return torch.cat([product(rows) for rows in torch.split(x, REFERENCE_ROWS, dim=1)], dim=1)
 
 
-def _agreeing_keys(
+def _safe_key_counts(
     scored: tuple[Tensor, Tensor], mixed: tuple[Tensor, Tensor], reference: Tensor, rows: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Lengths of a last tile: scores as in a whole one, and sums as if zeros filled it up."""
@@ -125,15 +127,15 @@ def _agreeing_keys(
 
     def agrees(length: int, size: int) -> bool:
         short = weights[:, :size, :length].contiguous()
-        full = F.pad(short, (0, TILE - length))
+        full = F.pad(short, (0, KEY_TILE - length))
         return (
-            same(torch.bmm(query[:, :size], key[:, :length].transpose(1, 2)), reference)
+            is_prefix_of(torch.bmm(query[:, :size], key[:, :length].transpose(1, 2)), reference)
             and torch.equal(torch.bmm(short, value[:, :length]), torch.bmm(full, value))
             and torch.equal(torch.bmm(short, _ones(short)), torch.bmm(full, _ones(full)))
         )
 
-    tried = {rows[0], REFERENCE, rows[len(rows) // 2], rows[-1]} if rows else set()
-    return tuple(length for length in KEYS if all(agrees(length, size) for size in tried))
+    tried = {rows[0], REFERENCE_ROWS, rows[len(rows) // 2], rows[-1]} if rows else set()
+    return tuple(length for length in KEY_COUNTS if all(agrees(length, size) for size in tried))
 
 
 def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], rows: int) -> bool:
@@ -143,7 +145,7 @@ def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], row
     asked, given = query[:, :rows].contiguous(), weights[:, :rows].contiguous()
     scored, summed = torch.bmm(asked, key.transpose(1, 2)), torch.bmm(given, value)
     totals = torch.bmm(given, _ones(given))
-    for count in SHARES:
+    for count in BATCH_SIZES:
         wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (asked, key, given, value)]
         if not (
             torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(asked)], scored[:count])
@@ -154,7 +156,7 @@ def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], row
     return True
 
 
-def _padded(kept: Tensor, length: int) -> Tensor:
+def _pad_keys(kept: Tensor, length: int) -> Tensor:
     """[N, KV, K, D] to [N * KV, length, D] in float32, zeros where there was nothing."""
     n, heads, count, width = kept.shape
     if count == length and kept.is_contiguous():
@@ -164,7 +166,7 @@ def _padded(kept: Tensor, length: int) -> Tensor:
     return out.view(n * heads, length, width)
 
 
-def _hidden(mask: Tensor | None, key: Tensor, length: int) -> Tensor:
+def _pad_mask_keys(mask: Tensor | None, key: Tensor, length: int) -> Tensor:
     """What is added to the scores of [N, KV, K, D] keys padded to `length`: [N, 1, 1, Q, length], or 1 for any Q, or
     [N, KV, S, Q, length]."""
     if mask is None:
@@ -174,13 +176,13 @@ def _hidden(mask: Tensor | None, key: Tensor, length: int) -> Tensor:
     return mask.float().view(len(mask), min(key.size(1), mask.size(1)), -1, *mask.shape[2:])
 
 
-def _filled(query: Tensor, size: int) -> Tensor:
+def _pad_queries(query: Tensor, size: int) -> Tensor:
     """[N, KV, S, Q, D] with zeros for queries up to `size`."""
     missing = size - query.size(3)
     return F.pad(query, (0, 0, 0, missing)) if missing else query
 
 
-def _given(mask: Tensor, rows: int) -> Tensor:
+def _pad_mask_queries(mask: Tensor, rows: int) -> Tensor:
     """`mask` of Q queries for `rows` of them, the last of which may be nobody's and see what the first sees."""
     missing = rows - mask.size(3)
     if mask.size(3) == 1 or not missing:
@@ -190,4 +192,4 @@ def _given(mask: Tensor, rows: int) -> Tensor:
 
 def _ones(weights: Tensor) -> Tensor:
     """[B, K, ONES] that add up [B, m, K] weights, stored once."""
-    return weights.new_ones(weights.size(2), ONES).expand(len(weights), -1, -1)
+    return weights.new_ones(weights.size(2), ONES_COLUMNS).expand(len(weights), -1, -1)

@@ -12,45 +12,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .score_functions import Score, masked_softmax
+from .score_functions import ScoreFunction, masked_softmax
 
 
 @dataclass(frozen=True)
 class Glimpse:
     """What N questions see of P places: `seen` [N, D], by `weights` [N, P], which come of `odds` [N, P]."""
 
-    seen: Tensor
+    context: Tensor
     weights: Tensor
     odds: Tensor
 
 
-class Soft(nn.Module):
+class SoftAttention(nn.Module):
     """The mean of all places by their odds: what a glimpse shows on average."""
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: ScoreFunction) -> None:
         super().__init__()
         self.score = score
 
     def forward(self, question: Tensor, places: Tensor, mask: Tensor) -> Glimpse:
         """[N, Q] questions about [N, P, D] places, of which there are those where `mask` [N, P] is True."""
         odds = masked_softmax(self.score(question[:, None], places)[:, 0], mask)
-        weights = self.weigh(odds)
+        weights = self.weights_from(odds)
         return Glimpse((weights[:, None] @ places)[:, 0], weights, odds)
 
-    def weigh(self, odds: Tensor) -> Tensor:
+    def weights_from(self, odds: Tensor) -> Tensor:
         """[N, P] to the same."""
         return odds
 
 
-class Hard(Soft):
+class HardAttention(SoftAttention):
     """One place: drawn by the odds while it is learned, the likeliest ever after."""
 
-    def weigh(self, odds: Tensor) -> Tensor:
+    def weights_from(self, odds: Tensor) -> Tensor:
         place = torch.multinomial(odds, 1)[:, 0] if self.training else odds.argmax(dim=-1)
         return F.one_hot(place, odds.size(-1)).to(odds)
 
 
-class Reinforcement:
+class ReinforceLoss:
     """What scores learn from drawn places: to draw those again after which it went better than it has of late.
 
     How well it goes of late is a moving mean, of which `kept` stays at each step; so a step's rewards are compared with

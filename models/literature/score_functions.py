@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True, kw_only=True)
-class Widths:
+class ScoreWidths:
     """What scores are made for; each takes of it what it needs."""
 
     query: int
@@ -23,10 +23,10 @@ class Widths:
     places: int = 0  # that keys can have, for scores that know keys by their places alone
 
 
-class Score(nn.Module):
+class ScoreFunction(nn.Module):
     """One way to match; made of Widths, which it checks."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__()
         self.widths = widths
 
@@ -38,16 +38,16 @@ class Score(nn.Module):
         """What is the same for all queries, for whoever asks [..., K, Dk] keys more than once."""
         return keys
 
-    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+    def score_prepared(self, query: Tensor, prepared: Tensor) -> Tensor:
         """The same scores, of keys that are prepared."""
         scores: Tensor = self(query, prepared)
         return scores
 
 
-class Alike(Score):
+class EqualWidthScore(ScoreFunction):
     """Of queries and keys of one width: what has no matrix between them."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         if widths.query != widths.key:
             name = type(self).__name__
@@ -55,25 +55,25 @@ class Alike(Score):
             raise ValueError(message)
 
 
-class Dot(Alike):
+class Dot(EqualWidthScore):
     """q . k (Luong et al. 2015, arXiv:1508.04025)."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query @ keys.mT
 
 
-class ScaledDot(Alike):
+class ScaledDot(EqualWidthScore):
     """q . k / sqrt(D), whose spread doesn't grow with the width (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query @ keys.mT / math.sqrt(query.size(-1))
 
 
-class Cosine(Alike):
+class Cosine(EqualWidthScore):
     """By content: the cosine of the angle, times a strength, without which no weight could be much larger than another
     (Graves et al. 2014, arXiv:1410.5401; there each query brings its strength, here one is learned for all)."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         self.strength = nn.Parameter(torch.ones(()))
 
@@ -81,29 +81,29 @@ class Cosine(Alike):
         return F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).mT * self.strength
 
 
-class General(Score):
+class General(ScoreFunction):
     """q W k: widths may differ, and what is alike is learned (Luong et al. 2015, arXiv:1508.04025)."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         self.match = nn.Linear(widths.key, widths.query, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return self.compare(query, self.prepare(keys))
+        return self.score_prepared(query, self.prepare(keys))
 
     def prepare(self, keys: Tensor) -> Tensor:
         matched: Tensor = self.match(keys)
         return matched
 
-    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+    def score_prepared(self, query: Tensor, prepared: Tensor) -> Tensor:
         return query @ prepared.mT
 
 
-class Additive(Score):
+class Additive(ScoreFunction):
     """v . tanh(W q + U k) (Bahdanau et al. 2015, arXiv:1409.0473): what U makes of the keys is the same for all
     queries."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         hidden = widths.hidden or widths.query
         self.of_query = nn.Linear(widths.query, hidden, bias=False)
@@ -111,22 +111,22 @@ class Additive(Score):
         self.out = nn.Linear(hidden, 1, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        return self.compare(query, self.prepare(keys))
+        return self.score_prepared(query, self.prepare(keys))
 
     def prepare(self, keys: Tensor) -> Tensor:
         hidden: Tensor = self.of_key(keys)
         return hidden
 
-    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+    def score_prepared(self, query: Tensor, prepared: Tensor) -> Tensor:
         inner = self.of_query(query).unsqueeze(-2) + prepared.unsqueeze(-3)  # [..., Q, K, hidden]
         scores: Tensor = self.out(inner.tanh()).squeeze(-1)
         return scores
 
 
-class Concatenated(Score):
+class Concatenated(ScoreFunction):
     """v . tanh(W [q; k]), the same with one matrix over both, as Luong et al. 2015 write it ("concat")."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         hidden = widths.hidden or widths.query
         self.of_both = nn.Linear(widths.query + widths.key, hidden, bias=False)
@@ -140,10 +140,10 @@ class Concatenated(Score):
         return scores
 
 
-class Location(Score):
+class Location(ScoreFunction):
     """W q: each place has its row of W, and what stands there isn't looked at (Luong et al. 2015, arXiv:1508.04025)."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         if not widths.places:
             message = "Location scores places: say how many there can be"
@@ -159,7 +159,7 @@ class Location(Score):
         return scores
 
 
-class Gaussian(Alike):
+class Gaussian(EqualWidthScore):
     """-|q - k|^2 / 2, the logarithm of a Gaussian kernel of width one (Nadaraya 1964, Watson 1964)."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class Gaussian(Alike):
 class LearnedGaussian(Gaussian):
     """-|(q - k) w|^2 / 2: the kernel's width, 1 / w, is learned."""
 
-    def __init__(self, widths: Widths) -> None:
+    def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         self.narrow = nn.Parameter(torch.ones(()))
 
@@ -177,7 +177,7 @@ class LearnedGaussian(Gaussian):
         return super().forward(query, keys) * self.narrow.square()
 
 
-SCORES: dict[str, type[Score]] = {
+SCORE_FUNCTIONS: dict[str, type[ScoreFunction]] = {
     "dot": Dot,
     "scaled_dot": ScaledDot,
     "cosine": Cosine,
@@ -202,7 +202,9 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return seen.softmax(dim=-1).masked_fill(blind, 0.0)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, score: Score, mask: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_sum(
+    query: Tensor, keys: Tensor, values: Tensor, score: ScoreFunction, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     """[..., Q, Dv] sums of [..., K, Dv] values, weighed by how well queries match keys, and the weights [..., Q, K]."""
     weights = masked_softmax(score(query, keys), mask)
     return weights @ values, weights

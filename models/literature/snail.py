@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .score_functions import ScaledDot, Widths, attend
+from .score_functions import ScaledDot, ScoreWidths, weighted_sum
 
 
 class CausalConvolution(nn.Module):
@@ -58,13 +58,13 @@ class AttentionBlock(nn.Module):
     def __init__(self, inputs: int, keys: int, values: int) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(inputs, width) for width in (keys, keys, values))
-        self.score = ScaledDot(Widths(query=keys, key=keys))
+        self.score = ScaledDot(ScoreWidths(query=keys, key=keys))
         self.outputs = inputs + values
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, C] to [..., T, C + values]."""
         past = torch.ones(x.size(-2), x.size(-2), dtype=torch.bool, device=x.device).tril()
-        found, _ = attend(self.query(x), self.key(x), self.value(x), self.score, past)
+        found, _ = weighted_sum(self.query(x), self.key(x), self.value(x), self.score, past)
         return torch.cat((x, found), dim=-1)
 
 

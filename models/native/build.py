@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LIBRARIES = HERE / "lib"
 SOURCES = sorted((HERE / "src").glob("*.?pp"))
-ALWAYS = (
+COMMON_FLAGS = (
     "-std=c++20",
     "-O3",
     "-fPIC",
@@ -42,31 +42,31 @@ TARGETS: dict[str, tuple[str, ...]] = X86 if platform.machine() in ("x86_64", "A
 log = logging.getLogger(__name__)
 
 
-def compiler() -> str | None:
+def find_compiler() -> str | None:
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
 
 
-def made_of(name: str) -> str:
+def source_hash(name: str) -> str:
     """A hash of the sources and of the flags they are compiled with."""
-    told = hashlib.sha256("\0".join((*ALWAYS, *TARGETS[name])).encode())
+    told = hashlib.sha256("\0".join((*COMMON_FLAGS, *TARGETS[name])).encode())
     for path in SOURCES:
         told.update(path.read_bytes())
     return told.hexdigest()
 
 
-def stale(library: Path) -> bool:
+def is_stale(library: Path) -> bool:
     """Whether it is missing, or made of other sources or with other flags.  It is read, not run."""
-    return not library.exists() or made_of(library.stem).encode() not in library.read_bytes()
+    return not library.exists() or source_hash(library.stem).encode() not in library.read_bytes()
 
 
-def compile_one(command: str, name: str, *more: str, out: Path = LIBRARIES) -> Path:
+def compile_target(command: str, name: str, *more: str, out: Path = LIBRARIES) -> Path:
     """It is there whole or not at all.  Raises CalledProcessError, with the compiler's words."""
     out.mkdir(exist_ok=True)
     library = out / f"{name}.so"
     growing = library.with_suffix(f".{os.getpid()}")
     source = str(HERE / "src" / "step.cpp")
     subprocess.run(
-        [command, *ALWAYS, *TARGETS[name], *more, f'-DMADE_OF="{made_of(name)}"', "-o", str(growing), source],
+        [command, *COMMON_FLAGS, *TARGETS[name], *more, f'-DMADE_OF="{source_hash(name)}"', "-o", str(growing), source],
         check=True,
         capture_output=True,
         text=True,
@@ -77,15 +77,15 @@ def compile_one(command: str, name: str, *more: str, out: Path = LIBRARIES) -> P
 
 def build() -> list[str]:
     """Compiles what is stale; the names of all that are there."""
-    command = compiler()
+    command = find_compiler()
     if command is None:
         log.warning("no C++ compiler was found: models run on torch alone")
         return []
 
     def attempt(name: str) -> str | None:
         try:
-            if stale(LIBRARIES / f"{name}.so"):
-                compile_one(command, name)
+            if is_stale(LIBRARIES / f"{name}.so"):
+                compile_target(command, name)
         except subprocess.CalledProcessError as error:
             log.warning("%s could not be compiled for %s: %s", command, name, error.stderr[-2000:])
             return None

@@ -9,12 +9,12 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-LARGE = 2 << 20  # bytes of a large page
-PIECE = 256 << 20  # of addresses: what is not used of the last large page is the only waste
-LINE = 64
+PAGE_BYTES = 2 << 20  # bytes of a large page
+CHUNK_BYTES = 256 << 20  # of addresses: what is not used of the last large page is the only waste
+CACHE_LINE = 64
 
 
-class Memory:
+class PageAllocator:
     """Arrays that live as long as anybody holds one of their piece."""
 
     def __init__(self) -> None:
@@ -25,25 +25,25 @@ class Memory:
         """[count] numbers, the first at the start of a cache line."""
         size = count * np.dtype(dtype).itemsize
         if self._used + size > len(self._piece):
-            self._piece, self._used = mapped(max(size, PIECE)), 0
+            self._piece, self._used = map_pages(max(size, CHUNK_BYTES)), 0
         out = self._piece[self._used : self._used + size].view(dtype)
-        self._used += -(-size // LINE) * LINE
+        self._used += -(-size // CACHE_LINE) * CACHE_LINE
         return out
 
-    def take_back(self, last: NDArray[np.generic]) -> None:
+    def release_last(self, last: NDArray[np.generic]) -> None:
         """What `zeros` gave last and nobody keeps: there the next array will be, unless it is larger than what is left.
 
         It has no zeros then, so it must be written from end to end.
         """
-        self._used -= -(-last.nbytes // LINE) * LINE
+        self._used -= -(-last.nbytes // CACHE_LINE) * CACHE_LINE
 
 
-def mapped(size: int) -> NDArray[np.uint8]:
+def map_pages(size: int) -> NDArray[np.uint8]:
     """At least `size` bytes that start at a large page; those that are never written take no memory."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # what is shared has small pages
-    whole = mmap.mmap(-1, -(-size // LARGE) * LARGE + LARGE, flags=private)
+    whole = mmap.mmap(-1, -(-size // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         whole.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(whole, np.uint8)
-    start = -array.ctypes.data % LARGE
-    return array[start : len(array) - LARGE + start]
+    start = -array.ctypes.data % PAGE_BYTES
+    return array[start : len(array) - PAGE_BYTES + start]

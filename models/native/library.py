@@ -13,14 +13,25 @@ from . import build
 
 LIBRARIES = Path(__file__).parent / "lib"
 # From the fastest: a name, and the flags that Linux must show for it.
-NEEDS: dict[str, tuple[str, ...]] = {
+CPU_FLAGS: dict[str, tuple[str, ...]] = {
     "avx512vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx2", "fma", "f16c"),
     "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
     "avx2": ("avx2", "fma", "f16c"),
     "portable": (),
 }
 # What polyhead_step says is out of range, by the number that it returns; 0: nothing.
-WRONG = ("", "counts", "starts", "tokens", "positions", "segments", "blocks", "wanted rows", "adapters", "the cache")
+STEP_ERRORS = (
+    "",
+    "counts",
+    "starts",
+    "tokens",
+    "positions",
+    "segments",
+    "blocks",
+    "wanted rows",
+    "adapters",
+    "the cache",
+)
 
 
 class Norm(Structure):
@@ -38,7 +49,7 @@ class Linear(Structure):
     )
 
 
-class LowRank(Structure):
+class LowRankStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("a", "b", "halves")),
         *((name, c_int32) for name in ("rank", "a_bytes", "b_bytes", "unused")),
@@ -79,7 +90,7 @@ class Plan(Structure):
     )
 
 
-class Rows(Structure):
+class StepStruct(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("count", "sequences", "wanted_count", "rank")),
         *(
@@ -90,7 +101,7 @@ class Rows(Structure):
     )
 
 
-class Draw(Structure):
+class SampleStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "changed", "changes", "allowed", "guided", "tops", "top_values")),
         ("uniform", c_double),
@@ -103,44 +114,46 @@ class Draw(Structure):
     )
 
 
-def runnable() -> list[str]:
+def runnable_targets() -> list[str]:
     """Which instruction sets this processor has and a library is there for, from the fastest."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-    return [name for name, needs in NEEDS.items() if flags.issuperset(needs) and (LIBRARIES / f"{name}.so").exists()]
+    return [
+        name for name, needs in CPU_FLAGS.items() if flags.issuperset(needs) and (LIBRARIES / f"{name}.so").exists()
+    ]
 
 
 @cache
-def library(name: str) -> ctypes.CDLL:
+def load_library(name: str) -> ctypes.CDLL:
     """The library for one instruction set.  Raises OSError unless it was made of the sources beside it."""
     path = LIBRARIES / f"{name}.so"
-    if build.SOURCES and build.stale(path):
+    if build.SOURCES and build.is_stale(path):
         raise OSError(
             f"{path} was compiled from other sources; compile it again: python -m polyhead.models.native.build"
         )
-    return opened(path)
+    return open_library(path)
 
 
-def made_of(name: str) -> str:
+def library_hash(name: str) -> str:
     """The hash of the sources and flags that a library was compiled from."""
-    made: bytes = library(name).polyhead_made_of()
+    made: bytes = load_library(name).polyhead_made_of()
     return made.decode()
 
 
 @cache
-def fastest() -> ctypes.CDLL | None:
+def load_fastest() -> ctypes.CDLL | None:
     """The library for the best instruction set this processor has."""
-    names = runnable()
-    return library(names[0]) if names else None
+    names = runnable_targets()
+    return load_library(names[0]) if names else None
 
 
-def opened(path: Path) -> ctypes.CDLL:
+def open_library(path: Path) -> ctypes.CDLL:
     """Raises OSError if there is none, or it was made from other sources."""
     loaded = ctypes.CDLL(str(path))
-    for which, mirror in enumerate((Plan, Layer, Linear, Rows, LowRank, Draw)):
+    for which, mirror in enumerate((Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct)):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
     loaded.polyhead_made_of.restype = c_char_p
@@ -151,12 +164,12 @@ def opened(path: Path) -> ctypes.CDLL:
     loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
     loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.restype = c_int
-    loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p, c_void_p]
+    loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
     loaded.polyhead_open_drawer.restype = c_void_p
     loaded.polyhead_open_drawer.argtypes = [c_int]
     loaded.polyhead_close_drawer.argtypes = [c_void_p]
-    loaded.polyhead_draw.argtypes = [c_void_p, POINTER(Draw), c_int]
+    loaded.polyhead_draw.argtypes = [c_void_p, POINTER(SampleStruct), c_int]
     return loaded

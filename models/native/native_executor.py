@@ -15,16 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.errors import RowsError, UnsupportedError
+from ..core.errors import StepInputError, UnsupportedError
 from ..executors.bounds import Bounds
-from ..executors.contract import Rows
+from ..executors.contract import StepInput
 from ..network.heads import LanguageHead
 from ..network.lora import Lora
 from ..network.transformer import Transformer
 from . import library as native
-from .large_pages import mapped
+from .large_pages import map_pages
 from .packed_lora import PackedLora
-from .packed_network import BLOCK, RUN, Held, Packed, Precision, fill, unfit
+from .packed_network import (
+    BLOCK_TOKENS,
+    RUN_BLOCKS,
+    LoadPart,
+    PackedNetwork,
+    Precision,
+    pack_network,
+    unsupported_reason,
+)
 
 
 class NativeExecutor:
@@ -47,33 +55,33 @@ class NativeExecutor:
         block_count: int = 0,
         threads: int = 1,
         instructions: str = "",
-        held: Held = nullcontext,
+        held: LoadPart = nullcontext,
     ) -> None:
-        if reason := unfit(network.config):
+        if reason := unsupported_reason(network.config):
             raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
-        self.instructions = instructions or native.runnable()[0]
-        self._library = native.library(self.instructions)
-        pack = Packed(self._library, network.config, precision, threads)
-        self._packed = fill(pack, network, head, block_count, held)
-        self.block_count, self.block_size = block_count, BLOCK if block_count else 0
+        self.instructions = instructions or native.runnable_targets()[0]
+        self._library = native.load_library(self.instructions)
+        pack = PackedNetwork(self._library, network.config, precision, threads)
+        self._packed = pack_network(pack, network, head, block_count, held)
+        self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
         self._bounds = Bounds.of(network.config, block_count, self.block_size)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
         sizes = [self._library.polyhead_cache_bytes(self._model, values) for values in range(2)]
-        self._cache = [mapped(size) for size in sizes]
+        self._cache = [map_pages(size) for size in sizes]
         self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
-        runs = -(-block_count // RUN)  # as the step lays blocks out: all layers of a run before the next run
+        runs = -(-block_count // RUN_BLOCKS)  # as the step lays blocks out: all layers of a run before the next run
         self._runs = [
-            kept[:size].reshape(runs, network.config.depth, RUN, -1)
+            kept[:size].reshape(runs, network.config.depth, RUN_BLOCKS, -1)
             for kept, size in zip(self._cache, sizes, strict=True)
             if size
         ]
         self._generates = head is not None
         self._stride = self._packed.plan.head.outputs if self._generates else self._width
         self._out = torch.empty(0)
-        self._likeliest = np.empty(0, np.int32)
-        self._poisoned: set[int] = set()
+        self._argmax = np.empty(0, np.int32)
+        self._nonfinite_blocks: set[int] = set()
         self._config, self._loras, self._attached = network.config, dict[int, PackedLora](), 0
 
     def __del__(self) -> None:
@@ -81,41 +89,43 @@ class NativeExecutor:
             self._library.polyhead_close(model)
 
     @property
-    def poisoned(self) -> AbstractSet[int]:
-        return self._poisoned
+    def nonfinite_blocks(self) -> AbstractSet[int]:
+        return self._nonfinite_blocks
 
     @property
-    def likeliest(self) -> list[int]:
-        tokens: list[int] = self._likeliest.tolist()
+    def argmax(self) -> list[int]:
+        tokens: list[int] = self._argmax.tolist()
         return tokens
 
     @property
-    def table(self) -> NDArray[np.generic]:
+    def token_table(self) -> NDArray[np.generic]:
         """[V, W] the embeddings of tokens, as they are read: float32, or bfloat16 as whole numbers."""
-        return self._packed.table_kept.reshape(self._vocabulary, self._width)
+        return self._packed.token_table.reshape(self._vocabulary, self._width)
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         """Good until the next step.  Raises RowsError before anything is computed."""
         return self._step(rows, 0)
 
-    def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def step_with_states(self, rows: StepInput) -> tuple[Tensor, Tensor]:
         """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
 
         All rows must be wanted, since the last layer computes no others.
         """
-        if len(rows.wanted) != len(rows.tokens):
-            raise RowsError(f"wanted: there are {len(rows.wanted)}, which should be {len(rows.tokens)}, all")
+        if len(rows.output_rows) != len(rows.tokens):
+            raise StepInputError(f"wanted: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
-    def _step(self, rows: Rows, states: int) -> Tensor:
+    def _step(self, rows: StepInput, states: int) -> Tensor:
         """`states` is the address of what `step_with_states` returns; 0: nothing is written."""
         arrays = self._bounds.check(rows, self._loras)
-        count, wanted = len(rows.tokens), len(rows.wanted)
-        if self._poisoned:
-            self._poisoned -= self._blocks(rows, [i for i in range(count) if rows.positions[i] % BLOCK == 0])
-        out, spoiled = self._room(wanted), np.empty(count, np.uint8)
-        self._likeliest = np.empty(wanted if self._generates else 0, np.int32)
+        count, wanted = len(rows.tokens), len(rows.output_rows)
+        if self._nonfinite_blocks:
+            self._nonfinite_blocks -= self._blocks(
+                rows, [i for i in range(count) if rows.positions[i] % BLOCK_TOKENS == 0]
+            )
+        out, spoiled = self._output_buffer(wanted), np.empty(count, np.uint8)
+        self._argmax = np.empty(wanted if self._generates else 0, np.int32)
         kept = [
             arrays.tokens,
             arrays.positions,
@@ -123,25 +133,25 @@ class NativeExecutor:
             arrays.starts,
             arrays.blocks,
             arrays.table_starts,
-            arrays.wanted,
+            arrays.output_rows,
             None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
-        step = native.Rows(count, len(rows.tables), wanted, rank, *addresses, states)
-        told = spoiled.ctypes.data, self._likeliest.ctypes.data
+        step = native.StepStruct(count, len(rows.block_tables), wanted, rank, *addresses, states)
+        told = spoiled.ctypes.data, self._argmax.ctypes.data
         wrong = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
         if wrong:
-            raise RowsError(f"the compiled step refuses {native.WRONG[wrong]}")
+            raise StepInputError(f"the compiled step refuses {native.STEP_ERRORS[wrong]}")
         if self.block_count and spoiled.any():
-            self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
+            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
         return out[:, : self._vocabulary] if self._generates else out
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
         for runs in self._runs:
             for source, target in blocks:
-                runs[target // RUN, :, target % RUN] = runs[source // RUN, :, source % RUN]
+                runs[target // RUN_BLOCKS, :, target % RUN_BLOCKS] = runs[source // RUN_BLOCKS, :, source % RUN_BLOCKS]
 
     def attach(self, adapter: Lora) -> int:
         self._attached += 1
@@ -154,18 +164,18 @@ class NativeExecutor:
     def _address(self, number: int) -> int:
         return self._loras[number].address if number else 0
 
-    def padding(self, rows: Rows) -> int:  # noqa: ARG002
+    def padding(self, rows: StepInput) -> int:  # noqa: ARG002
         """None: rows are computed as they are."""
         return 0
 
-    def _room(self, rows: int) -> Tensor:
+    def _output_buffer(self, rows: int) -> Tensor:
         if self._out.numel() < rows * self._stride:
             self._out = torch.empty(rows * self._stride * 5 // 4)
         return self._out[: rows * self._stride].view(rows, self._stride)
 
-    def _blocks(self, rows: Rows, members: Iterable[int]) -> set[int]:
+    def _blocks(self, rows: StepInput, members: Iterable[int]) -> set[int]:
         """The cache blocks in which these rows are stored."""
         table_of = [
-            table for table, (a, b) in zip(rows.tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
+            table for table, (a, b) in zip(rows.block_tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
         ]
-        return {table_of[i][rows.positions[i] // BLOCK] for i in members}
+        return {table_of[i][rows.positions[i] // BLOCK_TOKENS] for i in members}

@@ -17,39 +17,44 @@ from torch import Tensor
 from ..network.lora import Lora, LowRank
 from ..network.model_config import ModelConfig
 from . import library as native
-from .packed_network import COLUMNS, HALF, PADDING, interleaved
+from .packed_network import COLUMNS, HALF, PADDING, interleave
 
 Array = NDArray[Any]
 HALVES = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
-PACKED = (("attention.query", "attention.key", "attention.value"), ("attention.output",), ("mlp.up",), ("mlp.down",))
-GATED = ("mlp.gate", "mlp.up")
+PACKED_LINEARS = (
+    ("attention.query", "attention.key", "attention.value"),
+    ("attention.output",),
+    ("mlp.up",),
+    ("mlp.down",),
+)
+GATED_LINEARS = ("mlp.gate", "mlp.up")
 
 
 class PackedLora:
     """`address` of PRODUCTS * depth LowRanks, `rank` the largest of them, and what they point at."""
 
     def __init__(self, config: ModelConfig, lora: Lora) -> None:
-        self.kept: list[Array] = []
+        self.arrays: list[Array] = []
         self._config = config
-        table = (native.LowRank * (len(PACKED) * config.depth))()
+        table = (native.LowRankStruct * (len(PACKED_LINEARS) * config.depth))()
         for layer in range(config.depth):
-            for which, names in enumerate(PACKED):
+            for which, names in enumerate(PACKED_LINEARS):
                 gated = config.gated_mlp and names == ("mlp.up",)
-                found = [lora.get(f"blocks.{layer}.{name}") for name in (GATED if gated else names)]
+                found = [lora.get(f"blocks.{layer}.{name}") for name in (GATED_LINEARS if gated else names)]
                 if any(found):
-                    table[layer * len(PACKED) + which] = self._packed(which, found)
+                    table[layer * len(PACKED_LINEARS) + which] = self._pack(which, found)
         self._table = table
         self.address = ctypes.addressof(table)
         self.rank = max((low.rank for low in table), default=0)
 
     @property
-    def size(self) -> int:
+    def byte_count(self) -> int:
         """Bytes."""
-        return sum(array.nbytes for array in self.kept) + ctypes.sizeof(self._table)
+        return sum(array.nbytes for array in self.arrays) + ctypes.sizeof(self._table)
 
-    def _packed(self, which: int, parts: Sequence[LowRank | None]) -> native.LowRank:
-        inputs, columns, outputs = layout(self._config)[which]
-        firsts, stacked = stack(parts)
+    def _pack(self, which: int, parts: Sequence[LowRank | None]) -> native.LowRankStruct:
+        inputs, columns, outputs = product_layout(self._config)[which]
+        firsts, stacked = stack_a_matrices(parts)
         a = np.zeros((len(stacked), -(-inputs // PADDING) * PADDING), np.float32)
         a[:, :inputs] = stacked
         b = np.zeros((len(stacked), outputs), np.float32)
@@ -57,16 +62,16 @@ class PackedLora:
         for first, part, mine in zip(firsts, parts, columns, strict=True):
             if part is not None:
                 rank = part.a.size(0)
-                b[first : first + rank, mine] = array(part.b).T
+                b[first : first + rank, mine] = float_array(part.b).T
                 halves = np.unique(mine // HALF)
                 low[halves], high[halves] = np.minimum(low[halves], first), np.maximum(high[halves], first + rank)
-        own, halves = halved(b, low, high)
-        self.kept += [a, own, halves]
+        own, halves = split_halves(b, low, high)
+        self.arrays += [a, own, halves]
         addresses = (each.ctypes.data for each in (a, own, halves))
-        return native.LowRank(*addresses, len(stacked), a.nbytes, own.nbytes, 0)
+        return native.LowRankStruct(*addresses, len(stacked), a.nbytes, own.nbytes, 0)
 
 
-def halved(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
+def split_halves(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """Each half's columns of those rows of B [R, N] that it mixes, [low, high); and where they are, for each half."""
     table, done = np.zeros(len(low), HALVES), 0
     own = np.empty(int(np.maximum(high - low, 0).sum()) * HALF, np.float32)
@@ -83,7 +88,7 @@ def halved(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
     return own, table
 
 
-def stack(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:
+def stack_a_matrices(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:
     """At which row each part's A begins, and all of them one below the other."""
     places: dict[int, int] = {}
     matrices: list[Array] = []
@@ -91,31 +96,31 @@ def stack(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:
     for part in parts:
         if part is not None and id(part.a) not in places:
             places[id(part.a)] = rows
-            matrices.append(array(part.a))
+            matrices.append(float_array(part.a))
             rows += len(matrices[-1])
     return [0 if part is None else places[id(part.a)] for part in parts], np.concatenate(matrices)
 
 
 @cache
-def layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
+def product_layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
     """Of a layer's products: inputs, the packed columns of each part's outputs, and how many columns there are."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
     shapes = [(config.width, [inner, kept, kept]), (inner, [config.width]), (config.width, up)]
     shapes.append((config.mlp_width, [config.width]))
-    return [(inputs, *places(outputs, gated=len(outputs) == 2)) for inputs, outputs in shapes]
+    return [(inputs, *output_columns(outputs, gated=len(outputs) == 2)) for inputs, outputs in shapes]
 
 
-def places(outputs: list[int], gated: bool) -> tuple[list[Array], int]:
+def output_columns(outputs: list[int], gated: bool) -> tuple[list[Array], int]:
     """Where plan.py puts the outputs of matrices that it packs as one."""
     ends = np.cumsum(outputs)
     numbered = [np.arange(end - count, end) + 1 for count, end in zip(outputs, ends, strict=True)]
-    ordered = interleaved(numbered) if gated else np.concatenate(numbered)
+    ordered = interleave(numbered) if gated else np.concatenate(numbered)
     ordered = np.pad(ordered, (0, -len(ordered) % COLUMNS))
     at = np.empty(ends[-1] + 1, np.int64)
     at[ordered] = np.arange(len(ordered))
     return [at[numbers] for numbers in numbered], len(ordered)
 
 
-def array(tensor: Tensor) -> Array:
+def float_array(tensor: Tensor) -> Array:
     return tensor.detach().float().numpy(force=True)

@@ -17,29 +17,32 @@ from torch import Tensor, nn
 
 from ..network.heads import LanguageHead
 from ..network.model_config import ModelConfig
-from ..network.positions import Learned
+from ..network.positions import LearnedPositions
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
-from .large_pages import Memory
+from .large_pages import PageAllocator
 from .library import Layer, Linear, Norm, Plan
 
 Precision = Literal["float32", "int8", "int4"]
 FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp
-BITS = (32, 8.5, 4.5, 5, 9)  # of a weight in each format, with its share of scales
-TABLES = (FLOAT32, INT8)  # formats in which a tied output matrix is the table of embeddings too
-EIGHT = (INT8, INT8_SHIFTED)  # what weights of 8 bits are tried as; INT8 holds any others, rounded
-NARROW: dict[Precision, tuple[int, ...]] = {"int8": EIGHT, "int4": (INT4, INT4_SHIFTED, *EIGHT)}
-ORDERS = {"pre": 0, "post": 1, "sandwich": 2}
-NORMS = {"layer": 0, "rms": 1}
-ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
+WEIGHT_BITS = (32, 8.5, 4.5, 5, 9)  # of a weight in each format, with its share of scales
+TABLE_FORMATS = (FLOAT32, INT8)  # formats in which a tied output matrix is the table of embeddings too
+INT8_FORMATS = (INT8, INT8_SHIFTED)  # what weights of 8 bits are tried as; INT8 holds any others, rounded
+PRECISION_FORMATS: dict[Precision, tuple[int, ...]] = {
+    "int8": INT8_FORMATS,
+    "int4": (INT4, INT4_SHIFTED, *INT8_FORMATS),
+}
+NORM_ORDER_CODES = {"pre": 0, "post": 1, "sandwich": 2}
+NORM_CODES = {"layer": 0, "rms": 1}
+ACTIVATION_CODES = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
-BLOCK = 16  # tokens, as in src/attention.hpp
-RUN = 16  # blocks, as in src/step.cpp
+BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
+RUN_BLOCKS = 16  # blocks, as in src/step.cpp
 
 Array = NDArray[Any]
-Held = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers
+LoadPart = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers
 
 
-def unfit(config: ModelConfig) -> str:
+def unsupported_reason(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
@@ -47,81 +50,83 @@ def unfit(config: ModelConfig) -> str:
         return "its positions are told by sines"
     if config.position == "relative":
         return "its keys and values differ by distance"
-    if config.leans:
+    if config.has_distance_scores:
         return "its scores have a bias by distance"
     if config.shared:
         return "its layers share their weights"
-    if config.faces:
+    if config.has_cross_attention:
         return "its layers look at what another network has read"
     return ""
 
 
-class Packed:
+class PackedNetwork:
     """A Plan, and everything it points at.  `threads` share the work of packing."""
 
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision, threads: int = 1) -> None:
         self.library, self.config, self.precision, self.threads = library, config, precision, threads
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="pack")
         self.plan = Plan()
-        self.memory = Memory()
-        self.kept: list[Any] = []
+        self.memory = PageAllocator()
+        self.arrays: list[Any] = []
         self.weight_bytes = 0
 
-    def floats(self, values: Tensor | None, padding: int = PADDING) -> int:
+    def pack_floats(self, values: Tensor | None, padding: int = PADDING) -> int:
         """Address of [.., n] float32 numbers, zeros behind; 0 for None."""
         if values is None:
             return 0
         count = values.numel()
         out = self.memory.zeros(-(-count // padding) * padding, np.float32)
         out[:count] = values.detach().float().numpy(force=True).ravel()
-        return self._keep(out)
+        return self._keep_array(out)
 
-    def norm(self, module: nn.Module | None) -> Norm:
+    def pack_norm(self, module: nn.Module | None) -> Norm:
         if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             return Norm()
         bias = getattr(module, "bias", None)
         if bias is None and isinstance(module, nn.LayerNorm):
             bias = torch.zeros_like(module.weight)
-        return Norm(self.floats(module.weight), self.floats(bias))
+        return Norm(self.pack_floats(module.weight), self.pack_floats(bias))
 
-    def table(self, weight: Tensor) -> int:
+    def pack_table(self, weight: Tensor) -> int:
         """Address of the token embeddings: bfloat16 beside narrow weights."""
         narrow = self.precision != "float32"
         out = self.memory.zeros(weight.numel(), np.int16 if narrow else np.float32)
         kept = torch.from_numpy(out)
         (kept.view(torch.bfloat16) if narrow else kept).view(weight.shape).copy_(weight.detach())
-        self.table_kept = out
-        return self._keep(out)
+        self.token_table = out
+        return self._keep_array(out)
 
-    def linear(self, modules: list[nn.Linear], gated: bool = False) -> Linear:
+    def pack_linear(self, modules: list[nn.Linear], gated: bool = False) -> Linear:
         """Several side by side as one; `gated`: two, whose outputs take turns by HALF."""
         weights = [module.weight.detach().float().cpu().contiguous() for module in modules]
         inputs = weights[0].size(1)
         rows = [weight.data_ptr() + np.arange(weight.size(0), dtype=np.uint64) * 4 * inputs for weight in weights]
-        ordered = interleaved(rows) if gated else np.concatenate(rows)
+        ordered = interleave(rows) if gated else np.concatenate(rows)
         addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
         k = -(-inputs // PADDING) * PADDING
-        unit = unit_of(max(map(largest, weights)))
-        format, out = self._packed(addresses, inputs, k, unit)
+        unit = scale_unit(max(map(largest_magnitude, weights)))
+        format, out = self._choose_format(addresses, inputs, k, unit)
         return Linear(
-            weights=self._keep(out),
-            bias=self._bias(modules, gated, len(addresses)),
+            weights=self._keep_array(out),
+            bias=self._pack_bias(modules, gated, len(addresses)),
             inputs=k,
             outputs=len(addresses),
             format=format,
             unit=unit,
         )
 
-    def _packed(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
+    def _choose_format(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
         """The format and the weights: the first format in which they are found, else INT8, which rounds them."""
         shape = addresses, inputs, k
         if self.precision == "float32":
             return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
-        for format in sorted(NARROW[self.precision], key=BITS.__getitem__):  # each writes over all of the one before
+        for format in sorted(
+            PRECISION_FORMATS[self.precision], key=WEIGHT_BITS.__getitem__
+        ):  # each writes over all of the one before
             out, found = self._pack(shape, format, unit, only_found=True)
             if found:
                 return format, out
-            self.memory.take_back(out)
+            self.memory.release_last(out)
         return INT8, self._pack(shape, INT8, unit, only_found=False)[0]
 
     def _pack(
@@ -129,7 +134,7 @@ class Packed:
     ) -> tuple[Array, bool]:
         """Packed weights, each thread making its share of the outputs, and whether they are stored as they were."""
         addresses, inputs, k = shape
-        out = self.memory.zeros(int(len(addresses) * k * BITS[format] / 8), np.uint8)
+        out = self.memory.zeros(int(len(addresses) * k * WEIGHT_BITS[format] / 8), np.uint8)
 
         def share(a: int, b: int) -> bool:
             place = out[len(out) * a // count :].ctypes.data
@@ -140,74 +145,79 @@ class Packed:
         bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
         return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # waits for all threads
 
-    def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
+    def _pack_bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:
             return 0
         values = [module.bias.detach().float().numpy(force=True) for module in modules]
-        ordered = interleaved(values) if gated else np.concatenate(values)
-        return self.floats(torch.from_numpy(np.pad(ordered, (0, outputs - len(ordered)))), COLUMNS)
+        ordered = interleave(values) if gated else np.concatenate(values)
+        return self.pack_floats(torch.from_numpy(np.pad(ordered, (0, outputs - len(ordered)))), COLUMNS)
 
-    def _keep(self, array: NDArray[np.generic]) -> int:
-        self.kept.append(array)
+    def _keep_array(self, array: NDArray[np.generic]) -> int:
+        self.arrays.append(array)
         self.weight_bytes += array.nbytes
         return array.ctypes.data
 
 
-def largest(weight: Tensor) -> float:
+def largest_magnitude(weight: Tensor) -> float:
     """The largest magnitude; no copy of a matrix is made for it."""
     return max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
 
 
-def unit_of(most: float) -> float:
+def scale_unit(most: float) -> float:
     """A power of two in which the scales of groups are halves of full precision, unless they are smaller than the
     largest by 2^23.  `most` is the largest magnitude of all weights.  The inverse of a unit is a float32 too."""
     return 2.0 ** max(math.frexp(most)[1] - 17, -126) if math.isfinite(most) and most > 0 else 1.0
 
 
-def interleaved(two: list[Array]) -> Array:
+def interleave(two: list[Array]) -> Array:
     """HALF of the first, HALF of the second, and so on; zeros fill up the last."""
     halves = [np.pad(values, (0, -len(values) % HALF)).reshape(-1, HALF) for values in two]
     return np.concatenate(halves, 1).ravel()
 
 
-def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_count: int, held: Held) -> Packed:
+def pack_network(
+    pack: PackedNetwork, network: Transformer, head: LanguageHead | None, block_count: int, held: LoadPart
+) -> PackedNetwork:
     """The whole network, one part after the other; each is `held` while it is packed."""
     plan = pack.plan
-    describe(plan, network.config, head is not None, block_count)
+    fill_plan(plan, network.config, head is not None, block_count)
     plan.narrow = pack.precision != "float32"
     tied = head is not None and head.output.weight is network.tokens.weight
     with held(network.tokens):
         if head is not None and tied:
-            plan.head = pack.linear([head.output])
-        if plan.head.format not in TABLES or not tied:
-            plan.tokens = pack.table(network.tokens.weight)
+            plan.head = pack.pack_linear([head.output])
+        if plan.head.format not in TABLE_FORMATS or not tied:
+            plan.tokens = pack.pack_table(network.tokens.weight)
     if head is not None and not tied:
         with held(head):
-            plan.head = pack.linear([head.output])
+            plan.head = pack.pack_linear([head.output])
     layers = []
-    frequencies = [pack.floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
+    frequencies = [pack.pack_floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
     for block in network.blocks:
         with held(block):
-            layers.append(packed_layer(pack, cast(PreBlock, block), frequencies))
+            layers.append(pack_layer(pack, cast(PreBlock, block), frequencies))
     array = (Layer * len(layers))(*layers)
-    pack.kept.append(array)
+    pack.arrays.append(array)
     plan.layers = array
     with held(network):  # what is left of it
-        if isinstance(network.position, Learned):
-            plan.positions = pack.floats(network.position.table.weight)
+        if isinstance(network.position, LearnedPositions):
+            plan.positions = pack.pack_floats(network.position.table.weight)
         if network.segments is not None:
-            plan.segments = pack.floats(network.segments.weight)
-        plan.embedding_norm, plan.final_norm = pack.norm(network.embedding_norm), pack.norm(network.final_norm)
+            plan.segments = pack.pack_floats(network.segments.weight)
+        plan.embedding_norm, plan.final_norm = (
+            pack.pack_norm(network.embedding_norm),
+            pack.pack_norm(network.final_norm),
+        )
     pack.pool.shutdown()
     return pack
 
 
-def describe(plan: Plan, config: ModelConfig, generates: bool, block_count: int) -> None:
+def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int) -> None:
     """All that is no address."""
     for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal", "position_offset"):
         setattr(plan, name, int(getattr(config, name)))
-    plan.order, plan.norm = ORDERS[config.norm_order], NORMS[config.norm]
-    plan.activation, plan.gated = ACTIVATIONS[config.activation], config.gated_mlp
+    plan.order, plan.norm = NORM_ORDER_CODES[config.norm_order], NORM_CODES[config.norm]
+    plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
     plan.generates, plan.block_count, plan.words = generates, block_count, config.vocab_size
     plan.position_count = config.max_positions if config.position == "learned" else 0
     plan.segment_count = config.segments
@@ -215,26 +225,26 @@ def describe(plan: Plan, config: ModelConfig, generates: bool, block_count: int)
     plan.score_scale = config.score_scale or config.head_width**-0.5
 
 
-def hollow(module: nn.Module) -> None:
+def free_weights(module: nn.Module) -> None:
     """Let go of numbers that nobody reads any more."""
     for parameter in module.parameters():
         parameter.data = torch.empty(0)
 
 
-def packed_layer(pack: Packed, block: PreBlock, frequencies: list[int]) -> Layer:
+def pack_layer(pack: PackedNetwork, block: PreBlock, frequencies: list[int]) -> Layer:
     attention, mlp, config = block.attention, block.mlp, pack.config
     windowed = config.is_windowed(block.layer)
-    layer = Layer(attention_norm=pack.norm(block.attention_norm), mlp_norm=pack.norm(block.mlp_norm))
+    layer = Layer(attention_norm=pack.pack_norm(block.attention_norm), mlp_norm=pack.pack_norm(block.mlp_norm))
     if isinstance(block, SandwichBlock):
-        layer.attention_post_norm = pack.norm(block.attention_post_norm)
-        layer.mlp_post_norm = pack.norm(block.mlp_post_norm)
-    layer.query_norm = pack.floats(getattr(attention.query_norm, "weight", None))
-    layer.key_norm = pack.floats(getattr(attention.key_norm, "weight", None))
+        layer.attention_post_norm = pack.pack_norm(block.attention_post_norm)
+        layer.mlp_post_norm = pack.pack_norm(block.mlp_post_norm)
+    layer.query_norm = pack.pack_floats(getattr(attention.query_norm, "weight", None))
+    layer.key_norm = pack.pack_floats(getattr(attention.key_norm, "weight", None))
     if frequencies:
         layer.frequencies = frequencies[-1] if windowed else frequencies[0]
     layer.window = config.window if windowed else 0
-    layer.qkv = pack.linear([attention.query, attention.key, attention.value])
-    layer.output = pack.linear([attention.output])
-    layer.up = pack.linear([mlp.gate, mlp.up], gated=True) if mlp.gate is not None else pack.linear([mlp.up])
-    layer.down = pack.linear([mlp.down])
+    layer.qkv = pack.pack_linear([attention.query, attention.key, attention.value])
+    layer.output = pack.pack_linear([attention.output])
+    layer.up = pack.pack_linear([mlp.gate, mlp.up], gated=True) if mlp.gate is not None else pack.pack_linear([mlp.up])
+    layer.down = pack.pack_linear([mlp.down])
     return layer

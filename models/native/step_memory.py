@@ -6,76 +6,96 @@ their names, in how many int4 packs a weight of theirs; any other is rounded to 
 
 from collections.abc import Iterable, Mapping
 
-from ..executors.workspace import Largest
+from ..executors.workspace import LargestStep
 from ..network.model_config import ModelConfig
-from .packed_network import BITS, BLOCK, COLUMNS, FLOAT32, INT4, INT4_SHIFTED, INT8, INT8_SHIFTED, PADDING, Precision
+from .packed_network import (
+    BLOCK_TOKENS,
+    COLUMNS,
+    FLOAT32,
+    INT4,
+    INT4_SHIFTED,
+    INT8,
+    INT8_SHIFTED,
+    PADDING,
+    WEIGHT_BITS,
+    Precision,
+)
 
-PANEL = 128  # rows, as in src/step.cpp
-FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
+PANEL_ROWS = 128  # rows, as in src/step.cpp
+SCALE_FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
 GROWTH = 1.25  # room is made so much larger than what is wanted
-FLOAT = 4
-Bits = Mapping[str, float]
-TOKENS, HEAD = "tokens.weight", "head.output.weight"
+FLOAT_BYTES = 4
+MatrixBits = Mapping[str, float]
+TOKENS_WEIGHT, HEAD_WEIGHT = "tokens.weight", "head.output.weight"
 
 
-def padded(count: int, to: int = PADDING) -> int:
+def round_up(count: int, to: int = PADDING) -> int:
     return -(-count // to) * to
 
 
-def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: Bits) -> int:
+def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: MatrixBits) -> int:
     """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix if that is FLOAT32 or INT8; of
     one whose format depends on its numbers, int4 is taken to have a table beside it, int8 not."""
     layers, head = _packed_bytes(config, precision, tied, bits)
-    table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
-    known = bits.get(TOKENS, BITS[INT4])
-    if tied and (precision == "float32" or (widened(known) if precision == "int8" else known) == BITS[INT8]):
+    table = config.vocab_size * config.width * (FLOAT_BYTES if precision == "float32" else 2)
+    known = bits.get(TOKENS_WEIGHT, WEIGHT_BITS[INT4])
+    if tied and (precision == "float32" or (int8_bits(known) if precision == "int8" else known) == WEIGHT_BITS[INT8]):
         table = 0
     places = (config.max_positions if config.position == "learned" else 0) + config.segments
-    norms = 8 * config.depth * padded(config.width) * FLOAT
-    return layers + (head if generates else 0) + table + places * config.width * FLOAT + norms
+    norms = 8 * config.depth * round_up(config.width) * FLOAT_BYTES
+    return layers + (head if generates else 0) + table + places * config.width * FLOAT_BYTES + norms
 
 
-def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: Bits) -> int:
+def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: MatrixBits) -> int:
     """Of the part that is being packed, as read: beyond `weight_bytes`, of which what is packed later is not there yet.
 
     The order is that of plan.fill: tokens, an output matrix of its own, blocks.
     """
     layers, last = _packed_bytes(config, precision, tied, bits)
     head = last if generates and not tied else 0
-    vocabulary, block = config.vocab_size * config.width * FLOAT, FLOAT * sum(a * b for _, a, b in _products(config))
+    vocabulary, block = (
+        config.vocab_size * config.width * FLOAT_BYTES,
+        FLOAT_BYTES * sum(a * b for _, a, b in _packed_shapes(config)),
+    )
     return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
 
 
-def block_bytes(config: ModelConfig, precision: Precision) -> int:
+def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
     """Keys and values of BLOCK tokens in all layers."""
-    return config.depth * config.kv_heads * BLOCK * _token_bytes(config, precision)
+    return config.depth * config.kv_heads * BLOCK_TOKENS * _token_bytes(config, precision)
 
 
-def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generates: bool) -> int:
+def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, generates: bool) -> int:
     """Activations of the largest step, each thread's panel, and what is answered."""
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    width, attended, hidden = padded(config.width), padded(heads), padded(config.mlp_width)
+    width, attended, hidden = round_up(config.width), round_up(heads), round_up(config.mlp_width)
     wanted = largest.sequences if generates else largest.rows
-    rows = largest.rows * (width + attended + padded(heads + 2 * kept) + 2 * config.head_width)
-    answers = wanted * (width + attended + (padded(config.vocab_size, COLUMNS) if generates else config.width))
-    own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, FEATURES) * (largest.rows + BLOCK)
-    panel = PANEL * (2 * max(width, attended, hidden) + hidden + width)
-    return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT
+    rows = largest.rows * (width + attended + round_up(heads + 2 * kept) + 2 * config.head_width)
+    answers = wanted * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
+    own = (
+        0
+        if largest.cached
+        else 2 * config.kv_heads * round_up(config.head_width, SCALE_FEATURES) * (largest.rows + BLOCK_TOKENS)
+    )
+    panel = PANEL_ROWS * (2 * max(width, attended, hidden) + hidden + width)
+    return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT_BYTES
 
 
-def widened(bits: float) -> float:
+def int8_bits(bits: float) -> float:
     """Of a weight that int4 packs in so many bits, in int8."""
-    return {BITS[INT4]: BITS[INT8], BITS[INT4_SHIFTED]: BITS[INT8_SHIFTED]}.get(bits, bits)
+    return {WEIGHT_BITS[INT4]: WEIGHT_BITS[INT8], WEIGHT_BITS[INT4_SHIFTED]: WEIGHT_BITS[INT8_SHIFTED]}.get(bits, bits)
 
 
 def _token_bytes(config: ModelConfig, precision: Precision) -> int:
     """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every FEATURES of a
     key and one of a value."""
-    width = padded(config.head_width, FEATURES)
-    return 2 * width * FLOAT if precision == "float32" else 3 * width + FLOAT * (width // FEATURES + 1)
+    width = round_up(config.head_width, SCALE_FEATURES)
+    return (
+        2 * width * FLOAT_BYTES if precision == "float32" else 3 * width + FLOAT_BYTES * (width // SCALE_FEATURES + 1)
+    )
 
 
-def _products(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
+def _packed_shapes(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
     """Of a layer: the matrices that are packed as one, its inputs and outputs."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
@@ -87,20 +107,20 @@ def _products(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
     ]
 
 
-def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: Bits) -> tuple[int, int]:
+def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: MatrixBits) -> tuple[int, int]:
     """Of the products of all layers, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
-        kinds = {bits.get(name, BITS[INT8]) for name in names}
+        kinds = {bits.get(name, WEIGHT_BITS[INT8]) for name in names}
         # A shifted format holds those of fewer bits; INT8 rounds any.
-        each = BITS[INT8] if BITS[INT8] in kinds else max(kinds)
-        each = BITS[FLOAT32] if precision == "float32" else widened(each) if precision == "int8" else each
-        rows = padded(outputs, COLUMNS)
-        return int(rows * padded(inputs) * each / 8) + rows * FLOAT
+        each = WEIGHT_BITS[INT8] if WEIGHT_BITS[INT8] in kinds else max(kinds)
+        each = WEIGHT_BITS[FLOAT32] if precision == "float32" else int8_bits(each) if precision == "int8" else each
+        rows = round_up(outputs, COLUMNS)
+        return int(rows * round_up(inputs) * each / 8) + rows * FLOAT_BYTES
 
     layers = sum(
         linear([f"blocks.{layer}.{name}.weight" for name in names], inputs, outputs)
         for layer in range(config.depth)
-        for names, inputs, outputs in _products(config)
+        for names, inputs, outputs in _packed_shapes(config)
     )
-    return layers, linear([TOKENS if tied else HEAD], config.width, config.vocab_size)
+    return layers, linear([TOKENS_WEIGHT if tied else HEAD_WEIGHT], config.width, config.vocab_size)

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .cache import Memory, MemoryView
-from .lora import Through, plain
+from .cache import MemoryView, SourceMemory
+from .lora import LinearFunction, apply_linear
 from .model_config import ModelConfig
 from .positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
-from .ragged import Ragged
-from .varlen import sight
+from .ragged import RaggedBatch
+from .varlen import attention_window
 
-Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
-Mixing = Callable[["Frame", "Group"], Mix]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
+ChooseFunction = Callable[["AttentionContext", "AttentionGroup"], AttentionFunction]
 GROUP_COST = 1024  # a further group's fixed cost, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
 GROUP_KEYS = 8192  # of all members, unless one alone has more: bounds the memory that cached ones are gathered into
 
 
-def grouping(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
+def group_sequences(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
     """Cut sequences with `lengths` query rows over `seen` keys into groups worth padding to one rectangle."""
     order = sorted(range(len(lengths)), key=lambda n: (-lengths[n], -seen[n], n))
     groups: list[list[int]] = []
@@ -44,14 +44,14 @@ def grouping(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def padding(lengths: Sequence[int], seen: Sequence[int]) -> int:
+def count_padding_rows(lengths: Sequence[int], seen: Sequence[int]) -> int:
     """Query rows that groups of such sequences compute for nobody."""
-    groups = grouping(lengths, seen)
+    groups = group_sequences(lengths, seen)
     return sum(max(lengths[n] for n in group) * len(group) - sum(lengths[n] for n in group) for group in groups)
 
 
 @dataclass(frozen=True)
-class Group:
+class AttentionGroup:
     """N sequences that attend together, padded to Q rows and K keys.
 
     `rows` are their packed rows [N * Q] (a slice where they lie side by side without padding), `keys` the packed rows
@@ -63,84 +63,93 @@ class Group:
     keys: Tensor | slice
     mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
-    before: Tensor | None = None  # [N, Q, K] tokens that a key is before a row, where scores depend on that; N may be 1
+    distances: Tensor | None = (
+        None  # [N, Q, K] tokens that a key is before a row, where scores depend on that; N may be 1
+    )
 
-    def leaning(self, bias: DistanceBias | LinearBias, dtype: torch.dtype) -> "Group":
+    def with_bias(self, bias: DistanceBias | LinearBias, dtype: torch.dtype) -> "AttentionGroup":
         """With a bias added to its scores, besides what its masks hide."""
-        added = bias(self.before).to(dtype)  # [N, H, Q, K]
+        added = bias(self.distances).to(dtype)  # [N, H, Q, K]
         mask = added if self.mask is None else added + self.mask
         same = self.window_mask is self.mask  # and as large as all scores: once is enough
         return replace(self, mask=mask, window_mask=mask if same else added + self.window_mask)
 
 
 @dataclass(frozen=True)
-class Frame:
+class AttentionContext:
     """What all layers of one forward pass share: groups, masks, rotations, and the way back to packed rows.
 
     Where one kernel attends for all (`Ragged.spans`) there are no groups.  `across` is for those who look at
     other texts (models.network.cross_attention).
     """
 
-    batch: Ragged
-    groups: list[Group]
+    batch: RaggedBatch
+    groups: list[AttentionGroup]
     order: Tensor | None  # [T] where each packed row stands in the groups' concatenated output; None: in order
-    turns: tuple[Tensor, Tensor] | None  # rotation of full layers
-    window_turns: tuple[Tensor, Tensor] | None
+    rotation: tuple[Tensor, Tensor] | None  # rotation of full layers
+    window_rotation: tuple[Tensor, Tensor] | None
     distances: tuple[Tensor, Tensor] | None  # vectors of their kinds [C, W], and the kinds [K, K] of a text's
     last_layer: int
-    across: "Across | None" = None
+    cross: "CrossAttentionContext | None" = None
 
     @classmethod
     def of(
-        cls, batch: Ragged, config: ModelConfig, rotaries: Sequence[Rotary], dtype: torch.dtype, distances: nn.Module
-    ) -> "Frame":
+        cls,
+        batch: RaggedBatch,
+        config: ModelConfig,
+        rotaries: Sequence[Rotary],
+        dtype: torch.dtype,
+        distances: nn.Module,
+    ) -> "AttentionContext":
         """`rotaries`: none, that of all layers, or those of full and of windowed layers.
 
         `distances`: of models.network.positions, if it is any of those there.
         """
-        turns = [rotary.turns(batch.positions, dtype) for rotary in rotaries]
-        members = _members(batch)
-        groups = [_group(batch, config, group, dtype) for group in members]
+        turns = [rotary.rotation(batch.positions, dtype) for rotary in rotaries]
+        members = _group_batch(batch)
+        groups = [_build_group(batch, config, group, dtype) for group in members]
         vectors = None
         if isinstance(distances, DistanceVectors):
             vectors = distances(max(batch.lengths))
         if isinstance(distances, DistanceBias | LinearBias):
-            groups = [group.leaning(distances, dtype) for group in groups]
+            groups = [group.with_bias(distances, dtype) for group in groups]
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
-        order = _order(batch, members) if members else None
+        order = _output_order(batch, members) if members else None
         return cls(batch, groups, order, full, windowed, vectors, config.depth - 1)
 
-    def narrow(self, x: Tensor, layer: int) -> Tensor:
+    def select_output_rows(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the wanted rows [M, W] where no later layer needs the others: after the last attention."""
-        if self.batch.wanted is None or layer < self.last_layer:
+        if self.batch.output_rows is None or layer < self.last_layer:
             return x
-        return x.index_select(0, self.batch.wanted)
+        return x.index_select(0, self.batch.output_rows)
 
-    def products(self, layer: int = -1) -> Through:
+    def linear_function(self, layer: int = -1) -> LinearFunction:
         """How rows go through linear layers, before attention or, of a `layer`, after it (see `narrow`)."""
         additions = self.batch.additions
         if additions is None:
-            return plain
-        narrowed = self.batch.wanted is not None and layer == self.last_layer
-        return additions.last().through if narrowed else additions.through
+            return apply_linear
+        narrowed = self.batch.output_rows is not None and layer == self.last_layer
+        return additions.for_output_rows().apply if narrowed else additions.apply
 
-    def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mixing: Mixing) -> Tensor:
+    def attend(
+        self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mixing: ChooseFunction
+    ) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
         cache, windowed = self.batch.cache, config.is_windowed(layer)
         if cache is not None:
-            cache.cache.write(layer, cache.places, key, value)
+            cache.cache.write(layer, cache.storage_rows, key, value)
         if self.batch.spans is not None:
             kept = (key, value) if cache is None else (cache.cache.keys[layer], cache.cache.values[layer])
-            return self.batch.spans.attend(query, kept, sight(config, layer), config.score_scale or None)
+            return self.batch.spans.attend(query, kept, attention_window(config, layer), config.score_scale or None)
         mixed = []
         for group in self.groups:
             if cache is None:
-                keys, values = (_take(kept, group.keys, group.size).transpose(1, 2) for kept in (key, value))
+                keys, values = (_gather_rows(kept, group.keys, group.size).transpose(1, 2) for kept in (key, value))
             else:
                 assert isinstance(group.keys, Tensor)
                 keys, values = cache.cache.read(layer, group.keys)
-            queries = _take(query, group.rows, group.size)
+            queries = _gather_rows(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
             mixed.append(mixing(self, group)(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
@@ -148,11 +157,11 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Across:
+class CrossAttentionContext:
     """What blocks share that look at other texts: a frame for each memory, and where each row stands in what they give
     laid end to end; None: in order."""
 
-    looks: list[tuple[Memory, Frame]]
+    memory_contexts: list[tuple[SourceMemory, AttentionContext]]
     order: Tensor | None
     view: MemoryView
 
@@ -168,12 +177,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     shared = heads // kv_heads
     folded = query.view(n, rows, kv_heads, shared, width).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
     if mask is not None and shared > 1:
-        mask = fold(mask, kv_heads, shared)
+        mask = fold_mask(mask, kv_heads, shared)
     mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)  # [N, KV, S * Q, D]
     return mixed.view(n, kv_heads, shared, rows, width).permute(0, 3, 1, 2, 4).reshape(n, rows, heads * width)
 
 
-def fold(mask: Tensor, kv_heads: int, shared: int) -> Tensor:
+def fold_mask(mask: Tensor, kv_heads: int, shared: int) -> Tensor:
     """[N, 1 or H, Q, K] as the rows of query heads that share a key head stand below each other: [N, KV, S * Q, K]."""
     if mask.size(1) > 1:
         return mask.reshape(len(mask), kv_heads, -1, mask.size(3))
@@ -186,7 +195,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config, self.layer = config, layer
-        self.mix: Mix = attend
+        self.mix: AttentionFunction = attend
         inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
         self.query = nn.Linear(config.width, inner, bias=config.qkv_bias)
         self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
@@ -196,47 +205,49 @@ class Attention(nn.Module):
         self.query_norm = nn.RMSNorm(config.head_width, config.norm_eps) if normed else nn.Identity()
         self.key_norm = nn.RMSNorm(config.head_width, config.norm_eps) if normed else nn.Identity()
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]."""
         width = self.config.head_width
-        through = frame.products()
+        through = frame.linear_function()
         query = self.query_norm(through(self.query, x).view(len(x), -1, width))
         key = self.key_norm(through(self.key, x).view(len(x), -1, width))
         value = through(self.value, x).view(len(x), -1, width)
-        turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
+        turns = frame.window_rotation if self.config.is_windowed(self.layer) else frame.rotation
         if turns is not None:
             query, key = rotate(query, turns), rotate(key, turns)
-        mixed = frame.attend(self.config, self.layer, (query, key, value), self.mixing)
+        mixed = frame.attend(self.config, self.layer, (query, key, value), self.attention_function)
         return through(self.output, mixed)
 
-    def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
+    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         """How values are mixed for a group in this forward."""
         return self.mix
 
 
-class Disentangled(Attention):
+class DisentangledAttention(Attention):
     """Besides what looks for what, scores say what looks for where, and where for what (He et al. 2021)."""
 
-    def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
+    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         assert frame.distances is not None
         vectors, kinds = frame.distances
         asking, asked = (made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key))
 
         def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
             of = kinds[: query.size(1), : key.size(2)].expand(query.size(0), query.size(2), -1, -1)
-            bias = found(query.transpose(1, 2), asked, of)  # [N, H, Q, K]: as large as all scores, so changed in place
-            bias.add_(found(key, asking, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
+            bias = distance_scores(
+                query.transpose(1, 2), asked, of
+            )  # [N, H, Q, K]: as large as all scores, so changed in place
+            bias.add_(distance_scores(key, asking, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
             return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scale)
 
         return mix
 
 
-def found(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
+def distance_scores(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
     """What [N, H, Q, D] tokens' features and [C, H, D] distances' have in common, of the kinds `of` [N, H, Q, K]."""
     return (tokens @ distances.permute(1, 2, 0)).gather(-1, of)
 
 
-class Relative(Attention):
+class RelativeAttention(Attention):
     """Keys and values differ with how far they are from the row (Shaw et al. 2018); see RelativeVectors."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -244,9 +255,9 @@ class Relative(Attention):
         self.relative = RelativeVectors(config.farthest, config.head_width)
         self.weigh: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)  # in the place of `mix`
 
-    def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
-        assert group.before is not None
-        of = self.relative.kind(group.before)[:, None]  # [N, 1, Q, K]
+    def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
+        assert group.distances is not None
+        of = self.relative.bucket(group.distances)[:, None]  # [N, 1, Q, K]
 
         def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
             """Weights of keys of one kind are added up, times that kind's vector: no value is changed for a row."""
@@ -263,24 +274,27 @@ class Relative(Attention):
         return mix
 
 
-KINDS: dict[str, type[Attention]] = {"distance": Disentangled, "relative": Relative}  # by what tells positions
+ATTENTION_CLASSES: dict[str, type[Attention]] = {
+    "distance": DisentangledAttention,
+    "relative": RelativeAttention,
+}  # by what tells positions
 
 
 def build_attention(config: ModelConfig, layer: int) -> Attention:
-    return KINDS.get(config.position, Attention)(config, layer)
+    return ATTENTION_CLASSES.get(config.position, Attention)(config, layer)
 
 
-def _members(batch: Ragged) -> list[list[int]]:
+def _group_batch(batch: RaggedBatch) -> list[list[int]]:
     """The sequences that attend together."""
     if batch.spans is not None:
         return []
-    if batch.cache is not None and batch.cache.cache.whole:
+    if batch.cache is not None and batch.cache.cache.is_contiguous:
         return [list(range(len(batch.lengths)))]
-    return grouping(batch.lengths, batch.seen)
+    return group_sequences(batch.lengths, batch.key_counts)
 
 
-def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.dtype) -> Group:
-    lengths, seen = [batch.lengths[n] for n in members], [batch.seen[n] for n in members]
+def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dtype: torch.dtype) -> AttentionGroup:
+    lengths, seen = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
     device = batch.tokens.device
     starts = [batch.starts[n] for n in members]
     rows = _padded_rows(starts, lengths, device)
@@ -289,20 +303,20 @@ def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.
     else:
         cache = batch.cache.cache
         blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(seen), cache.size, device)
-        keys, key_count = cache.pieces(blocks), blocks.size(1) * cache.size
+        keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
     firsts = [total - new for total, new in zip(seen, lengths, strict=True)]  # position of each member's first row
     plain = not config.causal and min(seen) == key_count
-    mask = None if plain else _mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
+    mask = None if plain else _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
     window_mask = mask
     if config.window and max(seen) > config.window:
-        window_mask = _mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
-    before = _before(firsts, (max(lengths), key_count)).to(device) if config.leans else None
-    hiding = additive(mask, dtype, device)
-    window_hiding = hiding if window_mask is mask else additive(window_mask, dtype, device)
-    return Group(len(members), rows, keys, hiding, window_hiding, before)
+        window_mask = _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
+    before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
+    hiding = additive_mask(mask, dtype, device)
+    window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)
+    return AttentionGroup(len(members), rows, keys, hiding, window_hiding, before)
 
 
-def _before(firsts: list[int], shape: tuple[int, int]) -> Tensor:
+def _key_distances(firsts: list[int], shape: tuple[int, int]) -> Tensor:
     """[N, Q, K] how many tokens a key is before a row; once where that is the same for all members."""
     rows, keys = shape
     distinct = firsts if len(set(firsts)) > 1 else firsts[:1]
@@ -328,7 +342,7 @@ def _padded_blocks(tables: Sequence[Sequence[int]], longest: int, size: int, dev
     return torch.tensor([[*table[:count], *[table[0]] * (count - len(table))] for table in tables], device=device)
 
 
-def _mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bool, window: int) -> Tensor:
+def _visibility_mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bool, window: int) -> Tensor:
     """[N, 1, Q, K] True where a row may look."""
     rows, keys = shape
     key = torch.arange(keys)  # [K]
@@ -343,7 +357,7 @@ def _mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bo
     return allowed[:, None]
 
 
-def additive(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def additive_mask(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """0 where True, -inf where False; a padded row that would see nothing sees everything, and is dropped later."""
     if mask is None or bool(mask.all()):
         return None
@@ -351,7 +365,7 @@ def additive(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> T
     return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf")).to(device)
 
 
-def _order(batch: Ragged, members: list[list[int]]) -> Tensor | None:
+def _output_order(batch: RaggedBatch, members: list[list[int]]) -> Tensor | None:
     """Where each packed row stands in the groups' outputs laid end to end."""
     lengths, order, base = batch.lengths, [0] * batch.starts[-1], 0
     for group in members:
@@ -364,7 +378,7 @@ def _order(batch: Ragged, members: list[list[int]]) -> Tensor | None:
     return torch.tensor(order, device=batch.tokens.device)
 
 
-def _take(x: Tensor, rows: Tensor | slice, size: int) -> Tensor:
+def _gather_rows(x: Tensor, rows: Tensor | slice, size: int) -> Tensor:
     """Packed [T, ...] rows as `size` sequences: [N, Q, ...]."""
     taken = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
     return taken.view(size, -1, *x.shape[1:])

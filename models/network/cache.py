@@ -23,7 +23,7 @@ class PagedCache:
     It starts as zeros and stays finite: what a mask hides is still multiplied, and 0 * NaN is NaN.
     """
 
-    whole = False  # whether the n-th block is all of the n-th sequence, and read where it lies
+    is_contiguous = False  # whether the n-th block is all of the n-th sequence, and read where it lies
 
     def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor, in_place: bool = False) -> None:
         """Numbers are kept as those of `like`, and where it is."""
@@ -35,7 +35,7 @@ class PagedCache:
         self.values = [_zeros(shape, like) for _ in range(config.depth)]
         self._gathered = [like.new_empty(0) for _ in range(2)]
 
-    def places(self, slots: Tensor) -> Tensor:
+    def storage_rows(self, slots: Tensor) -> Tensor:
         """[T * KV] rows of D numbers in which the heads of the tokens at `slots` [T] are stored."""
         heads = torch.arange(self.heads, device=slots.device)
         if self.in_place:
@@ -43,7 +43,7 @@ class PagedCache:
         block, offset = slots // self.size, slots % self.size
         return ((block[:, None] * self.heads + heads) * self.size + offset[:, None]).flatten()
 
-    def pieces(self, blocks: Tensor) -> Tensor:
+    def block_pieces(self, blocks: Tensor) -> Tensor:
         """[N, KV, B] pieces of `size` rows that hold [N, B] blocks, head by head."""
         return blocks[:, None] * self.heads + torch.arange(self.heads, device=blocks.device)[:, None]
 
@@ -63,7 +63,7 @@ class PagedCache:
         for storage in (*self.keys, *self.values):
             storage[list(blocks)] = 0
 
-    def finite(self, places: Tensor) -> Tensor:
+    def are_finite(self, places: Tensor) -> Tensor:
         """[T] whether what was written at `places` is finite: what was not in an earlier layer is not in the last."""
         rows = (self.keys[-1].view(-1, self.width)[places], self.values[-1].view(-1, self.width)[places])
         sums = rows[0].sum(dim=1) + rows[1].sum(dim=1)
@@ -88,32 +88,32 @@ class PagedCache:
         return out.view(*pieces.shape[:2], -1, self.width)
 
 
-class WholeCache(PagedCache):
+class ContiguousCache(PagedCache):
     """A block for each of `count` sequences, in order, which all attend together over their blocks where they lie.
 
     `writes` counts the steps that were written to it, for those who would write to it again.
     """
 
-    whole = True
+    is_contiguous = True
 
     def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor) -> None:
         super().__init__(config, count, size, like)
-        self.config, self.writes = config, 0
+        self.config, self.step_count = config, 0
 
     def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all sequences, [N, KV, size, D]."""
         assert len(pieces) == self.count
         return self.keys[layer], self.values[layer]
 
-    def picked(self, rows: Tensor) -> "WholeCache":
+    def select_rows(self, rows: Tensor) -> "ContiguousCache":
         """Of the sequences at [M] rows, in this order."""
         out = copy.copy(self)
-        out.count, out.writes = len(rows), 0
+        out.count, out.step_count = len(rows), 0
         out.keys, out.values = ([kept.index_select(0, rows) for kept in kind] for kind in (self.keys, self.values))
         return out
 
     @classmethod
-    def joined(cls, caches: Sequence["WholeCache"], size: int) -> "WholeCache":
+    def concatenate(cls, caches: Sequence["ContiguousCache"], size: int) -> "ContiguousCache":
         """Of all their sequences, one cache behind the other, with room for `size` tokens each, or more."""
         size = max(size, *(cache.size for cache in caches))
         out, first = cls(caches[0].config, sum(cache.count for cache in caches), size, caches[0].keys[0]), 0
@@ -125,7 +125,7 @@ class WholeCache(PagedCache):
 
 
 @dataclass(frozen=True)
-class Memory:
+class SourceMemory:
     """Keys and values of the states of M texts that were read, layer by layer: what those who write from them look at.
 
     The one idea: texts of like length stand in one rectangle, padded to its longest by repeating a first row, and
@@ -139,7 +139,7 @@ class Memory:
     @classmethod
     def of(
         cls, layers: Iterable[tuple[Tensor, Tensor]], spans: Sequence[tuple[int, int]], members: Sequence[Sequence[int]]
-    ) -> "Memory":
+    ) -> "SourceMemory":
         """Of packed rows, of which `spans` [M] are (first, count) of each text."""
         lengths = tuple(count for _, count in spans)
         rows = [
@@ -168,7 +168,7 @@ class Memory:
         return found
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return len(self.layers[0][0])
 
 
@@ -179,9 +179,9 @@ class MemoryView:
     `asked` gets what every layer looks for, one after the other: [T, H, D] queries.
     """
 
-    memories: Sequence[Memory]
+    memories: Sequence[SourceMemory]
     sources: Sequence[int]  # [N]
-    asked: list[Tensor] = field(default_factory=list)
+    queries: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class CacheView:
     """One step's window on the cache: where each new token goes, and which blocks each sequence reads."""
 
     cache: PagedCache
-    places: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.places
+    storage_rows: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.places
     tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; none where Ragged has spans
     lengths: Sequence[int] = ()  # [N] tokens to read, the new ones included; the same
 

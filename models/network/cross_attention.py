@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .attention import Across, Attention, Frame, Group, additive
-from .cache import Memory, MemoryView
-from .ragged import Ragged
+from .attention import Attention, AttentionContext, AttentionGroup, CrossAttentionContext, additive_mask
+from .cache import MemoryView, SourceMemory
+from .ragged import RaggedBatch
 
 
-def facing(batch: Ragged, view: MemoryView, dtype: torch.dtype) -> Across:
+def build_cross_context(batch: RaggedBatch, view: MemoryView, dtype: torch.dtype) -> CrossAttentionContext:
     """Every row sees all of the text that its sequence is written from."""
     asking: list[list[int]] = [[] for memory in view.memories for _ in memory.lengths]
     for n, source in enumerate(view.sources):
@@ -26,16 +26,16 @@ def facing(batch: Ragged, view: MemoryView, dtype: torch.dtype) -> Across:
         for members in memory.members:
             rows = [asking[texts + text] for text in members]
             if any(rows):
-                groups.append(_group(memory, members, rows, dtype))
+                groups.append(_build_memory_group(memory, members, rows, dtype))
                 longest = max(map(len, rows))
                 order += [row for some in rows for row in some + [-1] * (longest - len(some))]
         if groups:
-            looks.append((memory, Frame(alone, groups, None, None, None, None, 0)))
+            looks.append((memory, AttentionContext(alone, groups, None, None, None, None, 0)))
         texts += len(memory.lengths)
-    return Across(looks, _back(order, batch), view)
+    return CrossAttentionContext(looks, _row_order(order, batch), view)
 
 
-def _back(order: list[int], batch: Ragged) -> Tensor | None:
+def _row_order(order: list[int], batch: RaggedBatch) -> Tensor | None:
     """Where each row stands among places that hold the rows of `order`, -1 for nobody's."""
     if order == list(range(batch.starts[-1])):
         return None
@@ -43,7 +43,9 @@ def _back(order: list[int], batch: Ragged) -> Tensor | None:
     return torch.tensor([places[row] for row in range(batch.starts[-1])], device=batch.tokens.device)
 
 
-def _group(memory: Memory, members: Sequence[int], asking: list[list[int]], dtype: torch.dtype) -> Group:
+def _build_memory_group(
+    memory: SourceMemory, members: Sequence[int], asking: list[list[int]], dtype: torch.dtype
+) -> AttentionGroup:
     """The rows that look at the texts of one rectangle, padded by repeating a first row, or any where there is none."""
     longest, lengths = max(map(len, asking)), [memory.lengths[text] for text in members]
     first, device = memory.spans[members[0]][0], memory.layers[0][0].device
@@ -51,34 +53,34 @@ def _group(memory: Memory, members: Sequence[int], asking: list[list[int]], dtyp
     side_by_side = padded == list(range(padded[0], padded[0] + len(padded)))
     rows = slice(padded[0], padded[-1] + 1) if side_by_side else torch.tensor(padded, device=device)
     shown = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]  # [N, 1, 1, K]
-    mask = additive(shown, dtype, device)
-    return Group(len(members), rows, slice(first, first + len(members) * max(lengths)), mask, mask)
+    mask = additive_mask(shown, dtype, device)
+    return AttentionGroup(len(members), rows, slice(first, first + len(members) * max(lengths)), mask, mask)
 
 
 class CrossAttention(Attention):
     """Rows look at what was read of another text (Bahdanau et al. 2015, arXiv:1409.0473; in this form, Vaswani et al.
     2017)."""
 
-    def kept(self, states: Tensor) -> tuple[Tensor, Tensor]:
+    def project_source(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """What there is to be looked at of a text's [T, W] states: keys and values [T, KV, D]."""
         key, value = (made(states).view(len(states), -1, self.config.head_width) for made in (self.key, self.value))
         return self.key_norm(key), value
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]."""
-        across = frame.across
+        across = frame.cross
         assert across is not None
         query = self.query_norm(self.query(x).view(len(x), -1, self.config.head_width))
-        across.view.asked.append(query.detach())
+        across.view.queries.append(query.detach())
         mixed = [
-            look.attend(self.config, self.layer, (query, *memory.layers[self.layer]), self.mixing)
-            for memory, look in across.looks
+            look.attend(self.config, self.layer, (query, *memory.layers[self.layer]), self.attention_function)
+            for memory, look in across.memory_contexts
         ]
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         out: Tensor = self.output(packed if across.order is None else packed.index_select(0, across.order))
         return out
 
-    def weights(self, asked: Tensor, keys: Tensor) -> Tensor:
+    def mean_weights(self, asked: Tensor, keys: Tensor) -> Tensor:
         """[K] how much [H, D] queries look at each of [K, KV, D] keys, the mean of all heads."""
         folded = asked.view(keys.size(1), -1, asked.size(1))  # [KV, S, D]
         scores = folded @ keys.permute(1, 2, 0) * (self.config.score_scale or asked.size(1) ** -0.5)

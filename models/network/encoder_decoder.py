@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Frame, grouping
-from .cache import CacheView, Memory, MemoryView, WholeCache
-from .cross_attention import CrossAttention, facing
+from .attention import AttentionContext, group_sequences
+from .cache import CacheView, ContiguousCache, MemoryView, SourceMemory
+from .cross_attention import CrossAttention, build_cross_context
 from .model_config import EncoderDecoderConfig, ModelConfig
-from .ragged import Ragged
+from .ragged import RaggedBatch
 from .transformer import PreBlock, Transformer, build_norm
 
-ROOM = 16  # tokens that a cache of what is written begins with; it grows by a quarter, and so many at least
+INITIAL_CAPACITY = 16  # tokens that a cache of what is written begins with; it grows by a quarter, and so many at least
 
 
 class PreDecoderBlock(PreBlock):
@@ -32,52 +32,52 @@ class PreDecoderBlock(PreBlock):
         super().__init__(config, layer)
         self.cross, self.cross_norm = CrossAttention(config, layer), build_norm(config)
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
         x = x + self.attention(self.attention_norm(x), frame)
-        x = frame.narrow(x + self.cross(self.cross_norm(x), frame), self.layer)
+        x = frame.select_output_rows(x + self.cross(self.cross_norm(x), frame), self.layer)
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
 class PostDecoderBlock(PreDecoderBlock):
     """The same with a norm after each residual sum, as it was first."""
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
         x = self.attention_norm(x + self.attention(x, frame))
-        x = self.cross_norm(frame.narrow(x + self.cross(x, frame), self.layer))
+        x = self.cross_norm(frame.select_output_rows(x + self.cross(x, frame), self.layer))
         return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
 
 
-class Decoder(Transformer):
+class TransformerDecoder(Transformer):
     """The body that writes: of batches with a memory."""
 
-    kinds: ClassVar[Mapping[str, type[PreBlock]]] = {"pre": PreDecoderBlock, "post": PostDecoderBlock}
+    block_classes: ClassVar[Mapping[str, type[PreBlock]]] = {"pre": PreDecoderBlock, "post": PostDecoderBlock}
 
     @property
-    def looking(self) -> list[CrossAttention]:
+    def cross_attentions(self) -> list[CrossAttention]:
         """The part of each block that looks at the source."""
         return [cast(PreDecoderBlock, block).cross for block in self.blocks]
 
-    def open(self, batch: Ragged) -> tuple[Tensor, Frame]:
+    def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
         assert batch.memory is not None
-        x, frame = super().open(batch)
-        return x, replace(frame, across=facing(batch, batch.memory, x.dtype))
+        x, frame = super().embed(batch)
+        return x, replace(frame, cross=build_cross_context(batch, batch.memory, x.dtype))
 
 
 @dataclass(frozen=True)
-class State:
+class TransformerState:
     """What is known of N texts under way.  It stays good when one that follows from it is made.
 
     `written` tokens of each are in the `cache`, which had `writes` steps written to it by then.
     """
 
-    cache: WholeCache
-    writes: int
+    cache: ContiguousCache
+    step_count: int
     written: tuple[int, ...]  # [N]
-    memories: tuple[Memory, ...]
+    memories: tuple[SourceMemory, ...]
     sources: tuple[int, ...]  # [N] which text each is written from, numbered one memory behind the other
-    asked: tuple[Tensor, ...]  # of each layer [N, H, D], what its last rows looked for
+    queries: tuple[Tensor, ...]  # of each layer [N, H, D], what its last rows looked for
 
 
 class EncoderDecoder(nn.Module):
@@ -87,7 +87,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         assert encoder.config == config.encoder
         self.config = config
-        self.encoder, self.decoder = encoder, Decoder(config.decoder)
+        self.encoder, self.decoder = encoder, TransformerDecoder(config.decoder)
         self.decoder.tokens = encoder.tokens
         self.output = nn.Linear(config.decoder.width, config.decoder.vocab_size, bias=False)
         if config.tied:
@@ -95,91 +95,93 @@ class EncoderDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.decoder.vocab_size)) if config.output_bias else None
 
     @property
-    def start(self) -> int:
+    def start_token(self) -> int:
         return self.config.start
 
-    def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def forward(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, V] logits behind each row of N targets, of which the n-th is written from the n-th source."""
-        return F.linear(self.readout(sources, targets), *self.last)
+        return F.linear(self.readout(sources, targets), *self.output_layer)
 
-    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, W]: what `last` makes those logits of."""
-        memory = self.read(sources, targets.lengths)
+        memory = self.encode(sources, targets.lengths)
         view = MemoryView([memory], range(len(memory.lengths)))
-        return self.scaled(self.decoder(replace(targets, memory=view)))
+        return self.scale_states(self.decoder(replace(targets, memory=view)))
 
     @property
-    def last(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """A matrix [V, W], and a bias [V] or none."""
         return self.output.weight, self.bias
 
-    def read(self, sources: Ragged, asking: Sequence[int]) -> Memory:
+    def encode(self, sources: RaggedBatch, asking: Sequence[int]) -> SourceMemory:
         """The memory of sources, at each of which so many rows will look at once."""
         assert min(sources.lengths) > 0
-        return self.remember(self.encoder(sources), sources, asking)
+        return self.build_memory(self.encoder(sources), sources, asking)
 
-    def remember(self, states: Tensor, sources: Ragged, asking: Sequence[int]) -> Memory:
+    def build_memory(self, states: Tensor, sources: RaggedBatch, asking: Sequence[int]) -> SourceMemory:
         """The same, when the encoder has made [T, W] states of them."""
-        kept = [part.kept(states) for part in self.decoder.looking]
+        kept = [part.project_source(states) for part in self.decoder.cross_attentions]
         spans = list(zip(sources.starts, sources.lengths, strict=False))
-        return Memory.of(kept, spans, grouping(asking, sources.lengths))
+        return SourceMemory.of(kept, spans, group_sequences(asking, sources.lengths))
 
-    def logits(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """[T, W] to [T, V]."""
-        return F.linear(self.scaled(states), *self.last)
+        return F.linear(self.scale_states(states), *self.output_layer)
 
-    def scaled(self, states: Tensor) -> Tensor:
+    def scale_states(self, states: Tensor) -> Tensor:
         return states if self.config.output_scale == 1.0 else states * self.config.output_scale
 
     @torch.no_grad()
-    def begin(self, sources: Ragged) -> State:
+    def initial_state(self, sources: RaggedBatch) -> TransformerState:
         """What is known of N texts when their sources have been read and nothing is written."""
         count, config = len(sources.lengths), self.config.decoder
-        memory = self.read(sources, [1] * count)
+        memory = self.encode(sources, [1] * count)
         nothing = memory.layers[0][0].new_zeros(count, config.heads, config.head_width)
-        cache = WholeCache(config, count, ROOM, nothing)
-        return State(cache, 0, (0,) * count, (memory,), tuple(range(count)), (nothing,) * config.depth)
+        cache = ContiguousCache(config, count, INITIAL_CAPACITY, nothing)
+        return TransformerState(cache, 0, (0,) * count, (memory,), tuple(range(count)), (nothing,) * config.depth)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """[N, V] logits behind the [N] tokens that were written last, and what is known then."""
         assert max(state.written) < self.config.decoder.max_positions
-        cache, count = roomy(state), len(state.written)
+        cache, count = ensure_capacity(state), len(state.written)
         positions = torch.tensor(state.written, device=tokens.device)
         slots = torch.arange(count, device=tokens.device) * cache.size + positions
         tables, seen = [[n] for n in range(count)], [written + 1 for written in state.written]
         view = MemoryView(state.memories, state.sources)
-        own = CacheView(cache, cache.places(slots), tables, seen)
-        batch = Ragged(tokens, positions, tuple(range(count + 1)), cache=own, memory=view)
-        logits = self.logits(self.decoder(batch))
-        cache.writes += 1
-        return logits, State(cache, cache.writes, tuple(seen), state.memories, state.sources, tuple(view.asked))
+        own = CacheView(cache, cache.storage_rows(slots), tables, seen)
+        batch = RaggedBatch(tokens, positions, tuple(range(count + 1)), cache=own, memory=view)
+        logits = self.compute_logits(self.decoder(batch))
+        cache.step_count += 1
+        return logits, TransformerState(
+            cache, cache.step_count, tuple(seen), state.memories, state.sources, tuple(view.queries)
+        )
 
     @torch.no_grad()
-    def pick(self, state: State, rows: Tensor) -> State:
+    def select_rows(self, state: TransformerState, rows: Tensor) -> TransformerState:
         """Of the sequences at [M] rows.  Texts that nobody writes from any more are let go of once they are half."""
         wanted = rows.tolist()
         if wanted == list(range(len(state.written))):
             return state
-        memories, sources = thinned(state.memories, [state.sources[row] for row in wanted])
+        memories, sources = drop_unused_sources(state.memories, [state.sources[row] for row in wanted])
         written = tuple(state.written[row] for row in wanted)
-        asked = tuple(queries.index_select(0, rows) for queries in state.asked)
-        return State(state.cache.picked(rows), 0, written, memories, sources, asked)
+        asked = tuple(queries.index_select(0, rows) for queries in state.queries)
+        return TransformerState(state.cache.select_rows(rows), 0, written, memories, sources, asked)
 
     @torch.no_grad()
-    def join(self, states: Sequence[State]) -> State:
+    def join_states(self, states: Sequence[TransformerState]) -> TransformerState:
         """Of all of their sequences, one state behind the other."""
         if len(states) == 1:
             return states[0]
         firsts = accumulate((sum(len(each.lengths) for each in state.memories) for state in states), initial=0)
         sources = tuple(first + text for first, state in zip(firsts, states, strict=False) for text in state.sources)
-        memories = stacked([memory for state in states for memory in state.memories])
-        cache = WholeCache.joined([state.cache for state in states], 0)
-        asked = tuple(torch.cat(layer) for layer in zip(*(state.asked for state in states), strict=True))
-        return State(cache, 0, tuple(n for state in states for n in state.written), memories, sources, asked)
+        memories = merge_memories([memory for state in states for memory in state.memories])
+        cache = ContiguousCache.concatenate([state.cache for state in states], 0)
+        asked = tuple(torch.cat(layer) for layer in zip(*(state.queries for state in states), strict=True))
+        return TransformerState(cache, 0, tuple(n for state in states for n in state.written), memories, sources, asked)
 
     @torch.no_grad()
-    def looked(self, state: State) -> list[Tensor]:
+    def attention_weights(self, state: TransformerState) -> list[Tensor]:
         """For each of N texts how much its last row looked at its source's tokens [K], the mean of heads and layers; at
         all alike where nothing is written."""
         texts = [(memory, text) for memory in state.memories for text in range(len(memory.lengths))]
@@ -187,24 +189,28 @@ class EncoderDecoder(nn.Module):
         for n, source in enumerate(state.sources):
             memory, text = texts[source]
             first, count = memory.spans[text]
-            layers = zip(self.decoder.looking, state.asked, memory.layers, strict=True)
-            weights = [part.weights(asked[n], keys[first : first + count]) for part, asked, (keys, _) in layers]
+            layers = zip(self.decoder.cross_attentions, state.queries, memory.layers, strict=True)
+            weights = [part.mean_weights(asked[n], keys[first : first + count]) for part, asked, (keys, _) in layers]
             found.append(torch.stack(weights).mean(dim=0))
         return found
 
 
-def roomy(state: State) -> WholeCache:
+def ensure_capacity(state: TransformerState) -> ContiguousCache:
     """The state's cache, if it has room for a token more and nobody has written to it since; else a copy that has."""
     cache, longest = state.cache, max(state.written) + 1
-    if longest <= cache.size and cache.writes == state.writes:
+    if longest <= cache.size and cache.step_count == state.step_count:
         return cache
-    return WholeCache.joined([cache], longest + max(ROOM, longest // 4) if longest > cache.size else 0)
+    return ContiguousCache.concatenate(
+        [cache], longest + max(INITIAL_CAPACITY, longest // 4) if longest > cache.size else 0
+    )
 
 
-def thinned(memories: Sequence[Memory], sources: Sequence[int]) -> tuple[tuple[Memory, ...], tuple[int, ...]]:
+def drop_unused_sources(
+    memories: Sequence[SourceMemory], sources: Sequence[int]
+) -> tuple[tuple[SourceMemory, ...], tuple[int, ...]]:
     """What is left of memories where only those texts are written from, and which each is there: a memory is laid out
     anew once half of it is not looked at."""
-    kept, numbers, used, first = list[Memory](), dict[int, int](), set(sources), 0
+    kept, numbers, used, first = list[SourceMemory](), dict[int, int](), set(sources), 0
     for memory in memories:
         texts = [text for text in range(len(memory.lengths)) if first + text in used]
         if 2 * sum(memory.lengths[text] for text in texts) > sum(memory.lengths):
@@ -212,30 +218,30 @@ def thinned(memories: Sequence[Memory], sources: Sequence[int]) -> tuple[tuple[M
         before = sum(len(each.lengths) for each in kept)
         numbers |= {first + text: before + place for place, text in enumerate(texts)}
         if texts:
-            kept.append(memory if len(texts) == len(memory.lengths) else relaid([memory], texts))
+            kept.append(memory if len(texts) == len(memory.lengths) else rebuild_memory([memory], texts))
         first += len(memory.lengths)
     return tuple(kept), tuple(numbers[source] for source in sources)
 
 
-def stacked(memories: Sequence[Memory]) -> tuple[Memory, ...]:
+def merge_memories(memories: Sequence[SourceMemory]) -> tuple[SourceMemory, ...]:
     """The same texts in few memories, each more than twice as large as the next: so what was read is copied a few
     times, and not whenever somebody joins."""
-    kept: list[Memory] = []
+    kept: list[SourceMemory] = []
     for memory in memories:
         kept.append(memory)
-        while len(kept) > 1 and kept[-2].rows <= 2 * kept[-1].rows:
+        while len(kept) > 1 and kept[-2].row_count <= 2 * kept[-1].row_count:
             last = [kept.pop(-2), kept.pop()]
-            kept.append(relaid(last, range(sum(len(each.lengths) for each in last))))
+            kept.append(rebuild_memory(last, range(sum(len(each.lengths) for each in last))))
     return tuple(kept)
 
 
-def relaid(memories: Sequence[Memory], texts: Sequence[int]) -> Memory:
+def rebuild_memory(memories: Sequence[SourceMemory], texts: Sequence[int]) -> SourceMemory:
     """A memory of some of the texts of all of those, numbered one memory behind the other."""
-    bases = accumulate((memory.rows for memory in memories), initial=0)
+    bases = accumulate((memory.row_count for memory in memories), initial=0)
     spans = [(base + first, n) for base, memory in zip(bases, memories, strict=False) for first, n in memory.spans]
     layers = [
         (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
         for layer in zip(*(memory.layers for memory in memories), strict=True)
     ]
     chosen = [spans[text] for text in texts]
-    return Memory.of(layers, chosen, grouping([1] * len(chosen), [count for _, count in chosen]))
+    return SourceMemory.of(layers, chosen, group_sequences([1] * len(chosen), [count for _, count in chosen]))

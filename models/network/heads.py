@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .model_config import ModelConfig
-from .transformer import ACTIVATIONS as INNER
+from .transformer import MLP_ACTIVATIONS as INNER
 
-Closing = Literal["softmax", "sigmoid", "none"]
+ScoreActivation = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["mean", "weighted", "cls", "max", "last"]
 
-CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
+SCORE_ACTIVATIONS: dict[ScoreActivation, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
     "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
     "none": lambda raw: raw,
 }
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torch.tanh, "none": lambda raw: raw}
+HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torch.tanh, "none": lambda raw: raw}
 
 
 class LanguageHead(nn.Module):
@@ -45,12 +45,12 @@ class LanguageHead(nn.Module):
 class TokenHead(nn.Module):
     """Every token's state to a score per label: its class, or how well an answer starts and ends there."""
 
-    def __init__(self, config: ModelConfig, labels: int, closing: Closing) -> None:
+    def __init__(self, config: ModelConfig, labels: int, closing: ScoreActivation) -> None:
         super().__init__()
         self.out = nn.Linear(config.width, labels)
-        self.closing = closing
+        self.score_activation = closing
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """All rows."""
         return list(range(starts[-1])), starts
 
@@ -59,9 +59,9 @@ class TokenHead(nn.Module):
         raw: Tensor = self.out(states.to(self.out.weight.dtype))
         return raw.float()
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         """[T, labels] scores to probabilities."""
-        return CLOSINGS[self.closing](raw)
+        return SCORE_ACTIVATIONS[self.score_activation](raw)
 
 
 class MaskHead(nn.Module):
@@ -73,27 +73,27 @@ class MaskHead(nn.Module):
     def __init__(self, config: ModelConfig, activation: str, tied: nn.Embedding | None = None) -> None:
         super().__init__()
         self.dense = nn.Linear(config.width, config.width)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = HEAD_ACTIVATIONS[activation]
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.output = nn.Linear(config.width, config.vocab_size)
         if tied is not None:
             self.output.weight = tied.weight
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """All rows."""
         return list(range(starts[-1])), starts
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
         """[M, W] to [M, V] logits."""
-        raw: Tensor = self.output(self.inner(states))
+        raw: Tensor = self.output(self.hidden_states(states))
         return raw.float()
 
-    def inner(self, states: Tensor) -> Tensor:
+    def hidden_states(self, states: Tensor) -> Tensor:
         """[M, W] to what `output` makes logits of, [M, W]."""
         inner: Tensor = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
         return inner
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         """[M, V] logits to probabilities."""
         return raw.softmax(dim=-1)
 
@@ -109,7 +109,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.pooling, self.normalise = pooling, normalise
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """The rows that are read, and where each sequence starts among them."""
         if self.pooling == "cls":
             return starts[:-1], list(range(len(starts)))
@@ -130,13 +130,13 @@ class Pooler(nn.Module):
         # A row's sum must not depend on the rows beside it: each sequence is reduced on its own.
         return torch.segment_reduce(states, how, lengths=lengths, axis=0, unsafe=True)
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         """[N, W] to unit length, where the checkpoint asks for it."""
         return F.normalize(raw, dim=-1) if self.normalise else raw
 
 
 @dataclass(frozen=True)
-class Scoring:
+class LabelScoring:
     """How label scores are read off a text's states: off which of them, and through what.
 
     `activation` follows a dense layer, and a norm follows it; "none": there is no such layer.  `bias` is that of the
@@ -153,31 +153,31 @@ class Scoring:
 class SequenceHead(nn.Module):
     """A text's pooled state, through one dense layer (Devlin et al. 2019) or as it is, to a score per label."""
 
-    def __init__(self, config: ModelConfig, labels: int, scoring: Scoring, closing: Closing) -> None:
+    def __init__(self, config: ModelConfig, labels: int, scoring: LabelScoring, closing: ScoreActivation) -> None:
         super().__init__()
         self.pooler = Pooler(scoring.pooling, normalise=False)
         width, dense = config.width, scoring.activation != "none"
         self.dense = nn.Linear(width, width, scoring.dense_bias) if dense else nn.Identity()
         self.norm = nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias) if scoring.norm else nn.Identity()
         self.out = nn.Linear(config.width, labels, bias=scoring.bias)
-        self.activation = ACTIVATIONS[scoring.activation]
-        self.closing = closing
+        self.activation = HEAD_ACTIVATIONS[scoring.activation]
+        self.score_activation = closing
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """The rows that are read, and where each sequence starts among them."""
-        return self.pooler.wanted(starts)
+        return self.pooler.needed_rows(starts)
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
-        raw: Tensor = self.out(self.inner(states, starts))
+        raw: Tensor = self.out(self.hidden_states(states, starts))
         return raw.float()
 
-    def inner(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+    def hidden_states(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """The same to what `out` makes scores of, [N, W]."""
         pooled = self.pooler(states, starts).to(self.out.weight.dtype)
         inner: Tensor = self.norm(self.activation(self.dense(pooled)))
         return inner
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         """[N, labels] scores to probabilities."""
-        return CLOSINGS[self.closing](raw)
+        return SCORE_ACTIVATIONS[self.score_activation](raw)

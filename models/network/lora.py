@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from .model_config import ModelConfig
 
 ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.output")
-TILE = 32  # rows, at most
-Through = Callable[[nn.Linear, Tensor], Tensor]
+TILE_ROWS = 32  # rows, at most
+LinearFunction = Callable[[nn.Linear, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LowRank:
 Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 
 
-def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the products of a network that something can be added to, by their names."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
@@ -48,9 +48,9 @@ def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
     return {f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in shapes.items()}
 
 
-def names_of(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:
+def name_linears(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:
     """Those products of a network, by the module that computes each; layers that share weights share a name."""
-    known, names = products(config), dict[nn.Module, str]()
+    known, names = adaptable_shapes(config), dict[nn.Module, str]()
     for name, module in network.named_modules():
         _, _, inner = name.partition(".")
         layer, _, leaf = inner.partition(".")
@@ -60,28 +60,28 @@ def names_of(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:
     return names
 
 
-def plain(linear: nn.Linear, x: Tensor) -> Tensor:
+def apply_linear(linear: nn.Linear, x: Tensor) -> Tensor:
     """The product alone."""
     out: Tensor = linear(x)
     return out
 
 
 @dataclass(frozen=True)
-class Tiles:
+class AdapterTiles:
     """Packed rows cut to P tiles of L rows, one adapter each."""
 
     rows: Tensor  # [P, L]; what is missing of a tile repeats its first row
-    own: Tensor  # [K] which of the P * L are no repetition
+    real_rows: Tensor  # [K] which of the P * L are no repetition
     adapters: tuple[int, ...]  # [P]
 
     @classmethod
-    def of(cls, adapters: Sequence[int], device: torch.device) -> "Tiles":
+    def of(cls, adapters: Sequence[int], device: torch.device) -> "AdapterTiles":
         """Of rows with these adapters, 0 where there is none."""
         runs, start = list[tuple[int, int, int]](), 0
         for adapter, run in groupby(adapters):
             end = start + sum(1 for _ in run)
             if adapter:
-                runs += [(adapter, first, min(first + TILE, end)) for first in range(start, end, TILE)]
+                runs += [(adapter, first, min(first + TILE_ROWS, end)) for first in range(start, end, TILE_ROWS)]
             start = end
         longest = max((end - first for _, first, end in runs), default=0)
         rows = [[*range(first, end), *[first] * (longest - end + first)] for _, first, end in runs]
@@ -91,41 +91,41 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Additions:
+class AdapterUpdates:
     """What a step's adapters add to the products of a network: of all rows, and of those that are wanted at its end."""
 
     names: Mapping[nn.Module, str]
     loras: Mapping[int, Lora]
-    rows: Tiles
-    wanted: Tiles
+    rows: AdapterTiles
+    output_rows: AdapterTiles
 
-    def last(self) -> "Additions":
+    def for_output_rows(self) -> "AdapterUpdates":
         """The same for the wanted rows alone."""
-        return replace(self, rows=self.wanted)
+        return replace(self, rows=self.output_rows)
 
-    def through(self, linear: nn.Linear, x: Tensor) -> Tensor:
+    def apply(self, linear: nn.Linear, x: Tensor) -> Tensor:
         """The product of [T, in] rows, and what each row's adapter adds to it: [T, out]."""
-        out = plain(linear, x)
+        out = apply_linear(linear, x)
         name = self.names[linear]
         found = [self.loras[adapter].get(name) for adapter in self.rows.adapters]
         rank = max((low.a.size(0) for low in found if low is not None), default=0)
         if not rank:
             return out
-        a = torch.stack([filled(None if low is None else low.a, rank, x) for low in found])  # [P, R, in]
-        b = torch.stack([filled(None if low is None else low.b.t(), rank, out) for low in found])  # [P, R, out]
+        a = torch.stack([pad_to_rank(None if low is None else low.a, rank, x) for low in found])  # [P, R, in]
+        b = torch.stack([pad_to_rank(None if low is None else low.b.t(), rank, out) for low in found])  # [P, R, out]
         more = x[self.rows.rows] @ a.mT @ b  # [P, L, out]
-        own = self.rows.own
+        own = self.rows.real_rows
         return out.index_add_(0, self.rows.rows.flatten()[own], more.flatten(0, 1)[own])
 
 
-def filled(matrix: Tensor | None, rank: int, rows: Tensor) -> Tensor:
+def pad_to_rank(matrix: Tensor | None, rank: int, rows: Tensor) -> Tensor:
     """[rank, features of `rows`] zeros below the matrix."""
     if matrix is None:
         return rows.new_zeros(1, 1).expand(rank, rows.size(-1))
     return F.pad(matrix, (0, 0, 0, rank - matrix.size(0))) if matrix.size(0) < rank else matrix
 
 
-def of_rows(adapters: Sequence[int], starts: Sequence[int]) -> list[int]:
+def expand_adapters(adapters: Sequence[int], starts: Sequence[int]) -> list[int]:
     """[T] the adapter of each row, from those of N sequences."""
     return [
         adapter for adapter, (start, end) in zip(adapters, pairwise(starts), strict=True) for _ in range(end - start)

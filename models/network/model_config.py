@@ -60,10 +60,10 @@ class ModelConfig:
     mlp_bias: bool = True
     segments: int = 0
     shared: bool = False  # all layers have the same weights
-    faces: bool = False  # its layers look at what another body has read, too
+    has_cross_attention: bool = False  # its layers look at what another body has read, too
 
     @property
-    def leans(self) -> bool:
+    def has_distance_scores(self) -> bool:
         """Whether scores depend on how far tokens are apart, besides what is in queries and keys."""
         return bool(self.distances) or self.position in ("relative", "alibi")
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .model_config import ModelConfig, RopeScaling
 
 
-class Learned(nn.Module):
+class LearnedPositions(nn.Module):
     """A vector per position, added to the embeddings (Gehring et al. 2017, arXiv:1705.03122).
 
     `offset` rows at the head of the table belong to no position (RoBERTa counts from its padding id).
@@ -25,7 +25,7 @@ class Learned(nn.Module):
         return placed
 
 
-class Sinusoidal(nn.Module):
+class SinusoidalPositions(nn.Module):
     """A vector per position that nobody learns: sines and cosines of W / 2 frequencies, from once every 2 pi tokens
     down to a ten-thousandth of that (Vaswani et al. 2017, arXiv:1706.03762).
 
@@ -36,14 +36,14 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, count: int, width: int, halves: bool) -> None:
         super().__init__()
-        self.register_buffer("table", waves(count, width, halves), persistent=False)
+        self.register_buffer("table", sinusoids(count, width, halves), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """[T, W] embeddings of tokens at [T] positions."""
         return x + self.table[positions].to(x.dtype)
 
 
-def waves(count: int, width: int, halves: bool) -> Tensor:
+def sinusoids(count: int, width: int, halves: bool) -> Tensor:
     """[count, W] in float32, computed in float64: an angle may be large."""
     exponents = torch.arange(0, width, 2, device="cpu", dtype=torch.float64) / width
     angles = torch.arange(count, device="cpu", dtype=torch.float64)[:, None] / 10_000.0**exponents  # [count, W / 2]
@@ -65,10 +65,10 @@ class DistanceBias(nn.Module):
 
     def forward(self, before: Tensor) -> Tensor:
         """[N, H, Q, K] for keys that are [N, Q, K] tokens before rows."""
-        bias: Tensor = self.table(self.kind(before))  # [N, Q, K, H]
+        bias: Tensor = self.table(self.bucket(before))  # [N, Q, K, H]
         return bias.permute(0, 3, 1, 2)
 
-    def kind(self, before: Tensor) -> Tensor:
+    def bucket(self, before: Tensor) -> Tensor:
         """Of distances, positive to keys before the row."""
         one_side = self.table.num_embeddings // (1 if self.causal else 2)
         near, away = one_side // 2, before.clamp(min=0) if self.causal else before.abs()
@@ -117,7 +117,7 @@ class RelativeVectors(nn.Module):
         self.keys, self.values = (nn.Embedding(2 * farthest + 1, width) for _ in range(2))
         self.farthest = farthest
 
-    def kind(self, before: Tensor) -> Tensor:
+    def bucket(self, before: Tensor) -> Tensor:
         """Of distances, positive to keys before the row: which vector they have."""
         return (self.farthest - before).clamp(0, 2 * self.farthest)
 
@@ -137,10 +137,10 @@ class DistanceVectors(nn.Module):
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
         """[kinds, W] vectors, and [K, K] of which kind a key's distance from a row is, row by row."""
-        kinds = self.kind(differences(length, self.table.weight.device))
+        kinds = self.bucket(token_distances(length, self.table.weight.device))
         return self.norm(self.table.weight), kinds
 
-    def kind(self, before: Tensor) -> Tensor:
+    def bucket(self, before: Tensor) -> Tensor:
         """Of distances, positive to keys before the row."""
         span = self.table.num_embeddings // 2
         near, away = span // 2, before.abs()
@@ -149,13 +149,13 @@ class DistanceVectors(nn.Module):
         return (torch.where(away <= near, before, spread * before.sign()) + span).clamp(0, 2 * span - 1)
 
 
-def differences(length: int, device: torch.device) -> Tensor:
+def token_distances(length: int, device: torch.device) -> Tensor:
     """[K, K] from every row of a text to every key: how many tokens before it."""
     place = torch.arange(length, device=device)
     return place[:, None] - place
 
 
-class Nowhere(nn.Module):
+class NoPositions(nn.Module):
     """Adds nothing: the position is told elsewhere."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002
@@ -179,9 +179,9 @@ class Rotary(nn.Module):
         """[D / 2] angles a step, in float32."""
         exponents = torch.arange(0, self.head_width, 2, device="cpu").float() / self.head_width
         frequency = 1.0 / (self.base**exponents)
-        return frequency if self.scaling is None else stretch(frequency, self.scaling)
+        return frequency if self.scaling is None else scale_frequencies(frequency, self.scaling)
 
-    def turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine for [T] positions as [T, 1, D / 2]: made once a forward, used in every layer."""
         angle = (positions.float().unsqueeze(-1) * self.frequency).unsqueeze(-2)
         return angle.cos().to(dtype), angle.sin().to(dtype)
@@ -194,7 +194,7 @@ def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+def scale_frequencies(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     """[D / 2] frequencies for a longer context; see RopeScaling."""
     if scaling.kind == "linear":
         return frequency / scaling.factor
@@ -212,10 +212,10 @@ def build_embedding(config: ModelConfig) -> nn.Module:
     """What the configuration adds to token embeddings."""
     width = config.embedding_width or config.width
     if config.position == "learned":
-        return Learned(config.max_positions, width, config.position_offset)
+        return LearnedPositions(config.max_positions, width, config.position_offset)
     if config.position in ("sinusoidal", "sines-cosines"):
-        return Sinusoidal(config.max_positions, width, halves=config.position == "sines-cosines")
-    return Nowhere()
+        return SinusoidalPositions(config.max_positions, width, halves=config.position == "sines-cosines")
+    return NoPositions()
 
 
 def build_distances(config: ModelConfig) -> nn.Module:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .cache import CacheView, MemoryView
-from .lora import Additions
-from .varlen import Spans
+from .lora import AdapterUpdates
+from .varlen import SequenceSpans
 
 
 @dataclass(frozen=True)
-class Ragged:
+class RaggedBatch:
     """T tokens of N sequences: sequence n owns rows [starts[n], starts[n + 1]).
 
     `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
@@ -31,9 +31,9 @@ class Ragged:
     starts: tuple[int, ...]  # [N + 1]
     segments: Tensor | None = None  # [T]
     cache: CacheView | None = None
-    wanted: Tensor | None = None  # [M]
-    spans: Spans | None = None
-    additions: Additions | None = None  # of adapters, to the network's products
+    output_rows: Tensor | None = None  # [M]
+    spans: SequenceSpans | None = None
+    additions: AdapterUpdates | None = None  # of adapters, to the network's products
     memory: MemoryView | None = None
     embedded: Tensor | None = None  # [T, E]
 
@@ -43,7 +43,7 @@ class Ragged:
         sequences: Sequence[Sequence[int]],
         segments: Sequence[Sequence[int]] | None = None,
         device: torch.device | str = "cpu",
-    ) -> "Ragged":
+    ) -> "RaggedBatch":
         """Whole sequences, from their first token, without a cache."""
         return cls(
             tokens=torch.tensor([token for sequence in sequences for token in sequence], device=device),
@@ -58,6 +58,6 @@ class Ragged:
         return [end - start for start, end in pairwise(self.starts)]
 
     @property
-    def seen(self) -> list[int]:
+    def key_counts(self) -> list[int]:
         """Keys in sight of each sequence's last row: its rows, and what the cache holds of it."""
         return self.lengths if self.cache is None else list(self.cache.lengths)

@@ -10,13 +10,13 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Frame, build_attention
-from .lora import Through, plain
+from .attention import AttentionContext, build_attention
+from .lora import LinearFunction, apply_linear
 from .model_config import ModelConfig
 from .positions import Rotary, build_distances, build_embedding, build_rotary
-from .ragged import Ragged
+from .ragged import RaggedBatch
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+MLP_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
@@ -38,9 +38,9 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
         self.gate = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias) if config.gated_mlp else None
         self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = MLP_ACTIVATIONS[config.activation]
 
-    def forward(self, x: Tensor, through: Through = plain) -> Tensor:
+    def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:
         """[T, W] to [T, W]; `through` is how rows go through a linear layer."""
         up = through(self.up, x)
         inner = self.activation(up) if self.gate is None else self.activation(through(self.gate, x)) * up
@@ -57,19 +57,19 @@ class PreBlock(nn.Module):
         self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
         self.mlp, self.mlp_norm = MLP(config), build_norm(config)
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
-        x = frame.narrow(x + self.attention(self.attention_norm(x), frame), self.layer)
-        return x + self.mlp(self.mlp_norm(x), frame.products(self.layer))  # type: ignore[no-any-return]
+        x = frame.select_output_rows(x + self.attention(self.attention_norm(x), frame), self.layer)
+        return x + self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))  # type: ignore[no-any-return]
 
 
 class PostBlock(PreBlock):
     """Norm after each residual sum, as in the first Transformer (Vaswani et al. 2017) and BERT."""
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
-        x = self.attention_norm(frame.narrow(x + self.attention(x, frame), self.layer))
-        return self.mlp_norm(x + self.mlp(x, frame.products(self.layer)))  # type: ignore[no-any-return]
+        x = self.attention_norm(frame.select_output_rows(x + self.attention(x, frame), self.layer))
+        return self.mlp_norm(x + self.mlp(x, frame.linear_function(self.layer)))  # type: ignore[no-any-return]
 
 
 class SandwichBlock(PreBlock):
@@ -79,16 +79,18 @@ class SandwichBlock(PreBlock):
         super().__init__(config, layer)
         self.attention_post_norm, self.mlp_post_norm = build_norm(config), build_norm(config)
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+    def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
-        x = frame.narrow(x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer)
-        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.products(self.layer)))  # type: ignore[no-any-return]
+        x = frame.select_output_rows(
+            x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer
+        )
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.linear_function(self.layer)))  # type: ignore[no-any-return]
 
 
 BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwich": SandwichBlock}
 
 
-def share(blocks: nn.ModuleList) -> None:
+def share_parameters(blocks: nn.ModuleList) -> None:
     """Give all blocks the parameters of the first (Lan et al. 2020, arXiv:1909.11942)."""
     for block in list(blocks)[1:]:
         for module, first in zip(block.modules(), blocks[0].modules(), strict=True):
@@ -99,7 +101,7 @@ def share(blocks: nn.ModuleList) -> None:
 class Transformer(nn.Module):
     """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W], or [M, W] of those wanted."""
 
-    kinds: ClassVar[Mapping[str, type[PreBlock]]] = BLOCKS  # of blocks, by the order of their norms
+    block_classes: ClassVar[Mapping[str, type[PreBlock]]] = BLOCKS  # of blocks, by the order of their norms
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -111,22 +113,24 @@ class Transformer(nn.Module):
         self.distances = build_distances(config)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
-        self.blocks = nn.ModuleList(self.kinds[config.norm_order](config, layer) for layer in range(config.depth))
+        self.blocks = nn.ModuleList(
+            self.block_classes[config.norm_order](config, layer) for layer in range(config.depth)
+        )
         if config.shared:
-            share(self.blocks)
+            share_parameters(self.blocks)
         self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
         kinds = (False, True) if config.window_rope_base else (False,)
         rotary = config.position == "rotary"
         self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
 
-    def forward(self, batch: Ragged) -> Tensor:
-        x, frame = self.open(batch)
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        x, frame = self.embed(batch)
         for block in self.blocks:
             x = block(x, frame)
         out: Tensor = self.final_norm(x)
         return out
 
-    def open(self, batch: Ragged) -> tuple[Tensor, Frame]:
+    def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
         """What the first block is given: embeddings [T, W], and what all blocks share."""
         x = self.tokens(batch.tokens) if batch.embedded is None else batch.embedded
         if self.config.embedding_scale != 1.0:
@@ -135,4 +139,4 @@ class Transformer(nn.Module):
             x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
         x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
         rotaries = cast(list[Rotary], list(self.rotaries))
-        return x, Frame.of(batch, self.config, rotaries, x.dtype, self.distances)
+        return x, AttentionContext.of(batch, self.config, rotaries, x.dtype, self.distances)

@@ -21,13 +21,13 @@ from .model_config import ModelConfig
 
 # Called as torch.nn.attention.varlen.varlen_attn is: [T, H, D] over [T, KV, D] or pages [P, size, KV, D], to [T, H, D].
 Kernel = Callable[..., Tensor]
-Pair = tuple[Tensor, Tensor]
+KeysAndValues = tuple[Tensor, Tensor]
 Window = tuple[int, int]  # keys in sight before and after a row's own; -1: all
 
-PAGE = 256  # the kernel reads blocks of a multiple of so many tokens
-ASKED = {"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"}
-WIDEST = 256  # heads, which must be a multiple of 8 too
-CLOSE = 0.03  # of numbers around one, rounded to bfloat16 on the way
+PAGE_TOKENS = 256  # the kernel reads blocks of a multiple of so many tokens
+REQUIRED_ARGUMENTS = {"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"}
+MAX_HEAD_WIDTH = 256  # heads, which must be a multiple of 8 too
+TOLERANCE = 0.03  # of numbers around one, rounded to bfloat16 on the way
 
 log = logging.getLogger("polyhead.varlen")
 varlen_attn: Kernel | None = None
@@ -37,7 +37,7 @@ if torch.cuda.is_available():  # it takes seconds to import, which only a GPU ma
 
 
 @dataclass(frozen=True)
-class Spans:
+class SequenceSpans:
     """Where N sequences lie among packed rows, and their keys among packed keys or, with `table`, in blocks.
 
     All are int32, as the kernel wants them.  What of `table` lies past a sequence's `used` keys is not read.
@@ -46,12 +46,12 @@ class Spans:
     kernel: Kernel
     starts: Tensor  # [N + 1]
     key_starts: Tensor  # [N + 1]
-    most_rows: int  # of a sequence
-    most_keys: int  # no sequence has more; does not change from step to step, so that no choice depends on the batch
-    used: Tensor | None = None  # [N]
-    table: Tensor | None = None  # [N, B]
+    max_rows: int  # of a sequence
+    max_keys: int  # no sequence has more; does not change from step to step, so that no choice depends on the batch
+    key_counts: Tensor | None = None  # [N]
+    block_table: Tensor | None = None  # [N, B]
 
-    def attend(self, query: Tensor, kept: Pair, window: Window, scale: float | None) -> Tensor:
+    def attend(self, query: Tensor, kept: KeysAndValues, window: Window, scale: float | None) -> Tensor:
         """[T, H, D] queries over keys and values, packed or in blocks, to [T, H * D]; the last row sees the last key.
 
         Keys are never split among threads to be put together afterwards (`num_splits`): then a row's sums have one
@@ -64,72 +64,76 @@ class Spans:
             value.contiguous(),
             self.starts,
             self.key_starts,
-            self.most_rows,
-            self.most_keys,
+            self.max_rows,
+            self.max_keys,
             scale=scale,
             window_size=window,
             enable_gqa=query.size(1) != key.size(-2),
-            seqused_k=self.used,
-            block_table=self.table,
+            seqused_k=self.key_counts,
+            block_table=self.block_table,
             num_splits=1,
         )
         return mixed.flatten(1)
 
 
-def sight(config: ModelConfig, layer: int) -> Window:
+def attention_window(config: ModelConfig, layer: int) -> Window:
     """What a row of this layer sees."""
     before = config.window - 1 if config.is_windowed(layer) else -1
     return before, 0 if config.causal else before
 
 
-def suits(config: ModelConfig) -> bool:
+def is_supported(config: ModelConfig) -> bool:
     """Whether the kernel takes heads of this width, and scores as they are, of its own tokens."""
-    return config.head_width <= WIDEST and config.head_width % 8 == 0 and not (config.leans or config.faces)
+    return (
+        config.head_width <= MAX_HEAD_WIDTH
+        and config.head_width % 8 == 0
+        and not (config.has_distance_scores or config.has_cross_attention)
+    )
 
 
 @lru_cache(maxsize=8)
-def found(device: torch.device, dtype: torch.dtype) -> Kernel | None:
+def find_kernel(device: torch.device, dtype: torch.dtype) -> Kernel | None:
     """The kernel, if there is one here that computes what it should."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.cuda is None:
         return None
-    wrong = hindrance(varlen_attn, device, dtype)
+    wrong = kernel_problem(varlen_attn, device, dtype)
     if wrong:
         log.info("torch's variable-length attention is not used: %s", wrong)
         return None
     return varlen_attn
 
 
-def hindrance(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> str:
+def kernel_problem(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> str:
     """Why the kernel is not used; empty if it is."""
     if kernel is None:
         return "this torch has none"
-    if missing := ASKED - inspect.signature(kernel).parameters.keys():
+    if missing := REQUIRED_ARGUMENTS - inspect.signature(kernel).parameters.keys():
         return f"it takes no {', '.join(sorted(missing))}"
     try:
-        return refuted(kernel, device, dtype)
+        return wrong_result(kernel, device, dtype)
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @torch.inference_mode()
-def refuted(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
+def wrong_result(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
     """What it gets wrong of a few sequences over blocks and packed; empty if nothing."""
     like = torch.zeros(0, dtype=dtype, device=device)
-    query, pages, spans = scene(kernel, like, [(1, 300), (5, 5), (70, 600), (1, 1)])
-    packed = Spans(kernel, spans.starts, spans.starts, spans.most_rows, spans.most_rows)
+    query, pages, spans = random_inputs(kernel, like, [(1, 300), (5, 5), (70, 600), (1, 1)])
+    packed = SequenceSpans(kernel, spans.starts, spans.starts, spans.max_rows, spans.max_rows)
     for window in ((-1, 0), (40, 0)):
-        if far(spans.attend(query, pages, window, None), plain(query, pages, spans, window)):
+        if is_far(spans.attend(query, pages, window, None), reference_attention(query, pages, spans, window)):
             return f"over blocks, with a window of {window}, it gives other numbers than plain attention"
     kept = (query[:, 2:].flip(0), query[:, :2].flip(0))
     for window in ((-1, -1), (-1, 0), (8, 8)):
-        if far(packed.attend(query, kept, window, None), plain(query, kept, packed, window)):
+        if is_far(packed.attend(query, kept, window, None), reference_attention(query, kept, packed, window)):
             return f"over packed keys, with a window of {window}, it gives other numbers than plain attention"
     return ""
 
 
-def scene(
+def random_inputs(
     kernel: Kernel, like: Tensor, sequences: list[tuple[int, int]], shape: tuple[int, int, int] = (4, 2, 64)
-) -> tuple[Tensor, Pair, Spans]:
+) -> tuple[Tensor, KeysAndValues, SequenceSpans]:
     """Random queries [T, H, D] and pages [P, PAGE, KV, D] of sequences with so many (rows, keys), blocks in disorder.
 
     `shape` is (H, KV, D).
@@ -137,10 +141,10 @@ def scene(
     generator = torch.Generator().manual_seed(0)
     heads, kv_heads, width = shape
     rows, keys = zip(*sequences, strict=True)
-    counts = [math.ceil(count / PAGE) for count in keys]
+    counts = [math.ceil(count / PAGE_TOKENS) for count in keys]
     free = torch.randperm(sum(counts), generator=generator).tolist()
     table = [[free.pop() if index < count else 0 for index in range(max(counts))] for count in counts]
-    whole = torch.randn(2, sum(counts), PAGE, kv_heads, width, generator=generator).to(like)
+    whole = torch.randn(2, sum(counts), PAGE_TOKENS, kv_heads, width, generator=generator).to(like)
     query = torch.randn(sum(rows), heads, width, generator=generator).to(like)
 
     def integers(values: object) -> Tensor:
@@ -148,20 +152,20 @@ def scene(
 
     starts = [[sum(counts[:n]) for n in range(len(counts) + 1)] for counts in (rows, keys)]
     ends = (integers(starts[0]), integers(starts[1]))
-    spans = Spans(kernel, *ends, max(rows), max(counts) * PAGE, integers(keys), integers(table))
+    spans = SequenceSpans(kernel, *ends, max(rows), max(counts) * PAGE_TOKENS, integers(keys), integers(table))
     return query, (whole[0], whole[1]), spans
 
 
-def plain(query: Tensor, kept: Pair, spans: Spans, window: Window) -> Tensor:
+def reference_attention(query: Tensor, kept: KeysAndValues, spans: SequenceSpans, window: Window) -> Tensor:
     """What `spans.attend` should give, one sequence after the other in float32."""
     mixed = []
     starts, key_starts = spans.starts.tolist(), spans.key_starts.tolist()
     for n, (start, end) in enumerate(pairwise(starts)):
         count = key_starts[n + 1] - key_starts[n]
-        if spans.table is None:
+        if spans.block_table is None:
             key, value = (part[key_starts[n] : key_starts[n + 1]] for part in kept)
         else:
-            key, value = (part[spans.table[n].long()].flatten(0, 1)[:count] for part in kept)
+            key, value = (part[spans.block_table[n].long()].flatten(0, 1)[:count] for part in kept)
         shared = query.size(1) // key.size(1)
         key, value = (part.float().repeat_interleave(shared, dim=1) for part in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), key) * query.size(2) ** -0.5
@@ -173,6 +177,6 @@ def plain(query: Tensor, kept: Pair, spans: Spans, window: Window) -> Tensor:
     return torch.cat(mixed).flatten(1)
 
 
-def far(some: Tensor, other: Tensor) -> bool:
+def is_far(some: Tensor, other: Tensor) -> bool:
     """NaN is far from everything."""
-    return not bool(((some.float() - other).abs() <= CLOSE).all())
+    return not bool(((some.float() - other).abs() <= TOLERANCE).all())

@@ -6,24 +6,24 @@ is between them (heads of attention, features of an MLP) is never exchanged, and
 networks themselves don't know of it: it is put around them, as quantisation is.
 """
 
-from .parallel_executor import Follower, Leader
-from .process_group import Group, Way
-from .share import Cut, Share, local, unsplit
-from .split import cut, joined, shard
-from .step_messages import Ask, Asked
+from .parallel_executor import FollowerExecutor, LeaderExecutor
+from .process_group import Collectives, ProcessGroup
+from .share import Cut, Share, share_config, split_problem
+from .split import cut_parameters, insert_collectives, shard_network
+from .step_messages import ShareRequest, StepCommand
 
 __all__ = [
-    "Ask",
-    "Asked",
+    "Collectives",
     "Cut",
-    "Follower",
-    "Group",
-    "Leader",
+    "FollowerExecutor",
+    "LeaderExecutor",
+    "ProcessGroup",
     "Share",
-    "Way",
-    "cut",
-    "joined",
-    "local",
-    "shard",
-    "unsplit",
+    "ShareRequest",
+    "StepCommand",
+    "cut_parameters",
+    "insert_collectives",
+    "shard_network",
+    "share_config",
+    "split_problem",
 ]

@@ -11,68 +11,68 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from ..core.errors import UnsupportedError
-from ..executors.contract import Rows
-from ..executors.cuda_graphs import Computed, InPlace
+from ..executors.contract import StepInput
+from ..executors.cuda_graphs import PagedAttention, StepOutput
 from ..executors.torch_executor import TorchExecutor
 from ..network.heads import LanguageHead
 from ..network.lora import Lora
-from ..network.ragged import Ragged
+from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
-from .process_group import Group
-from .step_messages import Ask, flat, packed
+from .process_group import ProcessGroup
+from .step_messages import StepCommand, encode_pairs, encode_step
 
-Lost = Callable[[], object]
+OnFailure = Callable[[], object]
 
 
-class Follower(TorchExecutor):
+class FollowerExecutor(TorchExecutor):
     """Computes the share of `group` of each step; a generator's logits come to the first alone."""
 
     def __init__(
         self,
-        group: Group,
+        group: ProcessGroup,
         network: Transformer,
         head: LanguageHead | None = None,
         *,
         blocks: tuple[int, int] = (0, 0),
-        in_place: InPlace | None = None,
+        in_place: PagedAttention | None = None,
     ) -> None:
         """`blocks`: how many, and of how many tokens."""
         count, size = blocks
         super().__init__(network, head, block_count=count, block_size=size, in_place=in_place)
         self.group = group
 
-    def _compute(self, batch: Ragged) -> Computed:
+    def _compute(self, batch: RaggedBatch) -> StepOutput:
         """A block holds no numbers where anybody's part of it holds none."""
         out, finite = super()._compute(batch)
-        return out, None if finite is None else self.group.agree(finite)
+        return out, None if finite is None else self.group.all_true(finite)
 
     def attach(self, adapter: Lora) -> int:  # noqa: ARG002
         raise UnsupportedError("an adapter is not laid over a network that several compute together: load it merged")
 
 
-class Leader:
+class LeaderExecutor:
     """An executor over that of the first, of model `number`; the others follow what it computes.
 
     A step that fails in the middle leaves the others in another place than itself: nothing can be computed together
     any more, which `lost` is told.
     """
 
-    likeliest = None
+    argmax = None
 
-    def __init__(self, own: Follower, number: int, lost: Lost) -> None:
-        self._own, self._number, self._lost = own, number, lost
+    def __init__(self, own: FollowerExecutor, number: int, lost: OnFailure) -> None:
+        self._executor, self._number, self._on_failure = own, number, lost
         self.block_size, self.block_count = own.block_size, own.block_count
 
     @property
-    def poisoned(self) -> AbstractSet[int]:
-        return self._own.poisoned
+    def nonfinite_blocks(self) -> AbstractSet[int]:
+        return self._executor.nonfinite_blocks
 
-    def step(self, rows: Rows) -> Tensor:
-        self._own.check(rows)  # before it is sent to the others
+    def step(self, rows: StepInput) -> Tensor:
+        self._executor.check(rows)  # before it is sent to the others
         with ExitStack() as undo:
-            undo.callback(self._lost)
-            self._own.group.tell([Ask.STEP, self._number, *packed(rows)])
-            out = self._own.step(rows)
+            undo.callback(self._on_failure)
+            self._executor.group.broadcast_message([StepCommand.STEP, self._number, *encode_step(rows)])
+            out = self._executor.step(rows)
             undo.pop_all()
         return out
 
@@ -80,16 +80,16 @@ class Leader:
         if not blocks:
             return
         with ExitStack() as undo:
-            undo.callback(self._lost)
-            self._own.group.tell([Ask.COPY, self._number, *flat(blocks)])
-            self._own.copy(blocks)
+            undo.callback(self._on_failure)
+            self._executor.group.broadcast_message([StepCommand.COPY, self._number, *encode_pairs(blocks)])
+            self._executor.copy(blocks)
             undo.pop_all()
 
     def attach(self, adapter: Lora) -> int:
-        return self._own.attach(adapter)
+        return self._executor.attach(adapter)
 
     def detach(self, number: int) -> None:
-        self._own.detach(number)
+        self._executor.detach(number)
 
-    def padding(self, rows: Rows) -> int:
-        return self._own.padding(rows)
+    def padding(self, rows: StepInput) -> int:
+        return self._executor.padding(rows)

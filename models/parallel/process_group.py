@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 from .share import Share
 
-PAGE = 1024  # numbers that are told at once; of more, how many come is told with the first
-EVER = 365 * 86_400.0  # seconds
+MESSAGE_NUMBERS = 1024  # numbers that are told at once; of more, how many come is told with the first
+NO_TIMEOUT_S = 365 * 86_400.0  # seconds
 LOOPBACK = "127.0.0.1"
-Words = list[int]
+Message = list[int]
 
 
-class Way(Protocol):
+class Collectives(Protocol):
     """What is used of a process group of torch's."""
 
     def allreduce(self, tensors: list[Tensor], /) -> Any: ...
@@ -34,89 +34,91 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """`numbers` is the way of a step, `told` that of what comes next; `device` is this process's own."""
 
     share: Share
     device: torch.device
-    numbers: Way
-    told: Way
+    tensors: Collectives
+    messages: Collectives
 
     @classmethod
-    def met(cls, store: Any, share: Share, device: torch.device, patience: float, host: str = LOOPBACK) -> "Group":
+    def connect(
+        cls, store: Any, share: Share, device: torch.device, patience: float, host: str = LOOPBACK
+    ) -> "ProcessGroup":
         """As soon as all are there who have the same `store`.  A step waits `patience` seconds for whoever is late.
 
         `host` is an address of this machine for what goes between CPUs; empty: torch finds one.
         """
-        told = over_sockets(PrefixStore("told", store), share, EVER, host)
+        told = connect_cpus(PrefixStore("told", store), share, NO_TIMEOUT_S, host)
         if device.type == "cuda":
-            numbers = between_gpus(PrefixStore("numbers", store), share, patience, device)
+            numbers = connect_gpus(PrefixStore("numbers", store), share, patience, device)
         else:
-            numbers = over_sockets(PrefixStore("numbers", store), share, patience, host)
+            numbers = connect_cpus(PrefixStore("numbers", store), share, patience, host)
         group = cls(share, device, numbers, told)
-        group.confirm(True)  # nobody needs the store any more
+        group.all_confirm(True)  # nobody needs the store any more
         return group
 
-    def sum(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Over all, in place: everybody has it then, to the same bit."""
-        self.numbers.allreduce([x]).wait()
+        self.tensors.allreduce([x]).wait()
         return x
 
-    def collect(self, x: Tensor, counts: list[int]) -> Tensor:
+    def gather_columns(self, x: Tensor, counts: list[int]) -> Tensor:
         """Everybody's [M, counts[rank]] beside each other, for the first; the others get their own back."""
         padded = F.pad(x, (0, max(counts) - x.size(1))).contiguous()
         options = dist.GatherOptions()
         options.rootRank = 0
         first = self.share.rank == 0
         parts = [torch.empty_like(padded) for _ in counts] if first else []
-        self.numbers.gather([parts] if first else [], [padded], options).wait()
+        self.tensors.gather([parts] if first else [], [padded], options).wait()
         return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1) if first else x
 
-    def agree(self, flags: Tensor) -> Tensor:
+    def all_true(self, flags: Tensor) -> Tensor:
         """Where everybody says yes."""
         against = (~flags).to(torch.int32)
-        self.numbers.allreduce([against]).wait()
+        self.tensors.allreduce([against]).wait()
         return against == 0
 
-    def tell(self, words: Words) -> None:
+    def broadcast_message(self, words: Message) -> None:
         """Have the others hear it; for the first."""
-        page = torch.zeros(PAGE, dtype=torch.int64)
-        page[0], head = len(words), words[: PAGE - 1]
+        page = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
+        page[0], head = len(words), words[: MESSAGE_NUMBERS - 1]
         page[1 : 1 + len(head)] = torch.tensor(head, dtype=torch.int64)
-        self.told.broadcast([page]).wait()
-        if len(words) >= PAGE:
-            self.told.broadcast([torch.tensor(words[PAGE - 1 :], dtype=torch.int64)]).wait()
+        self.messages.broadcast([page]).wait()
+        if len(words) >= MESSAGE_NUMBERS:
+            self.messages.broadcast([torch.tensor(words[MESSAGE_NUMBERS - 1 :], dtype=torch.int64)]).wait()
 
-    def hear(self) -> Words:
+    def receive_message(self) -> Message:
         """What the first tells, whenever it does.  RuntimeError if it is gone."""
-        page = torch.zeros(PAGE, dtype=torch.int64)
-        self.told.broadcast([page]).wait()
+        page = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
+        self.messages.broadcast([page]).wait()
         count = int(page[0])
-        words: Words = page[1 : 1 + count].tolist()
-        if count >= PAGE:
+        words: Message = page[1 : 1 + count].tolist()
+        if count >= MESSAGE_NUMBERS:
             rest = torch.zeros(count - len(words), dtype=torch.int64)
-            self.told.broadcast([rest]).wait()
+            self.messages.broadcast([rest]).wait()
             words += rest.tolist()
         return words
 
-    def confirm(self, good: bool) -> bool:
+    def all_confirm(self, good: bool) -> bool:
         """Whether everybody says so, on the way that has time."""
         against = torch.tensor([int(not good)])
-        self.told.allreduce([against]).wait()
+        self.messages.allreduce([against]).wait()
         return not against
 
 
-def over_sockets(store: Any, share: Share, patience: float, host: str) -> Way:
+def connect_cpus(store: Any, share: Share, patience: float, host: str) -> Collectives:
     """A way between CPUs (gloo)."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host) if host else gloo.create_default_device()]
     options._timeout = timedelta(seconds=patience)
-    way: Way = gloo(store, share.rank, share.world, options)
+    way: Collectives = gloo(store, share.rank, share.world, options)
     return way
 
 
-def between_gpus(store: Any, share: Share, patience: float, device: torch.device) -> Way:
+def connect_gpus(store: Any, share: Share, patience: float, device: torch.device) -> Collectives:
     """A way between GPUs (NCCL)."""
     dist.init_process_group(
         "nccl",
@@ -126,4 +128,4 @@ def between_gpus(store: Any, share: Share, patience: float, device: torch.device
         timeout=timedelta(seconds=patience),
         device_id=device,
     )
-    return cast(Way, dist.group.WORLD)
+    return cast(Collectives, dist.group.WORLD)

@@ -13,11 +13,11 @@ from torch import Tensor
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 
-BY_HEADS = re.compile(r"blocks\.\d+\.attention\.(query|key|value|output)\.(weight|bias)")
-BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
-BY_WORDS = ("tokens.weight", "head.output.weight")  # of a generator
-BY_BIAS = "distances.table.weight"  # of models.network.positions.DistanceBias: a column a head
-TAKES = ("output", "down")  # split by what they take; the others by what they give
+SPLIT_BY_HEADS = re.compile(r"blocks\.\d+\.attention\.(query|key|value|output)\.(weight|bias)")
+SPLIT_BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
+SPLIT_BY_TOKENS = ("tokens.weight", "head.output.weight")  # of a generator
+HEAD_BIAS_TABLE = "distances.table.weight"  # of models.network.positions.DistanceBias: a column a head
+SPLIT_BY_INPUTS = ("output", "down")  # split by what they take; the others by what they give
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Share:
     rank: int
     world: int
 
-    def of(self, count: int) -> range:
+    def range_of(self, count: int) -> range:
         """Which of `count` things that lie in order."""
         start, stop = (-(-count * rank // self.world) for rank in (self.rank, self.rank + 1))
         return range(start, stop)
@@ -37,11 +37,11 @@ class Share:
         shares, several have the same one and share its query heads."""
         shared = config.heads // config.kv_heads
         if config.kv_heads >= self.world:
-            kept = self.of(config.kv_heads)
+            kept = self.range_of(config.kv_heads)
             return range(kept.start * shared, kept.stop * shared), kept
         each = self.world // config.kv_heads
         own = self.rank // each
-        asking = Share(self.rank % each, each).of(shared)
+        asking = Share(self.rank % each, each).range_of(shared)
         return range(own * shared + asking.start, own * shared + asking.stop), range(own, own + 1)
 
 
@@ -49,53 +49,53 @@ class Share:
 class Cut:
     """A range of one side of a tensor."""
 
-    side: int
-    of: range
+    dim: int
+    span: range
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """What is in it, without a copy."""
-        return tensor.narrow(self.side, self.of.start, len(self.of))
+        return tensor.narrow(self.dim, self.span.start, len(self.span))
 
 
-def local(config: ModelConfig, share: Share) -> ModelConfig:
+def share_config(config: ModelConfig, share: Share) -> ModelConfig:
     """Of the share, as if it were a network of its own.  UnsupportedError where it cannot be shared among so many."""
-    if reason := unsplit(config, share.world):
+    if reason := split_problem(config, share.world):
         raise UnsupportedError(reason)
     asking, kept = share.heads(config)
-    return replace(config, heads=len(asking), kv_heads=len(kept), mlp_width=len(share.of(config.mlp_width)))
+    return replace(config, heads=len(asking), kv_heads=len(kept), mlp_width=len(share.range_of(config.mlp_width)))
 
 
-def unsplit(config: ModelConfig, world: int) -> str:
+def split_problem(config: ModelConfig, world: int) -> str:
     """Why so many cannot share such a network, and how many can; empty if they can."""
-    if divides(config, world):
+    if can_split(config, world):
         return ""
-    fitting = [str(other) for other in range(1, config.heads + 1) if divides(config, other)]
+    fitting = [str(other) for other in range(1, config.heads + 1) if can_split(config, other)]
     heads = f"its {config.heads} query heads over {config.kv_heads} key heads"
     return f"{heads} cannot be shared out among {world}; right for tensor_parallel would be {', '.join(fitting)}"
 
 
-def divides(config: ModelConfig, world: int) -> bool:
+def can_split(config: ModelConfig, world: int) -> bool:
     fewer, shared = world > config.kv_heads, config.heads // config.kv_heads
     if fewer and (world % config.kv_heads or world // config.kv_heads > shared):
         return False
     return world <= min(config.mlp_width, config.vocab_size)
 
 
-def cut_of(name: str, config: ModelConfig, share: Share, generates: bool) -> Cut | None:
+def parameter_cut(name: str, config: ModelConfig, share: Share, generates: bool) -> Cut | None:
     """How the parameter of that name is cut; None: everybody has all of it.
 
     The words of a generator are shared out, whose embeddings and logits cost as much as layers; those of others, with
     a head that is not split, are not.
     """
-    if name in BY_WORDS:
-        return Cut(0, share.of(config.vocab_size)) if generates else None
+    if name in SPLIT_BY_TOKENS:
+        return Cut(0, share.range_of(config.vocab_size)) if generates else None
     asking, kept = share.heads(config)
-    if name == BY_BIAS and config.position != "distance":
+    if name == HEAD_BIAS_TABLE and config.position != "distance":
         return Cut(1, asking)
-    found = BY_HEADS.fullmatch(name) or BY_FEATURES.fullmatch(name)
-    if found is None or (found[1] in TAKES and found[2] == "bias"):
+    found = SPLIT_BY_HEADS.fullmatch(name) or SPLIT_BY_FEATURES.fullmatch(name)
+    if found is None or (found[1] in SPLIT_BY_INPUTS and found[2] == "bias"):
         return None
     width = config.head_width
     heads = {"query": asking, "output": asking, "key": kept, "value": kept}.get(found[1])
-    of = range(heads.start * width, heads.stop * width) if heads else share.of(config.mlp_width)
-    return Cut(1 if found[1] in TAKES else 0, of)
+    of = range(heads.start * width, heads.stop * width) if heads else share.range_of(config.mlp_width)
+    return Cut(1 if found[1] in SPLIT_BY_INPUTS else 0, of)

@@ -11,67 +11,67 @@ from torch.nn import functional as F
 from ..network.heads import LanguageHead
 from ..network.positions import LinearBias
 from ..network.transformer import PreBlock, Transformer
-from .process_group import Group
-from .share import Cut, Share, cut_of, local
+from .process_group import ProcessGroup
+from .share import Cut, Share, parameter_cut, share_config
 
 
-class Summed(nn.Module):
+class RowParallelLinear(nn.Module):
     """A product of which everybody has a share of the inputs; the bias is added once, to the sum."""
 
-    def __init__(self, linear: nn.Linear, group: Group) -> None:
+    def __init__(self, linear: nn.Linear, group: ProcessGroup) -> None:
         super().__init__()
         self.weight, self.bias, self.group = linear.weight, linear.bias, group
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in of the share] to [T, out]."""
-        out = self.group.sum(F.linear(x, self.weight))
+        out = self.group.all_reduce(F.linear(x, self.weight))
         return out if self.bias is None else out.add_(self.bias)
 
 
-class Looked(nn.Module):
+class ParallelEmbedding(nn.Module):
     """Embeddings of which everybody has some of the words: whoever has one says it, the others say zeros."""
 
-    def __init__(self, table: nn.Embedding, words: range, group: Group) -> None:
+    def __init__(self, table: nn.Embedding, words: range, group: ProcessGroup) -> None:
         super().__init__()
-        self.weight, self.words, self.group = table.weight, words, group
+        self.weight, self.token_range, self.group = table.weight, words, group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[T] to [T, W]."""
-        foreign = (tokens < self.words.start) | (tokens >= self.words.stop)
-        own = F.embedding((tokens - self.words.start).masked_fill_(foreign, 0), self.weight)
-        return self.group.sum(own.masked_fill_(foreign[:, None], 0))
+        foreign = (tokens < self.token_range.start) | (tokens >= self.token_range.stop)
+        own = F.embedding((tokens - self.token_range.start).masked_fill_(foreign, 0), self.weight)
+        return self.group.all_reduce(own.masked_fill_(foreign[:, None], 0))
 
 
-class Collected(nn.Module):
+class ParallelLogits(nn.Module):
     """Logits of which everybody has those of some words; the first is given all of them."""
 
-    def __init__(self, linear: nn.Linear, counts: list[int], group: Group) -> None:
+    def __init__(self, linear: nn.Linear, counts: list[int], group: ProcessGroup) -> None:
         super().__init__()
         self.weight, self.counts, self.group = linear.weight, counts, group
 
     def forward(self, states: Tensor) -> Tensor:
         """[M, W] to [M, V], or of the others to their share of them."""
-        return self.group.collect(F.linear(states, self.weight), self.counts)
+        return self.group.gather_columns(F.linear(states, self.weight), self.counts)
 
 
-def shard(network: Transformer, head: nn.Module, group: Group) -> dict[str, Cut]:
+def shard_network(network: Transformer, head: nn.Module, group: ProcessGroup) -> dict[str, Cut]:
     """Both of them, in place, on the meta device or filled; how their parameters were cut, by name.
 
     UnsupportedError where so many cannot share it.
     """
-    cuts = cut(network, head, group.share)
-    joined(network, head, group)
+    cuts = cut_parameters(network, head, group.share)
+    insert_collectives(network, head, group)
     return cuts
 
 
-def cut(network: Transformer, head: nn.Module, share: Share) -> dict[str, Cut]:
+def cut_parameters(network: Transformer, head: nn.Module, share: Share) -> dict[str, Cut]:
     """The parameters alone; what is tied stays so."""
     whole, generates = network.config, isinstance(head, LanguageHead)
-    network.config = local(whole, share)
+    network.config = share_config(whole, share)
     cuts, cut_once = dict[str, Cut](), dict[nn.Parameter, nn.Parameter]()
     for prefix, module in (("", network), ("head.", head)):
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
-            if how := cut_of(prefix + name, whole, share, generates):
+            if how := parameter_cut(prefix + name, whole, share, generates):
                 cuts[prefix + name] = how
                 small = cut_once.setdefault(parameter, nn.Parameter(how(parameter.detach()).clone()))
                 owner, _, leaf = name.rpartition(".")
@@ -82,14 +82,14 @@ def cut(network: Transformer, head: nn.Module, share: Share) -> dict[str, Cut]:
     return cuts
 
 
-def joined(network: Transformer, head: nn.Module, group: Group) -> None:
+def insert_collectives(network: Transformer, head: nn.Module, group: ProcessGroup) -> None:
     """Of cut parameters: where shares are put together."""
     for module in network.blocks:
         block = cast(PreBlock, module)
-        block.attention.output = cast(nn.Linear, Summed(block.attention.output, group))
-        block.mlp.down = cast(nn.Linear, Summed(block.mlp.down, group))
+        block.attention.output = cast(nn.Linear, RowParallelLinear(block.attention.output, group))
+        block.mlp.down = cast(nn.Linear, RowParallelLinear(block.mlp.down, group))
     if isinstance(head, LanguageHead):
         share, words = group.share, network.config.vocab_size
-        counts = [len(Share(rank, share.world).of(words)) for rank in range(share.world)]
-        network.tokens = cast(nn.Embedding, Looked(network.tokens, share.of(words), group))
-        head.output = cast(nn.Linear, Collected(head.output, counts, group))
+        counts = [len(Share(rank, share.world).range_of(words)) for rank in range(share.world)]
+        network.tokens = cast(nn.Embedding, ParallelEmbedding(network.tokens, share.range_of(words), group))
+        head.output = cast(nn.Linear, ParallelLogits(head.output, counts, group))

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
 
-from ..executors.contract import Rows
+from ..executors.contract import StepInput
 
-Words = list[int]
+MessageNumbers = list[int]
 
 
-class Ask(IntEnum):
+class StepCommand(IntEnum):
     """The first word of what is told; the second is the number of a model."""
 
     LOAD = 0  # read a share of it: `Asked`
@@ -26,7 +26,7 @@ class Ask(IntEnum):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShareRequest:
     """A model to be read, with a cache of `blocks` of `block_size` tokens; `dtype` is torch's word.
 
     `root` and `known` are what its source may reach (models.checkpoint.source_policy).  `in_place`: what attends
@@ -40,37 +40,44 @@ class Asked:
     block_size: int
     in_place: bool
 
-    def words(self) -> Words:
+    def encode(self) -> MessageNumbers:
         return list(json.dumps(asdict(self)).encode())
 
     @classmethod
-    def of(cls, words: Words) -> "Asked":
+    def decode(cls, words: MessageNumbers) -> "ShareRequest":
         return cls(**json.loads(bytes(words)))
 
 
-def packed(rows: Rows) -> Words:
+def encode_step(rows: StepInput) -> MessageNumbers:
     """Adapters and what another sequence has read are not told: neither is computed in shares."""
     assert not rows.adapters
     assert not rows.sources
     segments = rows.segments or []
-    lists = (rows.tokens, rows.positions, rows.starts, rows.wanted, segments, [len(table) for table in rows.tables])
-    blocks = [block for table in rows.tables for block in table]
+    lists = (
+        rows.tokens,
+        rows.positions,
+        rows.starts,
+        rows.output_rows,
+        segments,
+        [len(table) for table in rows.block_tables],
+    )
+    blocks = [block for table in rows.block_tables for block in table]
     sizes = [len(each) for each in lists]
     return [*sizes, *(number for each in lists for number in each), *blocks]
 
 
-def unpacked(words: Words) -> Rows:
+def decode_step(words: MessageNumbers) -> StepInput:
     sizes, rest = words[:6], words[6:]
     bounds = list(accumulate(sizes, initial=0))
     tokens, positions, starts, wanted, segments, lengths = (rest[a:b] for a, b in pairwise(bounds))
     blocks = rest[bounds[-1] :]
     tables = [blocks[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
-    return Rows(tokens, positions, starts, tables, wanted, segments or None)
+    return StepInput(tokens, positions, starts, tables, wanted, segments or None)
 
 
-def pairs(words: Words) -> list[tuple[int, int]]:
+def decode_pairs(words: MessageNumbers) -> list[tuple[int, int]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def flat(blocks: Sequence[tuple[int, int]]) -> Words:
+def encode_pairs(blocks: Sequence[tuple[int, int]]) -> MessageNumbers:
     return [block for pair in blocks for block in pair]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-ROWS = 64  # of which log-probabilities are held at once: a vocabulary may be large
-TAIL = 0.99  # the quantile that is reported beside the mean and the largest
+ROWS_AT_ONCE = 64  # of which log-probabilities are held at once: a vocabulary may be large
+TAIL_QUANTILE = 0.99  # the quantile that is reported beside the mean and the largest
 
 
 @dataclass(frozen=True)
-class Figures:
+class DivergenceFigures:
     """What a Divergence comes to.  `logprob` figures are of the tokens that did follow."""
 
     tokens: int
@@ -37,15 +37,15 @@ class Divergence:
 
     _kl: list[Tensor] = field(default_factory=list)  # each [T] float64
     _agrees: list[Tensor] = field(default_factory=list)  # each [T] bool
-    _expected: list[Tensor] = field(default_factory=list)  # each [T], log p of the tokens that followed
-    _found: list[Tensor] = field(default_factory=list)  # the same of q
+    _reference_logprobs: list[Tensor] = field(default_factory=list)  # each [T], log p of the tokens that followed
+    _other_logprobs: list[Tensor] = field(default_factory=list)  # the same of q
 
     def add(self, reference: Tensor, other: Tensor, following: Tensor) -> None:
         """`reference` and `other` are [T, V] logits, before the [T] tokens that followed."""
         assert reference.shape == other.shape
         assert following.shape == reference.shape[:1]
-        for start in range(0, len(following), ROWS):
-            rows = slice(start, start + ROWS)
+        for start in range(0, len(following), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
             self._add(reference[rows], other[rows], following[rows])
 
     def _add(self, reference: Tensor, other: Tensor, following: Tensor) -> None:
@@ -53,7 +53,7 @@ class Divergence:
         # Rounding may leave a sum that should be zero a little below it.
         self._kl.append((log_p.exp() * (log_p - log_q)).sum(-1, dtype=torch.float64).clamp(min=0))
         self._agrees.append(reference.argmax(-1) == other.argmax(-1))
-        for kept, log in ((self._expected, log_p), (self._found, log_q)):
+        for kept, log in ((self._reference_logprobs, log_p), (self._other_logprobs, log_q)):
             kept.append(log.gather(1, following[:, None])[:, 0].double())
 
     @property
@@ -62,14 +62,14 @@ class Divergence:
         return sum(map(len, self._kl))
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> DivergenceFigures:
         """Of all rows added so far; there must be one."""
-        kl, expected, found = (torch.cat(each) for each in (self._kl, self._expected, self._found))
+        kl, expected, found = (torch.cat(each) for each in (self._kl, self._reference_logprobs, self._other_logprobs))
         change = (found - expected).abs()
-        return Figures(
+        return DivergenceFigures(
             tokens=len(kl),
             kl_mean=float(kl.mean()),
-            kl_p99=float(kl.quantile(TAIL)),
+            kl_p99=float(kl.quantile(TAIL_QUANTILE)),
             kl_max=float(kl.max()),
             top1_agreement=float(torch.cat(self._agrees).double().mean()),
             perplexity=perplexity(found),

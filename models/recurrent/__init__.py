@@ -4,6 +4,6 @@ Knows no files; `models.checkpoint` does.
 """
 
 from .recurrent_config import RecurrentConfig
-from .recurrent_network import RecurrentTranslator, sized
+from .recurrent_network import RecurrentTranslator, fit_hidden_width
 
-__all__ = ["RecurrentConfig", "RecurrentTranslator", "sized"]
+__all__ = ["RecurrentConfig", "RecurrentTranslator", "fit_hidden_width"]

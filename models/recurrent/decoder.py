@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..network.attention import grouping
+from ..network.attention import group_sequences
 from .decoder_state import RecurrentState
-from .encoder import CELLS
+from .encoder import CELL_CLASSES
 from .recurrent_config import RecurrentConfig
-from .sequence_layouts import Packing, rectangle, step_of
-from .source_attention import Looking, Source
+from .sequence_layouts import Packing, pack_step, padded_rows
+from .source_attention import EncodedSource, SourceAttention
 
 
-class Decoder(nn.Module):
+class RecurrentDecoder(nn.Module):
     """What all of them have: cells, and a way through a target."""
 
     def __init__(self, config: RecurrentConfig, beside: int = 0) -> None:
@@ -28,20 +28,20 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         dropout = config.dropout if config.depth > 1 else 0.0
-        self.layers = CELLS[config.cell](config.width + beside, config.hidden, config.depth, dropout=dropout)
+        self.layers = CELL_CLASSES[config.cell](config.width + beside, config.hidden, config.depth, dropout=dropout)
 
-    def begin(self, annotations: Tensor, lengths: Sequence[int], last: Tensor) -> RecurrentState:
+    def initial_state(self, annotations: Tensor, lengths: Sequence[int], last: Tensor) -> RecurrentState:
         """Of N sources of these lengths, as the encoder gives them."""
-        source, count = self.source(annotations, lengths), len(lengths)
+        source, count = self.build_source(annotations, lengths), len(lengths)
         made, weights = annotations.new_zeros(count, self.config.width), annotations.new_zeros(source.mask.shape)
         written = torch.zeros(count, dtype=torch.long, device=annotations.device)
-        return RecurrentState(source, self.opening(last), made, written, weights)
+        return RecurrentState(source, self.initial_memory(last), made, written, weights)
 
-    def opening(self, last: Tensor) -> Tensor:
+    def initial_memory(self, last: Tensor) -> Tensor:
         """The first memory [M, depth, N, H]: what both directions remember, side by side."""
         return last.transpose(2, 3).flatten(3)
 
-    def source(self, annotations: Tensor, lengths: Sequence[int]) -> Source:
+    def build_source(self, annotations: Tensor, lengths: Sequence[int]) -> EncodedSource:
         """What can be looked at later."""
         raise NotImplementedError
 
@@ -53,31 +53,31 @@ class Decoder(nn.Module):
         """What steps gave, of any number of rows, to what the output matrix takes: [..., W]."""
         return features
 
-    def whole(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
+    def decode_targets(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
         """[T, W] vectors of whole targets to what the output matrix takes: [T, W]."""
         packing = Packing.of(lengths, x.device)
-        state, found = state.pick(packing.order), []
+        state, found = state.select_rows(packing.order), []
         for rows in torch.split(x.index_select(0, packing.rows), packing.sizes):
-            features, state = self.step(rows, state.first(len(rows)))
+            features, state = self.step(rows, state.first_rows(len(rows)))
             found.append(features)
         return self.readout(packing.unpack(torch.cat(found)))
 
-    def cells(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def run_step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """One step of [N, ...] rows: the uppermost layer's state [N, H], and the memory behind it."""
-        return self._through(step_of(x), memory)
+        return self._run_cells(pack_step(x), memory)
 
-    def all_cells(self, x: Tensor, lengths: Sequence[int], memory: Tensor) -> Tensor:
+    def run_all_steps(self, x: Tensor, lengths: Sequence[int], memory: Tensor) -> Tensor:
         """All steps of [T, ...] rows, in one call: [T, H]."""
         packing = Packing.of(lengths, x.device)
-        return packing.unpack(self._through(packing.pack(x), memory)[0])
+        return packing.unpack(self._run_cells(packing.pack(x), memory)[0])
 
-    def _through(self, x: PackedSequence, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_cells(self, x: PackedSequence, memory: Tensor) -> tuple[Tensor, Tensor]:
         kept = memory.contiguous()
         out, after = self.layers(x, tuple(kept) if len(kept) > 1 else kept[0])
         return out.data, torch.stack(after if isinstance(after, tuple) else (after,))
 
 
-class Unaware(Decoder):
+class PlainDecoder(RecurrentDecoder):
     """Without attention: it starts from what the encoder remembered last, which is all it knows of a source
     (Sutskever et al. 2014, arXiv:1409.3215)."""
 
@@ -85,39 +85,39 @@ class Unaware(Decoder):
         super().__init__(config)
         self.narrow = nn.Linear(config.hidden, config.width, bias=False)
 
-    def source(self, annotations: Tensor, lengths: Sequence[int]) -> Source:
+    def build_source(self, annotations: Tensor, lengths: Sequence[int]) -> EncodedSource:
         none = annotations.new_zeros(len(lengths), 0, self.config.hidden)
-        return Source((0,) * len(lengths), none, none, none[..., 0].bool())
+        return EncodedSource((0,) * len(lengths), none, none, none[..., 0].bool())
 
     def step(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        out, memory = self.cells(x, state.memory)
-        return out, replace(state, memory=memory, written=state.written + 1)
+        out, memory = self.run_step(x, state.memory)
+        return out, replace(state, memory=memory, steps=state.steps + 1)
 
     def readout(self, features: Tensor) -> Tensor:
         narrowed: Tensor = self.narrow(features)
         return narrowed
 
-    def whole(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
-        return self.readout(self.all_cells(x, lengths, state.memory))
+    def decode_targets(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
+        return self.readout(self.run_all_steps(x, lengths, state.memory))
 
 
-class Looker(Decoder):
+class AttentionDecoder(RecurrentDecoder):
     """With attention."""
 
     def __init__(self, config: RecurrentConfig, beside: int = 0) -> None:
         super().__init__(config, beside)
-        self.looking = Looking(config)
+        self.looking = SourceAttention(config)
 
-    def source(self, annotations: Tensor, lengths: Sequence[int]) -> Source:
-        return self.looking.source(annotations, lengths)
+    def build_source(self, annotations: Tensor, lengths: Sequence[int]) -> EncodedSource:
+        return self.looking.build_source(annotations, lengths)
 
-    def look(self, query: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+    def attend(self, query: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """[N, H] queries to contexts [N, H]."""
-        contexts, weights = self.looking(query[:, None], state.source, state.written[:, None])
-        return contexts[:, 0], replace(state, weights=weights[:, 0], written=state.written + 1)
+        contexts, weights = self.looking(query[:, None], state.source, state.steps[:, None])
+        return contexts[:, 0], replace(state, weights=weights[:, 0], steps=state.steps + 1)
 
 
-class Bahdanau(Looker):
+class BahdanauDecoder(AttentionDecoder):
     """It looks before its cell runs, asking with the state before, and what it sees goes into the cell (Bahdanau et al.
     2015, arXiv:1409.0473).  The first state is made of what was remembered last by the direction that ends at the first
     token; the readout is a maxout of state, token and context (Goodfellow et al. 2013)."""
@@ -127,13 +127,13 @@ class Bahdanau(Looker):
         self.bridge = nn.Linear(config.hidden // config.directions, config.hidden)
         self.maxout = nn.Linear(config.width + 2 * config.hidden, 2 * config.width)
 
-    def opening(self, last: Tensor) -> Tensor:
+    def initial_memory(self, last: Tensor) -> Tensor:
         opened: Tensor = self.bridge(last[:, :, -1]).tanh()
         return opened
 
     def step(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        context, state = self.look(state.memory[0, -1], state)
-        out, memory = self.cells(torch.cat((x, context), dim=-1), state.memory)
+        context, state = self.attend(state.memory[0, -1], state)
+        out, memory = self.run_step(torch.cat((x, context), dim=-1), state.memory)
         return torch.cat((out, x, context), dim=-1), replace(state, memory=memory)
 
     def readout(self, features: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class Bahdanau(Looker):
         return pairs.view(*pairs.shape[:-1], -1, 2).amax(dim=-1)
 
 
-class Luong(Looker):
+class LuongDecoder(AttentionDecoder):
     """It looks when its cell has run, asking with that state, and says of both tanh(W [c; h]), the attentional vector
     (Luong et al. 2015, arXiv:1508.04025)."""
 
@@ -149,46 +149,50 @@ class Luong(Looker):
         super().__init__(config, beside)
         self.combine = nn.Linear(2 * config.hidden, config.width, bias=False)
 
-    def combined(self, contexts: Tensor, states: Tensor) -> Tensor:
+    def attentional_vectors(self, contexts: Tensor, states: Tensor) -> Tensor:
         made: Tensor = self.combine(torch.cat((contexts, states), dim=-1)).tanh()
         return made
 
     def step(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        out, memory = self.cells(x, state.memory)
-        context, state = self.look(out, state)
-        made = self.combined(context, out)
-        return made, replace(state, memory=memory, made=made)
+        out, memory = self.run_step(x, state.memory)
+        context, state = self.attend(out, state)
+        made = self.attentional_vectors(context, out)
+        return made, replace(state, memory=memory, attentional=made)
 
-    def whole(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
-        states = self.all_cells(x, lengths, state.memory)
-        return self.combined(self.contexts(states, lengths, state.source), states)
+    def decode_targets(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
+        states = self.run_all_steps(x, lengths, state.memory)
+        return self.attentional_vectors(self.attend_all(states, lengths, state.source), states)
 
-    def contexts(self, states: Tensor, lengths: Sequence[int], source: Source) -> Tensor:
+    def attend_all(self, states: Tensor, lengths: Sequence[int], source: EncodedSource) -> Tensor:
         """Of all rows of targets, in groups of like size: [T, H]."""
         found, places = [], []
-        for members in grouping(lengths, source.lengths):
-            rows, inside = (part.to(states.device) for part in rectangle(lengths, members))
-            asked = source.pick(torch.tensor(members, device=states.device))
+        for members in group_sequences(lengths, source.lengths):
+            rows, inside = (part.to(states.device) for part in padded_rows(lengths, members))
+            asked = source.select_rows(torch.tensor(members, device=states.device))
             times = torch.arange(rows.size(1), device=states.device)[None]
             found.append(self.looking(states[rows], asked, times)[0][inside])
             places.append(rows[inside])
         return torch.cat(found).index_select(0, torch.cat(places).argsort())
 
 
-class Feeding(Luong):
+class InputFeedingDecoder(LuongDecoder):
     """Each step reads the attentional vector of the one before, so that it knows where it looked."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config, config.width)
 
     def step(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        return super().step(torch.cat((x, state.made), dim=-1), state)
+        return super().step(torch.cat((x, state.attentional), dim=-1), state)
 
-    def whole(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
-        return Decoder.whole(self, x, lengths, state)
+    def decode_targets(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
+        return RecurrentDecoder.decode_targets(self, x, lengths, state)
 
 
-def decoder_of(config: RecurrentConfig) -> Decoder:
+def build_decoder(config: RecurrentConfig) -> RecurrentDecoder:
     """The one that a configuration asks for."""
-    kinds = {"none": Unaware, "bahdanau": Bahdanau, "luong": Feeding if config.input_feeding else Luong}
+    kinds = {
+        "none": PlainDecoder,
+        "bahdanau": BahdanauDecoder,
+        "luong": InputFeedingDecoder if config.input_feeding else LuongDecoder,
+    }
     return kinds[config.attention](config)

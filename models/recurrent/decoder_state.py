@@ -7,36 +7,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .source_attention import Source, joined
+from .source_attention import EncodedSource, join_sources
 
 
 @dataclass(frozen=True)
 class RecurrentState:
     """Of N sequences."""
 
-    source: Source
+    source: EncodedSource
     memory: Tensor  # [M, depth, N, H] of the cells; M is 2 of an LSTM
-    made: Tensor  # [N, W] of the last step, where the next one reads it
-    written: Tensor  # [N] steps
+    attentional: Tensor  # [N, W] of the last step, where the next one reads it
+    steps: Tensor  # [N] steps
     weights: Tensor  # [N, K] of the last step
 
-    def first(self, count: int) -> "RecurrentState":
-        if count == len(self.written):
+    def first_rows(self, count: int) -> "RecurrentState":
+        if count == len(self.steps):
             return self
-        rest = (part[:count] for part in (self.made, self.written, self.weights))
-        return RecurrentState(self.source.first(count), self.memory[:, :, :count], *rest)
+        rest = (part[:count] for part in (self.attentional, self.steps, self.weights))
+        return RecurrentState(self.source.first_rows(count), self.memory[:, :, :count], *rest)
 
-    def pick(self, rows: Tensor) -> "RecurrentState":
-        source = self.source.pick(rows)
+    def select_rows(self, rows: Tensor) -> "RecurrentState":
+        source = self.source.select_rows(rows)
         weights = self.weights[:, : source.mask.size(1)]
-        rest = (part.index_select(0, rows) for part in (self.made, self.written, weights))
+        rest = (part.index_select(0, rows) for part in (self.attentional, self.steps, weights))
         return RecurrentState(source, self.memory.index_select(2, rows), *rest)
 
 
-def join(states: Sequence[RecurrentState]) -> RecurrentState:
+def join_states(states: Sequence[RecurrentState]) -> RecurrentState:
     """All of their sequences, one state behind the other."""
-    source = joined([state.source for state in states])
+    source = join_sources([state.source for state in states])
     weights = [F.pad(state.weights, (0, source.mask.size(1) - state.weights.size(1))) for state in states]
     memory = torch.cat([state.memory for state in states], dim=2)
-    rest = ([state.made for state in states], [state.written for state in states], weights)
+    rest = ([state.attentional for state in states], [state.steps for state in states], weights)
     return RecurrentState(source, memory, *(torch.cat(part) for part in rest))

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from .recurrent_config import RecurrentConfig
 from .sequence_layouts import Packing
 
-CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
+CELL_CLASSES: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
-class Encoder(nn.Module):
+class RecurrentEncoder(nn.Module):
     """GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter and Schmidhuber 1997), in one direction or in both
     (Schuster and Paliwal 1997).  In one it may read the last token first, so that what a target begins with was read
     just before (Sutskever et al. 2014, arXiv:1409.3215); annotations stand in the source's own order all the same."""
@@ -22,7 +22,7 @@ class Encoder(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = CELLS[config.cell](
+        self.layers = CELL_CLASSES[config.cell](
             config.width,
             config.hidden // config.directions,
             config.depth,
@@ -36,5 +36,5 @@ class Encoder(nn.Module):
         packing = Packing.of(lengths, x.device, backwards=self.config.reversed_source)
         out, last = self.layers(packing.pack(x))
         memory = torch.stack(last if isinstance(last, tuple) else (last,))
-        shape = (self.config.memories, self.config.depth, self.config.directions, len(lengths), -1)
+        shape = (self.config.state_tensors, self.config.depth, self.config.directions, len(lengths), -1)
         return packing.unpack(out.data), memory.view(shape)

@@ -9,16 +9,23 @@ from typing import Literal, get_args
 
 from ..core.errors import ModelError
 
-Cell = Literal["gru", "lstm"]
-Attending = Literal["none", "bahdanau", "luong"]
-Scoring = Literal["dot", "general", "concat"]
-Reaching = Literal["global", "local-m", "local-p"]
+CellKind = Literal["gru", "lstm"]
+AttentionKind = Literal["none", "bahdanau", "luong"]
+ScoreKind = Literal["dot", "general", "concat"]
+ReachKind = Literal["global", "local-m", "local-p"]
 
-CHOICES = {"cell": Cell, "attention": Attending, "score": Scoring, "reach": Reaching}
-MOST = 2**31  # of any size
-SIZES = {"vocab_size": MOST, "width": 2**20, "hidden": 2**20, "depth": MOST, "window": MOST, "max_positions": MOST}
-SWITCHES = ("bidirectional", "input_feeding", "reversed_source", "tied")
-IDS = ("start", "end", "pad")
+CHOICE_FIELDS = {"cell": CellKind, "attention": AttentionKind, "score": ScoreKind, "reach": ReachKind}
+SIZE_LIMIT = 2**31  # of any size
+SIZE_LIMITS = {
+    "vocab_size": SIZE_LIMIT,
+    "width": 2**20,
+    "hidden": 2**20,
+    "depth": SIZE_LIMIT,
+    "window": SIZE_LIMIT,
+    "max_positions": SIZE_LIMIT,
+}
+BOOLEAN_FIELDS = ("bidirectional", "input_feeding", "reversed_source", "tied")
+TOKEN_FIELDS = ("start", "end", "pad")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +39,11 @@ class RecurrentConfig:
     width: int  # of a token's vector, and of what the output matrix is given
     hidden: int  # of the decoder's state and of what the encoder says of a token, half of it in each direction
     depth: int = 1
-    cell: Cell = "gru"
+    cell: CellKind = "gru"
     bidirectional: bool = True
-    attention: Attending = "none"
-    score: Scoring = "concat"  # of "luong"; the others have no choice
-    reach: Reaching = "global"  # of "luong"
+    attention: AttentionKind = "none"
+    score: ScoreKind = "concat"  # of "luong"; the others have no choice
+    reach: ReachKind = "global"  # of "luong"
     window: int = 10  # tokens on each side that a local reach sees
     input_feeding: bool = False  # of "luong": what one step has made is read by the next
     reversed_source: bool = False  # of an encoder in one direction: it reads the last token first
@@ -48,7 +55,7 @@ class RecurrentConfig:
     pad: int  # stands for nothing, in rectangles of others; none is computed here
 
     def __post_init__(self) -> None:
-        for name, wrong in unsound(self):
+        for name, wrong in invalid_values(self):
             message = f"{name} is {getattr(self, name)!r}, which should be {wrong}"
             raise ModelError(message)
 
@@ -57,31 +64,31 @@ class RecurrentConfig:
         return 2 if self.bidirectional else 1
 
     @property
-    def memories(self) -> int:
+    def state_tensors(self) -> int:
         """Tensors that a cell remembers: its state, and an LSTM's long memory beside it."""
         return 2 if self.cell == "lstm" else 1
 
 
-def unsound(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
+def invalid_values(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
     """Fields whose values make no network, and what they should be: a file may hold anything."""
-    for name, most in SIZES.items():
+    for name, most in SIZE_LIMITS.items():
         if type(getattr(config, name)) is not int or not 1 <= getattr(config, name) < most:
             yield name, f"a whole number from 1 to {most - 1}"
-    for name in SWITCHES:
+    for name in BOOLEAN_FIELDS:
         if type(getattr(config, name)) is not bool:
             yield name, "true or false"
-    for name, choice in CHOICES.items():
+    for name, choice in CHOICE_FIELDS.items():
         if getattr(config, name) not in get_args(choice):
             yield name, f"one of {', '.join(get_args(choice))}"
-    for name in IDS:
+    for name in TOKEN_FIELDS:
         if type(getattr(config, name)) is not int or not 0 <= getattr(config, name) < config.vocab_size:
             yield name, f"a token below {config.vocab_size}"
     if type(config.dropout) not in (int, float) or not 0 <= config.dropout < 1:
         yield "dropout", "a share, less than 1"
-    yield from contradictory(config)
+    yield from ignored_fields(config)
 
 
-def contradictory(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
+def ignored_fields(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
     """Fields that would be ignored, were they not refused."""
     if config.bidirectional and config.hidden % 2:
         yield "hidden", "even, half of it for each direction"

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import EncodingError, ModelError
-from ..network.ragged import Ragged
-from .decoder import decoder_of
-from .decoder_state import RecurrentState, join
-from .encoder import Encoder
-from .recurrent_config import SIZES, RecurrentConfig
+from ..network.ragged import RaggedBatch
+from .decoder import build_decoder
+from .decoder_state import RecurrentState, join_states
+from .encoder import RecurrentEncoder
+from .recurrent_config import SIZE_LIMITS, RecurrentConfig
 
 
 class RecurrentTranslator(nn.Module):
@@ -26,52 +26,52 @@ class RecurrentTranslator(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.width)
         nn.init.normal_(self.tokens.weight, std=config.width**-0.5)  # a length of one, so that tied logits begin small
-        self.encoder = Encoder(config)
-        self.decoder = decoder_of(config)
+        self.encoder = RecurrentEncoder(config)
+        self.decoder = build_decoder(config)
         self.output = nn.Linear(config.width, config.vocab_size)
         if config.tied:
             self.output.weight = self.tokens.weight
         self.dropout = nn.Dropout(config.dropout)
 
     @property
-    def start(self) -> int:
+    def start_token(self) -> int:
         return self.config.start
 
-    def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def forward(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         logits: Tensor = self.output(self.readout(sources, targets))
         return logits
 
-    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, W]: what `last` makes logits of."""
-        x, state = self._vectors(targets), self.begin(sources)
-        made: Tensor = self.dropout(self.decoder.whole(x, targets.lengths, state))
+        x, state = self._embed(targets), self.initial_state(sources)
+        made: Tensor = self.dropout(self.decoder.decode_targets(x, targets.lengths, state))
         return made
 
     @property
-    def last(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """A matrix [V, W] and a bias [V]."""
         return self.output.weight, self.output.bias
 
-    def begin(self, sources: Ragged) -> RecurrentState:
-        annotations, last = self.encoder(self._vectors(sources), sources.lengths)
-        return self.decoder.begin(annotations, sources.lengths, last)
+    def initial_state(self, sources: RaggedBatch) -> RecurrentState:
+        annotations, last = self.encoder(self._embed(sources), sources.lengths)
+        return self.decoder.initial_state(annotations, sources.lengths, last)
 
     def step(self, tokens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         features, state = self.decoder.step(self.dropout(self.tokens(tokens)), state)
         return self.output(self.dropout(self.decoder.readout(features))), state
 
-    def pick(self, state: RecurrentState, rows: Tensor) -> RecurrentState:
-        return state.pick(rows)
+    def select_rows(self, state: RecurrentState, rows: Tensor) -> RecurrentState:
+        return state.select_rows(rows)
 
-    def join(self, states: Sequence[RecurrentState]) -> RecurrentState:
-        return join(states)
+    def join_states(self, states: Sequence[RecurrentState]) -> RecurrentState:
+        return join_states(states)
 
-    def looked(self, state: RecurrentState) -> list[Tensor]:
+    def attention_weights(self, state: RecurrentState) -> list[Tensor]:
         if self.config.attention == "none":
             return []
         return [weights[:length] for weights, length in zip(state.weights, state.source.lengths, strict=True)]
 
-    def _vectors(self, batch: Ragged) -> Tensor:
+    def _embed(self, batch: RaggedBatch) -> Tensor:
         if min(batch.lengths, default=0) == 0:
             message = "a sequence has no token, and one is needed in each"
             raise EncodingError(message)
@@ -79,19 +79,19 @@ class RecurrentTranslator(nn.Module):
         return vectors
 
 
-def sized(config: RecurrentConfig, parameters: int) -> RecurrentConfig:
+def fit_hidden_width(config: RecurrentConfig, parameters: int) -> RecurrentConfig:
     """The same with the `hidden` width that comes nearest to so many parameters, so that systems can be compared.
 
     All matrices together grow with the square of that width, so three narrow networks tell what any would have.
     ModelError if none is within a tenth of what is wanted.
     """
     unit = config.directions
-    one, two, three = (count(replace(config, hidden=width * unit)) for width in (1, 2, 3))
+    one, two, three = (count_parameters(replace(config, hidden=width * unit)) for width in (1, 2, 3))
 
     def told(width: int) -> int:
         return one + (two - one) * (width - 1) + (three - 2 * two + one) * (width - 1) * (width - 2) // 2
 
-    above = bisect_left(range(1, SIZES["hidden"] // unit), parameters, key=told) + 1
+    above = bisect_left(range(1, SIZE_LIMITS["hidden"] // unit), parameters, key=told) + 1
     width = min((above, max(above - 1, 1)), key=lambda width: abs(told(width) - parameters))
     if abs(told(width) - parameters) > parameters / 10:
         message = f"{parameters} parameters are no budget for this network: the nearest has {told(width)}"
@@ -99,7 +99,7 @@ def sized(config: RecurrentConfig, parameters: int) -> RecurrentConfig:
     return replace(config, hidden=width * unit)
 
 
-def count(config: RecurrentConfig) -> int:
+def count_parameters(config: RecurrentConfig) -> int:
     """Parameters of such a network; no random number is drawn that others would miss."""
     with torch.random.fork_rng(devices=[]):
         return sum(parameter.numel() for parameter in RecurrentTranslator(config).parameters())

@@ -37,7 +37,7 @@ class Packing:
 
     def pack(self, x: Tensor) -> PackedSequence:
         """Ragged [T, W] rows, for one of torch's layers."""
-        rows = cast(x.index_select(0, self.rows))
+        rows = cast_for_autocast(x.index_select(0, self.rows))
         return PackedSequence(rows, torch.tensor(self.sizes), self.order, self.ranks)
 
     def unpack(self, packed: Tensor) -> Tensor:
@@ -45,18 +45,18 @@ class Packing:
         return packed.index_select(0, self.places)
 
 
-def step_of(x: Tensor) -> PackedSequence:
+def pack_step(x: Tensor) -> PackedSequence:
     """[N, W] rows of one step of N sequences."""
-    return PackedSequence(cast(x), torch.tensor([len(x)]))
+    return PackedSequence(cast_for_autocast(x), torch.tensor([len(x)]))
 
 
-def cast(x: Tensor) -> Tensor:
+def cast_for_autocast(x: Tensor) -> Tensor:
     """In the precision of mixed ones: torch casts what an LSTM on a CPU has beside its rows, and then refuses them."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def rectangle(lengths: Sequence[int], members: Sequence[int]) -> tuple[Tensor, Tensor]:
+def padded_rows(lengths: Sequence[int], members: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Ragged rows [M, L] of some of the sequences, padded with the last row of each, and where none is padding."""
     length, at = torch.tensor(lengths), torch.tensor(members)
     starts, length = (length.cumsum(0) - length)[at, None], length[at, None]

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..literature.score_functions import SCORES, Score, Widths, masked_softmax
+from ..literature.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreWidths, masked_softmax
 from .recurrent_config import RecurrentConfig
-from .sequence_layouts import rectangle
+from .sequence_layouts import padded_rows
 
 SCORE_NAMES = {"dot": "dot", "general": "general", "concat": "additive"}  # two halves of one matrix are two matrices
 
 
 @dataclass(frozen=True)
-class Source:
+class EncodedSource:
     """Annotations of N sources, padded to the longest of them."""
 
     lengths: tuple[int, ...]
@@ -28,19 +28,19 @@ class Source:
     keys: Tensor  # [N, K, D] what the score makes of them
     mask: Tensor  # [N, K] True where a token is
 
-    def first(self, count: int) -> "Source":
-        return Source(self.lengths[:count], self.rows[:count], self.keys[:count], self.mask[:count])
+    def first_rows(self, count: int) -> "EncodedSource":
+        return EncodedSource(self.lengths[:count], self.rows[:count], self.keys[:count], self.mask[:count])
 
-    def pick(self, at: Tensor) -> "Source":
+    def select_rows(self, at: Tensor) -> "EncodedSource":
         """Of [M] of them, no wider than they need."""
         lengths = tuple(self.lengths[n] for n in at.tolist())
         rows, keys, mask = (
             part[:, : max(lengths, default=0)].index_select(0, at) for part in (self.rows, self.keys, self.mask)
         )
-        return Source(lengths, rows, keys, mask)
+        return EncodedSource(lengths, rows, keys, mask)
 
 
-def joined(sources: Sequence[Source]) -> Source:
+def join_sources(sources: Sequence[EncodedSource]) -> EncodedSource:
     """All of them, one behind the other."""
     longest = max(source.mask.size(1) for source in sources)
     lengths = tuple(length for source in sources for length in source.lengths)
@@ -48,10 +48,12 @@ def joined(sources: Sequence[Source]) -> Source:
         torch.cat([F.pad(part, (0, 0, 0, longest - part.size(1))) for part in parts])
         for parts in ([source.rows for source in sources], [source.keys for source in sources])
     )
-    return Source(lengths, rows, keys, torch.cat([F.pad(s.mask, (0, longest - s.mask.size(1))) for s in sources]))
+    return EncodedSource(
+        lengths, rows, keys, torch.cat([F.pad(s.mask, (0, longest - s.mask.size(1))) for s in sources])
+    )
 
 
-class Everywhere(nn.Module):
+class GlobalReach(nn.Module):
     """The global reach: every token is seen."""
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -62,21 +64,21 @@ class Everywhere(nn.Module):
         """[N, Q, K] scores to weights, of [N, Q, H] queries at [N, Q] or [1, Q] `times`, where [N, K] `mask` is."""
         return masked_softmax(scores, mask[:, None])
 
-    def near(self, mask: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    def within_window(self, mask: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
         """What is no farther from [N, Q] centres than the window, and how far each token is: [N, Q, K]."""
         apart = torch.arange(mask.size(1), device=mask.device) - centre[..., None]
         return mask[:, None] & (apart.abs() <= self.config.window), apart
 
 
-class Monotonic(Everywhere):
+class MonotonicReach(GlobalReach):
     """local-m: around the token whose turn it is, were one written for each that was read.  Behind the end of a short
     source nothing is seen."""
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
-        return masked_softmax(scores, self.near(mask, times)[0])
+        return masked_softmax(scores, self.within_window(mask, times)[0])
 
 
-class Predictive(Everywhere):
+class PredictiveReach(GlobalReach):
     """local-p: around a place that the query foretells, S sigmoid(v . tanh(W h)), with a Gaussian of half the window
     over it, so that the place is learned."""
 
@@ -91,28 +93,34 @@ class Predictive(Everywhere):
         return share * mask.sum(dim=-1, keepdim=True)
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
-        near, apart = self.near(mask, self.centre(query, mask))
+        near, apart = self.within_window(mask, self.centre(query, mask))
         return masked_softmax(scores, near) * (apart.square() / (-2 * (self.config.window / 2) ** 2)).exp()
 
 
-REACHES: dict[str, type[Everywhere]] = {"global": Everywhere, "local-m": Monotonic, "local-p": Predictive}
+REACH_CLASSES: dict[str, type[GlobalReach]] = {
+    "global": GlobalReach,
+    "local-m": MonotonicReach,
+    "local-p": PredictiveReach,
+}
 
 
-class Looking(nn.Module):
+class SourceAttention(nn.Module):
     """Attention of one query a step, or of all that are known (Luong et al. 2015, arXiv:1508.04025, for its kinds)."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
-        self.score: Score = SCORES[SCORE_NAMES[config.score]](Widths(query=config.hidden, key=config.hidden))
-        self.reach = REACHES[config.reach](config)
+        self.score: ScoreFunction = SCORE_FUNCTIONS[SCORE_NAMES[config.score]](
+            ScoreWidths(query=config.hidden, key=config.hidden)
+        )
+        self.reach = REACH_CLASSES[config.reach](config)
 
-    def source(self, annotations: Tensor, lengths: Sequence[int]) -> Source:
+    def build_source(self, annotations: Tensor, lengths: Sequence[int]) -> EncodedSource:
         """[T, A] annotations of N sources, each padded with its last."""
-        rows, mask = (part.to(annotations.device) for part in rectangle(lengths, range(len(lengths))))
-        return Source(tuple(lengths), annotations[rows], self.score.prepare(annotations)[rows], mask)
+        rows, mask = (part.to(annotations.device) for part in padded_rows(lengths, range(len(lengths))))
+        return EncodedSource(tuple(lengths), annotations[rows], self.score.prepare(annotations)[rows], mask)
 
-    def forward(self, query: Tensor, source: Source, times: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, source: EncodedSource, times: Tensor) -> tuple[Tensor, Tensor]:
         """[N, Q, H] queries at [N, Q] or [1, Q] steps to [N, Q, A] contexts, and their weights [N, Q, K]."""
-        scores = self.score.compare(query, source.keys)
+        scores = self.score.score_prepared(query, source.keys)
         weights: Tensor = self.reach(scores, query, source.mask, times)
         return weights @ source.rows, weights

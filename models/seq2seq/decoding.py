@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..network.ragged import Ragged
-from .beam_search import Choice, Rule
+from ..network.ragged import RaggedBatch
+from .beam_search import BeamRules, Continuation
 from .protocol import Seq2Seq
 
-Choose = Callable[[Tensor], Tensor]  # of [N, V] log-probabilities a token each, [N]
+ChooseTokens = Callable[[Tensor], Tensor]  # of [N, V] log-probabilities a token each, [N]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class DecodingConfig:
     """What is written and when it ends.  Lengths count tokens behind the start, the one that ends it included.
 
     `opening` is what the first token has to be, `closing` the one at the last place, none of which is a matter of
@@ -30,45 +30,47 @@ class Writing:
     models.seq2seq.beam_search.Rule.  `drawn`: tokens are drawn by chance, by their odds at that `temperature`, of
     the `top_k` likeliest (0: of all) and of those that have `top_p` of all odds together."""
 
-    stops: frozenset[int]
-    most: int
-    least: int = 0
-    opening: tuple[int, ...] = ()
-    closing: tuple[int, ...] = ()
-    banned: tuple[int, ...] = ()
-    once: int = 0  # no so many tokens in a row come twice; 0: they may
-    renormalised: bool = False
+    stop_tokens: frozenset[int]
+    max_tokens: int
+    min_tokens: int = 0
+    forced_first: tuple[int, ...] = ()
+    forced_last: tuple[int, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
+    no_repeat_ngram: int = 0  # no so many tokens in a row come twice; 0: they may
+    renormalize: bool = False
     beams: int = 1
     length_penalty: float = 1.0
-    early: bool = False
-    patient: bool = False
-    drawn: bool = False
+    early_stopping: bool = False
+    never_stop_early: bool = False
+    sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GeneratedSequence:
     """What was written; `stop` is the token that ended it, or -1 where its length did.  `score` is the sum of its
     tokens' log-probabilities, of beams normalised by length."""
 
     tokens: tuple[int, ...]
-    stop: int
+    stop_token: int
     score: float
 
 
-def write(network: Seq2Seq, sources: Ragged, how: Writing, chance: torch.Generator | None = None) -> list[Answer]:
+def generate(
+    network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig, chance: torch.Generator | None = None
+) -> list[GeneratedSequence]:
     """An answer to each source: of beams the best."""
     if how.beams > 1:
-        return [found[0] for found in search(network, sources, how)]
-    if how.drawn:
-        return spoken(network, sources, how, lambda shaped: drawn(shaped, how, chance))
-    return spoken(network, sources, how, lambda shaped: shaped.argmax(dim=-1))
+        return [found[0] for found in search_beams(network, sources, how)]
+    if how.sample:
+        return generate_stepwise(network, sources, how, lambda shaped: sample_tokens(shaped, how, chance))
+    return generate_stepwise(network, sources, how, lambda shaped: shaped.argmax(dim=-1))
 
 
 @dataclass(slots=True)
-class Line:
+class Hypothesis:
     """An answer under way."""
 
     tokens: list[int] = field(default_factory=list)
@@ -76,99 +78,105 @@ class Line:
 
 
 @torch.no_grad()
-def spoken(network: Seq2Seq, sources: Ragged, how: Writing, choose: Choose) -> list[Answer]:
+def generate_stepwise(
+    network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig, choose: ChooseTokens
+) -> list[GeneratedSequence]:
     """One token after the other, as `choose` has it."""
-    lines = [Line() for _ in sources.lengths]
-    answers: dict[int, Answer] = {}
-    going, state = list(range(len(lines))), network.begin(sources)
-    tokens = sources.tokens.new_full((len(lines),), network.start)
+    lines = [Hypothesis() for _ in sources.lengths]
+    answers: dict[int, GeneratedSequence] = {}
+    going, state = list(range(len(lines))), network.initial_state(sources)
+    tokens = sources.tokens.new_full((len(lines),), network.start_token)
     while going:
         logits, state = network.step(tokens, state)
-        shaped = allowed(logits.float().log_softmax(dim=-1), [lines[n].tokens for n in going], how, network.start)
+        shaped = mask_logprobs(
+            logits.float().log_softmax(dim=-1), [lines[n].tokens for n in going], how, network.start_token
+        )
         tokens = choose(shaped)
         scores = shaped.gather(1, tokens[:, None])[:, 0].tolist()
         for n, token, score in zip(going, tokens.tolist(), scores, strict=True):
             line = lines[n]
             line.tokens.append(token)
             line.score += score
-            if token in how.stops:
-                answers[n] = Answer(tuple(line.tokens[:-1]), token, line.score)
-            elif len(line.tokens) == how.most:
-                answers[n] = Answer(tuple(line.tokens), -1, line.score)
+            if token in how.stop_tokens:
+                answers[n] = GeneratedSequence(tuple(line.tokens[:-1]), token, line.score)
+            elif len(line.tokens) == how.max_tokens:
+                answers[n] = GeneratedSequence(tuple(line.tokens), -1, line.score)
         on = torch.tensor([row for row, n in enumerate(going) if n not in answers], device=tokens.device)
         going = [n for n in going if n not in answers]
         if going and len(going) < len(tokens):
-            state, tokens = network.pick(state, on), tokens[on]
+            state, tokens = network.select_rows(state, on), tokens[on]
     return [answers[n] for n in range(len(lines))]
 
 
-class Search:
+class BeamSearch:
     """The search for one source's best answers."""
 
-    def __init__(self, how: Writing) -> None:
-        self.rule = Rule(how.beams, how.stops, how.most, how.length_penalty, how.early, how.patient)
-        self.beams, self.answers = [Line()], list[Answer]()
+    def __init__(self, how: DecodingConfig) -> None:
+        self.rule = BeamRules(
+            how.beams, how.stop_tokens, how.max_tokens, how.length_penalty, how.early_stopping, how.never_stop_early
+        )
+        self.beams, self.answers = [Hypothesis()], list[GeneratedSequence]()
 
-    def turn(self, shaped: Tensor) -> list[Choice]:
+    def advance(self, shaped: Tensor) -> list[Continuation]:
         """After the log-probabilities [K, V] of all beams: how they go on.  None does if it is over."""
         length, rule = len(self.beams[0].tokens) + 1, self.rule
-        turn = rule.turn(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.width)
-        self.answers += [self._answer(choice, rule.normal(choice.score, length)) for choice in turn.ended]
+        turn = rule.advance(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
+        self.answers += [self._answer(choice, rule.normalize_score(choice.score, length)) for choice in turn.ended]
         self.answers.sort(key=lambda answer: answer.score, reverse=True)
-        del self.answers[rule.width :]
-        over = rule.over(turn.going, length, [answer.score for answer in self.answers])
-        going = [] if over else turn.going
-        self.beams = [Line([*self.beams[choice.beam].tokens, choice.token], choice.score) for choice in going]
+        del self.answers[rule.beams :]
+        over = rule.is_finished(turn.continued, length, [answer.score for answer in self.answers])
+        going = [] if over else turn.continued
+        self.beams = [Hypothesis([*self.beams[choice.beam].tokens, choice.token], choice.score) for choice in going]
         return going
 
-    def _answer(self, choice: Choice, score: float) -> Answer:
+    def _answer(self, choice: Continuation, score: float) -> GeneratedSequence:
         said = self.beams[choice.beam].tokens
-        if choice.token in self.rule.stops:
-            return Answer(tuple(said), choice.token, score)
-        return Answer((*said, choice.token), -1, score)
+        if choice.token in self.rule.stop_tokens:
+            return GeneratedSequence(tuple(said), choice.token, score)
+        return GeneratedSequence((*said, choice.token), -1, score)
 
 
 @torch.no_grad()
-def search(network: Seq2Seq, sources: Ragged, how: Writing) -> list[list[Answer]]:
+def search_beams(network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig) -> list[list[GeneratedSequence]]:
     """The best answers to each source, `how.beams` of them at most, the best first."""
-    searches = [Search(how) for _ in sources.lengths]
-    going, state = searches, network.begin(sources)
-    tokens = sources.tokens.new_full((len(going),), network.start)
+    searches = [BeamSearch(how) for _ in sources.lengths]
+    going, state = searches, network.initial_state(sources)
+    tokens = sources.tokens.new_full((len(going),), network.start_token)
     while going:
         logits, state = network.step(tokens, state)
         said = [beam.tokens for each in going for beam in each.beams]
-        shaped = allowed(logits.float().log_softmax(dim=-1), said, how, network.start)
+        shaped = mask_logprobs(logits.float().log_softmax(dim=-1), said, how, network.start_token)
         rows, chosen, first = list[int](), list[int](), 0
         for each in going:
             count = len(each.beams)
-            for choice in each.turn(shaped[first : first + count]):
+            for choice in each.advance(shaped[first : first + count]):
                 rows.append(first + choice.beam)
                 chosen.append(choice.token)
             first += count
         going = [each for each in going if each.beams]
         if going:
-            state = network.pick(state, torch.tensor(rows, device=tokens.device))
+            state = network.select_rows(state, torch.tensor(rows, device=tokens.device))
             tokens = torch.tensor(chosen, device=tokens.device)
     return [each.answers for each in searches]
 
 
-def allowed(shaped: Tensor, said: Sequence[Sequence[int]], how: Writing, start: int) -> Tensor:
+def mask_logprobs(shaped: Tensor, said: Sequence[Sequence[int]], how: DecodingConfig, start: int) -> Tensor:
     """[N, V] log-probabilities of the token behind what was `said`, -inf for what may not stand there."""
-    length, stops = len(said[0]) + 1, sorted(how.stops)
-    if how.once:
+    length, stops = len(said[0]) + 1, sorted(how.stop_tokens)
+    if how.no_repeat_ngram:
         for row, tokens in enumerate(said):
-            shaped[row, repeating([start, *tokens], how.once)] = float("-inf")
-    shaped[:, list(how.banned)] = float("-inf")
-    if length <= how.least:
+            shaped[row, repeated_ngram_tokens([start, *tokens], how.no_repeat_ngram)] = float("-inf")
+    shaped[:, list(how.banned_tokens)] = float("-inf")
+    if length <= how.min_tokens:
         shaped[:, stops] = float("-inf")
-    only = how.opening if length == 1 else how.closing if length == how.most else ()
+    only = how.forced_first if length == 1 else how.forced_last if length == how.max_tokens else ()
     if only:
         shaped = torch.full_like(shaped, float("-inf"))
         shaped[:, list(only)] = 0.0
-    return shaped.log_softmax(dim=-1) if how.renormalised else shaped
+    return shaped.log_softmax(dim=-1) if how.renormalize else shaped
 
 
-def repeating(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]:
+def repeated_ngram_tokens(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]:
     """Which tokens would end a row of `size` that has come before."""
     said, before = np.asarray(tokens, np.int64), size - 1
     count = len(said) - before  # places where a row could have ended
@@ -181,7 +189,7 @@ def repeating(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]
     return found
 
 
-def drawn(shaped: Tensor, how: Writing, chance: torch.Generator | None) -> Tensor:
+def sample_tokens(shaped: Tensor, how: DecodingConfig, chance: torch.Generator | None) -> Tensor:
     """[N] tokens, drawn by their odds."""
     scores = shaped / how.temperature
     if how.top_k:

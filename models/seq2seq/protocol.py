@@ -10,40 +10,40 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..network.ragged import Ragged
+from ..network.ragged import RaggedBatch
 
-State = Any  # of N sequences: known to its network alone
+Seq2SeqState = Any  # of N sequences: known to its network alone
 
 
 class Seq2Seq(Protocol):
     """A module over one vocabulary of V tokens; what it writes stands behind `start`."""
 
     @property
-    def start(self) -> int:
+    def start_token(self) -> int:
         """The token that stands before the first that is written."""
 
-    def __call__(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def __call__(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, V] logits: for each of T rows of N targets, each of which begins with `start`, those of the token behind
         it, where what stands before it is given (teacher forcing, Williams and Zipser 1989)."""
 
-    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         """[T, W]: what `last` makes those logits of."""
 
     @property
-    def last(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """A matrix [V, W], and a bias [V] or none."""
 
-    def begin(self, sources: Ragged) -> State:
+    def initial_state(self, sources: RaggedBatch) -> Seq2SeqState:
         """What is known of N targets when their sources have been read and nothing is written."""
 
-    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: Seq2SeqState) -> tuple[Tensor, Seq2SeqState]:
         """[N, V] logits behind the [N] tokens that were written last, `start` at first; and what is known then."""
 
-    def pick(self, state: State, rows: Tensor) -> State:
+    def select_rows(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
         """Of the sequences at [M] rows, in this order; one may come more than once."""
 
-    def join(self, states: Sequence[State]) -> State:
+    def join_states(self, states: Sequence[Seq2SeqState]) -> Seq2SeqState:
         """Of all of their sequences, one state behind the other."""
 
-    def looked(self, state: State) -> list[Tensor]:
+    def attention_weights(self, state: Seq2SeqState) -> list[Tensor]:
         """For each of N sequences the weights [K] of its source's tokens in the last step; empty without attention."""

@@ -19,20 +19,20 @@ from ..core.errors import CheckpointError, EncodingError
 from . import gguf_vocabulary as gguf
 from . import patterns
 from . import tokenizer_files as folder
-from .panics import TokenizerError, failed, followed, refused, unreadable
-from .special_token_escape import MARK, Quoting, refuse_control
-from .token_text import Spelling, TokenStream
-from .vocabulary import Vocabulary, built
+from .panics import TokenizerError, encoding_failure, load_failure, run_library, text_failure
+from .special_token_escape import ESCAPE_MARK, SpecialTokenEscape, check_control_tokens
+from .token_text import TokenSpelling, TokenStream
+from .vocabulary import Vocabulary, run_build
 
-__all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "check_well_formed", "well_formed"]
+__all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "check_well_formed", "require_well_formed"]
 
 Text = str | tuple[str, str]
 T = TypeVar("T")
-PROBES: tuple[Text, ...] = ("a", ("a", "b"), "A fox's 2nd  word\n", "\u65e5\u672c \u00e9\U0001f642", " ")
-MOST_IDS = 1 << 24  # of a vocabulary; the largest have a million
+TEST_TEXTS: tuple[Text, ...] = ("a", ("a", "b"), "A fox's 2nd  word\n", "\u65e5\u672c \u00e9\U0001f642", " ")
+MAX_VOCAB_SIZE = 1 << 24  # of a vocabulary; the largest have a million
 
 
-class Lists:
+class CachedLists:
     """The lists of the library's encoding, each of which is made when it is first asked for, and kept."""
 
     def __init__(self, encoded: tokenizers.Encoding) -> None:
@@ -54,56 +54,58 @@ class Encoding:
     runs while the library makes one; who wants to refuse such a text looks at `len` first.
     """
 
-    def __init__(self, encoded: tokenizers.Encoding | Lists, rows: Sequence[int] | None = None) -> None:
+    def __init__(self, encoded: tokenizers.Encoding | CachedLists, rows: Sequence[int] | None = None) -> None:
         self._encoded, self._rows = encoded, rows
 
     def __len__(self) -> int:
         return len(self._encoded) if self._rows is None else len(self._rows)
 
-    def at(self, rows: Sequence[int]) -> "Encoding":
+    def select_rows(self, rows: Sequence[int]) -> "Encoding":
         """Some of its tokens."""
         return Encoding(self._encoded, rows if self._rows is None else [self._rows[row] for row in rows])
 
-    def shared(self) -> "Encoding":
+    def cache_lists(self) -> "Encoding":
         """The same tokens, for many parts: every list of the whole text is made once for all of them, and kept."""
-        return Encoding(self._encoded if isinstance(self._encoded, Lists) else Lists(self._encoded), self._rows)
+        return Encoding(
+            self._encoded if isinstance(self._encoded, CachedLists) else CachedLists(self._encoded), self._rows
+        )
 
     @cached_property
     def ids(self) -> list[int]:
         """[T]"""
-        return self._shown(self._encoded.ids)
+        return self._select(self._encoded.ids)
 
     @cached_property
     def segments(self) -> list[int]:
         """[T], which tell a pair apart."""
-        return self._shown(self._encoded.type_ids)
+        return self._select(self._encoded.type_ids)
 
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
         """[T], the code points of the caller's text that a token covers, [from, to), of a pair's own text each."""
-        return self._shown(self._encoded.offsets)
+        return self._select(self._encoded.offsets)
 
     @cached_property
     def special(self) -> list[bool]:
         """[T], true for those that the model wants round the text and the text does not have."""
-        return [bool(mark) for mark in self._shown(self._encoded.special_tokens_mask)]
+        return [bool(mark) for mark in self._select(self._encoded.special_tokens_mask)]
 
     @cached_property
     def pieces(self) -> list[str]:
         """[T]"""
-        return self._shown(self._encoded.tokens)
+        return self._select(self._encoded.tokens)
 
     @cached_property
     def words(self) -> list[int | None]:
         """[T], which of its text's words a token is of, as they were cut before the vocabulary was asked."""
-        return self._shown(self._encoded.word_ids)
+        return self._select(self._encoded.word_ids)
 
     @cached_property
     def texts(self) -> list[int | None]:
         """[T], which of a pair's texts a token is of; None for those that the model wants round them."""
-        return self._shown(self._encoded.sequence_ids)
+        return self._select(self._encoded.sequence_ids)
 
-    def _shown(self, every: list[T]) -> list[T]:
+    def _select(self, every: list[T]) -> list[T]:
         return every if self._rows is None else [every[row] for row in self._rows]
 
 
@@ -117,28 +119,30 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
         known = self._backend.get_vocab(with_added_tokens=True)
-        self.text_size = patterns.refuse_long_pieces(self._backend, known)
-        self.growth = patterns.refuse_runaway(self._backend)
-        self._spelling = Spelling(self._backend)
-        refuse_control([self.piece(id) for id in self._spelling.special])
+        self.text_size = patterns.check_piece_lengths(self._backend, known)
+        self.growth = patterns.check_growth(self._backend)
+        self._spelling = TokenSpelling(self._backend)
+        check_control_tokens([self.piece(id) for id in self._spelling.special])
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
-        self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
-        self.unk_id, self.mask_id = map(self.find, (vocabulary.unk, vocabulary.mask))
+        self.bos_id, self.eos_id, self.pad_id = map(self.token_id, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
+        self.unk_id, self.mask_id = map(self.token_id, (vocabulary.unk, vocabulary.mask))
         self.marks_words = bool(getattr(self._backend.model, "continuing_subword_prefix", None))
         self.vocab_size: int = max(known.values(), default=-1) + 1
-        if self.vocab_size > MOST_IDS:  # whoever makes a list of them would run out of memory
-            raise CheckpointError(f"the vocabulary has ids up to {self.vocab_size - 1}; {MOST_IDS} are known here")
+        if self.vocab_size > MAX_VOCAB_SIZE:  # whoever makes a list of them would run out of memory
+            raise CheckpointError(
+                f"the vocabulary has ids up to {self.vocab_size - 1}; {MAX_VOCAB_SIZE} are known here"
+            )
 
     @classmethod
     def from_folder(cls, path: Path) -> "Tokenizer":
         """The tokenizer of a checkpoint folder; CheckpointError names the file at fault."""
         file = path / "tokenizer.json"
-        return made(lambda: cls(folder.read(path)), str(file if file.is_file() else path))
+        return build_tokenizer(lambda: cls(folder.read_vocabulary(path)), str(file if file.is_file() else path))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer in a GGUF file's metadata; CheckpointError names the field at fault."""
-        return followed(lambda: cls(gguf.read(fields)), refused())
+        return run_library(lambda: cls(gguf.read_gguf_vocabulary(fields)), load_failure())
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -147,19 +151,19 @@ class Tokenizer:
         return self._backend.to_str(), words.bos, words.eos, words.pad, words.unk, words.mask
 
     @classmethod
-    def of(cls, backend: str, *roles: str) -> "Tokenizer":
+    def from_parts(cls, backend: str, *roles: str) -> "Tokenizer":
         """What has these `parts`."""
-        return followed(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), refused())
+        return run_library(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), load_failure())
 
-    def saying(self, tags: frozenset[str]) -> "Tokenizer":
+    def with_text_tags(self, tags: frozenset[str]) -> "Tokenizer":
         """The same, for which `tags` are text, even where the vocabulary has them as control tokens."""
         other = copy(self)
-        other._spelling = Spelling(self._backend, tags)
+        other._spelling = TokenSpelling(self._backend, tags)
         other.__dict__.pop("_quoting", None)
         return other
 
     @property
-    def ends(self) -> tuple[list[int], list[int]]:
+    def boundary_tokens(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
         plain, whole = self.encode("a", special=False).ids, self.encode("a").ids
         starts = range(len(whole) - len(plain) + 1)
@@ -186,13 +190,13 @@ class Tokenizer:
             return encode(list(texts), add_special_tokens=special)
 
         try:
-            found = followed(run, failed, unreadable)
+            found = run_library(run, text_failure, encoding_failure)
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise
         return [Encoding(each) for each in found]
 
-    def check_even(self, encoding: Encoding, file: str = "") -> None:
+    def check_list_lengths(self, encoding: Encoding, file: str = "") -> None:
         """Raises CheckpointError if its lists are not of the same length, as a post_processor may say."""
         lists: dict[str, Sequence[Any]] = {
             "ids": encoding.ids,
@@ -211,13 +215,13 @@ class Tokenizer:
         return self._quoting.quote(text)
 
     def unquote(self, text: str) -> str:
-        return text.replace(MARK, "")
+        return text.replace(ESCAPE_MARK, "")
 
     def encode_quoted(self, text: str) -> list[Encoding]:
         """A text of which some is quoted, without special tokens round it: its parts, one after the other."""
-        if MARK not in text:
+        if ESCAPE_MARK not in text:
             return self.encode_batch([text], special=False, offsets=False)
-        parts = self._quoting.parts(text)
+        parts = self._quoting.split_control(text)
         plain = self.encode_batch(parts[::2], special=False, untrusted=True, offsets=False)
         control = self.encode_batch(parts[1::2], special=False, offsets=False)
         return [each for pair in zip(plain, control, strict=False) for each in pair] + plain[len(control) :]
@@ -225,7 +229,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of tokens.  Bytes that are no text become replacement characters; ids that name no token (the rows
         that pad an embedding have such) are no text."""
-        return self._spelling.text(ids, skip_special=skip_special)
+        return self._spelling.decode_text(ids, skip_special=skip_special)
 
     def stream(self, *, skip_special: bool = True) -> TokenStream:
         """Decodes token by token; all that it gives, joined, is what `decode` gives."""
@@ -233,22 +237,26 @@ class Tokenizer:
 
     def piece(self, id: int) -> str:
         """A token as its vocabulary spells it; empty for an id that names none."""
-        return (self._backend.id_to_token(id) or "") if self._spelling.names(id) else ""
+        return (self._backend.id_to_token(id) or "") if self._spelling.is_token(id) else ""
 
     def piece_bytes(self, id: int) -> bytes:
         """The bytes a token adds to a text that has begun; none for an id that names no token."""
-        return self._spelling.spell(id)
+        return self._spelling.token_bytes(id)
 
-    def joined(self, pieces: Sequence[str]) -> str:
+    def join_pieces(self, pieces: Sequence[str]) -> str:
         """The text of tokens as they are spelled in the vocabulary, which may be of none."""
         decoder = self._backend.decoder
-        return " ".join(pieces) if decoder is None else followed(lambda: str(decoder.decode(list(pieces))), failed)
+        return (
+            " ".join(pieces)
+            if decoder is None
+            else run_library(lambda: str(decoder.decode(list(pieces))), text_failure)
+        )
 
-    def find(self, piece: str) -> int | None:
+    def token_id(self, piece: str) -> int | None:
         """The id of the token spelled so in the vocabulary, if there is one."""
         return self._backend.token_to_id(piece)
 
-    def is_like(self, other: "Tokenizer") -> bool:
+    def has_same_tokens(self, other: "Tokenizer") -> bool:
         """Whether the same ids name the same pieces."""
         mine, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
         return bool(mine == theirs)
@@ -258,8 +266,8 @@ class Tokenizer:
         return self._spelling.is_special(id)
 
     @cached_property
-    def _quoting(self) -> Quoting:
-        return Quoting(self.piece(id) for id in self._spelling.special)
+    def _quoting(self) -> SpecialTokenEscape:
+        return SpecialTokenEscape(self.piece(id) for id in self._spelling.special)
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
@@ -269,20 +277,20 @@ class Tokenizer:
         return literal
 
 
-def made(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
+def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
     """A tokenizer that has been tried.  CheckpointError names the `file` where the library fails, or where the tokens
     round a text are not described alike."""
 
     def tried() -> Tokenizer:
         tokenizer = make()
-        for probe in PROBES:
+        for probe in TEST_TEXTS:
             with suppress(EncodingError):  # it has no tokens for this text; requests are refused one by one
                 [encoding] = tokenizer.encode_batch([probe])
-                tokenizer.check_even(encoding, file)
+                tokenizer.check_list_lengths(encoding, file)
         return tokenizer
 
     try:
-        return built(tried, file)
+        return run_build(tried, file)
     except TokenizerError as problem:
         raise CheckpointError(str(problem), file=file) from None
 
@@ -291,10 +299,10 @@ def check_well_formed(texts: Sequence[Text]) -> None:
     """Raises EncodingError for the first that is not."""
     for index, text in enumerate(texts):
         for part in (text,) if isinstance(text, str) else text:
-            well_formed(part, f"text {index} of the batch" if len(texts) > 1 else "the text")
+            require_well_formed(part, f"text {index} of the batch" if len(texts) > 1 else "the text")
 
 
-def well_formed(text: str, name: str = "the text") -> str:
+def require_well_formed(text: str, name: str = "the text") -> str:
     """The text itself; EncodingError if it has half of a surrogate pair, which stands for no character."""
     try:
         text.encode()

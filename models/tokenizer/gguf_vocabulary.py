@@ -12,21 +12,23 @@ from tokenizers import AddedToken, Tokenizer
 
 from ..core.errors import CheckpointError, UnsupportedError
 from .vocabulary import (
-    LONGEST_PIECE,
+    MAX_PIECE_LENGTH,
     SPACE,
     SPLITS,
     Vocabulary,
-    Words,
-    built,
-    byte_level,
-    sentence_pieces,
-    surround,
-    word_pieces,
+    WordPieceOptions,
+    add_boundary_tokens,
+    byte_level_merges,
+    run_build,
+    sentencepiece_merges,
+    word_piece_backend,
 )
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # the values of tokenizer.ggml.token_type that matter here
-MOST_CUT = 1 << 27  # characters of all pieces, each cut in two at every place; 262,144 published ones have 15 million
-MOST_MERGES = 1 << 21  # that are made of cuts; for 262,144 published pieces it is about half a million
+MAX_SPLIT_CHARACTERS = (
+    1 << 27
+)  # characters of all pieces, each cut in two at every place; 262,144 published ones have 15 million
+MAX_DERIVED_MERGES = 1 << 21  # that are made of cuts; for 262,144 published pieces it is about half a million
 _ROLES = (
     "bos",
     "eos",
@@ -78,29 +80,29 @@ class _Data:
     types: list[int]  # [V]
     roles: dict[str, str]
 
-    def numbered(self) -> dict[str, int]:
+    def piece_ids(self) -> dict[str, int]:
         return {piece: index for index, piece in enumerate(self.pieces)}
 
-    def of(self, *types: int) -> list[str]:
+    def select_pieces(self, *types: int) -> list[str]:
         return [piece for piece, kind in zip(self.pieces, self.types, strict=True) if kind in types and piece]
 
-    def around(self, role: str, *, default: bool) -> str:
+    def boundary_piece(self, role: str, *, default: bool) -> str:
         """The piece to be put at the end of every text that is called `role`; empty: none."""
         piece, name = self.roles.get(role, ""), f"add_{role}_token"
         if self.fields.has(name) and self.fields.read(name, bool) and not piece:
             raise CheckpointError(f"tokenizer.ggml.{name} is set, but tokenizer.ggml.{role}_token_id is missing")
         return piece if self.fields.read(name, bool, default) else ""
 
-    def vocabulary(self, backend: Tokenizer, bos: str, eos: str) -> Vocabulary:
+    def build_vocabulary(self, backend: Tokenizer, bos: str, eos: str) -> Vocabulary:
         """Control tokens are found whole in a text and are not text; user-defined ones are found whole and are."""
-        control = dict.fromkeys([*self.of(UNKNOWN, CONTROL), *self.roles.values()])
+        control = dict.fromkeys([*self.select_pieces(UNKNOWN, CONTROL), *self.roles.values()])
         backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
-        defined = [piece for piece in self.of(USER_DEFINED) if piece not in control]
+        defined = [piece for piece in self.select_pieces(USER_DEFINED) if piece not in control]
         backend.add_tokens([AddedToken(piece, normalized=False, special=False) for piece in defined])
         return Vocabulary(backend=backend, bos=bos, eos=eos, pad=self.roles.get("padding", ""))
 
 
-def read(metadata: Mapping[str, Any]) -> Vocabulary:
+def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary described by a GGUF file's metadata.
 
     CheckpointError names the field that is missing, unknown or does not fit the others.
@@ -120,9 +122,9 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
 def _pieces(fields: _Fields) -> list[str]:
     pieces: list[str] = fields.array("tokens", str)
     longest = max(pieces, key=len, default="")
-    if len(longest) > LONGEST_PIECE:  # before merges are made of its cuts
+    if len(longest) > MAX_PIECE_LENGTH:  # before merges are made of its cuts
         message = f"tokenizer.ggml.tokens has a piece of {len(longest)} characters, {longest[:40]!r}..."
-        raise CheckpointError(f"{message}; {LONGEST_PIECE} are the most")
+        raise CheckpointError(f"{message}; {MAX_PIECE_LENGTH} are the most")
     if len(set(pieces)) != len(pieces):
         seen: dict[str, int] = {}
         first, second = next((seen[p], i) for i, p in enumerate(pieces) if seen.setdefault(p, i) != i)
@@ -149,22 +151,22 @@ def _from_gpt2(data: _Data) -> Vocabulary:
             f"the text is to be split as {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
         )
     split, merges = SPLITS[name], _merges(data.fields)
-    backend = built(lambda: byte_level(data.numbered(), merges, split))
-    before = data.around("bos", default=split.bos or split.pair)
-    after = data.around("eos", default=split.pair)
-    surround(backend, before, after, double=split.pair)
-    return data.vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
+    backend = run_build(lambda: byte_level_merges(data.piece_ids(), merges, split))
+    before = data.boundary_piece("bos", default=split.bos or split.pair)
+    after = data.boundary_piece("eos", default=split.pair)
+    add_boundary_tokens(backend, before, after, double=split.pair)
+    return data.build_vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
 
 
 def _from_llama(data: _Data) -> Vocabulary:
     usual = dict(zip(("unknown", "bos", "eos"), data.pieces, strict=False))
     data = replace(data, roles={**usual, **data.roles})
-    merges = _merges(data.fields) if data.fields.has("merges") else _derived(data)
+    merges = _merges(data.fields) if data.fields.has("merges") else _merges_from_scores(data)
     space = data.fields.read("add_space_prefix", bool, True)
     unknown = data.roles.get("unknown", "")
-    backend = built(lambda: sentence_pieces(data.numbered(), merges, unknown=unknown, prefix_space=space))
-    surround(backend, data.around("bos", default=True), data.around("eos", default=False))
-    return data.vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
+    backend = run_build(lambda: sentencepiece_merges(data.piece_ids(), merges, unknown=unknown, prefix_space=space))
+    add_boundary_tokens(backend, data.boundary_piece("bos", default=True), data.boundary_piece("eos", default=False))
+    return data.build_vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
 
 
 def _merges(fields: _Fields) -> list[tuple[str, str]]:
@@ -177,7 +179,7 @@ def _merges(fields: _Fields) -> list[tuple[str, str]]:
     return merges
 
 
-def _derived(data: _Data) -> list[tuple[str, str]]:
+def _merges_from_scores(data: _Data) -> list[tuple[str, str]]:
     """SentencePiece joins the pair whose piece scores best: as merges, every cut of every piece, best piece first.
 
     CheckpointError for pieces that have more cuts than any published vocabulary: a long piece has as many cuts as
@@ -186,16 +188,16 @@ def _derived(data: _Data) -> list[tuple[str, str]]:
     scores = data.fields.array("scores", (int, float), len(data.pieces))
     normal = {piece: index for index, piece in enumerate(data.pieces) if data.types[index] == NORMAL}
     characters = sum(len(piece) ** 2 for piece in normal)
-    if characters > MOST_CUT:
+    if characters > MAX_SPLIT_CHARACTERS:
         said = f"tokenizer.ggml.tokens has {characters} characters, where each piece is cut in two at every place"
-        raise CheckpointError(f"{said}; {MOST_CUT} are the most without tokenizer.ggml.merges")
+        raise CheckpointError(f"{said}; {MAX_SPLIT_CHARACTERS} are the most without tokenizer.ggml.merges")
     merges = list[tuple[str, str]]()
     for piece in sorted(normal, key=lambda piece: (-scores[normal[piece]], normal[piece])):
         cuts = ((normal.get(piece[:at]), normal.get(piece[at:])) for at in range(1, len(piece)))
         known = sorted((left, right) for left, right in cuts if left is not None and right is not None)
         merges.extend((data.pieces[left], data.pieces[right]) for left, right in known)
-        if len(merges) > MOST_MERGES:
-            said = f"tokenizer.ggml.tokens has more than {MOST_MERGES} pieces made of two others"
+        if len(merges) > MAX_DERIVED_MERGES:
+            said = f"tokenizer.ggml.tokens has more than {MAX_DERIVED_MERGES} pieces made of two others"
             raise CheckpointError(f"{said}, which are the most without tokenizer.ggml.merges")
     return merges
 
@@ -204,15 +206,15 @@ def _from_bert(data: _Data) -> Vocabulary:
     spelled = [_as_word_piece(piece, kind) for piece, kind in zip(data.pieces, data.types, strict=True)]
     data = replace(data, pieces=spelled)
     accents = "normalizer.strip_accents"
-    words = Words(
+    words = WordPieceOptions(
         lowercase=data.fields.read("normalizer.lowercase", bool, True),
         strip_accents=data.fields.read(accents, bool) if data.fields.has(accents) else None,
         unknown=data.roles.get("unknown", "[UNK]"),
         first=data.roles.get("cls", data.roles.get("bos", "[CLS]")),
         separator=data.roles.get("seperator", "[SEP]"),
     )
-    backend = built(lambda: word_pieces(data.numbered(), words))
-    return data.vocabulary(backend, words.first, data.roles.get("eos", words.separator))
+    backend = run_build(lambda: word_piece_backend(data.piece_ids(), words))
+    return data.build_vocabulary(backend, words.first, data.roles.get("eos", words.separator))
 
 
 def _as_word_piece(piece: str, kind: int) -> str:

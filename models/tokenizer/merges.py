@@ -11,16 +11,16 @@ from typing import Any
 
 from ..core.errors import CheckpointError
 
-LONGEST_AFFIX = 16  # characters
+MAX_AFFIX_LENGTH = 16  # characters
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
-NONE = re.compile(r'"(continuing_subword_prefix|end_of_word_suffix)"\s*:\s*(null|"")')
-NAMED = re.compile("|".join(AFFIXES))
-SPELLED = re.compile(r"\\u00[4-7]")  # a letter, or a dash between words, that may hide a name
+EMPTY_AFFIX = re.compile(r'"(continuing_subword_prefix|end_of_word_suffix)"\s*:\s*(null|"")')
+AFFIX_NAME = re.compile("|".join(AFFIXES))
+ESCAPED_LETTER = re.compile(r"\\u00[4-7]")  # a letter, or a dash between words, that may hide a name
 
 
 def check_merges(text: str, file: str) -> None:
     """Raises CheckpointError for a tokenizer.json whose model cannot be made without harm."""
-    if len(NAMED.findall(text)) == len(NONE.findall(text)) and not SPELLED.search(text):
+    if len(AFFIX_NAME.findall(text)) == len(EMPTY_AFFIX.findall(text)) and not ESCAPED_LETTER.search(text):
         return  # it has no prefix and no suffix, as most
     try:
         model = json.loads(text)["model"]
@@ -28,8 +28,8 @@ def check_merges(text: str, file: str) -> None:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return  # which the library says better
     for name in AFFIXES:
-        if isinstance(found[name], str) and len(found[name]) > LONGEST_AFFIX:
-            said = f"model.{name} has {len(found[name])} characters, at most {LONGEST_AFFIX} are read"
+        if isinstance(found[name], str) and len(found[name]) > MAX_AFFIX_LENGTH:
+            said = f"model.{name} has {len(found[name])} characters, at most {MAX_AFFIX_LENGTH} are read"
             raise CheckpointError(said, file=file)
     prefix, merges = found["continuing_subword_prefix"], found["merges"]
     if isinstance(prefix, str) and isinstance(merges, list):

@@ -7,7 +7,7 @@ not catch it, so it would end the thread on which it happens.
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..core.errors import CheckpointError, EncodingError, ModelError, cut
+from ..core.errors import CheckpointError, EncodingError, ModelError, truncate
 
 T = TypeVar("T")
 PANIC = "PanicException"  # the library makes its own, which has no name to import
@@ -17,7 +17,7 @@ class TokenizerError(ModelError):
     """The tokenizers library panics on what a loaded checkpoint's tokenizer is given."""
 
 
-def followed(
+def run_library(
     run: Callable[[], T], astray: Callable[[str], ModelError], unread: Callable[[str], ModelError] | None = None
 ) -> T:
     """What `run` returns; raises `astray` of the first line of what the library says where it panics, and `unread`, if
@@ -28,19 +28,19 @@ def followed(
         known = {PANIC: astray, "Exception": unread}.get(type(problem).__name__)
         if known is None:
             raise
-        raise known(cut(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
+        raise known(truncate(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
 
 
-def refused(file: str = "") -> Callable[[str], CheckpointError]:
+def load_failure(file: str = "") -> Callable[[str], CheckpointError]:
     """For `followed`, where a tokenizer is made of a checkpoint's `file`."""
     return lambda said: CheckpointError(f"the tokenizers library fails on the tokenizer: {said}", file=file)
 
 
-def failed(said: str) -> TokenizerError:
+def text_failure(said: str) -> TokenizerError:
     """For `followed`, where a tokenizer is used."""
     return TokenizerError(f"the tokenizers library fails on this text: {said}")
 
 
-def unreadable(said: str) -> EncodingError:
+def encoding_failure(said: str) -> EncodingError:
     """For `followed`, where the library cannot make tokens of a text."""
     return EncodingError(f"the tokenizer cannot read this text: {said}")

@@ -16,78 +16,84 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..core.errors import CheckpointError, EncodingError
-from .panics import followed, refused, unreadable
-from .vocabulary import LONGEST_PIECE, MOST_TEXT
+from .panics import encoding_failure, load_failure, run_library
+from .vocabulary import MAX_PIECE_LENGTH, MAX_VOCABULARY_TEXT
 
-TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
-MOST_GROWTH = 256  # characters that a character may become
-MOST_STEPS = 256  # of a normalizer, or of any other part; published ones have a dozen
-MOST_AROUND = 1024  # tokens that stand round a text, and round a pair
-LONGEST_AROUND = 4096  # characters of those tokens
-LONGEST_UNKNOWN = 64  # characters of the token for what is unknown, which one character may become
-MOST_PLACED = 64  # special tokens and texts in a template; published ones have up to five
+HARD_TEXTS = tuple(
+    f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z")
+)
+MAX_GROWTH = 256  # characters that a character may become
+MAX_STEPS = 256  # of a normalizer, or of any other part; published ones have a dozen
+MAX_BOUNDARY_TOKENS = 1024  # tokens that stand round a text, and round a pair
+MAX_BOUNDARY_CHARACTERS = 4096  # characters of those tokens
+MAX_UNKNOWN_LENGTH = 64  # characters of the token for what is unknown, which one character may become
+MAX_TEMPLATE_PIECES = 64  # special tokens and texts in a template; published ones have up to five
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # and their parts
 
 
-def refuse_runaway(backend: Tokenizer) -> float:
+def check_growth(backend: Tokenizer) -> float:
     """How many characters one may become; CheckpointError for a vocabulary that would hold up the thread that
     tokenizes with it."""
-    _refuse_templates(backend)
+    _check_templates(backend)
     unknown = getattr(backend.model, "unk_token", None) or ""
-    if len(unknown) > LONGEST_UNKNOWN:
+    if len(unknown) > MAX_UNKNOWN_LENGTH:
         message = f"its token for what is unknown, {unknown[:40]!r}..., has {len(unknown)} characters"
-        raise CheckpointError(f"{message}; {LONGEST_UNKNOWN} are the most")
+        raise CheckpointError(f"{message}; {MAX_UNKNOWN_LENGTH} are the most")
     growth = 1.0
     for part in PARTS:
-        grown = _grown(backend, part)
+        grown = _part_growth(backend, part)
         growth *= grown if part != "decoder" else 1.0  # which reads a token at a time
-        if max(growth, grown) > MOST_GROWTH:
-            raise CheckpointError(f"its {part} makes more than {MOST_GROWTH} characters of one")
+        if max(growth, grown) > MAX_GROWTH:
+            raise CheckpointError(f"its {part} makes more than {MAX_GROWTH} characters of one")
     for kind, pair in (("text", None), ("pair", "")):  # what it panics on here is no pattern
-        encoded = followed(lambda pair=pair: backend.encode("", pair), refused(), refused())  # type: ignore[misc]
-        if len(encoded) > MOST_AROUND:
-            raise CheckpointError(f"it puts {len(encoded)} tokens round a {kind}; {MOST_AROUND} are the most")
-        if (length := sum(map(len, encoded.tokens))) > LONGEST_AROUND:
+        encoded = run_library(lambda pair=pair: backend.encode("", pair), load_failure(), load_failure())  # type: ignore[misc]
+        if len(encoded) > MAX_BOUNDARY_TOKENS:
+            raise CheckpointError(f"it puts {len(encoded)} tokens round a {kind}; {MAX_BOUNDARY_TOKENS} are the most")
+        if (length := sum(map(len, encoded.tokens))) > MAX_BOUNDARY_CHARACTERS:
             raise CheckpointError(
-                f"it puts tokens of {length} characters round a {kind}; {LONGEST_AROUND} are the most"
+                f"it puts tokens of {length} characters round a {kind}; {MAX_BOUNDARY_CHARACTERS} are the most"
             )
-    for text in TRIED:
+    for text in HARD_TEXTS:
         astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
         with suppress(EncodingError):  # of a text that it has no tokens for
-            followed(partial(backend.encode, text), lambda _, astray=astray: astray, unreadable)  # type: ignore[misc]
+            run_library(partial(backend.encode, text), lambda _, astray=astray: astray, encoding_failure)  # type: ignore[misc]
     return growth
 
 
-def refuse_long_pieces(backend: Tokenizer, pieces: Collection[str]) -> int:
+def check_piece_lengths(backend: Tokenizer, pieces: Collection[str]) -> int:
     """How many characters all pieces, added ones included, become at most.  CheckpointError for a vocabulary in which
     one of them, or all together, are or become too long a text."""
     longest = max(pieces, key=len, default="")
     decoder = backend.decoder
     steps = _steps(json.loads(decoder.__getstate__()), PARTS["decoder"]) if decoder else ()
-    grown = prod(_growth(step) for step in steps if step.get("type") == "Replace")  # others add no text
-    if len(longest) * grown > LONGEST_PIECE:
+    grown = prod(_step_growth(step) for step in steps if step.get("type") == "Replace")  # others add no text
+    if len(longest) * grown > MAX_PIECE_LENGTH:
         message = (
             f"its vocabulary has a piece of {len(longest)} characters, {longest[:40]!r}..., which the decoder makes"
         )
-        raise CheckpointError(f"{message} {len(longest) * grown:.0f}; {LONGEST_PIECE} are the most")
+        raise CheckpointError(f"{message} {len(longest) * grown:.0f}; {MAX_PIECE_LENGTH} are the most")
     text = int(sum(map(len, pieces)) * grown)
-    if text > MOST_TEXT:
-        raise CheckpointError(f"its {len(pieces)} tokens become {text} characters of text; {MOST_TEXT} are the most")
+    if text > MAX_VOCABULARY_TEXT:
+        raise CheckpointError(
+            f"its {len(pieces)} tokens become {text} characters of text; {MAX_VOCABULARY_TEXT} are the most"
+        )
     return text
 
 
-def _refuse_templates(backend: Tokenizer) -> None:
+def _check_templates(backend: Tokenizer) -> None:
     """CheckpointError for a post_processor that repeats the text, or leaves it out."""
     made = backend.post_processor
     steps = list(_steps(json.loads(made.__getstate__()), "processors")) if made else []
-    if len(steps) > MOST_STEPS:
-        raise CheckpointError(f"its post_processor has {len(steps)} steps; {MOST_STEPS} are the most")
+    if len(steps) > MAX_STEPS:
+        raise CheckpointError(f"its post_processor has {len(steps)} steps; {MAX_STEPS} are the most")
     templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
     for template in templates:
         for key, wanted in (("single", ["A"]), ("pair", ["A", "B"])):
             placed = template[key]
-            if len(placed) > MOST_PLACED:
-                message = f"its post_processor's {key!r} template has {len(placed)} parts; {MOST_PLACED} are the most"
+            if len(placed) > MAX_TEMPLATE_PIECES:
+                message = (
+                    f"its post_processor's {key!r} template has {len(placed)} parts; {MAX_TEMPLATE_PIECES} are the most"
+                )
                 raise CheckpointError(message)
             texts = sorted(each["Sequence"]["id"] for each in placed if "Sequence" in each)
             if texts != wanted:
@@ -95,14 +101,14 @@ def _refuse_templates(backend: Tokenizer) -> None:
                 raise CheckpointError(f"its post_processor's {key!r} template {message}")
 
 
-def _grown(backend: Tokenizer, part: str) -> float:
+def _part_growth(backend: Tokenizer, part: str) -> float:
     """How many characters one may become in all steps of a part."""
     made, grown = getattr(backend, part), 1.0
     steps = list(_steps(json.loads(made.__getstate__()), PARTS[part])) if made else []
-    if len(steps) > MOST_STEPS:
-        raise CheckpointError(f"its {part} has {len(steps)} steps; {MOST_STEPS} are the most")
+    if len(steps) > MAX_STEPS:
+        raise CheckpointError(f"its {part} has {len(steps)} steps; {MAX_STEPS} are the most")
     for step in steps:
-        grown *= _growth(step)
+        grown *= _step_growth(step)
     return grown
 
 
@@ -114,7 +120,7 @@ def _steps(step: Any, inside: str) -> Iterator[dict[str, Any]]:
         yield step
 
 
-def _growth(step: dict[str, Any]) -> float:
+def _step_growth(step: dict[str, Any]) -> float:
     """How many characters one may become; what stands before every text counts as if it stood before each."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)}:
@@ -122,7 +128,7 @@ def _growth(step: dict[str, Any]) -> float:
         case {"type": "Replace", "content": str(content)}:
             return len(content) + 1.0
         case {"type": "Prepend", "prepend": str(prepended)}:
-            return 1.0 if len(prepended) <= MOST_GROWTH else len(prepended)
+            return 1.0 if len(prepended) <= MAX_GROWTH else len(prepended)
         case {"type": "ByteLevel"}:
             return 4.0  # the bytes of a character, of which each becomes one
         case {"type": "Metaspace"}:

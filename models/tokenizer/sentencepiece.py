@@ -23,7 +23,9 @@ NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # kinds of pieces
 MODEL_KIND, SPACE_BEHIND = 3, 24  # of the trainer
 UNIGRAM = 1
 MAP, SPACE_FIRST, ONE_SPACE, SPELLED_SPACE = 2, 3, 4, 5  # of the normalizer
-ELSEWHERE = -1e9  # the score of a character that only the other side's texts have: less likely than all, but known
+OTHER_SIDE_SCORE = (
+    -1e9
+)  # the score of a character that only the other side's texts have: less likely than all, but known
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class Unigram:
     one_space: bool
 
 
-def read(path: Path) -> Unigram:
+def read_unigram(path: Path) -> Unigram:
     """The model in a file.  CheckpointError if it is none, UnsupportedError if it is one of another kind."""
     try:
-        found = Fields.of(files.content(path, files.VOCABULARY))
-        pieces = [Fields.of(each) for each in found.all(PIECES)]
-        trainer, normalizer = found.inner(TRAINER), found.inner(NORMALIZER)
+        found = ProtoMessage.parse(files.read_content(path, files.MAX_VOCABULARY_BYTES))
+        pieces = [ProtoMessage.parse(each) for each in found.all(PIECES)]
+        trainer, normalizer = found.message(TRAINER), found.message(NORMALIZER)
         told = [(each.text(PIECE), each.score(), each.number(KIND, NORMAL)) for each in pieces]
         charsmap = normalizer.all(MAP)[-1:]
     except (ValueError, IndexError, struct.error) as problem:
@@ -51,7 +53,7 @@ def read(path: Path) -> Unigram:
         "spaces behind words": bool(trainer.number(SPACE_BEHIND, 0)),
         "spaces as they are": not normalizer.number(SPELLED_SPACE, 1),
         "pieces of bytes or of a user's own": any(kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in told),
-        "a way back to other characters": bool(found.inner(DENORMALIZER).all(MAP)),
+        "a way back to other characters": bool(found.message(DENORMALIZER).all(MAP)),
     }
     if wrong := [name for name, is_so in refused.items() if is_so]:
         raise UnsupportedError(f"is a SentencePiece model with {wrong[0]}, which is not read here", file=str(path))
@@ -61,26 +63,26 @@ def read(path: Path) -> Unigram:
 
 
 @dataclass(frozen=True)
-class Fields:
+class ProtoMessage:
     """The fields of a message by their numbers, each as often as it occurs."""
 
     values: Mapping[int, list[Value]]
 
     @classmethod
-    def of(cls, raw: Value) -> "Fields":
+    def parse(cls, raw: Value) -> "ProtoMessage":
         """ValueError, IndexError or struct.error if it is no message."""
         if isinstance(raw, int):
             raise ValueError("a number stands where a message belongs")
         found: dict[int, list[Value]] = {}
-        for number, value in fields(raw):
+        for number, value in parse_fields(raw):
             found.setdefault(number, []).append(value)
         return cls(found)
 
     def all(self, number: int) -> list[bytes]:
         return [value for value in self.values.get(number, []) if isinstance(value, bytes)]
 
-    def inner(self, number: int) -> "Fields":
-        return Fields.of(b"".join(self.all(number)))  # messages in pieces are one, says the format
+    def message(self, number: int) -> "ProtoMessage":
+        return ProtoMessage.parse(b"".join(self.all(number)))  # messages in pieces are one, says the format
 
     def number(self, number: int, default: int) -> int:
         [*_, last] = [default, *(value for value in self.values.get(number, []) if isinstance(value, int))]
@@ -96,26 +98,26 @@ class Fields:
         return value
 
 
-def fields(raw: bytes) -> Iterator[tuple[int, Value]]:
+def parse_fields(raw: bytes) -> Iterator[tuple[int, Value]]:
     """Each field's number and value: a number, or bytes, whatever they are of."""
     at = 0
     while at < len(raw):
-        key, at = varint(raw, at)
+        key, at = read_varint(raw, at)
         kind = key & 7
         if kind == 0:
-            value, at = varint(raw, at)
+            value, at = read_varint(raw, at)
             yield key >> 3, value
             continue
         if kind not in (1, 2, 5):
             raise ValueError(f"a field of kind {kind} at byte {at}")
-        length, at = varint(raw, at) if kind == 2 else (8 if kind == 1 else 4, at)
+        length, at = read_varint(raw, at) if kind == 2 else (8 if kind == 1 else 4, at)
         if at + length > len(raw):
             raise ValueError(f"it ends within a field, at byte {at}")
         yield key >> 3, raw[at : at + length]
         at += length
 
 
-def varint(raw: bytes, at: int) -> tuple[int, int]:
+def read_varint(raw: bytes, at: int) -> tuple[int, int]:
     """A number in base 128, its last digit first, and where it ends."""
     value = 0
     for place in range(10):
@@ -125,7 +127,7 @@ def varint(raw: bytes, at: int) -> tuple[int, int]:
     raise ValueError(f"a number without an end at byte {at}")
 
 
-def numbered(model: Unigram, ids: Mapping[str, int], unknown: str) -> Tokenizer:
+def build_unigram_backend(model: Unigram, ids: Mapping[str, int], unknown: str) -> Tokenizer:
     """A tokenizer that cuts texts as the model does, where a vocabulary beside it numbers the pieces of both sides.
 
     A piece that the model lacks is written, and read where it is one character: SentencePiece leaves such alone, and
@@ -134,7 +136,7 @@ def numbered(model: Unigram, ids: Mapping[str, int], unknown: str) -> Tokenizer:
     pieces = sorted(ids, key=ids.__getitem__)
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):
         raise ValueError("its numbers are not those from 0 on")
-    scored = [(piece, model.scores.get(piece, ELSEWHERE * max(1, len(piece)))) for piece in pieces]
+    scored = [(piece, model.scores.get(piece, OTHER_SIDE_SCORE * max(1, len(piece)))) for piece in pieces]
     backend = Tokenizer(models.Unigram(scored, unk_id=ids[unknown], byte_fallback=False))
     steps: list[normalizers.Normalizer] = [normalizers.Precompiled(model.map)] if model.map else []
     if model.one_space:

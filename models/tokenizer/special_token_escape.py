@@ -14,23 +14,23 @@ from itertools import pairwise
 from tokenizers import AddedToken, Encoding, Tokenizer, models
 
 from ..core.errors import CheckpointError
-from .panics import failed, followed
+from .panics import run_library, text_failure
 
-MARK = "\ufdd0"  # no character: Unicode keeps it for uses of this kind
-MOST = 1 << 17  # control tokens of a vocabulary; published ones have up to some ten thousand
-WINDOW = 1 << 14  # characters that are searched at a time
-TOGETHER = 1 << 10  # control tokens that are searched for others at a time
+ESCAPE_MARK = "\ufdd0"  # no character: Unicode keeps it for uses of this kind
+MAX_CONTROL_TOKENS = 1 << 17  # control tokens of a vocabulary; published ones have up to some ten thousand
+WINDOW_CHARACTERS = 1 << 14  # characters that are searched at a time
+SEARCHED_AT_ONCE = 1 << 10  # control tokens that are searched for others at a time
 PLAIN = 0  # what the search says of text that is no control token
 
 
-class Quoting:
+class SpecialTokenEscape:
     """For the `control` tokens of a vocabulary; of those of one character none can be broken."""
 
     def __init__(self, control: Iterable[str]) -> None:
         spelled = [piece for piece in control if len(piece) > 1]
         self._longest = max(map(len, spelled), default=0)
-        self._every = automaton(spelled)
-        self._inner = automaton(without_outer(spelled, self._every))
+        self._every = build_automaton(spelled)
+        self._inner = build_automaton(innermost_tokens(spelled, self._every))
 
     def quote(self, text: str) -> str:
         """The text with a mark before the last character of control tokens, so that none in it is whole.
@@ -41,57 +41,57 @@ class Quoting:
         while True:
             marked, done = StringIO(), 0
             for _, end in self._found(self._inner, text):
-                marked.write(text[done : end - 1] + MARK)
+                marked.write(text[done : end - 1] + ESCAPE_MARK)
                 done = end - 1
             if not done:
                 return text
             marked.write(text[done:])
             text = marked.getvalue()
 
-    def parts(self, text: str) -> list[str]:
+    def split_control(self, text: str) -> list[str]:
         """A text in which some are broken: plain, a control token, plain, a control token, ..., plain."""
         borders = [border for found in self._found(self._every, text) for border in found]
-        return [text[one:other].replace(MARK, "") for one, other in pairwise((0, *borders, len(text)))]
+        return [text[one:other].replace(ESCAPE_MARK, "") for one, other in pairwise((0, *borders, len(text)))]
 
     def _found(self, sought: Tokenizer, text: str) -> Iterator[tuple[int, int]]:
         """[from, to) of the control tokens in the text, of those that begin alike the longest, none inside another."""
         start = 0
         while start < len(text):
-            [encoding] = searched(sought, [text[start : start + WINDOW + self._longest]])
-            after = start + WINDOW
+            [encoding] = search_texts(sought, [text[start : start + WINDOW_CHARACTERS + self._longest]])
+            after = start + WINDOW_CHARACTERS
             for id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-                if id != PLAIN and begin < WINDOW:  # what begins later may be cut off
+                if id != PLAIN and begin < WINDOW_CHARACTERS:  # what begins later may be cut off
                     yield start + begin, start + end
                     after = max(after, start + end)
             start = after
 
 
-def refuse_control(control: Sequence[str]) -> None:
+def check_control_tokens(control: Sequence[str]) -> None:
     """CheckpointError for control tokens that cannot be quoted."""
-    if len(control) > MOST:
-        raise CheckpointError(f"its vocabulary has {len(control)} control tokens; {MOST} are the most")
-    if marked := next((piece for piece in control if MARK in piece), ""):
-        message = f"its vocabulary has the control token {marked[:40]!r}, with the character U+{ord(MARK):04X}"
+    if len(control) > MAX_CONTROL_TOKENS:
+        raise CheckpointError(f"its vocabulary has {len(control)} control tokens; {MAX_CONTROL_TOKENS} are the most")
+    if marked := next((piece for piece in control if ESCAPE_MARK in piece), ""):
+        message = f"its vocabulary has the control token {marked[:40]!r}, with the character U+{ord(ESCAPE_MARK):04X}"
         raise CheckpointError(f"{message}; Unicode keeps it for use inside programs, and no control token may have it")
 
 
-def automaton(control: Sequence[str]) -> Tokenizer:
+def build_automaton(control: Sequence[str]) -> Tokenizer:
     """Finds these in a text; all that stands between two of them is one token, PLAIN."""
     backend = Tokenizer(models.WordLevel({"": PLAIN}, unk_token=""))
     backend.add_special_tokens([AddedToken(piece, normalized=False) for piece in control])
     return backend
 
 
-def without_outer(control: Sequence[str], every: Tokenizer) -> list[str]:
+def innermost_tokens(control: Sequence[str], every: Tokenizer) -> list[str]:
     """The control tokens that have no other inside them."""
     kept: list[str] = []
-    for first in range(0, len(control), TOGETHER):
-        some = control[first : first + TOGETHER]
-        heads, tails = (searched(every, [piece[part] for piece in some]) for part in (slice(-1), slice(1, None)))
+    for first in range(0, len(control), SEARCHED_AT_ONCE):
+        some = control[first : first + SEARCHED_AT_ONCE]
+        heads, tails = (search_texts(every, [piece[part] for piece in some]) for part in (slice(-1), slice(1, None)))
         found = [{*head.ids, *tail.ids} for head, tail in zip(heads, tails, strict=True)]
         kept += [piece for piece, ids in zip(some, found, strict=True) if ids == {PLAIN}]
     return kept
 
 
-def searched(sought: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    return followed(lambda: list(sought.encode_batch(list(texts), add_special_tokens=False)), failed)
+def search_texts(sought: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    return run_library(lambda: list(sought.encode_batch(list(texts), add_special_tokens=False)), text_failure)

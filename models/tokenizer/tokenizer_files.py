@@ -17,7 +17,17 @@ from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError
 from . import sentencepiece
 from .merges import check_merges
-from .vocabulary import GPT2, QWEN2, Vocabulary, Words, built, byte_level, closed_words, surround, word_pieces
+from .vocabulary import (
+    GPT2_SPLIT,
+    QWEN2_SPLIT,
+    Vocabulary,
+    WordPieceOptions,
+    add_boundary_tokens,
+    byte_level_merges,
+    run_build,
+    word_end_merges,
+    word_piece_backend,
+)
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _MORE = ("additional_special_tokens", "extra_special_tokens")
@@ -60,35 +70,35 @@ class _Settings:
     def piece(self, role: str) -> str:
         return str(self.roles[role].content) if role in self.roles else ""
 
-    def over(self, defaults: Mapping[str, str]) -> "_Settings":
+    def with_defaults(self, defaults: Mapping[str, str]) -> "_Settings":
         """The same, with a token for every role in `defaults` that has none."""
         tokens = {role: AddedToken(piece, normalized=False, special=True) for role, piece in defaults.items()}
         return replace(self, roles={**tokens, **self.roles})
 
 
-def read(folder: Path) -> Vocabulary:
+def read_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary in `folder`.  CheckpointError names the file that is missing, unreadable or of no use."""
-    settings = _settings(folder)
+    settings = _read_settings(folder)
     if (folder / "tokenizer.json").is_file():
-        backend = _tokenizer_json(folder, settings)
+        backend = _read_tokenizer_json(folder, settings)
     elif (folder / "vocab.txt").is_file():
-        settings = settings.over(_BERT)
-        backend = _vocab_txt(folder, settings)
+        settings = settings.with_defaults(_BERT)
+        backend = _read_vocab_txt(folder, settings)
     elif (folder / "source.spm").is_file():
-        settings = settings.over(_MARIAN)
-        backend = _source_spm(folder, settings)
+        settings = settings.with_defaults(_MARIAN)
+        backend = _read_source_spm(folder, settings)
     elif (folder / "vocab.json").is_file():
-        merge, defaults = _class(folder, settings)
-        settings = settings.over(defaults)
-        backend = _vocab_json(folder, settings, merge)
+        merge, defaults = _tokenizer_class(folder, settings)
+        settings = settings.with_defaults(defaults)
+        backend = _read_vocab_json(folder, settings, merge)
     else:
-        raise _nothing(folder)
+        raise _no_tokenizer(folder)
     present = {role: piece for role in _ROLES if backend.token_to_id(piece := settings.piece(role)) is not None}
     named = {name: present.get(f"{name}_token", "") for name in ("bos", "eos", "pad", "unk", "mask")}
     return Vocabulary(backend=backend, **named)
 
 
-def _nothing(folder: Path) -> CheckpointError:
+def _no_tokenizer(folder: Path) -> CheckpointError:
     if found := next((name for name in _SENTENCEPIECE if (folder / name).is_file()), ""):
         return UnsupportedError(
             f"is a SentencePiece model, which is not read here; {_CONVERT}", file=str(folder / found)
@@ -96,33 +106,33 @@ def _nothing(folder: Path) -> CheckpointError:
     return CheckpointError("has no tokenizer.json, no vocab.txt and no vocab.json with merges.txt", file=str(folder))
 
 
-def _settings(folder: Path) -> _Settings:
-    config = _json(folder / "tokenizer_config.json")
-    named = {**_json(folder / "special_tokens_map.json"), **config}
+def _read_settings(folder: Path) -> _Settings:
+    config = _read_json(folder / "tokenizer_config.json")
+    named = {**_read_json(folder / "special_tokens_map.json"), **config}
     where = str(folder / "tokenizer_config.json")
-    roles = {role: _token(named[role], where) for role in _ROLES if named.get(role) is not None}
+    roles = {role: _parse_token(named[role], where) for role in _ROLES if named.get(role) is not None}
     more: list[AddedToken] = []
     for key in _MORE:
         values = named.get(key) or []
         if not isinstance(values, list | dict):
             raise CheckpointError(f"{key} is {values!r} where a list of tokens belongs", file=where)
-        more.extend(_token(value, where) for value in (values.values() if isinstance(values, dict) else values))
+        more.extend(_parse_token(value, where) for value in (values.values() if isinstance(values, dict) else values))
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, dict):
         raise CheckpointError(f"added_tokens_decoder is {listed!r} where an object belongs", file=where)
-    added = {_id(key, where): _token(value, where, special=False) for key, value in listed.items()}
-    for piece, index in _json(folder / "added_tokens.json").items():
+    added = {_check_id(key, where): _parse_token(value, where, special=False) for key, value in listed.items()}
+    for piece, index in _read_json(folder / "added_tokens.json").items():
         name = str(folder / "added_tokens.json")
-        added.setdefault(_id(index, name), AddedToken(piece, normalized=False, special=False))
+        added.setdefault(_check_id(index, name), AddedToken(piece, normalized=False, special=False))
     return _Settings(roles=roles, more=more, added=added, other=config)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
-        value = json.loads(files.json_text(path, files.VOCABULARY))
+        value = json.loads(files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES))
     except (ValueError, RecursionError) as problem:
         raise CheckpointError(f"is not JSON: {problem}", file=str(path)) from problem
     if not isinstance(value, dict):
@@ -130,13 +140,13 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _id(value: Any, file: str) -> int:
+def _check_id(value: Any, file: str) -> int:
     if not str(value).isdecimal():
         raise CheckpointError(f"gives {str(value)[:40]!r} for the id of an added token", file=file)
     return int(value)
 
 
-def _token(value: Any, file: str, *, special: bool = True) -> AddedToken:
+def _parse_token(value: Any, file: str, *, special: bool = True) -> AddedToken:
     """A token written as a string, or as an object with its flags."""
     flags: dict[str, Any] = value if isinstance(value, dict) else {"content": value}
     content = flags.get("content")
@@ -154,21 +164,21 @@ def _token(value: Any, file: str, *, special: bool = True) -> AddedToken:
     )
 
 
-def _tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
+def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "tokenizer.json"
-    text = _utf8(path, lambda: files.json_text(path, files.VOCABULARY).decode())
+    text = _check_utf8(path, lambda: files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES).decode())
     check_merges(text, str(path))
-    backend = built(lambda: Tokenizer.from_str(text), str(path))
+    backend = run_build(lambda: Tokenizer.from_str(text), str(path))
     # A length to cut or pad to is a habit of whoever saved the file.  Here a text that is too long is an error that
     # gives both lengths, and nothing is padded.
     backend.no_truncation()
     backend.no_padding()
-    _mark(backend, settings, folder)
-    _honour(backend, settings)
+    _add_tokens(backend, settings, folder)
+    _apply_boundary_settings(backend, settings)
     return backend
 
 
-def _honour(backend: Tokenizer, settings: _Settings) -> None:
+def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
     """Where tokenizer_config.json says whether a text begins with bos and ends with eos, that is how it is."""
     asked = {end: settings.other.get(f"add_{end}_token") for end in ("bos", "eos")}
     ids = backend.encode("", add_special_tokens=True).ids
@@ -176,13 +186,13 @@ def _honour(backend: Tokenizer, settings: _Settings) -> None:
     done = {end: backend.token_to_id(pieces[end]) in ids[: 1 if end == "bos" else None] for end in asked}
     if any(asked[end] is not None and asked[end] != done[end] for end in asked if pieces[end]):
         wanted = {end: done[end] if asked[end] is None else asked[end] for end in asked}
-        surround(backend, *(pieces[end] if wanted[end] else "" for end in ("bos", "eos")))
+        add_boundary_tokens(backend, *(pieces[end] if wanted[end] else "" for end in ("bos", "eos")))
 
 
-def _vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
+def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "vocab.txt"
-    pieces = {line.rstrip("\r"): index for index, line in enumerate(_text(path).removesuffix("\n").split("\n"))}
-    words = Words(
+    pieces = {line.rstrip("\r"): index for index, line in enumerate(_read_text(path).removesuffix("\n").split("\n"))}
+    words = WordPieceOptions(
         lowercase=bool(settings.other.get("do_lower_case", True)),
         strip_accents=settings.other.get("strip_accents"),
         chinese=bool(settings.other.get("tokenize_chinese_chars", True)),
@@ -190,55 +200,55 @@ def _vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
         first=settings.piece("cls_token"),
         separator=settings.piece("sep_token"),
     )
-    backend = built(lambda: word_pieces(pieces, words), str(path))
-    _mark(backend, settings, folder)
+    backend = run_build(lambda: word_piece_backend(pieces, words), str(path))
+    _add_tokens(backend, settings, folder)
     return backend
 
 
-def _source_spm(folder: Path, settings: _Settings) -> Tokenizer:
+def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
     """Marian's: what a source is cut with, and the numbers that both sides' pieces have.  What is written needs no
     model: its pieces are spelled in their names.  A source may begin with the language to write, as ">>de<<"."""
-    path, pieces = str(folder / "vocab.json"), _json(folder / "vocab.json")
+    path, pieces = str(folder / "vocab.json"), _read_json(folder / "vocab.json")
     if settings.other.get("separate_vocabs") or (folder / "target_vocab.json").is_file():
         raise UnsupportedError("has another vocabulary for each side, and only one for both is read", file=path)
     if not all(isinstance(index, int) for index in pieces.values()) or settings.piece("unk_token") not in pieces:
         raise CheckpointError(f"has no number for each piece, and one for {settings.piece('unk_token')!r}", file=path)
-    model = sentencepiece.read(folder / "source.spm")
-    backend = built(lambda: sentencepiece.numbered(model, pieces, settings.piece("unk_token")), path)
-    _mark(backend, settings, folder)
+    model = sentencepiece.read_unigram(folder / "source.spm")
+    backend = run_build(lambda: sentencepiece.build_unigram_backend(model, pieces, settings.piece("unk_token")), path)
+    _add_tokens(backend, settings, folder)
     codes = sorted(piece for piece in pieces if piece.startswith(">>") and piece.endswith("<<"))
     backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
-    surround(backend, "", settings.piece("eos_token"))
+    add_boundary_tokens(backend, "", settings.piece("eos_token"))
     return backend
 
 
-def _spaced(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
+def _gpt2_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
     """Bytes, cut as GPT-2 cuts text, with a space before it where the configuration asks for one."""
-    return byte_level(pieces, merges, GPT2, prefix_space=bool(settings.other.get("add_prefix_space")))
+    return byte_level_merges(pieces, merges, GPT2_SPLIT, prefix_space=bool(settings.other.get("add_prefix_space")))
 
 
-def _cased(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:  # noqa: ARG001
+def _qwen2_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:  # noqa: ARG001
     """Bytes, cut as Qwen2 cuts text."""
-    return byte_level(pieces, merges, QWEN2)
+    return byte_level_merges(pieces, merges, QWEN2_SPLIT)
 
 
-def _closed(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
+def _gpt_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
     """Words, as GPT has them."""
-    return closed_words(pieces, merges, unknown=settings.piece("unk_token"))
+    return word_end_merges(pieces, merges, unknown=settings.piece("unk_token"))
 
 
-_Merge = Callable[[Mapping[str, int], Sequence[tuple[str, str]], _Settings], Tokenizer]
+_BuildBackend = Callable[[Mapping[str, int], Sequence[tuple[str, str]], _Settings], Tokenizer]
 # Whose vocab.json + merges.txt are read how; a tokenizer_config.json names the class.
-_CLASSES: dict[str, tuple[_Merge, dict[str, str]]] = {
-    "OpenAIGPTTokenizer": (_closed, _GPT),
-    "GPT2Tokenizer": (_spaced, _GPT2),
-    "RobertaTokenizer": (_spaced, _ROBERTA),
-    "BartTokenizer": (_spaced, _ROBERTA),
-    "Qwen2Tokenizer": (_cased, _QWEN2),
+_CLASSES: dict[str, tuple[_BuildBackend, dict[str, str]]] = {
+    "OpenAIGPTTokenizer": (_gpt_backend, _GPT),
+    "GPT2Tokenizer": (_gpt2_backend, _GPT2),
+    "RobertaTokenizer": (_gpt2_backend, _ROBERTA),
+    "BartTokenizer": (_gpt2_backend, _ROBERTA),
+    "Qwen2Tokenizer": (_qwen2_backend, _QWEN2),
 }
 
 
-def _class(folder: Path, settings: _Settings) -> tuple[_Merge, dict[str, str]]:
+def _tokenizer_class(folder: Path, settings: _Settings) -> tuple[_BuildBackend, dict[str, str]]:
     name = str(settings.other.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
     if name not in _CLASSES:
         path = str(folder / "vocab.json")
@@ -246,32 +256,34 @@ def _class(folder: Path, settings: _Settings) -> tuple[_Merge, dict[str, str]]:
     return _CLASSES[name]
 
 
-def _vocab_json(folder: Path, settings: _Settings, merge: _Merge) -> Tokenizer:
+def _read_vocab_json(folder: Path, settings: _Settings, merge: _BuildBackend) -> Tokenizer:
     path = str(folder / "vocab.json")
-    pieces, merges = _json(folder / "vocab.json"), _merges(folder / "merges.txt")
-    backend = built(lambda: merge(pieces, merges, settings), path)
-    _mark(backend, settings, folder)
+    pieces, merges = _read_json(folder / "vocab.json"), _read_merges(folder / "merges.txt")
+    backend = run_build(lambda: merge(pieces, merges, settings), path)
+    _add_tokens(backend, settings, folder)
     if "cls_token" in settings.roles:
-        space = bool(settings.other.get("add_prefix_space")) and merge is _spaced
-        sep, cls = (_numbered(backend, settings.piece(role), path) for role in ("sep_token", "cls_token"))
+        space = bool(settings.other.get("add_prefix_space")) and merge is _gpt2_backend
+        sep, cls = (_boundary_piece(backend, settings.piece(role), path) for role in ("sep_token", "cls_token"))
         backend.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=space)
     else:
         ends_asked = (("bos_token", "add_bos_token"), ("eos_token", "add_eos_token"))
-        surround(backend, *(settings.piece(role) if settings.other.get(asked) else "" for role, asked in ends_asked))
+        add_boundary_tokens(
+            backend, *(settings.piece(role) if settings.other.get(asked) else "" for role, asked in ends_asked)
+        )
     return backend
 
 
-def _numbered(backend: Tokenizer, piece: str, file: str) -> tuple[str, int]:
+def _boundary_piece(backend: Tokenizer, piece: str, file: str) -> tuple[str, int]:
     if (index := backend.token_to_id(piece)) is None:
         raise CheckpointError(f"has no {piece!r}, which stands at the ends of every text", file=file)
     return piece, index
 
 
-def _merges(path: Path) -> list[tuple[str, str]]:
+def _read_merges(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         raise CheckpointError("is missing; vocab.json needs it beside it", file=str(path))
     merges = []
-    for number, line in enumerate(_text(path).split("\n"), 1):
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         left, _, right = line.rstrip("\r").partition(" ")
@@ -281,7 +293,7 @@ def _merges(path: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def _mark(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
+def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
     """Make the tokens that the small files name added or special ones, unless they are already."""
     known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
     for index, token in sorted(settings.added.items()):
@@ -295,11 +307,11 @@ def _mark(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
             backend.add_special_tokens([token])
 
 
-def _text(path: Path) -> str:
-    return _utf8(path, lambda: files.text(path, files.VOCABULARY))
+def _read_text(path: Path) -> str:
+    return _check_utf8(path, lambda: files.read_text(path, files.MAX_VOCABULARY_BYTES))
 
 
-def _utf8(path: Path, read: Callable[[], str]) -> str:
+def _check_utf8(path: Path, read: Callable[[], str]) -> str:
     try:
         return read()
     except UnicodeDecodeError as problem:

@@ -11,12 +11,12 @@ from typing import TypeVar
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..core.errors import CheckpointError, ModelError
-from .panics import followed, refused
+from .panics import load_failure, run_library
 
-LONGEST_PIECE = 4096  # characters of a token; published ones have a few hundred
-MOST_TEXT = 1 << 25  # characters of all tokens; vocabularies of 262,144 tokens have two million
+MAX_PIECE_LENGTH = 4096  # characters of a token; published ones have a few hundred
+MAX_VOCABULARY_TEXT = 1 << 25  # characters of all tokens; vocabularies of 262,144 tokens have two million
 SPACE = "\u2581"  # how SentencePiece spells a space
-CLOSE = "</w>"  # how merges over words spell that one ends
+WORD_END = "</w>"  # how merges over words spell that one ends
 T = TypeVar("T")
 
 
@@ -34,7 +34,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitRules:
     """How byte-level text is cut before merging: each pattern in turn cuts what the ones before it left whole.
 
     `whole` keeps a cut that is itself in the vocabulary as one token, whatever the merges say.  `bos` and `pair` are
@@ -70,47 +70,47 @@ _PUNCTUATED = (
 )
 _HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
-GPT2 = Split((_WORDS,))
-ROBERTA = Split((_WORDS,), pair=True)
-QWEN2 = Split((_CASED.replace("DIGITS", r"\p{N}"),), nfc=True)
-_SINGLE_DIGITS = Split((r"\p{N}", _WORDS))
+GPT2_SPLIT = SplitRules((_WORDS,))
+ROBERTA_SPLIT = SplitRules((_WORDS,), pair=True)
+QWEN2_SPLIT = SplitRules((_CASED.replace("DIGITS", r"\p{N}"),), nfc=True)
+_SINGLE_DIGITS = SplitRules((r"\p{N}", _WORDS))
 _THREE_DIGITS = (_CASED.replace("DIGITS", r"\p{N}{1,3}"),)
-_LLAMA3 = Split(_THREE_DIGITS, whole=True, bos=True)
-_GPT4O = Split((_CAMEL.replace("DIGITS", r"\p{N}{1,3}").replace("ENDING", _ENDING),))
-_DEEPSEEK3 = Split((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
+_LLAMA3 = SplitRules(_THREE_DIGITS, whole=True, bos=True)
+_GPT4O = SplitRules((_CAMEL.replace("DIGITS", r"\p{N}{1,3}").replace("ENDING", _ENDING),))
+_DEEPSEEK3 = SplitRules((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
 
 # What the value of `tokenizer.ggml.pre` in a GGUF file stands for.
-SPLITS: dict[str, Split] = {
-    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "modern-bert"), GPT2),
-    **dict.fromkeys(("roberta-bpe", "jina-v1-en", "jina-v2-code"), ROBERTA),
-    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), GPT2),
+SPLITS: dict[str, SplitRules] = {
+    "default": SplitRules((r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "modern-bert"), GPT2_SPLIT),
+    **dict.fromkeys(("roberta-bpe", "jina-v1-en", "jina-v2-code"), ROBERTA_SPLIT),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), GPT2_SPLIT),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SINGLE_DIGITS),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Split(_THREE_DIGITS)),
-    **dict.fromkeys(("qwen2", "megrez"), QWEN2),
-    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan"), Split(QWEN2.patterns)),
-    "qwen35": Split((_LETTER_OR_MARK,), nfc=True),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), SplitRules(_THREE_DIGITS)),
+    **dict.fromkeys(("qwen2", "megrez"), QWEN2_SPLIT),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan"), SplitRules(QWEN2_SPLIT.patterns)),
+    "qwen35": SplitRules((_LETTER_OR_MARK,), nfc=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
-    "tekken": Split((_CAMEL.replace("DIGITS", r"\p{N}").replace("ENDING", ""),), whole=True, bos=True),
-    "falcon": Split((r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, "[0-9][0-9][0-9]")),
-    "deepseek-coder": Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    "tekken": SplitRules((_CAMEL.replace("DIGITS", r"\p{N}").replace("ENDING", ""),), whole=True, bos=True),
+    "falcon": SplitRules((r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, "[0-9][0-9][0-9]")),
+    "deepseek-coder": SplitRules((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
 }
 
 
-def built(make: Callable[[], T], file: str = "") -> T:
+def run_build(make: Callable[[], T], file: str = "") -> T:
     """What `make` makes of a checkpoint's data; CheckpointError naming `file` if the data is not fit for it."""
     try:
-        return followed(make, refused(file))
+        return run_library(make, load_failure(file))
     except ModelError:
         raise
     except Exception as problem:  # the tokenizers library raises bare Exception, nothing narrower, for bad data
         raise CheckpointError(f"is no usable vocabulary: {problem}", file=file) from problem
 
 
-def byte_level(
-    pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], split: Split, *, prefix_space: bool = False
+def byte_level_merges(
+    pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], split: SplitRules, *, prefix_space: bool = False
 ) -> Tokenizer:
     """Byte-pair merges over UTF-8 bytes, spelled in an alphabet of 256 printable characters (GPT-2).
 
@@ -128,17 +128,17 @@ def byte_level(
     return backend
 
 
-def closed_words(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], *, unknown: str) -> Tokenizer:
+def word_end_merges(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], *, unknown: str) -> Tokenizer:
     """Merges over the characters of lower-cased words, whose last piece ends in `</w>` (GPT; Sennrich et al. 2016)."""
-    model = models.BPE(vocab=dict(pieces), merges=list(merges), unk_token=unknown, end_of_word_suffix=CLOSE)
+    model = models.BPE(vocab=dict(pieces), merges=list(merges), unk_token=unknown, end_of_word_suffix=WORD_END)
     backend = Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.BPEDecoder(suffix=CLOSE)
+    backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
     return backend
 
 
-def sentence_pieces(
+def sentencepiece_merges(
     pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], *, unknown: str, prefix_space: bool
 ) -> Tokenizer:
     """SentencePiece merges over characters; characters without a piece are spelled in bytes, `<0x0A>` (Llama, Gemma).
@@ -158,7 +158,7 @@ def sentence_pieces(
 
 
 @dataclass(frozen=True)
-class Words:
+class WordPieceOptions:
     """How WordPiece reads text before it looks words up; `strip_accents` None: as `lowercase`."""
 
     lowercase: bool = True
@@ -169,7 +169,7 @@ class Words:
     separator: str = "[SEP]"
 
 
-def word_pieces(pieces: Mapping[str, int], words: Words) -> Tokenizer:
+def word_piece_backend(pieces: Mapping[str, int], words: WordPieceOptions) -> Tokenizer:
     """The longest pieces that make up each word, those inside a word marked `##` (BERT)."""
     for piece in (words.unknown, words.first, words.separator):
         if piece not in pieces:
@@ -189,7 +189,7 @@ def word_pieces(pieces: Mapping[str, int], words: Words) -> Tokenizer:
     return backend
 
 
-def surround(backend: Tokenizer, bos: str, eos: str, *, double: bool = False) -> None:
+def add_boundary_tokens(backend: Tokenizer, bos: str, eos: str, *, double: bool = False) -> None:
     """Put `bos` before and `eos` after every text (empty: nothing); a pair's second text follows in the same way.
 
     `double` is RoBERTa's pair instead: bos first eos eos second eos, all of one segment.

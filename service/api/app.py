@@ -26,10 +26,10 @@ from ..core.errors import (
     Unauthorized,
 )
 from ..core.version import VERSION
-from ..metrics import Missed
-from .access.app_state import Server
-from .access.middleware import Gate, Refuse
-from .access.request_context import Visit
+from ..metrics import EarlyOutcome
+from .access.app_state import AppState
+from .access.middleware import AccessMiddleware, ErrorResponder
+from .access.request_context import RequestContext
 from .dialects.anthropic import routes as anthropic
 from .dialects.explain import routes as explain
 from .dialects.hf import routes as hf
@@ -41,8 +41,8 @@ from .dialects.responses import routes as responses
 from .dialects.tei import routes as tei
 from .dialects.tgi import routes as tgi
 from .dialects.tokens import routes as tokens
-from .http.request_head import IDS
-from .openapi import described
+from .http.request_head import REQUEST_ID_HEADERS
+from .openapi import describe_app
 from .operations import admin, health
 from .operations import web_pages as web
 from .shared.dialect import Dialect
@@ -62,7 +62,7 @@ DIALECTS: tuple[Dialect, ...] = (
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
+def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     """An application whose routes reach `server`; `lifespan` starts and stops what works for it."""
     app = FastAPI(
         title="Polyhead",
@@ -83,9 +83,9 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     app.state.server = server
     server.metrics.watch_in_flight(lambda: server.admission.unfinished)
     server.metrics.watch_engine(server.engine)
-    server.metrics.watch_drain(server.admission.drained_s, server.settings.drain_seconds)
-    refuse = partial(respond, server)
-    administration = [admin.router, oip_repository.router] if server.administered else []
+    server.metrics.watch_drain(server.admission.drain_elapsed_s, server.settings.drain_seconds)
+    refuse = partial(respond_error, server)
+    administration = [admin.router, oip_repository.router] if server.has_admin_key else []
     for router in (
         health.router,
         web.router,
@@ -95,14 +95,14 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         *(dialect.router for dialect in DIALECTS),
     ):
         app.include_router(router)
-    app.add_middleware(Gate, server=server, refuse=refuse)
-    install_handlers(app, refuse)
-    app.openapi = partial(described, app, app.openapi, owner)  # type: ignore[method-assign]
-    app.state.description = web.Description(app.openapi)
+    app.add_middleware(AccessMiddleware, server=server, refuse=refuse)
+    add_error_handlers(app, refuse)
+    app.openapi = partial(describe_app, app, app.openapi, find_dialect)  # type: ignore[method-assign]
+    app.state.description = web.CachedDocument(app.openapi)
     return app
 
 
-def install_handlers(app: FastAPI, refuse: Refuse) -> None:
+def add_error_handlers(app: FastAPI, refuse: ErrorResponder) -> None:
     def refused(request: Request, error: PolyheadError) -> Response:
         return refuse(request.state.visit, request.url.path, error)
 
@@ -116,18 +116,18 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = refused(request, translated(request, error))
+        response = refused(request, convert_http_error(request, error))
         response.headers.update(error.headers or {})
         return response
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return refused(request, first_complaint(error))
+        return refused(request, convert_validation_error(error))
 
     async def unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001
         """A fault of ours: the traceback goes to the log, under the id that the answer carries."""
         response = refused(request, PolyheadError("the server made a mistake; its log says more"))
-        response.headers.update(dict.fromkeys(IDS, request.state.visit.id))
+        response.headers.update(dict.fromkeys(REQUEST_ID_HEADERS, request.state.visit.id))
         request.app.state.server.origins.mark(request.headers, response.headers)
         return response
 
@@ -138,17 +138,19 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
     app.add_exception_handler(Exception, unforeseen)
 
 
-def respond(server: Server, visit: Visit, path: str, error: PolyheadError) -> Response:
+def respond_error(server: AppState, visit: RequestContext, path: str, error: PolyheadError) -> Response:
     """`error` as the dialect that owns `path` says it; counted, unless the engine counts the request."""
-    visit.outcome, visit.reason = outcome(error), error.code
-    if not visit.counted:
-        visit.counted = True
-        server.metrics.missed(missed(error), error.code, error.model or visit.model, error.task or visit.task)
-    dialect = owner(path)
-    return JsonResponse(dialect.error(error), dialect.status(error), headers_of(error))
+    visit.outcome, visit.reason = error_outcome(error), error.code
+    if not visit.is_counted:
+        visit.is_counted = True
+        server.metrics.record_early_end(
+            missed_outcome(error), error.code, error.model or visit.model, error.task or visit.task
+        )
+    dialect = find_dialect(path)
+    return JsonResponse(dialect.error(error), dialect.status(error), error_headers(error))
 
 
-def missed(error: PolyheadError) -> Missed:
+def missed_outcome(error: PolyheadError) -> EarlyOutcome:
     """How a request ends that the engine never had."""
     match error:
         case Expired():
@@ -159,16 +161,16 @@ def missed(error: PolyheadError) -> Missed:
             return "rejected"
 
 
-def outcome(error: PolyheadError) -> str:
+def error_outcome(error: PolyheadError) -> str:
     """How a request ends that this is said to."""
-    return "failed" if error.status == 500 or isinstance(error, Stopped) else missed(error)
+    return "failed" if error.status == 500 or isinstance(error, Stopped) else missed_outcome(error)
 
 
-def owner(path: str) -> Dialect:
+def find_dialect(path: str) -> Dialect:
     return next((dialect for dialect in DIALECTS if dialect.matches(path)), openai.DIALECT)
 
 
-def headers_of(error: PolyheadError) -> Mapping[str, str]:
+def error_headers(error: PolyheadError) -> Mapping[str, str]:
     headers = {}
     if error.retry_after:
         headers["Retry-After"] = str(error.retry_after)
@@ -177,7 +179,7 @@ def headers_of(error: PolyheadError) -> Mapping[str, str]:
     return headers
 
 
-def translated(request: Request, error: HTTPException) -> PolyheadError:
+def convert_http_error(request: Request, error: HTTPException) -> PolyheadError:
     """What the framework raises, in our words."""
     asked = f"{request.method} {request.url.path}"
     match error.status_code:
@@ -190,7 +192,7 @@ def translated(request: Request, error: HTTPException) -> PolyheadError:
             return BadRequest(str(error.detail))
 
 
-def first_complaint(error: RequestValidationError) -> BadRequest:
+def convert_validation_error(error: RequestValidationError) -> BadRequest:
     first = error.errors()[0]
     name = str(first["loc"][-1])
     return BadRequest(f"{name}: {first['msg']}", param=name)

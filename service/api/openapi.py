@@ -17,91 +17,93 @@ from ..core.errors import (
     Conflict,
     Forbidden,
     ForeignOrigin,
+    InsufficientMemory,
     MethodNotAllowed,
-    Misdirected,
-    NoRoom,
+    MisdirectedRequest,
     NotFound,
     PolyheadError,
     Unauthorized,
     Unavailable,
-    Unreadable,
+    UnreadableRequest,
 )
-from .access.auth import access
+from .access.auth import required_access
 from .shared.dialect import Dialect
 
 Json = dict[str, Any]
-EVENTS, OCTETS, METRICS = "text/event-stream", "application/octet-stream", "text/plain"
+EVENT_STREAM, OCTET_STREAM, PLAIN_TEXT = "text/event-stream", "application/octet-stream", "text/plain"
 # How routes answer that do not answer in JSON alone, by how their paths end.
-MEDIA: Mapping[str, Sequence[str]] = {
-    "/generate_stream": ("application/json", EVENTS),
-    "/infer": ("application/json", OCTETS),
-    "/metrics": (METRICS, "application/openmetrics-text"),
+MEDIA_TYPES: Mapping[str, Sequence[str]] = {
+    "/generate_stream": ("application/json", EVENT_STREAM),
+    "/infer": ("application/json", OCTET_STREAM),
+    "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
-PROBES = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})
-UNSAID = frozenset({ClientGone, MethodNotAllowed, Unreadable})  # nobody reads it, or it is no operation's
-ADMINISTRATION = frozenset({Conflict, NoRoom})  # what only changes of the served models run into
+PROBE_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})
+UNDOCUMENTED_ERRORS = frozenset(
+    {ClientGone, MethodNotAllowed, UnreadableRequest}
+)  # nobody reads it, or it is no operation's
+ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # what only changes of the served models run into
 # Where nothing is done.
-LOOKING = frozenset(
-    {BadRequest, Unauthorized, Forbidden, ForeignOrigin, NotFound, Misdirected, Unavailable, PolyheadError}
+GET_ERRORS = frozenset(
+    {BadRequest, Unauthorized, Forbidden, ForeignOrigin, NotFound, MisdirectedRequest, Unavailable, PolyheadError}
 )
-ANYWHERE = (ForeignOrigin, Misdirected)  # where no key is asked for, too
+PUBLIC_ERRORS = (ForeignOrigin, MisdirectedRequest)  # where no key is asked for, too
 
 
-def described(app: FastAPI, make: Callable[[], Json], owner: Callable[[str], Dialect]) -> Json:
+def describe_app(app: FastAPI, make: Callable[[], Json], owner: Callable[[str], Dialect]) -> Json:
     """The description that `make` gives, completed once; `owner` is the dialect of a path."""
     if app.openapi_schema is None:
         schema = make()
         for path, operations in schema["paths"].items():
             for method, operation in operations.items():
-                complete(path, method.upper(), operation, owner(path))
+                complete_operation(path, method.upper(), operation, owner(path))
         schema.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = schema
     return app.openapi_schema
 
 
-def complete(path: str, method: str, operation: Json, dialect: Dialect) -> None:
+def complete_operation(path: str, method: str, operation: Json, dialect: Dialect) -> None:
     names = re.findall(r"\{(\w+)\}", path)
     text = {"type": "string", "minLength": 1}
     operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
-    public = access(path, method) == "public"
+    public = required_access(path, method) == "public"
     operation["security"] = [] if public else [{"key": []}]
-    operation["responses"] = answers(path, operation)
-    operation["responses"] |= failures(dialect, ANYWHERE if public else list(kinds(path, method)))
-    if path in PROBES:
+    operation["responses"] = success_responses(path, operation)
+    operation["responses"] |= error_responses(dialect, PUBLIC_ERRORS if public else list(error_kinds(path, method)))
+    if path in PROBE_PATHS:
         operation["responses"]["503"] = {"description": "No, and why.", "content": {"application/json": {}}}
 
 
-def answers(path: str, operation: Json) -> Json:
+def success_responses(path: str, operation: Json) -> Json:
     """How it goes well."""
-    media = next((media for end, media in MEDIA.items() if path.endswith(end)), ("application/json",))
-    if "stream" in fields(operation):
-        media = (*media, EVENTS)
+    media = next((media for end, media in MEDIA_TYPES.items() if path.endswith(end)), ("application/json",))
+    if "stream" in body_fields(operation):
+        media = (*media, EVENT_STREAM)
     return {"200": {"description": "What was asked for.", "content": {kind: {} for kind in dict.fromkeys(media)}}}
 
 
-def fields(operation: Json) -> set[str]:
+def body_fields(operation: Json) -> set[str]:
     """What the body of a request may have."""
     body = operation.get("requestBody", {"content": {"application/json": {"schema": {}}}})
     schema = body["content"]["application/json"]["schema"]
     return {name for each in schema.get("anyOf", [schema]) for name in each.get("properties", ())}
 
 
-def kinds(path: str, method: str) -> Iterator[type[PolyheadError]]:
+def error_kinds(path: str, method: str) -> Iterator[type[PolyheadError]]:
     """The errors that a route may answer with."""
-    for kind in family(PolyheadError):
-        if kind in UNSAID or (method == "GET" and kind not in LOOKING):
+    for kind in walk_subclasses(PolyheadError):
+        if kind in UNDOCUMENTED_ERRORS or (method == "GET" and kind not in GET_ERRORS):
             continue
-        if kind not in ADMINISTRATION or access(path, method) == "admin":
+        if kind not in ADMIN_ERRORS or required_access(path, method) == "admin":
             yield kind
 
 
-def family(kind: type[PolyheadError]) -> Iterator[type[PolyheadError]]:
+def walk_subclasses(kind: type[PolyheadError]) -> Iterator[type[PolyheadError]]:
     yield kind
     for each in kind.__subclasses__():
-        yield from family(each)
+        yield from walk_subclasses(each)
 
 
-def failures(dialect: Dialect, kinds: Sequence[type[PolyheadError]]) -> Json:
+def error_responses(dialect: Dialect, kinds: Sequence[type[PolyheadError]]) -> Json:
     """By status."""
     found: dict[int, list[PolyheadError]] = {}
     for kind in kinds:
@@ -110,21 +112,21 @@ def failures(dialect: Dialect, kinds: Sequence[type[PolyheadError]]) -> Json:
     return {
         str(status): {
             "description": HTTPStatus(status).phrase,
-            "content": {"application/json": {"schema": shape([dialect.error(error) for error in errors])}},
+            "content": {"application/json": {"schema": infer_schema([dialect.error(error) for error in errors])}},
         }
         for status, errors in sorted(found.items())
     }
 
 
-def shape(values: Sequence[Any]) -> Json:
+def infer_schema(values: Sequence[Any]) -> Json:
     """The schema of values that are alike: all of their fields are required."""
     match values[0]:
         case dict(first):
-            fields = {name: shape([value[name] for value in values]) for name in first}
+            fields = {name: infer_schema([value[name] for value in values]) for name in first}
             return {"type": "object", "properties": fields, "required": list(first)}
         case _:
-            types = sorted({TYPES[type(value)] for value in values})
+            types = sorted({JSON_TYPES[type(value)] for value in values})
             return {"type": types[0] if len(types) == 1 else types}
 
 
-TYPES = {str: "string", int: "integer", type(None): "null"}
+JSON_TYPES = {str: "string", int: "integer", type(None): "null"}

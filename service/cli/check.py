@@ -11,25 +11,35 @@ from functools import partial
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.source_policy import ANYWHERE
-from polyhead.models.checkpoint.unmerged_adapter import Trunk
+from polyhead.models.checkpoint.unmerged_adapter import BaseModel
 from polyhead.models.core.errors import ModelError, UnsupportedError
 
-from ..concurrency.outcome import attempt, result
+from ..concurrency.outcome import attempt, unwrap
 from ..config.settings import Settings
-from ..core.errors import NoRoom, PolyheadError
-from ..core.names import is_name, trunk_of
-from ..runtime.draft_choice import drafting_for
-from ..runtime.explain_cost import need_of
-from ..runtime.memory_budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
-from ..runtime.placement import placed
-from ..runtime.self_test import with_known_cost
-from ..runtime.tokenizer_check import Vetting
+from ..core.errors import InsufficientMemory, PolyheadError
+from ..core.names import base_model_name, is_name
+from ..runtime.draft_choice import choose_draft_model
+from ..runtime.explain_cost import explainer_memory_need
+from ..runtime.memory_budget import (
+    MIB,
+    MemoryBudget,
+    MemoryNeed,
+    ModelSize,
+    adapter_memory_need,
+    ceil_mib,
+    measure_model,
+    memory_limit,
+    smallest_need,
+)
+from ..runtime.placement import choose_placement
+from ..runtime.self_test import apply_known_cost
+from ..runtime.tokenizer_check import TokenizerCheck
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
-EXPLAINED = "to explain"  # the column of what a network that explains takes beside
+EXPLAIN_HEADER = "to explain"  # the column of what a network that explains takes beside
 
 
-def named(sources: Sequence[str]) -> dict[str, str]:
+def parse_sources(sources: Sequence[str]) -> dict[str, str]:
     """NAME=SOURCE as for serve; a source alone is called "model", the next one "model-2"."""
     models: dict[str, str] = {}
     for number, given in enumerate(sources, 1):
@@ -42,115 +52,121 @@ def named(sources: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """`said` is a table in MiB with what to say below it, empty where there is no model to say it of; `refused` has a
     sentence for each source that cannot be loaded; `fits`: all of them can be loaded, and fit."""
 
-    said: str
-    refused: tuple[str, ...]
+    report: str
+    errors: tuple[str, ...]
     fits: bool
 
 
-def checked(settings: Settings) -> Checked:
+def check_models(settings: Settings) -> CheckResult:
     """A source that is refused does not keep the others from being checked, and takes no room from them."""
-    vetting = Vetting()
-    described, models, adapters, refused = dict[str, Description](), list[Sized](), list[Need](), list[str]()
-    explained = dict[str, Need]()  # by model's name, if explanations are on
-    for name in sorted(settings.models, key=lambda name: bool(trunk_of(name))):  # adapters after what they lie over
+    vetting = TokenizerCheck()
+    described, models, adapters, refused = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
+    explained = dict[str, MemoryNeed]()  # by model's name, if explanations are on
+    for name in sorted(
+        settings.models, key=lambda name: bool(base_model_name(name))
+    ):  # adapters after what they lie over
         try:
-            if trunk_of(name):
-                adapters.append(beside(name, described, settings))
-                explained |= {name: replace(explained[trunk_of(name)], name=name)} if settings.explain else {}
+            if base_model_name(name):
+                adapters.append(adapter_need(name, described, settings))
+                explained |= {name: replace(explained[base_model_name(name)], name=name)} if settings.explain else {}
             else:
-                what = result(attempt(partial(checkpoint.describe, settings.models[name], vet=vetting.vet)))
-                what = with_known_cost(what, settings)
-                draft = drafting_for(name, what, settings, vetting.vet)
-                models.append(sized(name, what, draft, settings.tensor_parallel))
+                what = unwrap(
+                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=vetting.check_folder))
+                )
+                what = apply_known_cost(what, settings)
+                draft = choose_draft_model(name, what, settings, vetting.check_folder)
+                models.append(measure_model(name, what, draft, settings.tensor_parallel))
                 described[name] = what
-                explained |= {name: need_of(sized(name, what), settings)} if settings.explain else {}
+                explained |= (
+                    {name: explainer_memory_need(measure_model(name, what), settings)} if settings.explain else {}
+                )
         except (ModelError, PolyheadError) as error:
             refused.append(f"{name}: {error}")
     vetting.close()
     if not models:
-        return Checked("", tuple(refused), fits=False)
-    said, fits = planned(models, adapters, explained, settings)
-    return Checked(said, tuple(refused), fits=fits and not refused)
+        return CheckResult("", tuple(refused), fits=False)
+    said, fits = plan_memory(models, adapters, explained, settings)
+    return CheckResult(said, tuple(refused), fits=fits and not refused)
 
 
-def planned(
-    models: Sequence[Sized], adapters: Sequence[Need], explained: Mapping[str, Need], settings: Settings
+def plan_memory(
+    models: Sequence[ModelSize], adapters: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed], settings: Settings
 ) -> tuple[str, bool]:
     """What there is to say of those that can be loaded, and whether they fit."""
     kept = sum(adapter.total for adapter in adapters)
-    free = limit_of(settings.model_copy(update={"memory_mib": 0}), placed(settings).device)
-    budget = Budget(settings.memory_mib * MIB or free, settings)
+    free = memory_limit(settings.model_copy(update={"memory_mib": 0}), choose_placement(settings).device)
+    budget = MemoryBudget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):
         try:
             plan = budget.plan(model, models[number + 1 :], kept)
-            budget.take(plan)
-        except NoRoom as error:
+            budget.reserve(plan)
+        except InsufficientMemory as error:
             complaints.append(error.message)
-            plan = least(model, settings)
+            plan = smallest_need(model, settings)
         needs.append(plan)
     for adapter in adapters:
         try:
-            budget.take_beside(adapter)
-        except NoRoom as error:
+            budget.reserve_adapter(adapter)
+        except InsufficientMemory as error:
             complaints.append(error.message)
-    said = complaints or [shrunk(model, plan) for model, plan in zip(models, needs, strict=True)]
+    said = complaints or [describe_cache_shortage(model, plan) for model, plan in zip(models, needs, strict=True)]
     if not complaints:
-        said.append(unexplained(explained, budget.free))
-    lines = [table([*needs, *adapters], explained), bounds(settings, free), *filter(None, said)]
+        said.append(describe_explain_shortage(explained, budget.free))
+    lines = [format_table([*needs, *adapters], explained), describe_limit(settings, free), *filter(None, said)]
     return "\n".join(lines), not complaints
 
 
-def unexplained(explained: Mapping[str, Need], free: int) -> str:
+def describe_explain_shortage(explained: Mapping[str, MemoryNeed], free: int) -> str:
     """Which models have too little room for a network that explains them."""
-    large = [f"{name} ({mib(need.total)})" for name, need in explained.items() if need.total > free]
-    return f"{mib(free)} MiB are left for explanations: too few for {', '.join(large)}" if large else ""
+    large = [f"{name} ({ceil_mib(need.total)})" for name, need in explained.items() if need.total > free]
+    return f"{ceil_mib(free)} MiB are left for explanations: too few for {', '.join(large)}" if large else ""
 
 
-def beside(name: str, described: Mapping[str, Description], settings: Settings) -> Need:
+def adapter_need(name: str, described: Mapping[str, Description], settings: Settings) -> MemoryNeed:
     """Of an adapter over one of the models.  UnsupportedError where that model is refused itself."""
-    trunk = described.get(trunk_of(name))
+    trunk = described.get(base_model_name(name))
     if trunk is None:
-        raise UnsupportedError(f"{trunk_of(name)}, which it is laid over, is refused itself")
-    laid = Trunk(trunk).lay(ANYWHERE.place(settings.models[name]))
-    return need_beside(name, laid, placed(settings, trunk.suited, trunk.config))
+        raise UnsupportedError(f"{base_model_name(name)}, which it is laid over, is refused itself")
+    laid = BaseModel(trunk).plan_adapter(ANYWHERE.locate(settings.models[name]))
+    return adapter_memory_need(name, laid, choose_placement(settings, trunk.default_precision, trunk.config))
 
 
-def shrunk(model: Sized, planned: Need) -> str:
+def describe_cache_shortage(model: ModelSize, planned: MemoryNeed) -> str:
     if not planned.blocks or planned.cache_tokens >= model.context:
         return ""
     return f"{model.name}: its context is {model.context} tokens, its cache holds {planned.cache_tokens}"
 
 
-def bounds(settings: Settings, free: int) -> str:
+def describe_limit(settings: Settings, free: int) -> str:
     if not settings.memory_mib:
         each = f", for each of {settings.tensor_parallel} processes" if settings.tensor_parallel > 1 else ""
-        return f"{mib(free)} MiB are free for models on this machine{each}"
-    over = f", but only {mib(free)} MiB are free on this machine" if free < settings.memory_mib * MIB else ""
+        return f"{ceil_mib(free)} MiB are free for models on this machine{each}"
+    over = f", but only {ceil_mib(free)} MiB are free on this machine" if free < settings.memory_mib * MIB else ""
     return f"{settings.memory_mib} MiB are set for models{over}"
 
 
-def table(needs: Sequence[Need], explained: Mapping[str, Need]) -> str:
-    rows = [HEADER, *map(row, needs)]
+def format_table(needs: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed]) -> str:
+    rows = [HEADER, *map(format_cells, needs)]
     if len(needs) > 1:
-        rows.append(("together", "", "", "", str(mib(sum(need.total for need in needs)))))
+        rows.append(("together", "", "", "", str(ceil_mib(sum(need.total for need in needs)))))
     if explained:
-        beside = [mib(explained[need.name].total) for need in needs]
-        column = [EXPLAINED, *beside, *([sum(beside)] if len(needs) > 1 else [])]
+        beside = [ceil_mib(explained[need.name].total) for need in needs]
+        column = [EXPLAIN_HEADER, *beside, *([sum(beside)] if len(needs) > 1 else [])]
         rows = [(*cells, str(more)) for cells, more in zip(rows, column, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(line(cells, widths) for cells in rows)
+    return "\n".join(align_cells(cells, widths) for cells in rows)
 
 
-def row(need: Need) -> tuple[str, ...]:
-    cache = f"{mib(need.cache)} ({need.cache_tokens} tokens, {need.blocks} blocks)" if need.blocks else "-"
-    return need.name, str(mib(need.weights)), cache, str(mib(need.workspace)), str(mib(need.total))
+def format_cells(need: MemoryNeed) -> tuple[str, ...]:
+    cache = f"{ceil_mib(need.cache)} ({need.cache_tokens} tokens, {need.blocks} blocks)" if need.blocks else "-"
+    return need.name, str(ceil_mib(need.weights)), cache, str(ceil_mib(need.workspace)), str(ceil_mib(need.total))
 
 
-def line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def align_cells(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = (f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
     return "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in others)])

@@ -20,22 +20,22 @@ Plot = Annotated[Path | None, typer.Option(help="A figure to write: .svg, .pdf o
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")]
 
 
-def fail(message: object, code: int = 1) -> typer.Exit:
-    from ..core.logs import shown
+def report_failure(message: object, code: int = 1) -> typer.Exit:
+    from ..core.logs import escape_for_terminal
 
-    typer.echo(shown(f"polyhead: {message}", sys.stderr), err=True)
+    typer.echo(escape_for_terminal(f"polyhead: {message}", sys.stderr), err=True)
     return typer.Exit(code)
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """To standard output: what may hold labels and tokens of a model."""
-    from ..core.logs import shown
+    from ..core.logs import escape_for_terminal
 
-    typer.echo(shown(text, sys.stdout))
+    typer.echo(escape_for_terminal(text, sys.stdout))
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """What is wrong with settings or a checkpoint ends the command, with a sentence."""
     from polyhead.models.core.errors import ModelError
 
@@ -44,22 +44,22 @@ def ending() -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        raise fail(error, 2) from None
+        raise report_failure(error, 2) from None
     except ModelError as error:
-        raise fail(error) from None
+        raise report_failure(error) from None
 
 
 @contextmanager
-def interrupted() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """Who stops the command sees no half of a line, and no traceback."""
     try:
         yield
     except KeyboardInterrupt:
         typer.echo("\r\x1b[K", nl=False, err=True)
-        raise fail("stopped; nothing is written", 130) from None
+        raise report_failure("stopped; nothing is written", 130) from None
 
 
-def say_progress(what: str, done: int, total: int) -> None:
+def print_progress(what: str, done: int, total: int) -> None:
     """One line, written over; on the error output, so that the other can be kept."""
     typer.echo(f"\r\x1b[K{what}: {done} of {total}" if done < total else "\r\x1b[K", nl=False, err=True)
 
@@ -86,15 +86,15 @@ def explain(
     """
     from ..config import settings
 
-    settings.prepare_process()
-    from .explain_command import Wanted
-    from .explain_command import explain as work
+    settings.set_library_defaults()
+    from .explain_command import ExplainArguments
+    from .explain_command import explain_model as work
 
     options = {"method": method, "steps": steps, "baseline": baseline, "window": window, "max_tokens": max_tokens}
     named = {"target": target, "layers": layers, "heads": heads}
     options |= {name: given for name, given in named.items() if given}
-    with ending(), interrupted():
-        work(Wanted(model, (text, second) if second else (text,), options, plot, as_json), say)
+    with exit_on_error(), exit_on_interrupt():
+        work(ExplainArguments(model, (text, second) if second else (text,), options, plot, as_json), print_text)
 
 
 @app.command()
@@ -113,11 +113,11 @@ def heads(
     """
     from ..config import settings
 
-    settings.prepare_process()
-    from .head_importance import Wanted, ranked
+    settings.set_library_defaults()
+    from .head_importance import HeadsArguments, rank_heads
 
-    with ending(), interrupted():
-        ranked(Wanted(model, data, limit, plot, as_json), say, say_progress)
+    with exit_on_error(), exit_on_interrupt():
+        rank_heads(HeadsArguments(model, data, limit, plot, as_json), print_text, print_progress)
 
 
 @app.command()
@@ -140,12 +140,12 @@ def quality(
     """
     from ..config import settings
 
-    settings.prepare_process()
-    from .quality import Wanted
-    from .quality import quality as work
+    settings.set_library_defaults()
+    from .quality import QualityArguments
+    from .quality import measure_quality as work
 
-    with ending(), interrupted():
-        work(Wanted(source, text, precision, tokens, as_json), say, say_progress)
+    with exit_on_error(), exit_on_interrupt():
+        work(QualityArguments(source, text, precision, tokens, as_json), print_text, print_progress)
 
 
 @app.command("verify-determinism")
@@ -159,18 +159,18 @@ def verify_determinism(
     """Compare answers in company with those given alone, to the bit."""
     from ..config import settings
 
-    settings.prepare_process()
+    settings.set_library_defaults()
     from . import determinism
 
     chosen = {"deterministic": deterministic, "precision": precision}
-    with ending():
-        asked = settings.read({"models": {"verified": source}, **chosen})
-        loaded = determinism.opened(asked)
-        requests = determinism.from_file(loaded, prompts) if prompts else determinism.made_up(loaded, count)
-        verdicts = determinism.verify(loaded, asked, requests, say_progress)
-    typer.echo(determinism.table(verdicts))
+    with exit_on_error():
+        asked = settings.read_settings({"models": {"verified": source}, **chosen})
+        loaded = determinism.load_checkpoint(asked)
+        requests = determinism.read_requests(loaded, prompts) if prompts else determinism.random_requests(loaded, count)
+        verdicts = determinism.verify(loaded, asked, requests, print_progress)
+    typer.echo(determinism.format_table(verdicts))
     if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
-        raise fail("answers depend on the batch")
+        raise report_failure("answers depend on the batch")
 
 
 @app.command()
@@ -191,8 +191,8 @@ def quantize(
     """
     from ..config import settings
 
-    settings.prepare_process()
+    settings.set_library_defaults()
     from .quantize_command import quantize as work
 
-    with ending():
-        typer.echo(work(source, out, precision, text, say_progress))
+    with exit_on_error():
+        typer.echo(work(source, out, precision, text, print_progress))

@@ -17,7 +17,7 @@ class ClientError(Exception):
     """The message is complete, for people."""
 
 
-class Client:
+class ApiClient:
     """A server at `url`; an empty `key` sends none."""
 
     def __init__(self, url: str, key: str) -> None:
@@ -25,9 +25,9 @@ class Client:
         self.url = url
         self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
 
-    def model(self, task: str) -> str:
+    def find_model(self, task: str) -> str:
         """The first ready model that does `task`."""
-        served = self._ask("GET", "/v1/models")["data"]
+        served = self._request("GET", "/v1/models")["data"]
         fitting = [model["id"] for model in served if model["task"] == task]
         if not fitting:
             others = ", ".join(model["id"] for model in served) or "none is ready yet"
@@ -39,35 +39,35 @@ class Client:
         asked: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
         if max_tokens:
             asked["max_tokens"] = max_tokens
-        with self._told(), self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
+        with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
             if response.is_error:
                 response.read()
-                raise ClientError(complaint(response))
+                raise ClientError(error_message(response))
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    yield from pieces(json.loads(line.removeprefix("data: ")))
+                    yield from chunk_texts(json.loads(line.removeprefix("data: ")))
 
     def classify(self, model: str, text: str) -> list[tuple[str, float]]:
         """Labels and scores, likeliest first."""
-        answer = self._ask("POST", f"/models/{model}/predict", {"inputs": text})
+        answer = self._request("POST", f"/models/{model}/predict", {"inputs": text})
         return [(prediction["label"], prediction["score"]) for prediction in answer]
 
     def embed(self, model: str, text: str) -> list[float]:
-        answer = self._ask("POST", "/v1/embeddings", {"model": model, "input": text})
+        answer = self._request("POST", "/v1/embeddings", {"model": model, "input": text})
         return list(answer["data"][0]["embedding"])
 
     def close(self) -> None:
         self._http.close()
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        with self._told():
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        with self._convert_errors():
             response = self._http.request(method, path, json=body)
         if response.is_error:
-            raise ClientError(complaint(response))
+            raise ClientError(error_message(response))
         return response.json()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -75,7 +75,7 @@ class Client:
             raise ClientError(f"{self.url} does not answer: {reason}; is the server running? See --url") from None
 
 
-def pieces(chunk: Mapping[str, Any]) -> Iterator[str]:
+def chunk_texts(chunk: Mapping[str, Any]) -> Iterator[str]:
     """The text in one chunk of a stream.  Raises ClientError if the chunk says what went wrong."""
     if "error" in chunk:
         raise ClientError(str(chunk["error"]["message"]))
@@ -83,7 +83,7 @@ def pieces(chunk: Mapping[str, Any]) -> Iterator[str]:
         yield choice["delta"].get("content") or ""
 
 
-def complaint(response: httpx.Response) -> str:
+def error_message(response: httpx.Response) -> str:
     """What the server says is wrong, in whichever dialect it says it."""
     try:
         error = response.json()["error"]

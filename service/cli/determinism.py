@@ -20,37 +20,50 @@ from polyhead.models.executors.contract import Executor
 from polyhead.models.network.heads import LanguageHead
 
 from ..config.settings import Settings
-from ..core.request import Done, Encode, Encoded, Event, Failed, Filled, Generate, Request, Sampling, Table, Task, Token
-from ..engine.encoder_worker import Encoder
-from ..engine.generator_worker import Generator
-from ..engine.head_outputs import Head
-from ..engine.worker import Course, StepReport, Worker
-from ..runtime.executor_choice import executor_of, prepare, sampler_of
-from ..runtime.placement import placed
+from ..core.request import (
+    Done,
+    Encode,
+    Event,
+    Failed,
+    Generate,
+    GeneratedToken,
+    HeadOutput,
+    Request,
+    Sampling,
+    Task,
+    TokenCandidates,
+    TokenOutputs,
+)
+from ..engine.encoder_worker import EncoderWorker
+from ..engine.generator_worker import GeneratorWorker
+from ..engine.head_outputs import OutputHead
+from ..engine.worker import RequestTiming, StepReport, Worker
+from ..runtime.executor_choice import build_executor, build_sampler, make_deterministic
+from ..runtime.placement import choose_placement
 
 SMALL_BLOCK = 4  # tokens in a block of a small cache, which answers outgrow more often
-SMALLEST, LARGEST = 2, 32  # requests at once
-USUAL, LONG = 40, 320  # tokens of most prompts, and of every 25th, at most
-EVERY = 25
-SHARE = 6  # of a small cache in what the largest batch would fill
-ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which outgrow several blocks
-LIKELIEST = 5  # alternatives whose probabilities are compared too
-WAYS = (
+MIN_BATCH, MAX_BATCH = 2, 32  # requests at once
+USUAL_PROMPT, LONG_PROMPT = 40, 320  # tokens of most prompts, and of every 25th, at most
+LONG_PROMPT_EVERY = 25
+CACHE_DIVISOR = 6  # of a small cache in what the largest batch would fill
+USUAL_ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which outgrow several blocks
+TOP_LOGPROBS = 5  # alternatives whose probabilities are compared too
+SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=1),
     Sampling(temperature=0.7, top_p=0.9),
     Sampling(temperature=1.2, top_k=20, min_p=0.01),
 )
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 
 
 @dataclass(eq=False, slots=True)
-class Question:
+class RecordedRequest:
     """A ticket that keeps its answer."""
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
-    course: Course = field(default_factory=Course)
+    timing: RequestTiming = field(default_factory=RequestTiming)
     events: list[Event] = field(default_factory=list)
 
     def receive(self, event: Event) -> None:
@@ -62,53 +75,55 @@ class Condition:
     """What is computed beside a request, and how: `waves` are the requests asked at once, by number, of `worker()`."""
 
     name: str
-    waves: list[list[int]]
-    worker: Callable[[], Worker]
-    note: Callable[[list[StepReport]], str]
+    batches: list[list[int]]
+    make_worker: Callable[[], Worker]
+    describe: Callable[[list[StepReport]], str]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConditionResult:
     """How many of all answers equal those given alone; `difference` is the largest of a probability or number."""
 
     condition: str
     equal: int
     total: int
-    difference: float
+    max_difference: float
     note: str
 
 
-def opened(settings: Settings) -> Checkpoint:
+def load_checkpoint(settings: Settings) -> Checkpoint:
     """The first model of the settings, as a server would load it, in this thread."""
-    place = placed(settings)
+    place = choose_placement(settings)
     torch.set_num_threads(place.torch_threads)
     loaded = load(next(iter(settings.models.values())), dtype=place.dtype, device=place.device)
-    prepare(loaded, settings)
+    make_deterministic(loaded, settings)
     return loaded
 
 
-def verify(loaded: Checkpoint, settings: Settings, requests: Sequence[Request], told: Told) -> list[Verdict]:
+def verify(
+    loaded: Checkpoint, settings: Settings, requests: Sequence[Request], told: ProgressCallback
+) -> list[ConditionResult]:
     """One verdict a condition; `told` hears of the condition, of requests answered and of all there are."""
-    first, *others = conditions(loaded, settings, requests)
-    alone, _ = answered(first, requests, told)
-    return [judged(condition, alone, *answered(condition, requests, told)) for condition in others]
+    first, *others = list_conditions(loaded, settings, requests)
+    alone, _ = run_condition(first, requests, told)
+    return [compare_answers(condition, alone, *run_condition(condition, requests, told)) for condition in others]
 
 
-def judged(
+def compare_answers(
     condition: Condition, alone: list[list[Event]], answers: list[list[Event]], reports: list[StepReport]
-) -> Verdict:
+) -> ConditionResult:
     pairs = list(zip(alone, answers, strict=True))
-    equal = sum(substance(one) == substance(other) for one, other in pairs)
-    worst = max((difference(one, other) for one, other in pairs), default=0.0)
-    return Verdict(condition.name, equal, len(pairs), worst, condition.note(reports))
+    equal = sum(comparable_events(one) == comparable_events(other) for one, other in pairs)
+    worst = max((max_difference(one, other) for one, other in pairs), default=0.0)
+    return ConditionResult(condition.name, equal, len(pairs), worst, condition.describe(reports))
 
 
-def substance(events: list[Event]) -> list[object]:
+def comparable_events(events: list[Event]) -> list[object]:
     """What of an answer must not change: all but how much of the prompt was found stored."""
 
     def kept(event: Event) -> object:
         match event:
-            case Token(token, logprob, top):
+            case GeneratedToken(token, logprob, top):
                 return token, logprob, top
             case Done(reason):
                 return reason
@@ -118,11 +133,11 @@ def substance(events: list[Event]) -> list[object]:
     return [kept(event) for event in events]
 
 
-def difference(one: list[Event], other: list[Event]) -> float:
+def max_difference(one: list[Event], other: list[Event]) -> float:
     """The largest of a probability, or of an encoder's number, as far as both say the same tokens."""
     worst = 0.0
     for a, b in zip(one, other, strict=False):
-        if isinstance(a, Token) and isinstance(b, Token):
+        if isinstance(a, GeneratedToken) and isinstance(b, GeneratedToken):
             theirs = {**dict(b.top), b.id: b.logprob}
             for token, logprob in (*a.top, (a.id, a.logprob)):
                 if token in theirs:
@@ -130,32 +145,32 @@ def difference(one: list[Event], other: list[Event]) -> float:
             if a.id != b.id:
                 break
         else:
-            worst = max(worst, *(abs(x - y) for x, y in zip(numbers(a), numbers(b), strict=True)), 0.0)
+            worst = max(worst, *(abs(x - y) for x, y in zip(encoder_values(a), encoder_values(b), strict=True)), 0.0)
     return worst
 
 
-def numbers(event: Event) -> Sequence[float]:
+def encoder_values(event: Event) -> Sequence[float]:
     """What an encoder's answer says."""
     match event:
-        case Encoded(values):
+        case HeadOutput(values):
             return values
-        case Table(scores):
+        case TokenOutputs(scores):
             return scores.cast("B").cast("f")
-        case Filled(candidates):
+        case TokenCandidates(candidates):
             return [score for row in candidates for _, score in row]
         case _:
             return []
 
 
-def answered(
-    condition: Condition, requests: Sequence[Request], told: Told
+def run_condition(
+    condition: Condition, requests: Sequence[Request], told: ProgressCallback
 ) -> tuple[list[list[Event]], list[StepReport]]:
     """The events of every request under a condition, and the reports of all steps."""
     answers: list[list[Event]] = [[] for _ in requests]
     reports: list[StepReport] = []
     done = 0
-    for wave in condition.waves:
-        questions, steps = asked(condition.worker(), [requests[number] for number in wave])
+    for wave in condition.batches:
+        questions, steps = run_batch(condition.make_worker(), [requests[number] for number in wave])
         for number, question in zip(wave, questions, strict=True):
             answers[number] = question.events
         reports += steps
@@ -164,106 +179,108 @@ def answered(
     return answers, reports
 
 
-def asked(worker: Worker, requests: Sequence[Request]) -> tuple[list[Question], list[StepReport]]:
+def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[RecordedRequest], list[StepReport]]:
     """ModelError if one of them fails."""
-    questions = [Question(request) for request in requests]
+    questions = [RecordedRequest(request) for request in requests]
     for question in questions:
-        worker.refuse(question.request)
+        worker.validate(question.request)
         worker.submit(question)
     reports = []
-    while worker.busy:
+    while worker.has_work:
         step = worker.step()
         reports.append(step.report)
-        for ticket, event in step.answers:
+        for ticket, event in step.events:
             ticket.receive(event)
             if isinstance(event, Failed):
                 raise ModelError(f"a request failed: {event.error.message}")
     return questions, reports
 
 
-def conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> list[Condition]:
+def list_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> list[Condition]:
     """The first is that of being alone."""
     generator = isinstance(loaded.head, LanguageHead)
-    return list((generating if generator else encoding)(loaded, settings, requests))
+    return list((generator_conditions if generator else encoder_conditions)(loaded, settings, requests))
 
 
-def generating(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
+def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
-    waves = batches(len(needs))
-    place = placed(settings)
-    size, sampler = place.block_size, sampler_of(place)
-    roomy = executor_of(loaded, settings, sum(math.ceil(need / size) for need in needs))
+    waves = shuffle_batches(len(needs))
+    place = choose_placement(settings)
+    size, sampler = place.block_size, build_sampler(place)
+    roomy = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
     most = max(sum(needs[number] for number in wave) for wave in waves)
     fixed = place.instructions or place.kernel is not None  # the size of a block decides who attends
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
-    tight = executor_of(loaded, small, math.ceil(max(*needs, most // SHARE) / placed(small).block_size))
+    tight = build_executor(
+        loaded, small, math.ceil(max(*needs, most // CACHE_DIVISOR) / choose_placement(small).block_size)
+    )
 
     def worker(executor: Executor = roomy, **budgets: Any) -> Callable[[], Worker]:
         def made() -> Worker:
-            generator = Generator(executor, model="verified", **budgets)
+            generator = GeneratorWorker(executor, model="verified", **budgets)
             generator.sampler = sampler
             return generator
 
         return made
 
     kept = worker()()  # finds what it has computed before
-    yield Condition("alone", [[number] for number in range(len(needs))], worker(), nothing)
-    yield Condition(f"in batches of {SMALLEST} to {LARGEST}", waves, lambda: kept, nothing)
-    yield Condition("prefix found in the cache", waves, lambda: kept, stored)
-    yield Condition("in chunks of 7 tokens", waves, worker(token_budget=48, prefill_chunk=7), nothing)
-    yield Condition("preempted in a small cache", waves, worker(tight), preempted)
+    yield Condition("alone", [[number] for number in range(len(needs))], worker(), describe_nothing)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, lambda: kept, describe_nothing)
+    yield Condition("prefix found in the cache", waves, lambda: kept, describe_cached_tokens)
+    yield Condition("in chunks of 7 tokens", waves, worker(token_budget=48, prefill_chunk=7), describe_nothing)
+    yield Condition("preempted in a small cache", waves, worker(tight), describe_preemptions)
 
 
-def encoding(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
-    executor, head = executor_of(loaded, settings), cast(Head, loaded.head)
+def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
+    executor, head = build_executor(loaded, settings), cast(OutputHead, loaded.head)
 
     def worker(**budgets: int) -> Callable[[], Worker]:
-        return lambda: Encoder(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)
+        return lambda: EncoderWorker(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)
 
-    waves = batches(len(requests))
-    yield Condition("alone", [[number] for number in range(len(requests))], worker(), nothing)
-    yield Condition(f"in batches of {SMALLEST} to {LARGEST}", waves, worker(), nothing)
-    yield Condition("in steps of 100 tokens", waves, worker(token_budget=100), nothing)
-    yield Condition("all at once", [list(range(len(requests)))], worker(token_budget=8192), nothing)
+    waves = shuffle_batches(len(requests))
+    yield Condition("alone", [[number] for number in range(len(requests))], worker(), describe_nothing)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, worker(), describe_nothing)
+    yield Condition("in steps of 100 tokens", waves, worker(token_budget=100), describe_nothing)
+    yield Condition("all at once", [list(range(len(requests)))], worker(token_budget=8192), describe_nothing)
 
 
-def nothing(reports: list[StepReport]) -> str:  # noqa: ARG001
+def describe_nothing(reports: list[StepReport]) -> str:  # noqa: ARG001
     return ""
 
 
-def stored(reports: list[StepReport]) -> str:
+def describe_cached_tokens(reports: list[StepReport]) -> str:
     return f"{sum(report.cached_tokens for report in reports)} tokens found"
 
 
-def preempted(reports: list[StepReport]) -> str:
+def describe_preemptions(reports: list[StepReport]) -> str:
     return f"{sum(report.preemptions for report in reports)} preemptions"
 
 
-def batches(count: int) -> list[list[int]]:
+def shuffle_batches(count: int) -> list[list[int]]:
     """All numbers, shuffled, in batches of any size from SMALLEST to LARGEST."""
     choice = Random(count)
     numbers = choice.sample(range(count), count)
     waves = []
     while numbers:
-        size = choice.randint(SMALLEST, LARGEST)
+        size = choice.randint(MIN_BATCH, MAX_BATCH)
         waves.append(numbers[:size])
         numbers = numbers[size:]
     return waves
 
 
-def made_up(loaded: Checkpoint, count: int) -> list[Request]:
+def random_requests(loaded: Checkpoint, count: int) -> list[Request]:
     """Prompts or texts of random tokens and lengths; to be continued greedily and in three seeded ways."""
     choice = Random(0)
-    room = loaded.max_tokens - ANSWER
+    room = loaded.max_tokens - USUAL_ANSWER
     made = []
     for number in range(count):
-        length = choice.randint(1, max(1, min(USUAL if number % EVERY else LONG, room)))
+        length = choice.randint(1, max(1, min(USUAL_PROMPT if number % LONG_PROMPT_EVERY else LONG_PROMPT, room)))
         tokens = tuple(choice.randrange(loaded.config.vocab_size) for _ in range(length))
-        made.append(request_of(loaded, number, tokens))
+        made.append(build_request(loaded, number, tokens))
     return made
 
 
-def from_file(loaded: Checkpoint, path: Path) -> list[Request]:
+def read_requests(loaded: Checkpoint, path: Path) -> list[Request]:
     """A prompt or text a line.  ModelError where there is none, or one is too long."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -271,28 +288,28 @@ def from_file(loaded: Checkpoint, path: Path) -> list[Request]:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not lines:
         raise ModelError(f"{path} holds no prompts: one a line is wanted")
-    room = loaded.max_tokens - (ANSWER if loaded.task == "generate" else 0)
+    room = loaded.max_tokens - (USUAL_ANSWER if loaded.task == "generate" else 0)
     encoded = [tuple(each.ids) for each in loaded.tokenizer.encode_batch(lines)]
     for number, tokens in enumerate(encoded):
         if not 0 < len(tokens) <= room:
             raise ModelError(f"{path}: prompt {number + 1} has {len(tokens)} tokens; 1 to {room} are wanted")
-    return [request_of(loaded, number, tokens) for number, tokens in enumerate(encoded)]
+    return [build_request(loaded, number, tokens) for number, tokens in enumerate(encoded)]
 
 
-def request_of(loaded: Checkpoint, number: int, tokens: tuple[int, ...]) -> Request:
+def build_request(loaded: Checkpoint, number: int, tokens: tuple[int, ...]) -> Request:
     if loaded.task != "generate":
         halves = (len(tokens) // 2, len(tokens) - len(tokens) // 2)
         pair = (0,) * halves[0] + (1,) * halves[1] if loaded.config.segments > 1 and number % 3 == 0 else ()
         return Encode(str(number), tokens, segments=pair)
-    way = WAYS[number % len(WAYS)]
-    answer = min(ANSWER if number % 4 else LONG_ANSWER, loaded.max_tokens - len(tokens))
+    way = SAMPLINGS[number % len(SAMPLINGS)]
+    answer = min(USUAL_ANSWER if number % 4 else LONG_ANSWER, loaded.max_tokens - len(tokens))
     sampling = Sampling(way.temperature, way.top_k, way.top_p, way.min_p, seed=number)
-    return Generate(str(number), tokens, answer, loaded.stop_tokens, sampling, logprobs=LIKELIEST)
+    return Generate(str(number), tokens, answer, loaded.stop_tokens, sampling, logprobs=TOP_LOGPROBS)
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def format_table(verdicts: Sequence[ConditionResult]) -> str:
     """The verdicts for people."""
-    rows = [(v.condition, f"{v.equal} of {v.total}", f"{v.difference:.1e}", v.note) for v in verdicts]
+    rows = [(v.condition, f"{v.equal} of {v.total}", f"{v.max_difference:.1e}", v.note) for v in verdicts]
     rows.insert(0, ("condition", "equal to alone", "largest difference", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

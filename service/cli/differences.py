@@ -13,7 +13,7 @@ from polyhead.models.quantization.divergence import Divergence
 
 
 @dataclass(frozen=True)
-class Passage:
+class EncodedText:
     """A text, or a pair of texts, as a network reads it."""
 
     tokens: list[int]
@@ -21,26 +21,26 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelOutput:
     """What a network says of one text: next-token logits [T, V], probabilities [N, L], or a vector [1, W].
 
     `picked` [N, ..] are the labels that follow from probabilities; empty of others.
     """
 
     values: Tensor
-    picked: Tensor = field(default_factory=lambda: torch.empty(0))
+    predicted_labels: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Comparison(Protocol):
     """Of answers with the reference's; grows text by text."""
 
-    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:
+    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
         """What both say of one text."""
 
     def figures(self) -> dict[str, float]:
         """For programs."""
 
-    def lines(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         """For people: what is measured, and its figures."""
 
 
@@ -66,20 +66,20 @@ class LayerErrors:
         return means
 
 
-class Continuations:
+class NextTokenComparison:
     """Of next-token distributions."""
 
     def __init__(self) -> None:
         self._divergence = Divergence()
 
-    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:
+    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
         self._divergence.add(expected.values[:-1], found.values[:-1], torch.tensor(passage.tokens[1:]))
 
     def figures(self) -> dict[str, float]:
         found = asdict(self._divergence.figures)
         return {"predictions": found.pop("tokens"), **found}
 
-    def lines(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         found = self._divergence.figures
         return [
             ("KL divergence, nats", f"mean {found.kl_mean:.5f}  p99 {found.kl_p99:.5f}  largest {found.kl_max:.5f}"),
@@ -92,28 +92,28 @@ class Continuations:
         ]
 
 
-class Labels:
+class LabelComparison:
     """Of labels and their probabilities: of texts, of tokens, of where answers start and end."""
 
     def __init__(self) -> None:
         self._changes: list[Tensor] = []
-        self._agrees: list[Tensor] = []
+        self._agreements: list[Tensor] = []
 
-    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:  # noqa: ARG002
+    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
         self._changes.append((found.values - expected.values).abs().flatten(1).amax(1))
-        self._agrees.append((found.picked == expected.picked).all(-1))
+        self._agreements.append((found.predicted_labels == expected.predicted_labels).all(-1))
 
     def figures(self) -> dict[str, float]:
-        changes, agrees = torch.cat(self._changes), torch.cat(self._agrees)
+        changes, agrees = torch.cat(self._changes), torch.cat(self._agreements)
         return {
-            "texts": len(self._agrees),
+            "texts": len(self._agreements),
             "answers": len(agrees),
             "label_agreement": float(agrees.double().mean()),
             "probability_change_mean": float(changes.mean()),
             "probability_change_max": float(changes.max()),
         }
 
-    def lines(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         found = self.figures()
         mean, most = found["probability_change_mean"], found["probability_change_max"]
         return [
@@ -122,14 +122,14 @@ class Labels:
         ]
 
 
-class Scores:
+class ScoreComparison:
     """Of one number a pair of texts: which of two pairs has the larger."""
 
     def __init__(self) -> None:
         self._expected: list[float] = []
         self._found: list[float] = []
 
-    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:  # noqa: ARG002
+    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
         self._expected.append(expected.values.flatten()[-1].item())
         self._found.append(found.values.flatten()[-1].item())
 
@@ -145,7 +145,7 @@ class Scores:
             "score_change_max": float(change.max()),
         }
 
-    def lines(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         found = self.figures()
         return [
             ("same order of two pairs of texts", f"{found['order_agreement']:.2%}, of {found['texts']} pairs"),
@@ -153,13 +153,13 @@ class Scores:
         ]
 
 
-class Vectors:
+class VectorComparison:
     """Of one vector a text."""
 
     def __init__(self) -> None:
         self._cosines: list[float] = []
 
-    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:  # noqa: ARG002
+    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
         one, other = expected.values.flatten().double(), found.values.flatten().double()
         self._cosines.append(torch.cosine_similarity(one, other, dim=0).item())
 
@@ -172,18 +172,18 @@ class Vectors:
             "cosine_min": float(cosines.min()),
         }
 
-    def lines(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         found = self.figures()
         cosines = "mean {cosine_mean:.6f}  p1 {cosine_p1:.6f}  least {cosine_min:.6f}".format(**found)
         return [("cosine with the reference's vector", f"{cosines}, of {found['texts']} texts")]
 
 
-COMPARISONS: dict[str, type[Continuations | Labels | Scores | Vectors]] = {
-    "generate": Continuations,
-    "rank": Scores,
-    "embed": Vectors,
+COMPARISONS: dict[str, type[NextTokenComparison | LabelComparison | ScoreComparison | VectorComparison]] = {
+    "generate": NextTokenComparison,
+    "rank": ScoreComparison,
+    "embed": VectorComparison,
 }
 
 
-def comparison_of(task: str) -> Comparison:
-    return COMPARISONS.get(task, Labels)()
+def new_comparison(task: str) -> Comparison:
+    return COMPARISONS.get(task, LabelComparison)()

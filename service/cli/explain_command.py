@@ -19,20 +19,20 @@ import numpy as np
 
 from polyhead.models.core.errors import ModelError
 
-from ..config.settings import Settings, read
+from ..config.settings import Settings, read_settings
 from ..core.model import Model
 from ..core.names import is_name
-from ..runtime.registry import Registry
+from ..runtime.registry import ModelRegistry
 from ..server.assembly import assemble
 from . import explain_figures as figures
 from . import plotting as canvas
-from .explain_figures import Told
-from .opened_checkpoint import HOW, found
+from .checkpoint_source import REFERENCE_SETTINGS, resolve_source
+from .explain_figures import JsonObject
 
-HERE = "http://127.0.0.1"  # nobody listens there
-GLANCE_S = 1.0  # how often it is seen to that the engine still runs
-PATIENCE_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
-ALONE = HOW | {  # nobody waits for what is asked here, and nobody else can ask
+BASE_URL = "http://127.0.0.1"  # nobody listens there
+POLL_S = 1.0  # how often it is seen to that the engine still runs
+CLIENT_TIMEOUT_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
+LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # nobody waits for what is asked here, and nobody else can ask
     "explain": True,
     "explain_gflop": 1 << 40,
     "explain_idle_seconds": 0,
@@ -42,13 +42,19 @@ ALONE = HOW | {  # nobody waits for what is asked here, and nobody else can ask
     "keys_file": "",
     "request_seconds": 0,
 }
-PLAIN = {"classify": "label", "tag": "label", "fill": "word", "embed": "text", "generate": "text"}  # targets, by task
-STRONGEST = 5  # tokens that are told for each row
+TARGET_FIELDS = {
+    "classify": "label",
+    "tag": "label",
+    "fill": "word",
+    "embed": "text",
+    "generate": "text",
+}  # targets, by task
+TOP_TOKENS = 5  # tokens that are told for each row
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExplainArguments:
     """What `polyhead explain` was asked for.  `options` are fields of the request, as far as they were given."""
 
     model: str
@@ -58,23 +64,23 @@ class Wanted:
     as_json: bool
 
 
-def explain(wanted: Wanted, tell: Callable[[str], object]) -> None:
+def explain_model(wanted: ExplainArguments, tell: Callable[[str], object]) -> None:
     """Tell why, and write the figure.  ModelError where it cannot be done, SettingsError where settings are wrong."""
     if wanted.plot:
-        canvas.check(wanted.plot)
-    mine = read({})
+        canvas.check_plot_path(wanted.plot)
+    mine = read_settings({})
     name = figures.short_name(wanted.model)
     name = name if is_name(name) else "model"
-    settings = read({**ALONE, "models": {name: found(wanted.model, mine.model_dir)}})
-    with quiet():
-        answer = asyncio.run(asked(settings, wanted))
-    tell(json.dumps(answer, ensure_ascii=False) if wanted.as_json else told(answer))
+    settings = read_settings({**LOCAL_SETTINGS, "models": {name: resolve_source(wanted.model, mine.model_dir)}})
+    with silence_logs():
+        answer = asyncio.run(post_explain(settings, wanted))
+    tell(json.dumps(answer, ensure_ascii=False) if wanted.as_json else format_answer(answer))
     if wanted.plot:
-        canvas.save(figures.drawn(answer), wanted.plot)
+        canvas.save_figure(figures.draw_answer(answer), wanted.plot)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_logs() -> Iterator[None]:
     """What the application says of itself while it works is not what was asked for; errors are heard."""
     log = logging.getLogger("polyhead")
     before = log.level
@@ -85,26 +91,28 @@ def quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-async def asked(settings: Settings, wanted: Wanted) -> dict[str, Any]:
+async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str, Any]:
     """What the application answers, once its model is there."""
-    settled: asyncio.Future[Registry] = asyncio.get_running_loop().create_future()
+    settled: asyncio.Future[ModelRegistry] = asyncio.get_running_loop().create_future()
     app = assemble(settings, settled.set_result)
     async with app.router.lifespan_context(app):
         while not settled.done():
-            await asyncio.wait({settled}, timeout=GLANCE_S)
+            await asyncio.wait({settled}, timeout=POLL_S)
             if not (settled.done() or app.state.server.engine.alive):
                 raise ModelError("the engine's thread has ended while the model was loaded; the log says why")
         registry = settled.result()
         if not (ready := registry.models()):
-            raise ModelError(" ".join(state.why for state in registry.states().values()))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, timeout=PATIENCE_S) as client:
-            answer = await client.post("/v1/explain", json=request(wanted, ready[0]))
+            raise ModelError(" ".join(state.reason for state in registry.states().values()))
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url=BASE_URL, timeout=CLIENT_TIMEOUT_S
+        ) as client:
+            answer = await client.post("/v1/explain", json=build_body(wanted, ready[0]))
     if answer.is_success:
         return dict(answer.json())
     raise ModelError(answer.json()["error"]["message"])
 
 
-def request(wanted: Wanted, model: Model) -> dict[str, Any]:
+def build_body(wanted: ExplainArguments, model: Model) -> dict[str, Any]:
     """The body.  A second text beside one that is made a vector of is what that is compared with."""
     first, *second = wanted.texts
     body: dict[str, Any] = {"model": model.name, "input": first, **wanted.options}
@@ -113,26 +121,26 @@ def request(wanted: Wanted, model: Model) -> dict[str, Any]:
     elif second:
         body["input"] = [first, *second]
     if given := wanted.options.get("target"):
-        body["target"] = target(given, model)
+        body["target"] = parse_target(given, model)
     for name in ("layers", "heads"):
         if name in body:
-            body[name] = numbers(f"--{name}", body[name])
+            body[name] = parse_numbers(f"--{name}", body[name])
     return body if wanted.as_json else body | {"encoding": "base64"}
 
 
-def target(given: str, model: Model) -> Any:
+def parse_target(given: str, model: Model) -> Any:
     """An object as JSON, or the one word that says enough."""
     if given.lstrip().startswith("{"):
         try:
             return json.loads(given)
         except ValueError as error:
             raise ModelError(f"--target: is no JSON: {error}") from None
-    if model.task not in PLAIN:
+    if model.task not in TARGET_FIELDS:
         raise ModelError(f'--target: for the task {model.task} an object is wanted, as in {{"start": 0, "end": 4}}')
-    return {PLAIN[model.task]: given}
+    return {TARGET_FIELDS[model.task]: given}
 
 
-def numbers(option: str, given: str) -> list[int]:
+def parse_numbers(option: str, given: str) -> list[int]:
     """0,5 or 0-3."""
     chosen = list[int]()
     for part in given.split(","):
@@ -146,41 +154,47 @@ def numbers(option: str, given: str) -> list[int]:
 # What is told
 
 
-def told(answer: Told) -> str:
+def format_answer(answer: JsonObject) -> str:
     """For people: a token a line, or the strongest few of each."""
     head = [f"wrote {answer['output']!r}"] if answer["output"] else []
-    return "\n".join([*head, *lines(answer)])
+    return "\n".join([*head, *format_lines(answer)])
 
 
-def lines(answer: Told) -> list[str]:
-    every, tokens = answer["attributions"], [one_line(text) for text in figures.texts(answer)]
+def format_lines(answer: JsonObject) -> list[str]:
+    every, tokens = answer["attributions"], [escape_text(text) for text in figures.token_texts(answer)]
     if len(every) == 1 and every[0]["target"]["kind"] != "token":
-        return [one_line(figures.said(answer, every[0]["target"])), *column(tokens, every[0]), *figures.complete(every)]
+        return [
+            escape_text(figures.describe_target_score(answer, every[0]["target"])),
+            *token_score_lines(tokens, every[0]),
+            *figures.describe_completeness(every),
+        ]
     if every:
-        names = [one_line(figures.short(answer, each["target"])) for each in every]
-        rows = [strongest(tokens, *named) for named in zip(names, (each["tokens"] for each in every), strict=True)]
-        return [*rows, *figures.complete(every)]
-    return [line for entry in answer["attention"] for line in looks(tokens, entry)]
+        names = [escape_text(figures.target_label(answer, each["target"])) for each in every]
+        rows = [
+            strongest_tokens(tokens, *named) for named in zip(names, (each["tokens"] for each in every), strict=True)
+        ]
+        return [*rows, *figures.describe_completeness(every)]
+    return [line for entry in answer["attention"] for line in attention_lines(tokens, entry)]
 
 
-def column(tokens: Sequence[str], each: Told) -> list[str]:
+def token_score_lines(tokens: Sequence[str], each: JsonObject) -> list[str]:
     width = max(map(len, tokens))
     return [f"{token:<{width}}  {score:+.4f}" for token, score in zip(tokens, each["tokens"], strict=True)]
 
 
-def looks(tokens: Sequence[str], entry: Told) -> list[str]:
+def attention_lines(tokens: Sequence[str], entry: JsonObject) -> list[str]:
     """Of each row the columns it looks at most; what looks across does so to write the next token."""
-    mean, shown = figures.weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
-    names = [*tokens[1:], figures.END] if entry["kind"] == "cross" else tokens
-    rows = [strongest(shown, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]
-    return [f"{entry['kind']} attention, {figures.of_heads(entry)}", *rows]
+    mean, shown = figures.attention_weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
+    names = [*tokens[1:], figures.END_LABEL] if entry["kind"] == "cross" else tokens
+    rows = [strongest_tokens(shown, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]
+    return [f"{entry['kind']} attention, {figures.describe_heads(entry)}", *rows]
 
 
-def strongest(tokens: Sequence[str], name: str, values: Sequence[float]) -> str:
+def strongest_tokens(tokens: Sequence[str], name: str, values: Sequence[float]) -> str:
     array = np.asarray(values)
-    places = [place for place in np.argsort(-np.abs(array), kind="stable")[:STRONGEST].tolist() if array[place]]
+    places = [place for place in np.argsort(-np.abs(array), kind="stable")[:TOP_TOKENS].tolist() if array[place]]
     return f"{name}: " + ", ".join(f"{tokens[place]} {array[place]:+.3f}" for place in places)
 
 
-def one_line(text: str) -> str:
+def escape_text(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

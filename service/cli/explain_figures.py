@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from polyhead.models.tokenizer.token_text import byte_alphabet
 
 from . import plotting as canvas
-from .plotting import CELL, LABEL, PRESENT, Label, Matrix, spelled
+from .plotting import CELL_INCHES, HAS_MATPLOTLIB, LABEL_POINTS, AxisLabel, LabelledMatrix, escape_undrawable
 
-if PRESENT:
+if HAS_MATPLOTLIB:
     from matplotlib.figure import Figure
 
-NARROWEST = 3.4  # inches: a column of a paper
+MIN_WIDTH = 3.4  # inches: a column of a paper
 MARGIN = 1.0  # for labels, beside or below what is drawn
-LINE = 60  # bars side by side
-LEAST_MAP = 0.6  # inches of the side of a small map
-BAR = 1.5  # inches of a row of bars
-LONGEST_QUOTE = 40  # characters
-END = "(end)"  # what is written when nothing more is
-SPACE = "␣"
-ALPHABET = byte_alphabet()
-DISGUISED = [letter for letter, byte in ALPHABET.items() if byte in b" \n"]
-METHODS = {
+BARS_PER_ROW = 60  # bars side by side
+MIN_MAP_SIDE = 0.6  # inches of the side of a small map
+BAR_ROW_HEIGHT = 1.5  # inches of a row of bars
+MAX_QUOTE = 40  # characters
+END_LABEL = "(end)"  # what is written when nothing more is
+SPACE_MARK = "␣"
+BYTE_ALPHABET = byte_alphabet()
+BYTE_LEVEL_MARKS = [letter for letter, byte in BYTE_ALPHABET.items() if byte in b" \n"]
+METHOD_TITLES = {
     "attention": "attention",
     "attention_rollout": "attention rollout",
     "attention_flow": "attention flow",
@@ -40,44 +40,44 @@ METHODS = {
     "integrated_gradients": "integrated gradients",
     "occlusion": "occlusion",
 }
-Told = Mapping[str, Any]
-Numbers = NDArray[np.float32]
+JsonObject = Mapping[str, Any]
+FloatArray = NDArray[np.float32]
 
 
-def drawn(told: Told) -> "Figure":
+def draw_answer(told: JsonObject) -> "Figure":
     """Every number of the answer, but of alignments the mean of the heads that it has."""
-    with canvas.styled():
+    with canvas.fixed_style():
         kinds = {entry["kind"]: entry for entry in told.get("attention", ())}
         targets = told.get("attributions", ())
         if "cross" in kinds:
-            return alignment(told, kinds["cross"])
+            return draw_alignment(told, kinds["cross"])
         if "rollout" in kinds or "flow" in kinds:
-            return through_layers(told, *kinds.values())
+            return draw_rollout(told, *kinds.values())
         if kinds:
-            return maps(told, next(iter(kinds.values())))
+            return draw_attention_maps(told, next(iter(kinds.values())))
         if len(targets) > 1 or targets[0]["target"]["kind"] == "token":
-            return of_each(told)
-        return of_one(told, targets[0])
+            return draw_target_map(told)
+        return draw_token_bars(told, targets[0])
 
 
-def labels(told: Told, indexes: Sequence[int]) -> list[Label]:
-    pieces = texts(told)
-    return [Label(spelled(pieces[index]), bool(told["tokens"][index]["special"])) for index in indexes]
+def token_labels(told: JsonObject, indexes: Sequence[int]) -> list[AxisLabel]:
+    pieces = token_texts(told)
+    return [AxisLabel(escape_undrawable(pieces[index]), bool(told["tokens"][index]["special"])) for index in indexes]
 
 
-def texts(told: Told) -> list[str]:
+def token_texts(told: JsonObject) -> list[str]:
     """What tokens stand for, with a mark for a space: pieces that are bytes in disguise cannot be read."""
     pieces = [str(token["token"]) for token in told["tokens"]]
-    if not any(mark in piece for piece in pieces for mark in DISGUISED):
+    if not any(mark in piece for piece in pieces for mark in BYTE_LEVEL_MARKS):
         return pieces
-    return [unmasked(piece) if ALPHABET.keys() >= set(piece) else piece for piece in pieces]
+    return [decode_piece(piece) if BYTE_ALPHABET.keys() >= set(piece) else piece for piece in pieces]
 
 
-def unmasked(piece: str) -> str:
-    return bytes(ALPHABET[letter] for letter in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
+def decode_piece(piece: str) -> str:
+    return bytes(BYTE_ALPHABET[letter] for letter in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE_MARK)
 
 
-def weights(entry: Told) -> Numbers:
+def attention_weights(entry: JsonObject) -> FloatArray:
     """[L, H, Q, K], however they were asked for; of those of which only the largest were, the others are 0."""
     if "top" not in entry:
         values = entry["values"]
@@ -91,183 +91,191 @@ def weights(entry: Told) -> Numbers:
     return found
 
 
-def titled(figure: "Figure", told: Told, more: Sequence[str] = ()) -> "Figure":
+def add_model_title(figure: "Figure", told: JsonObject, more: Sequence[str] = ()) -> "Figure":
     """Whose answer it is above, what there is to say of it below."""
-    return around(figure, f"{told['model']}: {METHODS[told['method']]}", more)
+    return add_captions(figure, f"{told['model']}: {METHOD_TITLES[told['method']]}", more)
 
 
-def around(figure: "Figure", above: str, below: Sequence[str]) -> "Figure":
+def add_captions(figure: "Figure", above: str, below: Sequence[str]) -> "Figure":
     """A title and a caption, in lines that have room."""
-    letters = int(figure.get_figwidth() * 72 / (LABEL * 0.6))
-    title, *lines = (textwrap.fill(spelled(line), letters) for line in (above, *below))
-    figure.suptitle(title, fontsize=LABEL + 1, parse_math=False)
+    letters = int(figure.get_figwidth() * 72 / (LABEL_POINTS * 0.6))
+    title, *lines = (textwrap.fill(escape_undrawable(line), letters) for line in (above, *below))
+    figure.suptitle(title, fontsize=LABEL_POINTS + 1, parse_math=False)
     if lines:
-        figure.supxlabel("\n".join(lines), fontsize=LABEL, parse_math=False)
+        figure.supxlabel("\n".join(lines), fontsize=LABEL_POINTS, parse_math=False)
     return figure
 
 
-def canvas_of(width: float, height: float) -> "Figure":
-    return Figure(figsize=(max(width, NARROWEST), height), layout="constrained")
+def new_figure(width: float, height: float) -> "Figure":
+    return Figure(figsize=(max(width, MIN_WIDTH), height), layout="constrained")
 
 
-def single(shown: Matrix, scale: canvas.Scale, axis: tuple[str, str]) -> "Figure":
+def draw_single_map(shown: LabelledMatrix, scale: canvas.Scale, axis: tuple[str, str]) -> "Figure":
     """One map; `axis` says what its rows and its columns are."""
-    rows, columns = (canvas.cell(count) for count in shown.values.shape)
+    rows, columns = (canvas.cell_inches(count) for count in shown.values.shape)
     height, width = shown.values.shape[0] * rows, shown.values.shape[1] * columns
-    figure = canvas_of(width + MARGIN + 0.6, max(height, 0.8) + MARGIN + 0.5)
+    figure = new_figure(width + MARGIN + 0.6, max(height, 0.8) + MARGIN + 0.5)
     axes = figure.subplots()
-    mapped = canvas.matrix(axes, shown, canvas.norm([shown.values], scale), scale)
-    canvas.across(axes, shown.rows, "y", rows)
-    canvas.across(axes, shown.columns, "x", columns)
+    mapped = canvas.draw_matrix(axes, shown, canvas.shared_norm([shown.values], scale), scale)
+    canvas.label_axis(axes, shown.rows, "y", rows)
+    canvas.label_axis(axes, shown.columns, "x", columns)
     axes.set(ylabel=axis[0], xlabel=axis[1])
-    canvas.explain(figure, mapped, axes)
+    canvas.add_colour_bar(figure, mapped, axes)
     return figure
 
 
-def alignment(told: Told, entry: Told) -> "Figure":
+def draw_alignment(told: JsonObject, entry: JsonObject) -> "Figure":
     """What was written over what was read (Bahdanau et al. 2015, figure 3)."""
-    mean = weights(entry).mean((0, 1))
-    shown = Matrix(mean, following(told, entry["rows"]), labels(told, entry["columns"]), "cross")
-    figure = single(shown, "share", ("written", "read"))
-    return titled(figure, told, [f"cross-attention, {of_heads(entry)}"])
+    mean = attention_weights(entry).mean((0, 1))
+    shown = LabelledMatrix(mean, next_token_labels(told, entry["rows"]), token_labels(told, entry["columns"]), "cross")
+    figure = draw_single_map(shown, "share", ("written", "read"))
+    return add_model_title(figure, told, [f"cross-attention, {describe_heads(entry)}"])
 
 
-def following(told: Told, rows: Sequence[int]) -> list[Label]:
+def next_token_labels(told: JsonObject, rows: Sequence[int]) -> list[AxisLabel]:
     """Who looks from a token's row does so to write the next one."""
     last = len(told["tokens"]) - 1
-    return [Label(END, True) if row == last else labels(told, [row + 1])[0] for row in rows]
+    return [AxisLabel(END_LABEL, True) if row == last else token_labels(told, [row + 1])[0] for row in rows]
 
 
-def of_heads(entry: Told) -> str:
+def describe_heads(entry: JsonObject) -> str:
     layers, heads = entry["layers"], entry["heads"]
     if len(layers) == len(heads) == 1:
         return f"layer {layers[0]}, head {heads[0]}"
-    return f"mean of heads {listed(heads)} of layers {listed(layers)}"
+    return f"mean of heads {format_range(heads)} of layers {format_range(layers)}"
 
 
-def listed(numbers: Sequence[int]) -> str:
+def format_range(numbers: Sequence[int]) -> str:
     """Neighbours as a range."""
     whole = list(numbers) == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
-def through_layers(told: Told, entry: Told) -> "Figure":
+def draw_rollout(told: JsonObject, entry: JsonObject) -> "Figure":
     """The matrix, and below it the row of the token that answers (Abnar and Zuidema 2020, arXiv:2005.00928)."""
-    values, rows, columns = weights(entry)[0, 0], labels(told, entry["rows"]), labels(told, entry["columns"])
-    inches = canvas.cell(max(values.shape))
+    values, rows, columns = (
+        attention_weights(entry)[0, 0],
+        token_labels(told, entry["rows"]),
+        token_labels(told, entry["columns"]),
+    )
+    inches = canvas.cell_inches(max(values.shape))
     height, width = values.shape[0] * inches, values.shape[1] * inches
-    answering = answered(told, entry)
-    figure = canvas_of(width + MARGIN + 0.6, height + MARGIN + 0.5 + (BAR if len(answering) else 0))
-    ratios = [max(height, 0.8), BAR] if len(answering) else [1.0]
+    answering = answer_row(told, entry)
+    figure = new_figure(width + MARGIN + 0.6, height + MARGIN + 0.5 + (BAR_ROW_HEIGHT if len(answering) else 0))
+    ratios = [max(height, 0.8), BAR_ROW_HEIGHT] if len(answering) else [1.0]
     grid = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
-    shared = canvas.norm([values], "share")
-    mapped = canvas.matrix(grid[0], Matrix(values, rows, columns, entry["kind"]), shared, "share")
-    canvas.across(grid[0], rows, "y", inches)
-    canvas.across(grid[0], columns, "x", inches)
-    canvas.explain(figure, mapped, grid[0])
+    shared = canvas.shared_norm([values], "share")
+    mapped = canvas.draw_matrix(grid[0], LabelledMatrix(values, rows, columns, entry["kind"]), shared, "share")
+    canvas.label_axis(grid[0], rows, "y", inches)
+    canvas.label_axis(grid[0], columns, "x", inches)
+    canvas.add_colour_bar(figure, mapped, grid[0])
     if len(answering):
-        canvas.bars(grid[1], answering, columns, canvas.shades(answering))
+        canvas.draw_bars(grid[1], answering, columns, canvas.bar_colours(answering))
         grid[1].set(xlim=(0, len(answering)), ylabel="the row that answers")
-    return titled(figure, told, ["rows look at columns, through all layers"])
+    return add_model_title(figure, told, ["rows look at columns, through all layers"])
 
 
-def answered(told: Told, entry: Told) -> Numbers:
+def answer_row(told: JsonObject, entry: JsonObject) -> FloatArray:
     """The row of the token that answers, over the columns of the matrix."""
     if not told.get("attributions"):
         return np.empty(0, np.float32)
     return np.asarray(told["attributions"][0]["tokens"], np.float32)[entry["columns"]]
 
 
-def maps(told: Told, entry: Told) -> "Figure":
+def draw_attention_maps(told: JsonObject, entry: JsonObject) -> "Figure":
     """One map a head, layers below each other; of one head a large one."""
-    values, rows, columns = weights(entry), labels(told, entry["rows"]), labels(told, entry["columns"])
+    values, rows, columns = (
+        attention_weights(entry),
+        token_labels(told, entry["rows"]),
+        token_labels(told, entry["columns"]),
+    )
     depth, heads, _, count = values.shape
     if depth == heads == 1:
-        figure = single(Matrix(values[0, 0], rows, columns, name_of(entry, 0, 0)), "share", ("", ""))
-        return titled(figure, told, [f"{of_heads(entry)}: rows look at columns"])
-    inches = max(canvas.cell(count * heads), LEAST_MAP / count)
+        figure = draw_single_map(LabelledMatrix(values[0, 0], rows, columns, map_name(entry, 0, 0)), "share", ("", ""))
+        return add_model_title(figure, told, [f"{describe_heads(entry)}: rows look at columns"])
+    inches = max(canvas.cell_inches(count * heads), MIN_MAP_SIDE / count)
     width, height = inches * count * heads, inches * len(rows) * depth
-    figure = canvas_of(width + MARGIN + 0.6, height + MARGIN + 0.15 * depth)
+    figure = new_figure(width + MARGIN + 0.6, height + MARGIN + 0.15 * depth)
     grid = figure.subplots(depth, heads, squeeze=False)
-    shared = canvas.norm([values], "share")
+    shared = canvas.shared_norm([values], "share")
     for layer, head in np.ndindex(depth, heads):
         axes = grid[layer, head]
         title = f"layer {entry['layers'][layer]}, head {entry['heads'][head]}"
-        shown = Matrix(values[layer, head], rows, columns, name_of(entry, layer, head), title, depth * heads)
-        mapped = canvas.matrix(axes, shown, shared, "share")
-        canvas.across(axes, rows if head == 0 else (), "y", inches)
-        canvas.across(axes, columns if layer == depth - 1 else (), "x", inches)
-    canvas.explain(figure, mapped, grid)
-    return titled(figure, told, ["rows look at columns"])
+        shown = LabelledMatrix(values[layer, head], rows, columns, map_name(entry, layer, head), title, depth * heads)
+        mapped = canvas.draw_matrix(axes, shown, shared, "share")
+        canvas.label_axis(axes, rows if head == 0 else (), "y", inches)
+        canvas.label_axis(axes, columns if layer == depth - 1 else (), "x", inches)
+    canvas.add_colour_bar(figure, mapped, grid)
+    return add_model_title(figure, told, ["rows look at columns"])
 
 
-def name_of(entry: Told, layer: int, head: int) -> str:
+def map_name(entry: JsonObject, layer: int, head: int) -> str:
     return f"{entry['kind']}-{entry['layers'][layer]}-{entry['heads'][head]}"
 
 
-def of_each(told: Told) -> "Figure":
+def draw_target_map(told: JsonObject) -> "Figure":
     """A row for each token that was written, or other target."""
     every = told["attributions"]
     values = np.asarray([each["tokens"] for each in every], np.float32)
-    rows = [Label(spelled(short(told, each["target"]))) for each in every]
-    shown = Matrix(values, rows, labels(told, range(values.shape[1])), "attributions")
-    figure = single(shown, "signed", ("written", "because of"))
-    return titled(figure, told, complete(every))
+    rows = [AxisLabel(escape_undrawable(target_label(told, each["target"]))) for each in every]
+    shown = LabelledMatrix(values, rows, token_labels(told, range(values.shape[1])), "attributions")
+    figure = draw_single_map(shown, "signed", ("written", "because of"))
+    return add_model_title(figure, told, describe_completeness(every))
 
 
-def of_one(told: Told, each: Told) -> "Figure":
+def draw_token_bars(told: JsonObject, each: JsonObject) -> "Figure":
     """A bar a token, in as many rows as it takes."""
     values = np.asarray(each["tokens"], np.float32)
-    starts = range(0, max(len(values), 1), LINE)
-    longest = min(len(values), LINE)
-    figure = canvas_of(longest * CELL + 0.6, len(starts) * (BAR + 0.5) + 0.8)
-    shades, every = canvas.shades(values), labels(told, range(len(values)))
+    starts = range(0, max(len(values), 1), BARS_PER_ROW)
+    longest = min(len(values), BARS_PER_ROW)
+    figure = new_figure(longest * CELL_INCHES + 0.6, len(starts) * (BAR_ROW_HEIGHT + 0.5) + 0.8)
+    shades, every = canvas.bar_colours(values), token_labels(told, range(len(values)))
     lowest, highest = min(float(values.min(initial=0)), 0.0), max(float(values.max(initial=0)), 0.0)
     spare = (highest - lowest or 1.0) * 0.05
     for number, start in enumerate(starts):
         axes = figure.add_subplot(len(starts), 1, number + 1)
-        line = slice(start, start + LINE)
-        canvas.bars(axes, values[line], every[line], shades[line])
+        line = slice(start, start + BARS_PER_ROW)
+        canvas.draw_bars(axes, values[line], every[line], shades[line])
         axes.set(ylabel="attribution", xlim=(0, longest), ylim=(lowest - spare, highest + spare))
-    return titled(figure, told, [said(told, each["target"]), *complete([each])])
+    return add_model_title(figure, told, [describe_target_score(told, each["target"]), *describe_completeness([each])])
 
 
-def said(told: Told, target: Told) -> str:
+def describe_target_score(told: JsonObject, target: JsonObject) -> str:
     """What is explained, and how sure the model is of it."""
     figures = [f"score {target['score']:.3f}"] if target.get("score") is not None else []
     if target.get("probability") is not None:
         figures.append(f"probability {target['probability']:.3f}")
-    return f"{named(told, target)} ({', '.join(figures)})" if figures else named(told, target)
+    return f"{describe_target(told, target)} ({', '.join(figures)})" if figures else describe_target(told, target)
 
 
-def named(told: Told, target: Told) -> str:
+def describe_target(told: JsonObject, target: JsonObject) -> str:
     match target["kind"]:
         case "label":
             return f"why {target['label']}"
         case "tag":
-            return f"why “{texts(told)[target['token']]}” is {target['label']}"
+            return f"why “{token_texts(told)[target['token']]}” is {target['label']}"
         case "span":
-            return f"why the answer is “{quoted(target['text'])}”"
+            return f"why the answer is “{shorten_quote(target['text'])}”"
         case "word":
             return f"why “{target['word']}” in the place of mask {target['mask']}"
         case "similarity":
-            return f"why it is like “{quoted(target['text'])}”"
+            return f"why it is like “{shorten_quote(target['text'])}”"
         case "text":
             return "where the answer comes from"
         case _:
-            return f"why “{texts(told)[target['token']]}” was written"
+            return f"why “{token_texts(told)[target['token']]}” was written"
 
 
-def short(told: Told, target: Told) -> str:
+def target_label(told: JsonObject, target: JsonObject) -> str:
     """The same as a label."""
-    return str(texts(told)[target["token"]] if "token" in target else target.get("label") or target["text"])
+    return str(token_texts(told)[target["token"]] if "token" in target else target.get("label") or target["text"])
 
 
-def quoted(text: str) -> str:
-    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
+def shorten_quote(text: str) -> str:
+    return text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…"
 
 
-def complete(every: Sequence[Told]) -> list[str]:
+def describe_completeness(every: Sequence[JsonObject]) -> list[str]:
     """Whether attributions add up to what they are to explain (Sundararajan et al. 2017, arXiv:1703.01365)."""
     found = [each["completeness"] for each in every if each.get("completeness")]
     if not found:
@@ -282,7 +290,7 @@ def complete(every: Sequence[Told]) -> list[str]:
     return [line if all(each["holds"] for each in found) else f"{line}; that is too much, take more steps"]
 
 
-def important(told: Told, name: str) -> "Figure":
+def draw_importance(told: JsonObject, name: str) -> "Figure":
     """What service.cli.head_importance found: layers below each other, a cell a head, a dot where it is more than
     chance.
     """
@@ -290,17 +298,20 @@ def important(told: Told, name: str) -> "Figure":
     parts = list(dict.fromkeys(head["part"] for head in heads))
     sizes = [max(head["layer"] for head in heads if head["part"] == part) + 1 for part in parts]
     widest = max(head["head"] for head in heads) + 1
-    with canvas.styled():
-        figure = canvas_of(widest * 2 * CELL + MARGIN, sum(sizes) * 2 * CELL + MARGIN + 0.4 * len(parts))
+    with canvas.fixed_style():
+        figure = new_figure(widest * 2 * CELL_INCHES + MARGIN, sum(sizes) * 2 * CELL_INCHES + MARGIN + 0.4 * len(parts))
         grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=sizes)[:, 0]
-        shared = canvas.norm([np.array([head["importance"] for head in heads], np.float32)], "signed")
+        shared = canvas.shared_norm([np.array([head["importance"] for head in heads], np.float32)], "signed")
         for axes, part in zip(grid, parts, strict=True):
-            mapped = map_of(axes, [head for head in heads if head["part"] == part], shared)
+            mapped = draw_head_map(axes, [head for head in heads if head["part"] == part], shared)
             axes.set(ylabel="layer" if len(parts) == 1 else f"{part}, layer", xlabel="head")
-        canvas.explain(figure, mapped, grid)
+        canvas.add_colour_bar(figure, mapped, grid)
         figures = ", ".join(f"{figure} {value:.3f}" for figure, value in told["baseline"].items())
-        below = [f"{what(told)}; dots: more than three standard errors", f"as it is: {figures} ({told['rows']} rows)"]
-        return around(figure, f"{name}: importance of heads", below)
+        below = [
+            f"{describe_importance(told)}; dots: more than three standard errors",
+            f"as it is: {figures} ({told['rows']} rows)",
+        ]
+        return add_captions(figure, f"{name}: importance of heads", below)
 
 
 def short_name(source: str) -> str:
@@ -308,21 +319,23 @@ def short_name(source: str) -> str:
     return "/".join(Path(source).parts[-2:])
 
 
-def what(told: Told) -> str:
+def describe_importance(told: JsonObject) -> str:
     figure = "cross-entropy" if "cross-entropy" in told["baseline"] else next(iter(told["baseline"]))
     return f"{'rise' if figure == 'cross-entropy' else 'loss'} of {figure} without the head"
 
 
-def map_of(axes: Any, heads: Sequence[Told], shared: Any) -> Any:
+def draw_head_map(axes: Any, heads: Sequence[JsonObject], shared: Any) -> Any:
     """The map of one part's heads."""
     depth, width = (max(head[name] for head in heads) + 1 for name in ("layer", "head"))
     values = np.zeros((depth, width), np.float32)
     for head in heads:
         values[head["layer"], head["head"]] = head["importance"]
-    rows, columns = ([Label(str(number)) for number in range(count)] for count in (depth, width))
-    mapped = canvas.matrix(axes, Matrix(values, rows, columns, f"heads-{heads[0]['part']}"), shared, "signed")
-    canvas.across(axes, rows, "y", 2 * CELL)
-    canvas.across(axes, columns, "x", 2 * CELL)
+    rows, columns = ([AxisLabel(str(number)) for number in range(count)] for count in (depth, width))
+    mapped = canvas.draw_matrix(
+        axes, LabelledMatrix(values, rows, columns, f"heads-{heads[0]['part']}"), shared, "signed"
+    )
+    canvas.label_axis(axes, rows, "y", 2 * CELL_INCHES)
+    canvas.label_axis(axes, columns, "x", 2 * CELL_INCHES)
     axes.tick_params(axis="x", rotation=0)
     sure = [(head["head"] + 0.5, head["layer"] + 0.5) for head in heads if head["sure"]]
     axes.plot(*zip(*sure, strict=True), ".", color="black", markersize=2.5) if sure else None

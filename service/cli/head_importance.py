@@ -16,54 +16,54 @@ import numpy as np
 
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.core.errors import ModelError, UnsupportedError
-from polyhead.models.explain.explain_types import Part, Text
-from polyhead.models.explain.instrumented_network import Watched
+from polyhead.models.explain.explain_types import AttentionPart, InputTokens
+from polyhead.models.explain.instrumented_network import InstrumentedNetwork
 
 from . import explain_figures as figures
 from . import labelled_files as labelled
 from . import plotting as canvas
-from .head_accuracy import LIKENESS, LOSS, Figures, measure
-from .labelled_files import Row
-from .opened_checkpoint import opened
+from .checkpoint_source import open_checkpoint
+from .head_accuracy import CROSS_ENTROPY, SPEARMAN, Figures, choose_metric
+from .labelled_files import LabelledRow
 
-TOKENS = 2048  # of texts that are computed together
-SURE = 3.0  # standard errors; of a thousand heads that do nothing, three seem to do so much
-Say = Callable[[str, int, int], None]
+BATCH_TOKENS = 2048  # of texts that are computed together
+SIGNIFICANT_ERRORS = 3.0  # standard errors; of a thousand heads that do nothing, three seem to do so much
+ProgressCallback = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Change:
+class FigureChange:
     """Of a figure, without a head: what is added to it, and how far off that may be (one standard error)."""
 
     change: float
     error: float
 
     @property
-    def sure(self) -> bool:
-        return abs(self.change) > SURE * self.error
+    def is_significant(self) -> bool:
+        return abs(self.change) > SIGNIFICANT_ERRORS * self.error
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadImportance:
     """What becomes of each figure without it."""
 
-    part: Part
+    part: AttentionPart
     layer: int
     head: int
-    changes: Mapping[str, Change]
+    changes: Mapping[str, FigureChange]
 
     @property
     def importance(self) -> float:
         """How much worse it is: by the figure that says so most finely."""
-        return self.changes[LOSS].change if LOSS in self.changes else -self.changes[LIKENESS].change
+        return self.changes[CROSS_ENTROPY].change if CROSS_ENTROPY in self.changes else -self.changes[SPEARMAN].change
 
     @property
-    def sure(self) -> bool:
-        return self.changes[LOSS if LOSS in self.changes else LIKENESS].sure
+    def is_significant(self) -> bool:
+        return self.changes[CROSS_ENTROPY if CROSS_ENTROPY in self.changes else SPEARMAN].is_significant
 
 
 @dataclass(frozen=True)
-class Wanted:
+class HeadsArguments:
     """What `polyhead heads` was asked for."""
 
     model: str
@@ -73,116 +73,116 @@ class Wanted:
     as_json: bool
 
 
-def ranked(wanted: Wanted, tell: Callable[[str], object], say: Say) -> None:
+def rank_heads(wanted: HeadsArguments, tell: Callable[[str], object], say: ProgressCallback) -> None:
     """Tell of the network as it is, then of each head; write the figure.  ModelError where it cannot be done."""
     if wanted.plot:
-        canvas.check(wanted.plot)
-    rows = labelled.rows(wanted.data, wanted.limit)
-    trial = Trial(opened(wanted.model), rows)
+        canvas.check_plot_path(wanted.plot)
+    rows = labelled.read_rows(wanted.data, wanted.limit)
+    trial = HeadAblation(open_checkpoint(wanted.model), rows)
     if not wanted.as_json:
-        tell(summary(trial))
-    found = trial.heads(say)
-    told = as_object(trial, found)
-    tell(json.dumps(told, ensure_ascii=False) if wanted.as_json else table(found))
+        tell(format_summary(trial))
+    found = trial.ablate_heads(say)
+    told = as_dict(trial, found)
+    tell(json.dumps(told, ensure_ascii=False) if wanted.as_json else format_table(found))
     if wanted.plot:
-        canvas.save(figures.important(told, figures.short_name(wanted.model)), wanted.plot)
+        canvas.save_figure(figures.draw_importance(told, figures.short_name(wanted.model)), wanted.plot)
 
 
-class Trial:
+class HeadAblation:
     """A network and texts that it is tried on.  `baseline` are its figures as it is."""
 
-    def __init__(self, loaded: Checkpoint, rows: Sequence[Row]) -> None:
+    def __init__(self, loaded: Checkpoint, rows: Sequence[LabelledRow]) -> None:
         """ModelError for a row that is not as it should be; UnsupportedError for a network that has no heads."""
-        self.loaded, self.measure = loaded, measure(loaded)
-        read = [self.measure.sample(row) for row in rows]
+        self.loaded, self.metric = loaded, choose_metric(loaded)
+        read = [self.metric.read_sample(row) for row in rows]
         self.samples = [sample for sample in read if sample is not None]
-        self.left_out = len(read) - len(self.samples)
+        self.skipped_rows = len(read) - len(self.samples)
         if len(self.samples) < 2:
             raise ModelError(f"two rows at least are wanted that can be judged; {len(self.samples)} of {len(read)} can")
-        self.watched = Watched(loaded.network, loaded.head)
-        if not self.watched.lenses:
+        self.instrumented = InstrumentedNetwork(loaded.network, loaded.head)
+        if not self.instrumented.probes:
             raise UnsupportedError("its attention has no heads that could be told apart", file=loaded.source)
-        self.counts = np.array([self.measure.counted(sample) for sample in self.samples], np.float64)
-        self._batches = list(batches([text for sample in self.samples for text in sample.texts]))
-        self._as_it_is = self._figures()
-        self.baseline = dict(zip(self.measure.names, self._means(self._as_it_is), strict=True))
+        self.counts = np.array([self.metric.unit_count(sample) for sample in self.samples], np.float64)
+        self._batches = list(batch_by_length([text for sample in self.samples for text in sample.texts]))
+        self._baseline_figures = self._measure_figures()
+        self.baseline = dict(zip(self.metric.names, self._mean_figures(self._baseline_figures), strict=True))
 
-    def heads(self, say: Say) -> list[Head]:
+    def ablate_heads(self, say: ProgressCallback) -> list[HeadImportance]:
         """All, the most important first."""
         every = [
             (part, layer, head)
-            for part, (depth, heads) in self.watched.layout.items()
+            for part, (depth, heads) in self.instrumented.layout.items()
             for layer in range(depth)
             for head in range(heads)
         ]
         found = []
         for number, silent in enumerate(every):
             say("heads silenced", number, len(every))
-            found.append(Head(*silent, self._without({silent})))
+            found.append(HeadImportance(*silent, self._ablate({silent})))
         say("heads silenced", len(every), len(every))
         return sorted(found, key=lambda head: -head.importance)
 
-    def _without(self, silent: set[tuple[Part, int, int]]) -> dict[str, Change]:
-        self.watched.silenced = silent
+    def _ablate(self, silent: set[tuple[AttentionPart, int, int]]) -> dict[str, FigureChange]:
+        self.instrumented.silenced = silent
         try:
-            now = self._figures()
+            now = self._measure_figures()
         finally:
-            self.watched.silenced = set()
-        changes = changed(self._as_it_is, now, self.counts)
-        return dict(zip(self.measure.names, changes, strict=True))
+            self.instrumented.silenced = set()
+        changes = compare_figures(self._baseline_figures, now, self.counts)
+        return dict(zip(self.metric.names, changes, strict=True))
 
-    def _means(self, figures: Figures) -> list[float]:
+    def _mean_figures(self, figures: Figures) -> list[float]:
         return [float(mean) for mean in figures.sum(0) / self.counts.sum()]
 
-    def _figures(self) -> Figures:
+    def _measure_figures(self) -> Figures:
         """[N, F]"""
         owners = [(sample, number) for sample in self.samples for number in range(len(sample.texts))]
         seen: list[Any] = [None] * len(owners)
         for places, texts in self._batches:
-            states = self.watched.states(texts)
+            states = self.instrumented.states(texts)
             for place, each in zip(places, states, strict=True):
-                seen[place] = self.measure.seen(owners[place][0], each)
+                seen[place] = self.metric.reduce_states(owners[place][0], each)
         told, at = [], 0
         for sample in self.samples:
-            told.append(self.measure.told(sample, seen[at : at + len(sample.texts)]))
+            told.append(self.metric.sample_sums(sample, seen[at : at + len(sample.texts)]))
             at += len(sample.texts)
-        return self.measure.figures(self.samples, np.array(told, np.float64))
+        return self.metric.figures(self.samples, np.array(told, np.float64))
 
 
-def batches(texts: Sequence[Text]) -> Iterator[tuple[list[int], list[Text]]]:
+def batch_by_length(texts: Sequence[InputTokens]) -> Iterator[tuple[list[int], list[InputTokens]]]:
     """Texts of equal lengths, and where each of them stands."""
     alike: dict[tuple[int, int], list[int]] = {}
     for place, text in enumerate(texts):
         alike.setdefault((len(text.source), len(text.tokens)), []).append(place)
     for lengths, places in alike.items():
-        count = max(1, TOKENS // sum(lengths))
+        count = max(1, BATCH_TOKENS // sum(lengths))
         for at in range(0, len(places), count):
             some = places[at : at + count]
             yield some, [texts[place] for place in some]
 
 
-def changed(before: Figures, after: Figures, counts: Figures) -> list[Change]:
+def compare_figures(before: Figures, after: Figures, counts: Figures) -> list[FigureChange]:
     """Of means of [N, F] sums over `counts` [N]; their error is that of a ratio of means (Cochran 1977, chapter 6),
     which is the usual one of paired differences where each text counts once."""
     added, number = after - before, len(before)
     mean = added.sum(0) / counts.sum()
     rest = added - mean * counts[:, None]
     error = np.sqrt((rest**2).sum(0) * number / (number - 1)) / counts.sum()
-    return [Change(*each) for each in zip(mean.tolist(), error.tolist(), strict=True)]
+    return [FigureChange(*each) for each in zip(mean.tolist(), error.tolist(), strict=True)]
 
 
-def summary(trial: Trial) -> str:
+def format_summary(trial: HeadAblation) -> str:
     """The figures before anything is silenced: where labels are mixed up, it is seen here."""
     figures = [f"{name} {value:.4f}" for name, value in trial.baseline.items()]
     if trial.loaded.task in ("fill", "generate", "translate"):
-        figures.append(f"perplexity {math.exp(min(trial.baseline[LOSS], 700)):.2f}")
-    left_out = f", {trial.left_out} left out" if trial.left_out else ""
-    return f"as it is: {', '.join(figures)} ({len(trial.samples)} rows{left_out}){usual(trial)}"
+        figures.append(f"perplexity {math.exp(min(trial.baseline[CROSS_ENTROPY], 700)):.2f}")
+    left_out = f", {trial.skipped_rows} left out" if trial.skipped_rows else ""
+    return f"as it is: {', '.join(figures)} ({len(trial.samples)} rows{left_out}){describe_majority(trial)}"
 
 
-def usual(trial: Trial) -> str:
+def describe_majority(trial: HeadAblation) -> str:
     """What is right most often of all, where that is a label."""
-    right = [label for sample in trial.samples for label in sample.right]
+    right = [label for sample in trial.samples for label in sample.targets]
     if trial.loaded.task not in ("classify", "tag") or not right:
         return ""
     most = max(set(right), key=lambda label: (right.count(label), -label))
@@ -190,31 +190,32 @@ def usual(trial: Trial) -> str:
     return f"; always {trial.loaded.labels[most]} would be right in {share:.4f}"
 
 
-def table(heads: Sequence[Head]) -> str:
+def format_table(heads: Sequence[HeadImportance]) -> str:
     """For people, the most important first."""
     names = list(heads[0].changes)
     rows = [("layer", "head", *(f"{name}" for name in names))]
     several = len({head.part for head in heads}) > 1
     for head in heads:
         place = f"{head.part} {head.layer}" if several else str(head.layer)
-        rows.append((place, str(head.head), *(said(head.changes[name]) for name in names)))
+        rows.append((place, str(head.head), *(format_change(head.changes[name]) for name in names)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    note = f"what is added to each figure without the head, and its standard error; *: more than {SURE:.0f} of these"
+    note = "what is added to each figure without the head, and its standard error; "
+    note += f"*: more than {SIGNIFICANT_ERRORS:.0f} of these"
     return "\n".join([*lines, note])
 
 
-def said(change: Change) -> str:
-    return f"{change.change:+.4f} ± {change.error:.4f}{' *' if change.sure else ''}"
+def format_change(change: FigureChange) -> str:
+    return f"{change.change:+.4f} ± {change.error:.4f}{' *' if change.is_significant else ''}"
 
 
-def as_object(trial: Trial, heads: Sequence[Head]) -> dict[str, Any]:
+def as_dict(trial: HeadAblation, heads: Sequence[HeadImportance]) -> dict[str, Any]:
     """For programs."""
     return {
         "model": trial.loaded.source,
         "task": trial.loaded.task,
         "rows": len(trial.samples),
-        "left_out": trial.left_out,
+        "left_out": trial.skipped_rows,
         "baseline": trial.baseline,
-        "heads": [asdict(head) | {"importance": head.importance, "sure": head.sure} for head in heads],
+        "heads": [asdict(head) | {"importance": head.importance, "sure": head.is_significant} for head in heads],
     }

@@ -13,29 +13,29 @@ from typing import Any, Literal, TextIO
 
 from polyhead.models.core.errors import ModelError
 
-JSON, TABLES = (".jsonl", ".ndjson"), {".csv": ",", ".tsv": "\t"}
-NAMED = 8  # labels, or other choices, that a message lists
+JSON_SUFFIXES, DELIMITERS = (".jsonl", ".ndjson"), {".csv": ",", ".tsv": "\t"}
+MAX_LISTED = 8  # labels, or other choices, that a message lists
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelledRow:
     """One of a file's."""
 
     file: str
     line: int
     values: Mapping[str, Any]
 
-    def wrong(self, field: str, what: str) -> ModelError:
+    def field_error(self, field: str, what: str) -> ModelError:
         return ModelError(f"{self.file}, line {self.line}: {field}: {what}")
 
-    def has(self, field: str) -> bool:
+    def has_field(self, field: str) -> bool:
         return self.values.get(field) not in (None, "")
 
     def text(self, field: str) -> str:
         """Some text; ModelError if there is none, as for the others."""
         value = self._value(field)
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(field, f"some text is wanted, not {shown(value)}")
+            raise self.field_error(field, f"some text is wanted, not {shorten_repr(value)}")
         return value
 
     def texts(self, field: str) -> list[str]:
@@ -43,7 +43,9 @@ class Row:
         value = self._value(field)
         words = value.split() if isinstance(value, str) else value
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-            raise self.wrong(field, f"a list of words is wanted, or words with blanks between, not {shown(value)}")
+            raise self.field_error(
+                field, f"a list of words is wanted, or words with blanks between, not {shorten_repr(value)}"
+            )
         return words
 
     def number(self, field: str) -> float:
@@ -53,7 +55,7 @@ class Row:
                 raise ValueError
             return float(value)
         except (TypeError, ValueError):
-            raise self.wrong(field, f"a number is wanted, not {shown(value)}") from None
+            raise self.field_error(field, f"a number is wanted, not {shorten_repr(value)}") from None
 
     def choices(self, field: str, names: tuple[str, ...]) -> list[int]:
         """Which of `names`: one or, in a list, any number, each by name or by index."""
@@ -66,7 +68,7 @@ class Row:
     def _value(self, field: str) -> Any:
         if field not in self.values or self.values[field] is None:
             there = ", ".join(map(str, self.values)) or "none"
-            raise self.wrong(field, f"is missing; there are: {there}")
+            raise self.field_error(field, f"is missing; there are: {there}")
         return self.values[field]
 
     def _choice(self, field: str, value: object, names: tuple[str, ...]) -> int:
@@ -75,22 +77,24 @@ class Row:
         spelled = str(value) if isinstance(value, str | int) else ""
         if spelled.isdecimal() and int(spelled) < len(names):
             return int(spelled)
-        known = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
-        raise self.wrong(field, f"{shown(value)} is none of the model's: {known}; or 0 to {len(names) - 1}")
+        known = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
+        raise self.field_error(
+            field, f"{shorten_repr(value)} is none of the model's: {known}; or 0 to {len(names) - 1}"
+        )
 
 
-def shown(value: object) -> str:
+def shorten_repr(value: object) -> str:
     said = repr(value)
     return said if len(said) <= 60 else f"{said[:60]}..."
 
 
-def rows(path: Path, limit: int = 0) -> list[Row]:
+def read_rows(path: Path, limit: int = 0) -> list[LabelledRow]:
     """All of a file, or so many from all over it.  ModelError for one that cannot be read so."""
-    if path.suffix.lower() not in (*JSON, *TABLES, ".txt"):
+    if path.suffix.lower() not in (*JSON_SUFFIXES, *DELIMITERS, ".txt"):
         raise ModelError(f"{path}: is to be JSON lines (.jsonl), a table (.csv, .tsv) or lines of text (.txt)")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            every = list(read(path, file))
+            every = list(parse_rows(path, file))
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not every:
@@ -100,27 +104,27 @@ def rows(path: Path, limit: int = 0) -> list[Row]:
     return [every[number * len(every) // limit] for number in range(limit)]
 
 
-def read(path: Path, file: TextIO) -> Iterator[Row]:
+def parse_rows(path: Path, file: TextIO) -> Iterator[LabelledRow]:
     suffix, name = path.suffix.lower(), str(path)
-    if suffix in TABLES:
-        return table(name, file, TABLES[suffix])
+    if suffix in DELIMITERS:
+        return parse_table(name, file, DELIMITERS[suffix])
     lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1) if line.strip())
-    if suffix in JSON:
-        return (Row(name, number, an_object(name, number, line)) for number, line in lines)
-    return (Row(name, number, {"text": line}) for number, line in lines)
+    if suffix in JSON_SUFFIXES:
+        return (LabelledRow(name, number, parse_object(name, number, line)) for number, line in lines)
+    return (LabelledRow(name, number, {"text": line}) for number, line in lines)
 
 
-def an_object(name: str, number: int, line: str) -> dict[str, Any]:
+def parse_object(name: str, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{name}, line {number}: is no JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ModelError(f"{name}, line {number}: an object with fields is wanted, not {shown(found)}")
+        raise ModelError(f"{name}, line {number}: an object with fields is wanted, not {shorten_repr(found)}")
     return found
 
 
-def table(name: str, file: TextIO, delimiter: str) -> Iterator[Row]:
+def parse_table(name: str, file: TextIO, delimiter: str) -> Iterator[LabelledRow]:
     """The first line names the fields.  In a TSV nothing is quoted."""
     quoted = delimiter != "\t"
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
@@ -131,6 +135,6 @@ def table(name: str, file: TextIO, delimiter: str) -> Iterator[Row]:
             number = reader.line_num
             if "" in found:
                 raise ModelError(f"{name}, line {number}: has more fields than the first line names")
-            yield Row(name, number, found)
+            yield LabelledRow(name, number, found)
     except csv.Error as error:
         raise ModelError(f"{name}, line {reader.line_num}: is no row of a table: {error}") from None

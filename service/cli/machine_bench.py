@@ -17,23 +17,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from polyhead.models.native.large_pages import mapped
-from polyhead.models.native.library import library, runnable
-from polyhead.models.native.packed_network import Packed, Precision
+from polyhead.models.native.large_pages import map_pages
+from polyhead.models.native.library import load_library, runnable_targets
+from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.model_config import ModelConfig
 
 from ..resources import machine
 
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
 SUFFIXES = {"K": 10, "M": 20, "G": 30}
-SECONDS, TRIES = 0.4, 3  # of one figure: no more tries after the one, no fewer than the other
-USUAL_CACHE = 32 << 20  # bytes, where the system doesn't say
-CACHED, UNCACHED = 64 << 20, 1 << 30  # bytes that are read, at most
-LEAST_SIDE, LONGEST = 256, 1.0  # of a matrix that is multiplied, and seconds that it may take
+MIN_SECONDS, MIN_TRIES = 0.4, 3  # of one figure: no more tries after the one, no fewer than the other
+DEFAULT_CACHE = 32 << 20  # bytes, where the system doesn't say
+MAX_CACHED_BYTES, MAX_MEMORY_BYTES = 64 << 20, 1 << 30  # bytes that are read, at most
+MIN_SIDE, MAX_SECONDS = 256, 1.0  # of a matrix that is multiplied, and seconds that it may take
 SIDE, ROWS = 2048, 512  # of matrices; rows that the compiled step's product has on each thread
-ACROSS = 8192  # side of matrices on a GPU
-SQUARE = ModelConfig(
+GPU_SIDE = 8192  # side of matrices on a GPU
+SQUARE_CONFIG = ModelConfig(
     vocab_size=1,
     width=SIDE,
     depth=1,
@@ -47,7 +47,7 @@ SQUARE = ModelConfig(
 
 
 @dataclass(frozen=True)
-class Figure:
+class BenchFigure:
     """What was done, by which function, on how many threads (0: on the GPU), and how much of it in a second."""
 
     what: str
@@ -58,7 +58,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineReport:
     """The machine's parts, and what they can do.  `kernels` are the compiled step's, from the fastest."""
 
     processor: str
@@ -69,9 +69,9 @@ class Machine:
     kernels: list[str]
     torch_kernels: str
     gpu: str
-    figures: list[Figure]
+    figures: list[BenchFigure]
 
-    def best(self, what: str, threads: int) -> float:
+    def best_value(self, what: str, threads: int) -> float:
         """The largest value of a figure.  Raises ValueError if it was not measured."""
         return max(one.value for one in self.figures if (one.what, one.threads) == (what, threads))
 
@@ -90,36 +90,36 @@ class Machine:
         return "\n".join([names, parts, kernels, *([self.gpu] if self.gpu else []), "", *lines])
 
 
-def measured() -> Machine:
+def measure_machine() -> MachineReport:
     """Takes some ten seconds, all cores that may be used, and 1 GiB of memory."""
     before, cores = torch.get_num_threads(), min(machine.core_limits())
     try:
-        figures = [*processor_figures(cores), *(gpu_figures() if torch.cuda.is_available() else [])]
+        figures = [*measure_processor(cores), *(measure_gpu() if torch.cuda.is_available() else [])]
     finally:
         torch.set_num_threads(before)
-    return Machine(
-        processor=processor(),
+    return MachineReport(
+        processor=processor_name(),
         cores=os.cpu_count() or cores,
         usable_cores=cores,
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
-        cache_mib=last_cache() / 2**20,
-        kernels=runnable(),
+        cache_mib=last_cache_bytes() / 2**20,
+        kernels=runnable_targets(),
         torch_kernels=torch.backends.cpu.get_cpu_capability(),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         figures=figures,
     )
 
 
-def processor() -> str:
+def processor_name() -> str:
     lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
 
-def last_cache() -> int:
+def last_cache_bytes() -> int:
     """Bytes of the largest cache that a core has or shares."""
-    sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
-    return max((int(size[:-1]) << SUFFIXES[size[-1]] for size in sizes if size), default=USUAL_CACHE)
+    sizes = [path.read_text().strip() for path in CACHE_FOLDER.glob("index*/size")]
+    return max((int(size[:-1]) << SUFFIXES[size[-1]] for size in sizes if size), default=DEFAULT_CACHE)
 
 
 def thread_counts(cores: int) -> list[int]:
@@ -127,96 +127,101 @@ def thread_counts(cores: int) -> list[int]:
     return sorted({1 << n for n in range(cores.bit_length()) if 1 << n < cores} | {cores})
 
 
-def seconds(work: Callable[[], object]) -> float:
+def best_seconds(work: Callable[[], object]) -> float:
     """The shortest of several tries, after one to warm up."""
     work()
     tries: list[float] = []
     began = time.perf_counter()
-    while len(tries) < TRIES or time.perf_counter() - began < SECONDS:
-        tries.append(once(work))
+    while len(tries) < MIN_TRIES or time.perf_counter() - began < MIN_SECONDS:
+        tries.append(time_once(work))
     return min(tries)
 
 
-def processor_figures(cores: int) -> Iterator[Figure]:
-    cache = last_cache()
+def measure_processor(cores: int) -> Iterator[BenchFigure]:
+    cache = last_cache_bytes()
     free = machine.spendable_memory(torch.device("cpu"))
-    places = {"memory": min(4 * cache, UNCACHED, free // 4), "last-level cache": min(cache // 2, CACHED, free // 4)}
+    places = {
+        "memory": min(4 * cache, MAX_MEMORY_BYTES, free // 4),
+        "last-level cache": min(cache // 2, MAX_CACHED_BYTES, free // 4),
+    }
     for what, size in places.items():
-        numbers = torch.from_numpy(mapped(size).view(np.float32))  # large pages, as weights lie
+        numbers = torch.from_numpy(map_pages(size).view(np.float32))  # large pages, as weights lie
         numbers.fill_(1.0)
         for threads in thread_counts(cores):
             torch.set_num_threads(threads)
-            yield Figure(what, "torch.sum", threads, numbers.nbytes / seconds(numbers.sum) / 1e9, "GB/s")
+            yield BenchFigure(what, "torch.sum", threads, numbers.nbytes / best_seconds(numbers.sum) / 1e9, "GB/s")
         del numbers
     for threads in sorted({1, cores}):
         torch.set_num_threads(threads)
-        yield from torch_products(threads)
-        if runnable():
-            yield compiled_product("float32", threads)
-            yield compiled_product("int8", threads)
+        yield from measure_torch_products(threads)
+        if runnable_targets():
+            yield measure_compiled_product("float32", threads)
+            yield measure_compiled_product("int8", threads)
 
 
-def torch_products(threads: int) -> Iterator[Figure]:
+def measure_torch_products(threads: int) -> Iterator[BenchFigure]:
     """A square matrix times itself."""
     for what, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         whole = torch.randn(SIDE, SIDE).to(dtype)
-        yield Figure(what, "torch.mm", threads, operations_a_second(whole, torch.mm), "GFLOPS")
+        yield BenchFigure(what, "torch.mm", threads, measure_operations(whole, torch.mm), "GFLOPS")
     codes = torch.randint(-128, 128, (SIDE, SIDE), dtype=torch.int8)
-    yield Figure("int8", "torch._int_mm", threads, operations_a_second(codes, torch._int_mm), "GOPS")
+    yield BenchFigure("int8", "torch._int_mm", threads, measure_operations(codes, torch._int_mm), "GOPS")
 
 
-def operations_a_second(whole: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
+def measure_operations(whole: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
     """Thousands of millions, of the largest corner of `whole` that takes no longer than LONGEST: what a processor has
     no instructions for, torch does a number at a time, and SIDE would take minutes."""
-    side = LEAST_SIDE
-    while 8 * once(product(whole, side, multiply)) < LONGEST and side < len(whole):
+    side = MIN_SIDE
+    while 8 * time_once(corner_product(whole, side, multiply)) < MAX_SECONDS and side < len(whole):
         side *= 2
-    return 2 * side**3 / seconds(product(whole, side, multiply)) / 1e9
+    return 2 * side**3 / best_seconds(corner_product(whole, side, multiply)) / 1e9
 
 
-def product(
+def corner_product(
     whole: torch.Tensor, side: int, multiply: Callable[[torch.Tensor, torch.Tensor], object]
 ) -> Callable[[], object]:
     corner = whole[:side, :side].contiguous()
     return lambda: multiply(corner, corner)
 
 
-def once(work: Callable[[], object]) -> float:
+def time_once(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def compiled_product(precision: Precision, threads: int) -> Figure:
+def measure_compiled_product(precision: Precision, threads: int) -> BenchFigure:
     """[ROWS, SIDE] times [SIDE, SIDE] on each thread, rows made bytes on the way as in a step."""
-    pack = Packed(library(runnable()[0]), SQUARE, precision)
-    linear = pack.linear([nn.Linear(SIDE, SIDE, bias=False)])
+    pack = PackedNetwork(load_library(runnable_targets()[0]), SQUARE_CONFIG, precision)
+    linear = pack.pack_linear([nn.Linear(SIDE, SIDE, bias=False)])
     places = [(torch.randn(ROWS, SIDE), torch.empty(ROWS, SIDE)) for _ in range(threads)]
 
     def multiply(place: tuple[torch.Tensor, torch.Tensor]) -> None:
         pack.library.polyhead_multiply(linear, place[0].data_ptr(), ROWS, place[1].data_ptr())
 
     with ThreadPoolExecutor(threads) as pool:
-        took = seconds(lambda: list(pool.map(multiply, places)))
+        took = best_seconds(lambda: list(pool.map(multiply, places)))
     operations = threads * 2 * ROWS * SIDE * SIDE / 1e9
-    return Figure(precision, "compiled step", threads, operations / took, "GOPS" if precision == "int8" else "GFLOPS")
+    return BenchFigure(
+        precision, "compiled step", threads, operations / took, "GOPS" if precision == "int8" else "GFLOPS"
+    )
 
 
-def gpu_figures() -> Iterator[Figure]:
+def measure_gpu() -> Iterator[BenchFigure]:
     """Of the first GPU: bytes copied count twice, as they are read and written."""
-    numbers = torch.ones(min(UNCACHED, torch.cuda.mem_get_info()[0] // 8) // 4, device="cuda")
+    numbers = torch.ones(min(MAX_MEMORY_BYTES, torch.cuda.mem_get_info()[0] // 8) // 4, device="cuda")
     copied = torch.empty_like(numbers)
     size = 2 * numbers.numel() * 4
-    yield Figure("memory", "torch.copy_", 0, size / gpu_seconds(lambda: copied.copy_(numbers)) / 1e9, "GB/s")
+    yield BenchFigure("memory", "torch.copy_", 0, size / best_gpu_seconds(lambda: copied.copy_(numbers)) / 1e9, "GB/s")
     for what, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        a = torch.randn(ACROSS, ACROSS, device="cuda").to(dtype)
-        took = gpu_seconds(lambda a=a: a @ a)  # type: ignore[misc]
-        yield Figure(what, "torch.mm", 0, 2 * ACROSS**3 / took / 1e9, "GFLOPS")
+        a = torch.randn(GPU_SIDE, GPU_SIDE, device="cuda").to(dtype)
+        took = best_gpu_seconds(lambda a=a: a @ a)  # type: ignore[misc]
+        yield BenchFigure(what, "torch.mm", 0, 2 * GPU_SIDE**3 / took / 1e9, "GFLOPS")
 
 
-def gpu_seconds(work: Callable[[], object]) -> float:
+def best_gpu_seconds(work: Callable[[], object]) -> float:
     def waited() -> None:
         work()
         torch.cuda.synchronize()
 
-    return seconds(waited)
+    return best_seconds(waited)

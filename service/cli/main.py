@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from . import checkpoint_commands as cli_checkpoint
-from .checkpoint_commands import ending, fail
+from .checkpoint_commands import exit_on_error, report_failure
 
 app = typer.Typer(
     help="Encoder classifiers and decoder generators behind one HTTP server.",
@@ -25,9 +25,9 @@ app = typer.Typer(
 )
 Url = Annotated[str, typer.Option(help="Address of the server.")]
 Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server asks for one.")]
-Named = Annotated[str, typer.Option("--model", help="Name of the model; the first that fits if left out.")]
+ModelName = Annotated[str, typer.Option("--model", help="Name of the model; the first that fits if left out.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
-HERE = "http://127.0.0.1:8000"
+DEFAULT_URL = "http://127.0.0.1:8000"
 bench = typer.Typer(help="Measure what there is.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(cli_checkpoint.app)
@@ -53,24 +53,24 @@ def serve(ctx: typer.Context) -> None:
     """Serve models, NAME=SOURCE each; without any, the quick-start ones."""
     from ..config import flags, settings
 
-    with ending():
-        chosen = settings.read(flags.parse(ctx.args))
-        settings.prepare_process()
-        raise typer.Exit(run(chosen))
+    with exit_on_error():
+        chosen = settings.read_settings(flags.parse_flags(ctx.args))
+        settings.set_library_defaults()
+        raise typer.Exit(run_server(chosen))
 
 
-def run(chosen: Any) -> int:
+def run_server(chosen: Any) -> int:
     gc.disable()  # imports make no garbage; to look for it takes a tenth of their time.  Serving switches it on again
     from ..core import logs
     from ..resources import capacity
 
-    if why := capacity.too_small():  # else it is killed while torch is imported
-        raise fail(why)
-    logs.configure(chosen.log_format, chosen.log_level)
-    return int(serving(chosen)(chosen, traces=traced(chosen)))
+    if why := capacity.explain_shortage():  # else it is killed while torch is imported
+        raise report_failure(why)
+    logs.configure_logging(chosen.log_format, chosen.log_level)
+    return int(choose_server(chosen)(chosen, traces=choose_tracing(chosen)))
 
 
-def serving(chosen: Any) -> Any:
+def choose_server(chosen: Any) -> Any:
     """By one process, or by replicas on Ray."""
     if not chosen.ray:
         from ..config.settings import SettingsError
@@ -85,64 +85,64 @@ def serving(chosen: Any) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        raise fail("ray: Ray is not installed here; pip install 'polyhead[ray]' does it") from None
-    return scale.serve
+        raise report_failure("ray: Ray is not installed here; pip install 'polyhead[ray]' does it") from None
+    return scale.serve_on_ray
 
 
-def traced(chosen: Any) -> Any:
+def choose_tracing(chosen: Any) -> Any:
     """Who is told of requests.  Where no traces are wanted nothing of OpenTelemetry's is loaded."""
     if not chosen.otlp_endpoint:
-        from ..api.access.access_log import UNTRACED
+        from ..api.access.access_log import NO_TRACING
 
-        return UNTRACED
-    from ..server.traces import Spans
+        return NO_TRACING
+    from ..server.traces import OtelTraces
 
-    return Spans(chosen)
+    return OtelTraces(chosen)
 
 
 @contextmanager
-def connected(url: str, key: str) -> Iterator[Any]:
+def connect_client(url: str, key: str) -> Iterator[Any]:
     """A client of the server at `url`; what it complains of ends the command."""
-    from .client import Client, ClientError
+    from .client import ApiClient, ClientError
 
-    client = Client(url, key)
+    client = ApiClient(url, key)
     try:
         yield client
     except ClientError as error:
-        raise fail(error) from None
+        raise report_failure(error) from None
     finally:
         client.close()
 
 
 @app.command()
 def chat(
-    model: Named = "",
-    url: Url = HERE,
+    model: ModelName = "",
+    url: Url = DEFAULT_URL,
     key: Key = "",
     max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer; 0: as the context leaves.")] = 0,
 ) -> None:
     """Talk to a generator; or pipe a question in."""
     from . import terminal
 
-    with connected(url, key) as client:
+    with connect_client(url, key) as client:
         terminal.chat(client, model, max_tokens)
 
 
 @app.command()
-def classify(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "") -> None:
+def classify(text: Texts = None, model: ModelName = "", url: Url = DEFAULT_URL, key: Key = "") -> None:
     """Label texts, or the lines of standard input."""
     from . import terminal
 
-    with connected(url, key) as client:
+    with connect_client(url, key) as client:
         terminal.classify(client, model, text or [])
 
 
 @app.command()
-def embed(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "") -> None:
+def embed(text: Texts = None, model: ModelName = "", url: Url = DEFAULT_URL, key: Key = "") -> None:
     """Turn texts, or the lines of standard input, into vectors."""
     from . import terminal
 
-    with connected(url, key) as client:
+    with connect_client(url, key) as client:
         terminal.embed(client, model, text or [])
 
 
@@ -152,8 +152,8 @@ def models() -> None:
     from ..config import settings
     from ..runtime import quickstart
 
-    with ending():
-        folder = settings.read({}).model_dir
+    with exit_on_error():
+        folder = settings.read_settings({}).model_dir
         quickstart.fetch_all(folder)
     for name, source in quickstart.sources(folder).items():
         typer.echo(f"{name}={source}")
@@ -167,7 +167,7 @@ def train(
     resume: Annotated[bool, typer.Option(help="Go on where the run in that folder was saved.")] = False,
 ) -> None:
     """Follow a training recipe."""
-    with training() as follow:
+    with import_training() as follow:
         result = follow.train(recipe, out or Path("runs") / recipe.stem, smoke=smoke, resume=resume)
     for name, value in result.items():
         typer.echo(f"{name}: {value}")
@@ -179,7 +179,7 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="A recipe, for what it holds out; or a text.", show_default=False)],
 ) -> None:
     """Say how well a checkpoint does on texts."""
-    with training() as follow:
+    with import_training() as follow:
         figures = follow.evaluate(folder, data)
     for name, value in figures.items():
         typer.echo(f"{name}: {value:.4f}")
@@ -191,25 +191,25 @@ def export(
     out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
 ) -> None:
     """Write what a training run has learned so far as a folder that can be served."""
-    with training() as follow:
+    with import_training() as follow:
         follow.export(run, out)
     typer.echo(out)
 
 
 @contextmanager
-def training() -> Iterator[Any]:
+def import_training() -> Iterator[Any]:
     """What follows recipes; what is wrong with one ends the command."""
     from ..config import settings
 
-    settings.prepare_process()
+    settings.set_library_defaults()
     from polyhead.training.loop.errors import RecipeError
     from polyhead.training.recipes import commands as follow
 
-    with ending():
+    with exit_on_error():
         try:
             yield follow
         except RecipeError as error:
-            raise fail(error) from None
+            raise report_failure(error) from None
 
 
 @app.command(
@@ -220,17 +220,17 @@ def training() -> Iterator[Any]:
 def check(ctx: typer.Context) -> None:
     """Say what models would take in memory, and what to change if it is too much.  No weights are read."""
     from ..config import flags, settings
-    from .check import checked, named
+    from .check import check_models, parse_sources
 
-    with ending():
-        given = flags.parse(ctx.args)
+    with exit_on_error():
+        given = flags.parse_flags(ctx.args)
         if "models" not in given:
             raise settings.SettingsError("name what is to be checked: polyhead check SOURCE")
-        found = checked(settings.read(given | {"models": named(given["models"])}))
-    if found.said:
-        typer.echo(found.said)
-    for sentence in found.refused:
-        fail(sentence)
+        found = check_models(settings.read_settings(given | {"models": parse_sources(given["models"])}))
+    if found.report:
+        typer.echo(found.report)
+    for sentence in found.errors:
+        report_failure(sentence)
     if not found.fits:
         raise typer.Exit(1)
 
@@ -254,12 +254,12 @@ def config(
     from ..config import flags, settings
 
     if schema:
-        typer.echo(effective.schema())
+        typer.echo(effective.settings_schema())
         return
-    with ending():
-        given = flags.parse(ctx.args)
-        chosen = settings.read(given)
-        origins, keys = effective.origins(given, chosen), Keys(chosen).all
+    with exit_on_error():
+        given = flags.parse_flags(ctx.args)
+        chosen = settings.read_settings(given)
+        origins, keys = effective.find_origins(given, chosen), Keys(chosen).all
     typer.echo((effective.as_json if as_json else effective.as_yaml)(chosen, origins, keys))
 
 
@@ -280,17 +280,19 @@ def key(
 
     from ..config import keys
 
-    given = sys.stdin.readline().strip() if stdin else keys.new()
+    given = sys.stdin.readline().strip() if stdin else keys.generate_key()
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
-    said = {"scopes": listed(scopes), "models": listed(models)} | {what: most for what, most in limits.items() if most}
-    with ending():
-        entry = keys.entry(name, given, said)
+    said = {"scopes": split_list(scopes), "models": split_list(models)} | {
+        what: most for what, most in limits.items() if most
+    }
+    with exit_on_error():
+        entry = keys.make_key_entry(name, given, said)
     if not stdin:
         typer.echo(f"the key of {name}, shown this once: {given}", err=True)
     typer.echo(yaml.safe_dump(entry, sort_keys=False), nl=False)
 
 
-def listed(given: str) -> list[str]:
+def split_list(given: str) -> list[str]:
     return [part.strip() for part in given.split(",") if part.strip()]
 
 
@@ -306,10 +308,10 @@ def bench_machine(
     """Bytes and operations a second of this machine, by threads: what bounds any model here."""
     from ..config import settings
 
-    settings.prepare_process()
-    from .machine_bench import measured
+    settings.set_library_defaults()
+    from .machine_bench import measure_machine
 
-    found = measured()
+    found = measure_machine()
     typer.echo(found.as_json() if as_json else found.as_text())
 
 

@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 from polyhead.models.core.errors import ModelError
 
-PRESENT = find_spec("matplotlib") is not None
-if PRESENT:
+HAS_MATPLOTLIB = find_spec("matplotlib") is not None
+if HAS_MATPLOTLIB:
     import matplotlib as mpl
     from matplotlib import font_manager, style
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".pdf", ".png")
-OWN = "DejaVu Sans"  # travels with the library
-OTHERS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Color Emoji")
-LABEL, SMALLEST = 7.0, 3.5  # points of a letter, and of the smallest that is drawn
-CELL, SIDE = 0.125, 14.0  # inches of a cell, if all are no longer than that
-VECTORS = 2000  # cells; more are one picture, else a file has megabytes
+BUNDLED_FONT = "DejaVu Sans"  # travels with the library
+FALLBACK_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Color Emoji")
+LABEL_POINTS, MIN_POINTS = 7.0, 3.5  # points of a letter, and of the smallest that is drawn
+CELL_INCHES, MAX_SIDE_INCHES = 0.125, 14.0  # inches of a cell, if all are no longer than that
+MAX_VECTOR_CELLS = 2000  # cells; more are one picture, else a file has megabytes
 GREY = "0.55"
-SILENT: Mapping[str, dict[str, None]] = {  # of when, and of what drew it
+EMPTY_METADATA: Mapping[str, dict[str, None]] = {  # of when, and of what drew it
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
     ".png": {"Software": None},
@@ -42,109 +42,114 @@ COLOURS: Mapping[Scale, str] = {"share": "Blues", "signed": "RdBu_r"}
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class AxisLabel:
     """A token, as far as a font has its letters; `faint`: the model's own, no part of the text."""
 
     text: str
-    faint: bool = False
+    is_special: bool = False
 
 
 @dataclass(frozen=True)
-class Matrix:
+class LabelledMatrix:
     """[R, C] numbers with a label a row and a column; `name` finds it in a file, one of so many `beside`."""
 
     values: NDArray[np.float32]
-    rows: Sequence[Label]
-    columns: Sequence[Label]
+    rows: Sequence[AxisLabel]
+    columns: Sequence[AxisLabel]
     name: str
     title: str = ""
-    beside: int = 1
+    map_count: int = 1
 
 
-def check(picture: Path) -> None:
+def check_plot_path(picture: Path) -> None:
     """Before any work: ModelError if there could be no such figure."""
     if picture.suffix.lower() not in SUFFIXES:
         raise ModelError(f"--plot: {picture} is to end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if not picture.absolute().parent.is_dir():
         raise ModelError(f"--plot: there is no folder {picture.absolute().parent} to write to")
-    if not PRESENT:
+    if not HAS_MATPLOTLIB:
         raise ModelError("--plot: drawing needs an extra: pip install 'polyhead[explain]'")
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def fixed_style() -> Iterator[None]:
     """Whatever style this machine has."""
-    fixed = {"svg.hashsalt": "polyhead", "svg.fonttype": "path", "pdf.fonttype": 42, "font.family": list(families())}
-    with style.context(["default", fixed | {"font.size": LABEL, "axes.titlesize": LABEL}]):
+    fixed = {
+        "svg.hashsalt": "polyhead",
+        "svg.fonttype": "path",
+        "pdf.fonttype": 42,
+        "font.family": list(font_families()),
+    }
+    with style.context(["default", fixed | {"font.size": LABEL_POINTS, "axes.titlesize": LABEL_POINTS}]):
         yield
 
 
-def save(figure: "Figure", picture: Path) -> None:
+def save_figure(figure: "Figure", picture: Path) -> None:
     """ModelError if it cannot be written."""
     suffix = picture.suffix.lower()
     try:
-        with styled():
-            figure.savefig(picture, format=suffix[1:], dpi=200, metadata=SILENT[suffix])
+        with fixed_style():
+            figure.savefig(picture, format=suffix[1:], dpi=200, metadata=EMPTY_METADATA[suffix])
     except OSError as error:
         raise ModelError(f"--plot: {picture} cannot be written: {error}") from None
 
 
 @cache
-def families() -> tuple[str, ...]:
+def font_families() -> tuple[str, ...]:
     present = {font.name for font in font_manager.fontManager.ttflist}
-    return OWN, *(name for name in OTHERS if name in present)
+    return BUNDLED_FONT, *(name for name in FALLBACK_FONTS if name in present)
 
 
 @cache
-def letters() -> frozenset[int]:
+def drawable_letters() -> frozenset[int]:
     """All that can be drawn."""
-    fonts = (font_manager.get_font(font_manager.findfont(name)) for name in families())
+    fonts = (font_manager.get_font(font_manager.findfont(name)) for name in font_families())
     return frozenset(code for font in fonts for code in font.get_charmap())
 
 
-def spelled(text: str) -> str:
+def escape_undrawable(text: str) -> str:
     """The text, with what cannot be drawn as in Python's strings: \\n, \\u65e5."""
     return "".join(
-        each if each.isprintable() and ord(each) in letters() else each.encode("unicode_escape").decode()
+        each if each.isprintable() and ord(each) in drawable_letters() else each.encode("unicode_escape").decode()
         for each in text
     )
 
 
-def cell(count: int) -> float:
+def cell_inches(count: int) -> float:
     """Inches of one of so many in a row."""
-    return min(CELL, SIDE / max(count, 1))
+    return min(CELL_INCHES, MAX_SIDE_INCHES / max(count, 1))
 
 
-def across(axes: Any, labels: Sequence[Label], axis: Literal["x", "y"], inches: float) -> None:
+def label_axis(axes: Any, labels: Sequence[AxisLabel], axis: Literal["x", "y"], inches: float) -> None:
     """Labels along an axis whose cells are 1 long, the first from 0 to 1, and each so many inches; none, if there is
     no room for letters that can be read."""
-    points = min(LABEL, inches * 72 * 0.85)
-    shown = labels if points >= SMALLEST else ()
+    points = min(LABEL_POINTS, inches * 72 * 0.85)
+    shown = labels if points >= MIN_POINTS else ()
     along = axes.xaxis if axis == "x" else axes.yaxis
     turned = {"rotation": 90} if axis == "x" else {}
     places = [number + 0.5 for number in range(len(shown))]
     along.set_ticks(places, [label.text for label in shown], fontsize=points, parse_math=False, **turned)
     along.set_tick_params(length=0, pad=2)
     for tick, label in zip(along.get_ticklabels(), shown, strict=True):
-        tick.set_color(GREY if label.faint else "black")
+        tick.set_color(GREY if label.is_special else "black")
 
 
-def norm(values: Sequence[NDArray[np.float32]], scale: Scale) -> "Normalize":
+def shared_norm(values: Sequence[NDArray[np.float32]], scale: Scale) -> "Normalize":
     """The same for all matrices of a figure, that they can be compared."""
     most = max((float(np.abs(each).max(initial=0)) for each in values), default=0) or 1.0
     return Normalize(-most if scale == "signed" else 0.0, most)
 
 
-def shades(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def bar_colours(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """[N, 4] colours of numbers, on both sides of nothing if they are."""
     scale: Scale = "signed" if float(values.min(initial=0)) < 0 else "share"
-    return np.asarray(mpl.colormaps[COLOURS[scale]](norm([values], scale)(values)), np.float32)
+    return np.asarray(mpl.colormaps[COLOURS[scale]](shared_norm([values], scale)(values)), np.float32)
 
 
-def matrix(axes: Any, shown: Matrix, colours: "Normalize", scale: Scale) -> Any:
+def draw_matrix(axes: Any, shown: LabelledMatrix, colours: "Normalize", scale: Scale) -> Any:
     """Draw one, the first row on top; what its colours can be explained by."""
     rows, columns = shown.values.shape
-    if shown.values.size * shown.beside <= VECTORS:
+    if shown.values.size * shown.map_count <= MAX_VECTOR_CELLS:
         drawn = axes.pcolormesh(shown.values, cmap=COLOURS[scale], norm=colours, edgecolor="face", linewidth=0.2)
     else:
         drawn = axes.imshow(
@@ -159,22 +164,22 @@ def matrix(axes: Any, shown: Matrix, colours: "Normalize", scale: Scale) -> Any:
     return drawn
 
 
-def explain(figure: "Figure", mapped: Any, axes: Any) -> None:
+def add_colour_bar(figure: "Figure", mapped: Any, axes: Any) -> None:
     """What colours say, at the right of the axes, an eighth of an inch wide."""
     bar = figure.colorbar(mapped, ax=axes, fraction=0.125 / figure.get_figwidth(), pad=0.02, aspect=40)
     bar.ax.collections[0].set(rasterized=True, edgecolor="face")
     bar.outline.set(linewidth=0.4, edgecolor=GREY)
-    bar.ax.tick_params(labelsize=LABEL - 1, width=0.4, length=2)
+    bar.ax.tick_params(labelsize=LABEL_POINTS - 1, width=0.4, length=2)
 
 
-def bars(axes: Any, values: NDArray[np.float32], labels: Sequence[Label], shades: NDArray[np.float32]) -> None:
+def draw_bars(axes: Any, values: NDArray[np.float32], labels: Sequence[AxisLabel], shades: NDArray[np.float32]) -> None:
     """A bar for each number, up or down from nothing; its label below."""
     places = np.arange(len(values)) + 0.5
     drawn = axes.bar(places, values, width=0.86, color=shades, edgecolor=GREY, linewidth=0.3)
     for number, bar in enumerate(drawn):
         bar.set_gid(f"bar-{number}")
     axes.axhline(0, color="black", linewidth=0.5)
-    across(axes, labels, "x", CELL)
+    label_axis(axes, labels, "x", CELL_INCHES)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.spines["left"].set(linewidth=0.4)
-    axes.tick_params(axis="y", labelsize=LABEL - 1, width=0.4, length=2)
+    axes.tick_params(axis="y", labelsize=LABEL_POINTS - 1, width=0.4, length=2)

@@ -9,42 +9,42 @@ from contextlib import closing
 
 import orjson
 
-from ..core.logs import shown
-from .client import Client, ClientError
+from ..core.logs import escape_for_terminal
+from .client import ApiClient, ClientError
 
 
-def write(text: str) -> None:
+def write_output(text: str) -> None:
     """To standard output.  On a terminal, control characters but newlines and tabs are written out as in the log."""
-    sys.stdout.write(shown(text, sys.stdout))
+    sys.stdout.write(escape_for_terminal(text, sys.stdout))
     sys.stdout.flush()
 
 
-def complain(text: str) -> None:
+def write_error(text: str) -> None:
     """To standard error, as `write` to standard output."""
-    sys.stderr.write(shown(text, sys.stderr))
+    sys.stderr.write(escape_for_terminal(text, sys.stderr))
     sys.stderr.flush()
 
 
-def chat(client: Client, name: str, max_tokens: int) -> None:
+def chat(client: ApiClient, name: str, max_tokens: int) -> None:
     """One question from a pipe, or a conversation with whoever sits at the terminal."""
-    model = name or client.model("generate")
+    model = name or client.find_model("generate")
     if not sys.stdin.isatty():
-        answered(client, model, [{"role": "user", "content": sys.stdin.read()}], max_tokens)
+        print_answer(client, model, [{"role": "user", "content": sys.stdin.read()}], max_tokens)
         return
-    complain(f"{model} at {client.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
+    write_error(f"{model} at {client.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
     messages: list[dict[str, str]] = []
-    while (line := asked()) is not None:
+    while (line := read_line()) is not None:
         if not line.strip():
             continue
         messages.append({"role": "user", "content": line})
         try:
-            messages.append({"role": "assistant", "content": answered(client, model, messages, max_tokens)})
+            messages.append({"role": "assistant", "content": print_answer(client, model, messages, max_tokens)})
         except ClientError as error:
             messages.pop()
-            complain(f"{error}\n")
+            write_error(f"{error}\n")
 
 
-def asked() -> str | None:
+def read_line() -> str | None:
     """The next line; None if there is none."""
     sys.stderr.write("> ")
     sys.stderr.flush()
@@ -56,30 +56,30 @@ def asked() -> str | None:
         sys.stderr.flush()
 
 
-def answered(client: Client, model: str, messages: list[dict[str, str]], max_tokens: int) -> str:
+def print_answer(client: ApiClient, model: str, messages: list[dict[str, str]], max_tokens: int) -> str:
     """Writes the answer as it comes, as far as it came."""
     parts: list[str] = []
     with closing(client.chat(model, messages, max_tokens)) as pieces:
         try:
             for piece in pieces:
                 parts.append(piece)
-                write(piece)
+                write_output(piece)
         except KeyboardInterrupt:
             sys.stderr.write(" (stopped)")
-    write("\n")
+    write_output("\n")
     return "".join(parts)
 
 
-def classify(client: Client, name: str, texts: list[str]) -> None:
+def classify(client: ApiClient, name: str, texts: list[str]) -> None:
     """A line for each text: its label, the score, the text."""
-    model = name or client.model("classify")
+    model = name or client.find_model("classify")
     for text in texts or sys.stdin.read().splitlines():
         label, score = client.classify(model, text)[0]
-        write(f"{label}\t{score:.4f}\t{text}\n")
+        write_output(f"{label}\t{score:.4f}\t{text}\n")
 
 
-def embed(client: Client, name: str, texts: list[str]) -> None:
+def embed(client: ApiClient, name: str, texts: list[str]) -> None:
     """A line for each text: its vector, as JSON."""
-    model = name or client.model("embed")
+    model = name or client.find_model("embed")
     for text in texts or sys.stdin.read().splitlines():
-        write(orjson.dumps(client.embed(model, text)).decode() + "\n")
+        write_output(orjson.dumps(client.embed(model, text)).decode() + "\n")

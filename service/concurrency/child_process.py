@@ -6,10 +6,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-READY_S = 60.0  # of the clock, for a process to start
+START_TIMEOUT_S = 60.0  # of the clock, for a process to start
 
 
-def started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
     """A process that has said that it is ready.  TimeoutError and BrokenPipeError if it doesn't.
 
     A signal to the server's group is not for it, and it ends when the server has.
@@ -20,14 +20,14 @@ def started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)  # a child that does not read must not block this thread
     try:
-        exchanged(process, b"", READY_S)
+        exchange_lines(process, b"", START_TIMEOUT_S)
     except (TimeoutError, BrokenPipeError):
-        end(process)
+        kill_child(process)
         raise
     return process
 
 
-def exchanged(process: subprocess.Popen[bytes], question: bytes, patience: float) -> bytes:
+def exchange_lines(process: subprocess.Popen[bytes], question: bytes, patience: float) -> bytes:
     """The line that comes back within `patience` seconds of the clock.  TimeoutError if it doesn't; BrokenPipeError if
     nothing will."""
     assert process.stdin is not None
@@ -49,6 +49,6 @@ def exchanged(process: subprocess.Popen[bytes], question: bytes, patience: float
     return line
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def kill_child(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()

@@ -12,20 +12,20 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
-from .fair_share import Turns
-from .time_slices import SLICE
+from .fair_share import FairScheduler
+from .time_slices import SLICE_SIZE
 
 T = TypeVar("T")
-Line = tuple[int, str]  # priority and owner
+LineKey = tuple[int, str]  # priority and owner
 
 
-class Queue(Generic[T]):
+class FairQueue(Generic[T]):
     """Waiting entries, each standing once."""
 
     def __init__(self) -> None:
-        self._lines: dict[Line, OrderedDict[T, None]] = {}
-        self._line_of: dict[T, Line] = {}
-        self._turns: Turns[str] = Turns()  # of owners, in tokens
+        self._lines: dict[LineKey, OrderedDict[T, None]] = {}
+        self._line_of: dict[T, LineKey] = {}
+        self._owner_shares: FairScheduler[str] = FairScheduler()  # of owners, in tokens
 
     def __len__(self) -> int:
         return len(self._line_of)
@@ -39,7 +39,7 @@ class Queue(Generic[T]):
     def add(self, entry: T, owner: str, priority: int) -> None:
         """To the end of its line."""
         if not any(waiting == owner for _, waiting in self._lines):
-            self._turns.rejoin(owner)
+            self._owner_shares.rejoin(owner)
         self._lines.setdefault((priority, owner), OrderedDict())[entry] = None
         self._line_of[entry] = priority, owner
 
@@ -54,7 +54,7 @@ class Queue(Generic[T]):
         if not self._lines[line]:
             del self._lines[line]
 
-    def first(self, without: Collection[str] = ()) -> T | None:
+    def peek(self, without: Collection[str] = ()) -> T | None:
         """Who is next, of owners that are not among `without`; it stays until it is removed."""
         lines = [line for line in self._lines if line[1] not in without]
         if not lines:
@@ -65,36 +65,36 @@ class Queue(Generic[T]):
 
     def next_owner(self, owners: Iterable[str]) -> str:
         """The one of `owners`, who have all had entries here, that has been served least."""
-        owner = self._turns.next(owners)
+        owner = self._owner_shares.next(owners)
         assert owner is not None
         return owner
 
     def charge(self, owner: str, cost: float) -> None:
         """`cost` was computed for `owner`: tokens, or whatever all entries of this queue are measured in."""
-        self._turns.charge(owner, cost)
+        self._owner_shares.charge(owner, cost)
 
 
 class Deadlines(Generic[T]):
     """Until when each entry is wanted, in seconds on any one clock; looked through only when one has passed."""
 
     def __init__(self) -> None:
-        self._until: dict[T, float] = {}
-        self._soonest = math.inf  # none is sooner
+        self._deadlines: dict[T, float] = {}
+        self._earliest = math.inf  # none is sooner
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self._deadlines)
 
     def add(self, entry: T, deadline: float) -> None:
         if deadline < math.inf:
-            self._until[entry] = deadline
-            self._soonest = min(self._soonest, deadline)
+            self._deadlines[entry] = deadline
+            self._earliest = min(self._earliest, deadline)
 
     def remove(self, entry: T) -> None:
-        self._until.pop(entry, None)
+        self._deadlines.pop(entry, None)
 
-    def passed(self, now: float) -> list[T]:
+    def expired(self, now: float) -> list[T]:
         """Those whose time is over, SLICE of them at most.  They stay until they are removed."""
-        if now < self._soonest:
+        if now < self._earliest:
             return []
-        self._soonest = min(self._until.values(), default=math.inf)
-        return list(islice((entry for entry, until in self._until.items() if until <= now), SLICE))
+        self._earliest = min(self._deadlines.values(), default=math.inf)
+        return list(islice((entry for entry, until in self._deadlines.items() if until <= now), SLICE_SIZE))

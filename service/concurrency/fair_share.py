@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 
-class Turns(Generic[K]):
+class FairScheduler(Generic[K]):
     """Parties and what each has used: seconds or tokens, whatever is charged."""
 
     def __init__(self) -> None:

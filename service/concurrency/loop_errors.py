@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-PAUSE_S = 1.0  # between two lines about connections that cannot be accepted
+RESOURCE_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+LOG_INTERVAL_S = 1.0  # between two lines about connections that cannot be accepted
 
 log = logging.getLogger("polyhead")
 
@@ -23,9 +23,11 @@ class LoopErrors:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in EXHAUSTED and "accept" in context.get("message", "")):
+        if not (
+            isinstance(error, OSError) and error.errno in RESOURCE_ERRORS and "accept" in context.get("message", "")
+        ):
             loop.default_exception_handler(context)
             return
-        if self._clock() - self._last >= PAUSE_S:
+        if self._clock() - self._last >= LOG_INTERVAL_S:
             self._last = self._clock()
             log.error("connections cannot be accepted: %s; see ulimit -n and --max-connections", error.strerror)

@@ -6,11 +6,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-SLICE = 128  # texts, prompts or answers that are handled in one turn of the event loop, or in one of the engine
-TOKENS = 32  # tokens of one answer, or of one prompt, that are made text in one turn of the event loop
+SLICE_SIZE = 128  # texts, prompts or answers that are handled in one turn of the event loop, or in one of the engine
+TOKENS_PER_SLICE = 32  # tokens of one answer, or of one prompt, that are made text in one turn of the event loop
 
 
-class Lazy(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A list of `length` items, each made by `make(index)` every time it is read: none of them is kept."""
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
@@ -23,13 +23,13 @@ class Lazy(Sequence[T]):
         return self._make(self._indexes[index])
 
 
-def sliced(items: Sequence[T], size: int = SLICE) -> Iterator[Sequence[T]]:
+def split_in_slices(items: Sequence[T], size: int = SLICE_SIZE) -> Iterator[Sequence[T]]:
     """`items` in slices of at most `size`."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
-async def spaced(items: Iterable[T], size: int = SLICE) -> AsyncIterator[T]:
+async def iterate_in_slices(items: Iterable[T], size: int = SLICE_SIZE) -> AsyncIterator[T]:
     """`items`; others get a turn after every `size` of them."""
     for count, item in enumerate(items):
         if count and not count % size:
@@ -37,7 +37,7 @@ async def spaced(items: Iterable[T], size: int = SLICE) -> AsyncIterator[T]:
         yield item
 
 
-def run_sliced(function: Callable[[T], object], items: Iterable[T], size: int = SLICE) -> None:
+def call_in_slices(function: Callable[[T], object], items: Iterable[T], size: int = SLICE_SIZE) -> None:
     """Call `function` with each of `items`: with the first `size` at once, with the others in later turns of the loop.
 
     Nothing is awaited, so nothing is left out when the caller is cancelled.

@@ -8,36 +8,40 @@ of turn starves no piece."""
 from threading import Condition
 from typing import Generic, TypeVar
 
-from .fair_queue import Queue
+from .fair_queue import FairQueue
 
 T = TypeVar("T")
 
 
-class Backlog(Generic[T]):
+class WorkQueue(Generic[T]):
     """Pieces of work, each standing once.  Any thread may call it."""
 
     def __init__(self) -> None:
-        self._queue: Queue[T] = Queue()
-        self._given: dict[T, tuple[str, int]] = {}  # owner and size
-        self._smallest = self._closed = False  # whether the next turn takes the smallest piece
+        self._queue: FairQueue[T] = FairQueue()
+        self._owner_and_size: dict[T, tuple[str, int]] = {}  # owner and size
+        self._smallest_next = self._closed = False  # whether the next turn takes the smallest piece
         self._changed = Condition()  # and its lock, under which all of this is used
 
     def put(self, piece: T, owner: str, size: int) -> None:
         """`size`, at least 1, is what it costs its owner."""
         with self._changed:
             self._queue.add(piece, owner, 0)
-            self._given[piece] = owner, size
+            self._owner_and_size[piece] = owner, size
             self._changed.notify()
 
     def get(self) -> T | None:
         """The next piece, once there is one; None after `close`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._given or self._closed)
-            piece = min(self._given, key=self._size) if self._smallest and self._given else self._queue.first()
+            self._changed.wait_for(lambda: self._owner_and_size or self._closed)
+            piece = (
+                min(self._owner_and_size, key=self._size)
+                if self._smallest_next and self._owner_and_size
+                else self._queue.peek()
+            )
             if piece is None:  # it is closed
                 return None
-            self._smallest = not self._smallest
-            owner, size = self._given[piece]
+            self._smallest_next = not self._smallest_next
+            owner, size = self._owner_and_size[piece]
             self._remove(piece)
             self._queue.charge(owner, size)
             return piece
@@ -45,21 +49,21 @@ class Backlog(Generic[T]):
     def discard(self, piece: T) -> None:
         """It is wanted no more; one that is not there is no error."""
         with self._changed:
-            if piece in self._given:
+            if piece in self._owner_and_size:
                 self._remove(piece)
 
     def close(self) -> list[T]:
         """What has waited in vain; each `get` returns None from now on."""
         with self._changed:
-            self._closed, left = True, list(self._given)
+            self._closed, left = True, list(self._owner_and_size)
             for piece in left:
                 self._remove(piece)
             self._changed.notify_all()
             return left
 
     def _size(self, piece: T) -> int:
-        return self._given[piece][1]
+        return self._owner_and_size[piece][1]
 
     def _remove(self, piece: T) -> None:
         self._queue.remove(piece)
-        del self._given[piece]
+        del self._owner_and_size[piece]

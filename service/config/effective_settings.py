@@ -13,37 +13,37 @@ import yaml
 from pydantic import SecretStr
 
 from .keys import Key
-from .setting_types import LISTS, MASK, PAIRS
-from .settings import Settings, variables, written
-from .yaml_file import Document
+from .setting_types import LIST_EXAMPLES, MASK, PAIR_EXAMPLES
+from .settings import Settings, environment_variables, read_config_file
+from .yaml_file import YamlDocument
 
-COLUMN = 40  # where origins stand
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-OUTSIDE = "config"  # which no file names: it is the file
+ORIGIN_COLUMN = 40  # where origins stand
+SCHEMA_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+CONFIG_SETTING = "config"  # which no file names: it is the file
 
 
-def origins(flags: Mapping[str, Any], settings: Settings) -> dict[str, str]:
+def find_origins(flags: Mapping[str, Any], settings: Settings) -> dict[str, str]:
     """Where the value of each setting comes from; `settings` were read with the same `flags`."""
-    found = variables()
-    document = written(settings.config) if settings.config else Document("", {}, {})
+    found = environment_variables()
+    document = read_config_file(settings.config) if settings.config else YamlDocument("", {}, {})
 
     def origin(name: str) -> str:
         if name in flags:
             return "arguments" if name == "models" else f"flag --{name.replace('_', '-')}"
         if name in found:
             return f"environment {found[name]}"
-        return document.place(name) if name in document.values else "default"
+        return document.location(name) if name in document.values else "default"
 
     return {name: origin(name) for name in Settings.model_fields}
 
 
-def shown(value: Any) -> Any:
+def printable_value(value: Any) -> Any:
     """As YAML and JSON have it; a mask in place of a key, the names of keys as they are."""
     match value:
         case SecretStr():
             return MASK if value.get_secret_value() else ""
         case Mapping():
-            return {name: shown(each) for name, each in value.items()}
+            return {name: printable_value(each) for name, each in value.items()}
         case Path():
             return str(value)
         case _:
@@ -54,14 +54,14 @@ def as_yaml(settings: Settings, origin: Mapping[str, str], keys: tuple[Key, ...]
     """A file that says the same; what is masked is left for whoever has it."""
     lines = []
     for name, where in origin.items():
-        first, *more = dumped(name, shown(getattr(settings, name)))
-        hidden = "# " if name == OUTSIDE or MASK in "".join([first, *more]) else ""
-        lines.append(f"{hidden}{first}".ljust(COLUMN - 1) + f" # {where}")
+        first, *more = yaml_lines(name, printable_value(getattr(settings, name)))
+        hidden = "# " if name == CONFIG_SETTING or MASK in "".join([first, *more]) else ""
+        lines.append(f"{hidden}{first}".ljust(ORIGIN_COLUMN - 1) + f" # {where}")
         lines += [f"{hidden}{line}" for line in more]
-    return "\n".join([*lines, *(f"# key {described(key)}" for key in keys)])
+    return "\n".join([*lines, *(f"# key {describe_key(key)}" for key in keys)])
 
 
-def dumped(name: str, value: Any) -> list[str]:
+def yaml_lines(name: str, value: Any) -> list[str]:
     """The lines of a setting; its own value is on the first, unless it is a mapping, since a comment goes there."""
     style = '"' if "\n" in str(value) else None
     text: str = yaml.safe_dump({name: value}, sort_keys=False, default_style=style, width=1 << 20)
@@ -69,17 +69,19 @@ def dumped(name: str, value: Any) -> list[str]:
 
 
 def as_json(settings: Settings, origin: Mapping[str, str], keys: tuple[Key, ...]) -> str:
-    every = {name: {"value": shown(getattr(settings, name)), "origin": where} for name, where in origin.items()}
-    found = {key.name: fields(key) for key in keys}
+    every = {
+        name: {"value": printable_value(getattr(settings, name)), "origin": where} for name, where in origin.items()
+    }
+    found = {key.name: key_fields(key) for key in keys}
     return orjson.dumps({"settings": every, "keys": found}, option=orjson.OPT_INDENT_2).decode()
 
 
-def described(key: Key) -> str:
-    said = fields(key)
+def describe_key(key: Key) -> str:
+    said = key_fields(key)
     return f"{key.name}: " + ", ".join(f"{name} {value}" for name, value in said.items())
 
 
-def fields(key: Key) -> dict[str, Any]:
+def key_fields(key: Key) -> dict[str, Any]:
     return {
         "scopes": " ".join(sorted(key.scopes)),
         "models": " ".join(key.models) or "*",
@@ -88,21 +90,21 @@ def fields(key: Key) -> dict[str, Any]:
     }
 
 
-def schema() -> str:
+def settings_schema() -> str:
     """The JSON schema of the file."""
     whole = Settings.model_json_schema()
-    del whole["properties"][OUTSIDE]
-    for name, example in PAIRS.items():
-        whole["properties"][name] = either(whole["properties"][name], example)
-    for name, example in LISTS.items():
+    del whole["properties"][CONFIG_SETTING]
+    for name, example in PAIR_EXAMPLES.items():
+        whole["properties"][name] = allow_pair_forms(whole["properties"][name], example)
+    for name, example in LIST_EXAMPLES.items():
         listed = whole["properties"][name]
         items = {"type": listed.pop("type"), "items": listed.pop("items")}
         whole["properties"][name] = listed | {"anyOf": [items, {"type": "string"}], "$comment": example}
-    titled = {"$schema": DRAFT, **whole, "title": "Settings of Polyhead", "description": "The file of --config."}
+    titled = {"$schema": SCHEMA_DRAFT, **whole, "title": "Settings of Polyhead", "description": "The file of --config."}
     return orjson.dumps(titled, option=orjson.OPT_INDENT_2).decode()
 
 
-def either(mapping: dict[str, Any], example: str) -> dict[str, Any]:
+def allow_pair_forms(mapping: dict[str, Any], example: str) -> dict[str, Any]:
     """Pairs may be written as a mapping, a list of name=value, or such a list in one string."""
     outside = {name: mapping.pop(name) for name in ("title", "description", "default") if name in mapping}
     listed = {"type": "array", "items": {"type": "string", "pattern": "="}}

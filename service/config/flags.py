@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from .settings import Settings, SettingsError, unknown_setting
+from .settings import Settings, SettingsError, describe_unknown_setting
 
 ABOUT = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+FOLDER" after it
 merges a PEFT adapter. NAME:OTHER=FOLDER lays one over the model NAME, beside others: one network for all of them.
@@ -18,43 +18,45 @@ Without any, the quick-start models are fetched and served."""
 ORDER = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
 defaults."""
 
-ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n")  # as pydantic has them
-SWITCHES = {f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n")  # as pydantic has them
+BOOLEAN_FLAGS = {
+    f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool
+}
 
 
-def parse(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     """What is given, by setting.  Raises SettingsError for unknown flags; --help prints and exits."""
-    given, unknown = parser().parse_known_intermixed_args(switched(arguments))
+    given, unknown = build_parser().parse_known_intermixed_args(expand_switches(arguments))
     if unknown:
         flags = [name.removeprefix("--").partition("=")[0].replace("-", "_") for name in unknown if name[:2] == "--"]
-        raise SettingsError("\n".join(map(unknown_setting, flags)) or f"unknown argument {unknown[0]!r}")
+        raise SettingsError("\n".join(map(describe_unknown_setting, flags)) or f"unknown argument {unknown[0]!r}")
     values = vars(given)
     if not values["models"]:
         del values["models"]
     return values
 
 
-def switched(arguments: Sequence[str]) -> list[str]:
+def expand_switches(arguments: Sequence[str]) -> list[str]:
     """A flag that is yes or no means yes where neither follows."""
     written = list(arguments)
     for place, word in enumerate(arguments):
-        if word in SWITCHES and (place + 1 == len(arguments) or arguments[place + 1].lower() not in ANSWERS):
+        if word in BOOLEAN_FLAGS and (place + 1 == len(arguments) or arguments[place + 1].lower() not in BOOLEAN_WORDS):
             written[place] = f"{word}=true"
     return written
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser("polyhead serve", description=ABOUT, epilog=ORDER, allow_abbrev=False)
     for name, field in Settings.model_fields.items():
         if name == "models":
             made.add_argument("models", nargs="*", metavar="NAME=SOURCE")
         else:
             flag = f"--{name.replace('_', '-')}"
-            made.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=described(field))
+            made.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
     return made
 
 
-def described(field: FieldInfo) -> str:
+def flag_help(field: FieldInfo) -> str:
     default = field.default
     shown = "" if default is PydanticUndefined or not str(default).strip("*") else f" [{default}]"
     return f"{field.description}{shown}".replace("%", "%%")

@@ -16,18 +16,18 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from ..core.names import NAME
+from ..core.names import NAME_PATTERN
 from . import yaml_file
-from .setting_types import HASH
+from .setting_types import KEY_HASH_PATTERN
 from .settings import SettingsError
-from .yaml_file import Document, FileError
+from .yaml_file import YamlDocument, YamlFileError
 
 Scope = Literal["inference", "models", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-CLIENT: frozenset[Scope] = frozenset({"inference", "models"})  # a key of which nothing is said
-PREFIX = "ph-"  # so that whoever finds one knows what it is
-PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"  # of names
-SHORTEST = 32  # characters of a key that is hashed
+CLIENT_SCOPES: frozenset[Scope] = frozenset({"inference", "models"})  # a key of which nothing is said
+KEY_PREFIX = "ph-"  # so that whoever finds one knows what it is
+MODEL_PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"  # of names
+MIN_KEY_CHARACTERS = 32  # characters of a key that is hashed
 
 
 @dataclass(frozen=True)
@@ -39,91 +39,91 @@ class Key:
 
     name: str
     digest: bytes = b""
-    scopes: frozenset[Scope] = CLIENT
+    scopes: frozenset[Scope] = CLIENT_SCOPES
     models: tuple[str, ...] = ()
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
 
-    def opens(self, model: str) -> bool:
+    def allows_model(self, model: str) -> bool:
         """Whether it may use a model of that name.  An adapter is a model of its own: base:name, or base:*."""
         return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-NOBODY = Key("")  # who asks where no key is asked for
+ANONYMOUS = Key("")  # who asks where no key is asked for
 
 
-class Entry(BaseModel):
+class KeyEntry(BaseModel):
     """What the file says of a key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
-    hash: Annotated[str, Field(pattern=rf"^{HASH.pattern}$")]
-    scopes: Annotated[list[Scope], Field(min_length=1)] = sorted(CLIENT)
-    models: Annotated[list[Annotated[str, Field(pattern=PATTERN)]], Field(min_length=1)] = ["*"]
+    hash: Annotated[str, Field(pattern=rf"^{KEY_HASH_PATTERN.pattern}$")]
+    scopes: Annotated[list[Scope], Field(min_length=1)] = sorted(CLIENT_SCOPES)
+    models: Annotated[list[Annotated[str, Field(pattern=MODEL_PATTERN)]], Field(min_length=1)] = ["*"]
     requests_per_minute: int = Field(0, ge=1, le=1_000_000)
     tokens_per_minute: int = Field(0, ge=1, le=1 << 40)
 
     @field_validator("scopes")
     @classmethod
-    def once(cls, value: list[Scope]) -> list[Scope]:
+    def check_unique(cls, value: list[Scope]) -> list[Scope]:
         if len(set(value)) < len(value):
             raise ValueError("should name each once")
         return value
 
-    def of(self, name: str) -> Key:
+    def to_key(self, name: str) -> Key:
         """The key called `name`."""
         models = () if self.models == ["*"] else tuple(self.models)
         limits = self.requests_per_minute, self.tokens_per_minute
-        return Key(name, digest_of(self.hash), frozenset(self.scopes), models, *limits)
+        return Key(name, key_digest(self.hash), frozenset(self.scopes), models, *limits)
 
 
-def read(path: str) -> tuple[Key, ...]:
+def read_keys(path: str) -> tuple[Key, ...]:
     """The keys of a file: a mapping of names to what is said of each.  Raises SettingsError, a line for each fault."""
     try:
-        document = yaml_file.read(path)
-    except FileError as error:
+        document = yaml_file.read_yaml(path)
+    except YamlFileError as error:
         raise SettingsError(f"keys_file: {error}") from None
     faults: list[str] = []
-    keys = [key for name in document.values if (key := keyed(document, name, faults))]
+    keys = [key for name in document.values if (key := read_key(document, name, faults))]
     if not document.values:
         faults.append(f"keys_file: {path} has no keys; polyhead key NAME makes one, and what to write there")
-    faults += repeated(document, keys)
+    faults += find_repeated_keys(document, keys)
     if faults:
         raise SettingsError("\n".join(faults))
     return tuple(keys)
 
 
-def keyed(document: Document, name: str, faults: list[str]) -> Key | None:
+def read_key(document: YamlDocument, name: str, faults: list[str]) -> Key | None:
     """One key of the file; None, and what is wrong with it among `faults`."""
     try:
-        refuse_name(name)
-        return Entry.model_validate(document.values[name]).of(name)
+        check_key_name(name)
+        return KeyEntry.model_validate(document.values[name]).to_key(name)
     except ValidationError as error:
-        said = [complaint(one) for one in error.errors(include_url=False)]
+        said = [describe_key_error(one) for one in error.errors(include_url=False)]
     except ValueError as error:
         said = [str(error)]
-    faults += [f"{document.place(name)}: {name[:128]}: {what}" for what in said]
+    faults += [f"{document.location(name)}: {name[:128]}: {what}" for what in said]
     return None
 
 
-def repeated(document: Document, keys: list[Key]) -> list[str]:
+def find_repeated_keys(document: YamlDocument, keys: list[Key]) -> list[str]:
     """Keys that have two names."""
     first: dict[bytes, str] = {}
     return [
-        f"{document.place(key.name)}: {key.name}: the same key as {first[key.digest]}"
+        f"{document.location(key.name)}: {key.name}: the same key as {first[key.digest]}"
         for key in keys
         if first.setdefault(key.digest, key.name) != key.name
     ]
 
 
-def complaint(error: ErrorDetails) -> str:
+def describe_key_error(error: ErrorDetails) -> str:
     """What would be right; never quotes a value, which may be a key that was written where its hash belongs."""
     if not error["loc"]:
-        return f"should be a mapping, {', '.join(Entry.model_fields)}"
+        return f"should be a mapping, {', '.join(KeyEntry.model_fields)}"
     field, *_ = map(str, error["loc"])
-    if field not in Entry.model_fields:
-        close = get_close_matches(field, Entry.model_fields, n=1)
-        return f"{field[:60]}: is not known here; " + (f"did you mean {close[0]}?" if close else listed())
+    if field not in KeyEntry.model_fields:
+        close = get_close_matches(field, KeyEntry.model_fields, n=1)
+        return f"{field[:60]}: is not known here; " + (f"did you mean {close[0]}?" if close else list_key_fields())
     if field == "hash" and error["type"] != "missing":
         return "hash: should be sha256: and 64 hexadecimal digits, of the key; polyhead key NAME makes both"
     if error["type"] == "missing":
@@ -131,46 +131,47 @@ def complaint(error: ErrorDetails) -> str:
     return f"{field}: {error['msg'].removeprefix('Value error, ').removeprefix('Input ')}"
 
 
-def listed() -> str:
-    return f"there are: {', '.join(Entry.model_fields)}"
+def list_key_fields() -> str:
+    return f"there are: {', '.join(KeyEntry.model_fields)}"
 
 
-def refuse_name(name: str) -> None:
-    if not NAME.fullmatch(name):
+def check_key_name(name: str) -> None:
+    if not NAME_PATTERN.fullmatch(name):
         raise ValueError(f"{name[:128]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most")
 
 
-def new() -> str:
+def generate_key() -> str:
     """A key of 256 random bits."""
-    return PREFIX + secrets.token_urlsafe(32)
+    return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def entry(name: str, key: str, said: Mapping[str, Any]) -> dict[str, Any]:
+def make_key_entry(name: str, key: str, said: Mapping[str, Any]) -> dict[str, Any]:
     """What to write into the file for `key`; `said` are fields of Entry.  Raises SettingsError."""
     try:
-        refuse_name(name)
-        refuse_short(key)
-        made = Entry.model_validate({"hash": written(key), **said})
+        check_key_name(name)
+        check_key_strength(key)
+        made = KeyEntry.model_validate({"hash": hash_key(key), **said})
     except ValidationError as error:
-        raise SettingsError("\n".join(complaint(one) for one in error.errors(include_url=False))) from None
+        raise SettingsError("\n".join(describe_key_error(one) for one in error.errors(include_url=False))) from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return {name: {"hash": made.hash, "scopes": made.scopes} | made.model_dump(exclude_defaults=True)}
 
 
-def refuse_short(key: str) -> None:
+def check_key_strength(key: str) -> None:
     """Raises ValueError for what whoever reads its hash could find, and for what no header carries."""
-    if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+    if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError(
-            f"a key that is kept as a hash must have {SHORTEST} characters or more, all of ASCII and none a space, got "
+            f"a key that is kept as a hash must have {MIN_KEY_CHARACTERS} characters or more, all of ASCII and none "
+            "a space, got "
             f"{len(key)}: a short one is found by trying what has its hash"
         )
 
 
-def written(key: str) -> str:
+def hash_key(key: str) -> str:
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def digest_of(given: str) -> bytes:
+def key_digest(given: str) -> bytes:
     """Of a key, or of what is a hash already."""
-    return bytes.fromhex((given if HASH.fullmatch(given) else written(given)).removeprefix("sha256:"))
+    return bytes.fromhex((given if KEY_HASH_PATTERN.fullmatch(given) else hash_key(given)).removeprefix("sha256:"))

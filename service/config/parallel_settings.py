@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode
 
-from ..core.names import LONGEST_NAME, NAME, trunk_of
+from ..core.names import MAX_NAME_CHARS, NAME_PATTERN, base_model_name
 
-COUNT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+RANGE_PATTERN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
-class Spread(BaseSettings):
+class ParallelSettings(BaseSettings):
     """`bounds` and `ports` are what `replicas` and `replica_ports` say."""
 
     ray: bool = Field(False, description="Serve replicas on Ray, and speak for them here; needs the extra ray.")
@@ -53,19 +53,19 @@ class Spread(BaseSettings):
     )
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def replica_bounds(self) -> tuple[int, int]:
         """The fewest and the most replicas."""
-        return pair(self.replicas)
+        return parse_range(self.replicas)
 
     @property
-    def ports(self) -> range:
+    def replica_port_range(self) -> range:
         """To be tried in this order."""
-        first, last = pair(self.replica_ports or "0")
+        first, last = parse_range(self.replica_ports or "0")
         return range(first, last + 1)
 
     @field_validator("pools", mode="before")
     @classmethod
-    def pooled(cls, value: Any) -> Any:
+    def parse_pools(cls, value: Any) -> Any:
         """A mapping (in the file), or name=model+model, separated by commas."""
         if not isinstance(value, str):
             return value
@@ -79,24 +79,24 @@ class Spread(BaseSettings):
 
     @field_validator("replicas", "replica_ports")
     @classmethod
-    def pairs_of_numbers(cls, value: str) -> str:
-        if value and not COUNT.fullmatch(value):
+    def check_range(cls, value: str) -> str:
+        if value and not RANGE_PATTERN.fullmatch(value):
             raise ValueError("must be a number, or two as in 1-8")
-        low, high = pair(value or "0")
+        low, high = parse_range(value or "0")
         if low > high:
             raise ValueError(f"must go from the less to the more, and {low} is more than {high}")
         return value
 
     @field_validator("replicas")
     @classmethod
-    def some(cls, value: str) -> str:
-        if not pair(value or "0")[0]:
+    def check_min_replicas(cls, value: str) -> str:
+        if not parse_range(value or "0")[0]:
             raise ValueError("must be 1 at least: none is started when somebody asks")
         return value
 
 
-def pair(text: str) -> tuple[int, int]:
-    found = COUNT.fullmatch(text)
+def parse_range(text: str) -> tuple[int, int]:
+    found = RANGE_PATTERN.fullmatch(text)
     assert found is not None
     return int(found[1]), int(found[2] or found[1])
 
@@ -105,15 +105,15 @@ def check_pools(pools: Mapping[str, list[str]], models: Mapping[str, str]) -> No
     """Raises ValueError."""
     owners: dict[str, str] = {}
     for name, trunks in pools.items():
-        if not NAME.fullmatch(name):
-            raise ValueError(f"pools: {name[:LONGEST_NAME]!r} is no name: letters, digits, '.', '_', '-' and '/' are")
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"pools: {name[:MAX_NAME_CHARS]!r} is no name: letters, digits, '.', '_', '-' and '/' are")
         if name in models:
             raise ValueError(f"pools: {name!r} is a model, a pool cannot have its name")
         if not trunks:
             raise ValueError(f"pools: {name}: names no models, and must name one at least")
         if missing := [one for one in trunks if one not in models]:
             raise ValueError(f"pools: {name}: no model is called {missing[0]!r}; there are: {', '.join(models)}")
-        if adapters := [one for one in trunks if trunk_of(one)]:
+        if adapters := [one for one in trunks if base_model_name(one)]:
             raise ValueError(f"pools: {name}: {adapters[0]!r} is an adapter, which is where its model is")
         for one in trunks:
             if (other := owners.setdefault(one, name)) != name:

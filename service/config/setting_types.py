@@ -14,25 +14,25 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, SecretStr, ValidationInfo
 from pydantic_settings import NoDecode
 
-from ..core.names import LONGEST_NAME, NAME, is_name, trunk_of
+from ..core.names import MAX_NAME_CHARS, NAME_PATTERN, base_model_name, is_name
 
-HASH = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
+KEY_HASH_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
 MASK = "********"  # what is shown of one
 
 # Settings that are name=value pairs, and what one looks like.
-PAIRS = {
+PAIR_EXAMPLES = {
     "models": "name=source, as in chat=./my-llama, or base:name=adapter for an adapter of the model base",
     "drafts": "model=source, as in chat=./my-smaller-llama",
     "weights": "model=weight, as in chat=2",
     "api_keys": "name=key, as in search=a-long-secret",
 }
-LISTS = {  # settings that are lists, and what one looks like in one string
+LIST_EXAMPLES = {  # settings that are lists, and what one looks like in one string
     "allowed_hosts": "names separated by commas, as in models.example.com,*.example.com",
     "proxy_headers": "addresses or networks separated by commas, as in 127.0.0.1,10.0.0.0/8",
     "cors_origins": "origins separated by commas, as in https://app.example.com,http://127.0.0.1:3000",
 }
-HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
-ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+HOST_PATTERN = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+ORIGIN_PATTERN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 ALLOWED_NAMES = "letters, digits, dots, dashes and underscores, 128 at most"
 
@@ -49,7 +49,7 @@ def read_pairs(value: Any, info: ValidationInfo) -> Any:
         name, equals, given = (part.strip() for part in str(item).partition("="))
         if not equals or not given:
             quoted = "what is given" if secret else repr(item)
-            raise ValueError(f"{quoted} is not of the form {PAIRS[str(info.field_name)]}")
+            raise ValueError(f"{quoted} is not of the form {PAIR_EXAMPLES[str(info.field_name)]}")
         if name in named:
             raise ValueError(f"{name!r} is named twice; every name stands once")
         named[name] = given
@@ -60,7 +60,7 @@ def check_models(value: Mapping[str, str]) -> Mapping[str, str]:
     for name in value:
         if not is_name(name):
             raise ValueError(f"{name!r} is no name: {ALLOWED_NAMES}; an adapter's has one colon, after its model's")
-        base = trunk_of(name)
+        base = base_model_name(name)
         if base and base not in value:
             raise ValueError(f"{name!r} is an adapter of {base!r}, which is not served; name its source too")
     return value
@@ -78,7 +78,7 @@ def check_key(value: SecretStr) -> SecretStr:
     given = value.get_secret_value()
     if given == MASK:
         raise ValueError(f"{MASK} is what is shown instead of a key, it is none")
-    if given.startswith("sha256:") and not HASH.fullmatch(given):
+    if given.startswith("sha256:") and not KEY_HASH_PATTERN.fullmatch(given):
         raise ValueError("after sha256: there must be the hash of a key, 64 hexadecimal digits in lower case")
     return value
 
@@ -86,10 +86,10 @@ def check_key(value: SecretStr) -> SecretStr:
 def check_named_keys(value: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
     for name, key in value.items():
         if name and not key.get_secret_value():
-            raise ValueError(f"the key of {name[:LONGEST_NAME]!r} is empty")
+            raise ValueError(f"the key of {name[:MAX_NAME_CHARS]!r} is empty")
         check_key(key)
     for name in value:
-        if not NAME.fullmatch(name):
+        if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"{name!r} is no name: {ALLOWED_NAMES}")
     return value
 
@@ -116,9 +116,9 @@ def read_list(value: Any) -> Any:
 def check_hosts(value: tuple[str, ...]) -> tuple[str, ...]:
     """Hosts in lower case, IPv6 addresses without brackets."""
     for host in value:
-        if not HOST.fullmatch(host) and not is_address(host.strip("[]")):
+        if not HOST_PATTERN.fullmatch(host) and not is_address(host.strip("[]")):
             raise ValueError(
-                f"{host[:LONGEST_NAME]!r} must be a name or an address without scheme and port, as in "
+                f"{host[:MAX_NAME_CHARS]!r} must be a name or an address without scheme and port, as in "
                 "models.example.com, *.example.com or 10.0.0.5; * allows any"
             )
     return tuple(host.lower().strip("[]").removesuffix(".") for host in value)
@@ -138,7 +138,7 @@ def check_proxies(value: tuple[str, ...]) -> tuple[str, ...]:
                 ip_network(address)
         except ValueError:
             raise ValueError(
-                f"{address[:LONGEST_NAME]!r} must be an IP address or a network whose host bits are zero, as in "
+                f"{address[:MAX_NAME_CHARS]!r} must be an IP address or a network whose host bits are zero, as in "
                 "127.0.0.1, 10.0.0.0/8 or fd00::/8; * trusts any"
             ) from None
     return value
@@ -147,10 +147,10 @@ def check_proxies(value: tuple[str, ...]) -> tuple[str, ...]:
 def check_origins(value: tuple[str, ...]) -> tuple[str, ...]:
     """Origins in lower case, without the port that is their scheme's default: as browsers write them."""
     for origin in value:
-        if not ORIGIN.fullmatch(origin):
+        if not ORIGIN_PATTERN.fullmatch(origin):
             raise ValueError(
-                f"{origin[:LONGEST_NAME]!r} must be an origin, scheme://host and perhaps :port with nothing behind it, "
-                "as in https://app.example.com or http://127.0.0.1:3000; * allows any"
+                f"{origin[:MAX_NAME_CHARS]!r} must be an origin, scheme://host and perhaps :port with nothing behind "
+                "it, as in https://app.example.com or http://127.0.0.1:3000; * allows any"
             )
     return tuple(without_default_port(origin.lower()) for origin in value)
 
@@ -170,7 +170,7 @@ Proxies = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), After
 WebOrigins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_origins)]
 
 
-def with_home(path: Path) -> Path:
+def expand_home(path: Path) -> Path:
     """`path` with ~ and ~user replaced by that user's home folder."""
     try:
         return path.expanduser()

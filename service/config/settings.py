@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from . import yaml_file
-from .parallel_settings import Spread, check_pools
+from .parallel_settings import ParallelSettings, check_pools
 from .setting_types import (
     ApiKey,
     ApiKeys,
@@ -28,13 +28,13 @@ from .setting_types import (
     ModelWeights,
     Proxies,
     WebOrigins,
-    with_home,
+    expand_home,
 )
-from .yaml_file import Document, FileError
+from .yaml_file import YamlDocument, YamlFileError
 
-PREFIX = "POLYHEAD_"
+ENVIRONMENT_PREFIX = "POLYHEAD_"
 # Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
-SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
+SERVICE_LINK_PATTERN = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
 LIBRARY_DEFAULTS = {
     # Texts are tokenised in our own thread pool; a second pool below it would take cores from the engine.
     "TOKENIZERS_PARALLELISM": "false",
@@ -50,11 +50,11 @@ class SettingsError(ValueError):
     """Settings that cannot be used; the message has a line for each, for people."""
 
 
-class Settings(Spread):
+class Settings(ParallelSettings):
     """Build with `read`; the constructor takes flags only by keyword and raises pydantic's own errors."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+        env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
     )
 
     config: str = Field("", description="YAML file that sets any of these.")
@@ -273,7 +273,7 @@ class Settings(Spread):
     )
 
     @model_validator(mode="after")
-    def consistent(self) -> Self:
+    def check_consistency(self) -> Self:
         """What no field can check alone."""
         if self.step_tokens <= self.max_running:
             raise ValueError(
@@ -291,13 +291,13 @@ class Settings(Spread):
 
     @field_validator("model_dir")
     @classmethod
-    def expanded(cls, value: Path) -> Path:
-        return with_home(value)
+    def expand_model_dir(cls, value: Path) -> Path:
+        return expand_home(value)
 
     @field_validator("model_root", "keys_file", "tls_cert", "tls_key")
     @classmethod
-    def expandable(cls, value: str) -> str:
-        with_home(Path(value))
+    def check_home(cls, value: str) -> str:
+        expand_home(Path(value))
         return value
 
     @classmethod
@@ -320,43 +320,47 @@ class YamlSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         path = str(self.current_state.get("config", ""))
-        return written(path).values if path else {}
+        return read_config_file(path).values if path else {}
 
 
-def written(path: str) -> Document:
+def read_config_file(path: str) -> YamlDocument:
     """What the file says.  Raises SettingsError."""
     try:
-        document = yaml_file.read(path)
-    except FileError as error:
+        document = yaml_file.read_yaml(path)
+    except YamlFileError as error:
         raise SettingsError(f"config: {error}") from None
     unknown = [key for key in document.values if key not in Settings.model_fields or key == "config"]
     if unknown:
-        raise SettingsError("\n".join(f"{document.place(key)}: {unknown_setting(key)}" for key in unknown))
+        raise SettingsError("\n".join(f"{document.location(key)}: {describe_unknown_setting(key)}" for key in unknown))
     return document
 
 
-def read(flags: Mapping[str, Any]) -> Settings:
+def read_settings(flags: Mapping[str, Any]) -> Settings:
     """The settings of this process.  Raises SettingsError with a line for every setting that is wrong."""
-    unknown = [unknown_setting(key) for key in flags if key not in Settings.model_fields]
-    found = variables()
-    unknown += [f"{found[key]}: {unknown_setting(key)}" for key in sorted(found.keys() - Settings.model_fields.keys())]
+    unknown = [describe_unknown_setting(key) for key in flags if key not in Settings.model_fields]
+    found = environment_variables()
+    unknown += [
+        f"{found[key]}: {describe_unknown_setting(key)}" for key in sorted(found.keys() - Settings.model_fields.keys())
+    ]
     if unknown:
         raise SettingsError("\n".join(unknown))
     try:
         return Settings(**flags)
     except ValidationError as error:
-        raise SettingsError("\n".join(complaint(one) for one in error.errors(include_url=False))) from None
+        raise SettingsError("\n".join(describe_setting_error(one) for one in error.errors(include_url=False))) from None
 
 
-def variables() -> dict[str, str]:
+def environment_variables() -> dict[str, str]:
     """The environment variables that are there for settings, by what follows the prefix; in either case of letters."""
     names = [
-        name for name in os.environ if name.upper().startswith(PREFIX) and not SERVICE_LINK.fullmatch(name.upper())
+        name
+        for name in os.environ
+        if name.upper().startswith(ENVIRONMENT_PREFIX) and not SERVICE_LINK_PATTERN.fullmatch(name.upper())
     ]
-    return {name[len(PREFIX) :].lower(): name for name in names}
+    return {name[len(ENVIRONMENT_PREFIX) :].lower(): name for name in names}
 
 
-def prepare_process() -> None:
+def set_library_defaults() -> None:
     """Set what libraries read from the environment when they are loaded, so before that; what is set already stays."""
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -368,17 +372,17 @@ def default_model_dir() -> Path:
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "polyhead" / "models"
 
 
-def unknown_setting(key: str) -> str:
+def describe_unknown_setting(key: str) -> str:
     close = get_close_matches(key, Settings.model_fields, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(Settings.model_fields)}"
     return f"no setting is called {key!r}; {hint}"
 
 
-def complaint(error: ErrorDetails) -> str:
+def describe_setting_error(error: ErrorDetails) -> str:
     """Names the setting and what would be right; never quotes a value, which may be a key."""
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not error["loc"]:  # several fields together: the message names them
         return message
     name = str(error["loc"][0])
     given = "NAME=SOURCE" if name == "models" else f"--{name.replace('_', '-')}"
-    return f"{name}: {message} (given as {given}, {PREFIX}{name.upper()} or {name} in the file)"
+    return f"{name}: {message} (given as {given}, {ENVIRONMENT_PREFIX}{name.upper()} or {name} in the file)"

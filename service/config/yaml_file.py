@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-LARGEST = 1 << 20  # bytes of a file
-PLAIN = {  # what is no text where it stands without quotes; a part of what PyYAML puts quotes around when it writes
+MAX_FILE_BYTES = 1 << 20  # bytes of a file
+# What is no text where it stands without quotes; a part of what PyYAML puts quotes around when it writes.
+SCALAR_PATTERNS = {
     "null": (r"~|null|", ["~", "n", ""]),
     "bool": (r"true|false", ["t", "f"]),
     "int": (r"[-+]?(?:0|[1-9][0-9]{0,18})", list("-+0123456789")),
@@ -20,23 +21,23 @@ PLAIN = {  # what is no text where it stands without quotes; a part of what PyYA
 }
 
 
-class FileError(ValueError):
+class YamlFileError(ValueError):
     """A file that cannot be used; the message begins with its name, and the line if there is one at fault."""
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """What stands under the names of a file, and the line of each; `path` is how it was called."""
 
     path: str
     values: dict[str, Any]
     lines: dict[str, int]
 
-    def place(self, name: str) -> str:
+    def location(self, name: str) -> str:
         return f"{self.path}:{self.lines[name]}"
 
 
-class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """Text to nodes.  References are refused (one that refers to another, ten deep, is a thousand million values), and
     so are tags, which say what a value is whatever it looks like."""
 
@@ -51,53 +52,55 @@ class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         return node
 
 
-for kind, (pattern, first) in PLAIN.items():
-    Strict.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"), first)
+for kind, (pattern, first) in SCALAR_PATTERNS.items():
+    StrictLoader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"), first)
 
 
-def read(path: str) -> Document:
+def read_yaml(path: str) -> YamlDocument:
     """Raises FileError for what is no mapping of names, or has one twice, at any depth."""
     try:
-        return document(path, Strict(content(path)))
+        return build_document(path, StrictLoader(read_file_text(path)))
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise FileError(f"{path}{line}: {error.problem}") from None
+        raise YamlFileError(f"{path}{line}: {error.problem}") from None
     except yaml.reader.ReaderError as error:
-        raise FileError(f"{path} is not a YAML file: {error.reason}, at character {error.position}") from None
+        raise YamlFileError(f"{path} is not a YAML file: {error.reason}, at character {error.position}") from None
     except RecursionError:
-        raise FileError(f"{path} is nested too deeply") from None
-    except FileError:
+        raise YamlFileError(f"{path} is nested too deeply") from None
+    except YamlFileError:
         raise
     except (ValueError, OverflowError, yaml.YAMLError) as error:  # PyYAML lets through what chr() and float() raise
-        raise FileError(f"{path} is not a YAML file that can be read: {error}") from None
+        raise YamlFileError(f"{path} is not a YAML file that can be read: {error}") from None
 
 
-def document(path: str, loader: Strict) -> Document:
+def build_document(path: str, loader: StrictLoader) -> YamlDocument:
     node = loader.get_single_node()
     if node is None:  # only comments
-        return Document(path, {}, {})
+        return YamlDocument(path, {}, {})
     if not isinstance(node, yaml.MappingNode):
-        raise FileError(f"{path} must be a mapping, lines of the form name: value")
-    return Document(path, plain(loader, node), {name.value: name.start_mark.line + 1 for name, _ in node.value})
+        raise YamlFileError(f"{path} must be a mapping, lines of the form name: value")
+    return YamlDocument(
+        path, construct_value(loader, node), {name.value: name.start_mark.line + 1 for name, _ in node.value}
+    )
 
 
-def content(path: str) -> str:
+def read_file_text(path: str) -> str:
     try:
         with Path(path).expanduser().open("rb") as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+        raise YamlFileError(f"{path} cannot be read: {error.strerror}") from None
     except RuntimeError:  # of expanduser
-        raise FileError(f"{path} begins with ~ and the name of no user of this machine") from None
-    if len(data) > LARGEST:
-        raise FileError(f"{path} has more than {LARGEST} bytes, at most so many are read")
+        raise YamlFileError(f"{path} begins with ~ and the name of no user of this machine") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise YamlFileError(f"{path} has more than {MAX_FILE_BYTES} bytes, at most so many are read")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise FileError(f"{path} is not UTF-8 text") from None
+        raise YamlFileError(f"{path} is not UTF-8 text") from None
 
 
-def plain(loader: Strict, node: yaml.Node) -> Any:
+def construct_value(loader: StrictLoader, node: yaml.Node) -> Any:
     """What a node says; names are text, whatever they look like."""
     match node:
         case yaml.MappingNode():
@@ -110,9 +113,9 @@ def plain(loader: Strict, node: yaml.Node) -> Any:
                         else "a name must be plain text"
                     )
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=name.start_mark)
-                values[name.value] = plain(loader, value)
+                values[name.value] = construct_value(loader, value)
             return values
         case yaml.SequenceNode():
-            return [plain(loader, item) for item in node.value]
+            return [construct_value(loader, item) for item in node.value]
         case _:
             return loader.construct_object(node)

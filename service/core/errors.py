@@ -35,11 +35,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Self
 
-from .names import listed
+from .names import join_names
 
 # A path of this machine with all folders before the last name, and an address of another.
-PLACE = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
-ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+PATH_PATTERN = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
+URL_PATTERN = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 
 
 class PolyheadError(Exception):
@@ -62,10 +62,10 @@ class PolyheadError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def listing(self, names: Iterable[str]) -> Self:
+    def with_names(self, names: Iterable[str]) -> Self:
         """The same error, whose message ends with these names of models, the first 20 of them."""
         self.names = tuple(names)
-        self.message = f"{self.args[0]} {listed(self.names)}"
+        self.message = f"{self.args[0]} {join_names(self.names)}"
         return self
 
 
@@ -129,11 +129,11 @@ class UnsupportedType(PolyheadError):
     status, code = 415, "unsupported_media_type"
 
 
-class Misdirected(PolyheadError):
+class MisdirectedRequest(PolyheadError):
     status, code = 421, "misdirected_request"
 
 
-class Unreadable(PolyheadError):
+class UnreadableRequest(PolyheadError):
     """Noticed before anybody knows what is asked: by the connection, while it reads a head or a body."""
 
     CODES: Mapping[int, str] = {
@@ -189,25 +189,25 @@ class Expired(PolyheadError):
     status, code = 504, "expired"
 
 
-class NoRoom(PolyheadError):
+class InsufficientMemory(PolyheadError):
     status, code = 507, "insufficient_memory"
 
 
-def outward(text: str, *folders: str) -> str:
+def redact_locations(text: str, *folders: str) -> str:
     """What may be said of it to whoever is not at the machine: of paths the last name, of addresses none.
 
     `folders` are such as have spaces in their names, maybe, and would not be recognised.
     """
     for folder in folders:
         text = text.replace(f"{folder}/", "") if folder not in (".", "/") else text
-    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("a URL", text))
+    return PATH_PATTERN.sub(lambda found: found["name"], URL_PATTERN.sub("a URL", text))
 
 
-def sentence(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what went wrong; libraries add hints and stacks below it."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
-def spoken(error: Exception) -> str:
+def client_message(error: Exception) -> str:
     """The same for clients."""
-    return outward(sentence(error), str(PurePath(getattr(error, "file", "")).parent))
+    return redact_locations(first_line(error), str(PurePath(getattr(error, "file", "")).parent))

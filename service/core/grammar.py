@@ -6,9 +6,9 @@ Knows no dialect and no engine.
 from dataclasses import dataclass
 from typing import Literal
 
-LONGEST_REGEX = 1 << 14  # characters of a regular expression, and of each pattern in a schema
-LONGEST_TOOLS = 1 << 18  # characters of the schemas of all tools
-LONGEST_SOURCE = 1 << 16  # characters of a grammar, of a schema as text, and of all choices together
+MAX_REGEX_CHARS = 1 << 14  # characters of a regular expression, and of each pattern in a schema
+MAX_TOOL_SCHEMA_CHARS = 1 << 18  # characters of the schemas of all tools
+MAX_GRAMMAR_CHARS = 1 << 16  # characters of a grammar, of a schema as text, and of all choices together
 
 
 @dataclass(frozen=True, slots=True)

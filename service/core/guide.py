@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from .grammar import Grammar, Thinking
 
 
-class Walk(Protocol):
+class GuideState(Protocol):
     """One answer's way through a guide.  One thread at a time calls it.
 
     Its methods raise PolyheadError where the guide has become too costly to follow.
     """
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         """Nothing can follow: the answer is whole."""
 
-    def fill(self, words: NDArray[np.int32]) -> bool:
+    def fill_mask(self, words: NDArray[np.int32]) -> bool:
         """Set the bits of the tokens that may come next, bit i of `words` [ceil(V / 32)] for token i.
 
         False, and nothing set, where any may.
@@ -32,20 +32,20 @@ class Walk(Protocol):
     def advance(self, token: int) -> None:
         """`token` has come, as was allowed; or it ends the answer."""
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """The tokens that must come next, as far as there is no choice; to be told by `advance` when they have."""
 
 
 class Guide(Protocol):
     @property
-    def asked(self) -> "Asked":
+    def spec(self) -> "GuideSpec":
         """What it was compiled from: plain values, from which another process makes the same."""
 
-    def begin(self) -> Walk: ...
+    def new_state(self) -> GuideState: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GuideSpec:
     """What an answer must look like, and how its thought ends."""
 
     grammar: Grammar | None

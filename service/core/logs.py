@@ -14,27 +14,27 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
-PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
-LIBRARIES = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # they tell at "info" what we tell better
-COMPLAINERS = ("opentelemetry.trace",)  # warn of clients' headers, of which the standard says to ignore them
+STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+WARNING_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # they tell at "info" what we tell better
+ERROR_LOGGERS = ("opentelemetry.trace",)  # warn of clients' headers, of which the standard says to ignore them
 
 # Controls (C0, DEL, C1), what ends a line in Unicode, what changes the direction of text, and halves of characters.
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-WRITTEN_OUT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-CONTINUED = "  | "  # before every further line of a message: a traceback has some
+UNSAFE_CHARS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+CONTINUATION_PREFIX = "  | "  # before every further line of a message: a traceback has some
 
 
-def safe(text: str) -> str:
+def escape_controls(text: str) -> str:
     """`text` on one line, and nothing in it but what can be seen."""
-    return UNSAFE.sub(lambda found: WRITTEN_OUT.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+    return UNSAFE_CHARS.sub(lambda found: SHORT_ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text)
 
 
-def shown(text: str, stream: TextIO) -> str:
+def escape_for_terminal(text: str, stream: TextIO) -> str:
     """`text` as it may be written to `stream`: for a terminal all but newlines and tabs as `safe` makes it.
 
     A model's labels and answers may hold any character.
     """
-    return re.sub(r"[^\n\t]+", lambda found: safe(found[0]), text) if stream.isatty() else text
+    return re.sub(r"[^\n\t]+", lambda found: escape_controls(found[0]), text) if stream.isatty() else text
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -42,9 +42,12 @@ class ConsoleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage().rstrip()
-        lines = [f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {safe(message)}"]
+        lines = [f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {escape_controls(message)}"]
         if record.exc_info:
-            lines += [CONTINUED + safe(line) for line in self.formatException(record.exc_info).split("\n")]
+            lines += [
+                CONTINUATION_PREFIX + escape_controls(line)
+                for line in self.formatException(record.exc_info).split("\n")
+            ]
         return "\n".join(lines)
 
 
@@ -56,27 +59,27 @@ class JsonFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": whole(record.getMessage()),
+            "message": escape_surrogates(record.getMessage()),
         }
-        line |= {key: value for key, value in vars(record).items() if key not in PLAIN}
+        line |= {key: value for key, value in vars(record).items() if key not in STANDARD_FIELDS}
         if record.exc_info:
-            line["traceback"] = whole(self.formatException(record.exc_info))
+            line["traceback"] = escape_surrogates(self.formatException(record.exc_info))
         # What JSON lets stand in a string, terminals and readers of lines may not.
-        return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", orjson.dumps(line, default=str).decode())
+        return UNSAFE_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", orjson.dumps(line, default=str).decode())
 
 
-def whole(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """`text` without halves of characters, which JSON has no way to write."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def configure(shape: Literal["console", "json"], level: str) -> None:
+def configure_logging(shape: Literal["console", "json"], level: str) -> None:
     """Send everything that is logged to standard error, warnings too; replaces what was configured before."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(JsonFormatter() if shape == "json" else ConsoleFormatter())
     logging.basicConfig(handlers=[stream], level=level.upper(), force=True)
     logging.captureWarnings(True)
-    for name in LIBRARIES:
+    for name in WARNING_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    for name in COMPLAINERS:
+    for name in ERROR_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))

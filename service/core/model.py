@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.models.chat import ChatTemplate
-from polyhead.models.chat.chat_format import Format
+from polyhead.models.chat.chat_format import ChatFormat
 from polyhead.models.tokenizer import Tokenizer
 
 from .errors import PolyheadError
-from .request import Beams, Sampling, Task
+from .request import BeamSearchOptions, Sampling, Task
 
-DOES: Mapping[Task, str] = {
+TASK_VERBS: Mapping[Task, str] = {
     "generate": "generate text",
     "classify": "classify",
     "rank": "rank",
@@ -26,22 +26,22 @@ DOES: Mapping[Task, str] = {
 }
 
 
-def wanted(tasks: Collection[Task]) -> str:
-    return " or ".join(DOES[task] for task in sorted(tasks))
+def describe_tasks(tasks: Collection[Task]) -> str:
+    return " or ".join(TASK_VERBS[task] for task in sorted(tasks))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Customs:
+class GenerationDefaults:
     """How a model that reads one sequence and writes another goes about it where nobody asks otherwise.
 
     `opening` is what stands before an answer; what `sampling` bans never comes, whatever is asked.  Where `beams` are
     one wide nothing is searched for unless it is asked for.
     """
 
-    opening: tuple[int, ...]
-    most: int  # tokens of an answer
+    decoder_prompt: tuple[int, ...]
+    max_tokens: int  # tokens of an answer
     sampling: Sampling
-    beams: Beams
+    beams: BeamSearchOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +71,17 @@ class Model:
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
     adapter: int = 0
-    customs: Customs | None = None
+    generation_defaults: GenerationDefaults | None = None
     both_orders: bool = False
 
     @property
-    def format(self) -> Format:
+    def chat_format(self) -> ChatFormat:
         """What its answers look like in a conversation."""
-        return self.chat.format if self.chat else Format()
+        return self.chat.format if self.chat else ChatFormat()
 
 
 @contextmanager
-def concerning(model: Model) -> Iterator[None]:
+def name_model_in_errors(model: Model) -> Iterator[None]:
     """Errors inside are about `model`."""
     try:
         yield
@@ -91,27 +91,27 @@ def concerning(model: Model) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ServedName:
     """A served name as an administrator sees it.  `memory` in bytes, as predicted; 0 and no task before it is ready;
     `explaining`: bytes of the network that explains it, 0 while that is not loaded."""
 
     name: str
     source: str
-    state: "State"
+    state: "LoadState"
     task: Task | None
     memory: int
     aliases: tuple[str, ...]
-    explaining: int = 0
+    explain_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LoadState:
     """How far a served name is; `fraction` of its file is read, `why` it is broken is a sentence for people."""
 
     phase: Literal["waiting", "loading", "ready", "broken"]
     fraction: float = 0.0
-    why: str = ""
+    reason: str = ""
 
     @property
-    def settled(self) -> bool:
+    def is_final(self) -> bool:
         return self.phase in ("ready", "broken")

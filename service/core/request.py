@@ -10,12 +10,12 @@ from .errors import PolyheadError
 from .guide import Guide
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
-Duty = Literal[Task, "explain"]  # what a worker does: the task of its model, or it says why
-Method = Literal[
+WorkerTask = Literal[Task, "explain"]  # what a worker does: the task of its model, or it says why
+ExplainMethod = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
 ]
 Goal = tuple[tuple[int, int], ...]  # cells (row, column) of a head's raw scores, which are added up
-Form = Literal["", "tokens", "words"]
+OutputForm = Literal["", "tokens", "words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Sampling:
     allowed: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
-    once: int = 0
+    no_repeat_ngram_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Terms:
     trace: str = ""
 
 
-UNCONDITIONAL = Terms()
+DEFAULT_TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
-class Beams:
+class BeamSearchOptions:
     """Search for the likeliest answers, `width` at a time, instead of drawing one.
 
     A finished answer's log-probability is divided by its length to the power `length_penalty`.  `early` ends as soon
@@ -80,11 +80,11 @@ class Beams:
 
     width: int
     length_penalty: float = 1.0
-    early: bool = False
-    patient: bool = False
-    given: int = 0
-    closing: tuple[int, ...] = ()
-    odds: bool = False
+    early_stopping: bool = False
+    never_stop_early: bool = False
+    prefix_length: int = 0
+    forced_end_tokens: tuple[int, ...] = ()
+    renormalize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,10 @@ class Generate:
     stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
-    terms: Terms = UNCONDITIONAL
+    terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # of the worker's, by its number; 0: none
     group: str = ""
-    beams: Beams | None = None
+    beams: BeamSearchOptions | None = None
     guide: Guide | None = None
     prompt_logprobs: int = -1
     salt: str = ""
@@ -120,7 +120,7 @@ class Generate:
         return len(self.source or self.tokens)
 
     @property
-    def named(self) -> Iterator[int]:
+    def option_tokens(self) -> Iterator[int]:
         """Tokens that it names besides its prompt."""
         sampling = self.sampling
         return chain(self.stop_tokens, (token for token, _ in sampling.bias), sampling.allowed, *sampling.banned)
@@ -145,14 +145,14 @@ class Encode:
     id: str
     tokens: tuple[int, ...]
     segments: tuple[int, ...] = ()  # as long as tokens, or empty: all zero
-    form: Form = ""
+    form: OutputForm = ""
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
     rows: tuple[int, ...] = ()
     top_k: int = 5
     targets: tuple[int, ...] = ()
-    terms: Terms = UNCONDITIONAL
+    terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # as in Generate; whose head reads, too
 
     @property
@@ -161,7 +161,7 @@ class Encode:
 
 
 @dataclass(frozen=True, slots=True)
-class Explain:
+class ExplainTextRequest:
     """Show what `tokens` rest on in the network of a model, by one `method`; see models.explain.
 
     What is explained are `goals`: each a sum of raw scores of the head (of a class; of a token's label; of a span's
@@ -173,7 +173,7 @@ class Explain:
 
     id: str
     tokens: tuple[int, ...]
-    method: Method
+    method: ExplainMethod
     segments: tuple[int, ...] = ()
     source: tuple[int, ...] = ()
     goals: tuple[Goal, ...] = ()
@@ -181,10 +181,10 @@ class Explain:
     heads: tuple[int, ...] = ()
     steps: int = 50  # of the path of integrated gradients
     baseline: int = -1
-    kept: frozenset[int] = frozenset()
+    kept_rows: frozenset[int] = frozenset()
     window: int = 1  # tokens that occlusion hides together
-    beside: tuple[int, ...] = ()
-    terms: Terms = UNCONDITIONAL
+    compared_tokens: tuple[int, ...] = ()
+    terms: Terms = DEFAULT_TERMS
     adapter: int = 0  # the network that explains is the adapter's own
 
     @property
@@ -192,11 +192,11 @@ class Explain:
         return len(self.source) + len(self.tokens)
 
 
-Request = Generate | Encode | Explain
+Request = Generate | Encode | ExplainTextRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class GeneratedToken:
     """One more generated token; `logprob` and `top` (token, logprob) only where asked for.
 
     `cached` of the prompt's tokens were found in the cache.
@@ -205,25 +205,25 @@ class Token:
     id: int
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
-    cached: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Prompted:
+class PromptScores:
     """What the prompt's tokens from the second on score, each after those before it: (logprob, top) as in Token."""
 
     scores: tuple[tuple[float, tuple[tuple[int, float], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class HeadOutput:
     """What the head says of an encoded text: a score per label, one relevance, or a vector."""
 
     values: list[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TokenOutputs:
     """What it says of each token asked for: a row of scores, [rows, columns] float32.
 
     As one piece of memory: thousands of Python floats a text would hold up whoever makes, passes on and frees them.
@@ -233,14 +233,14 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class TokenCandidates:
     """What may stand in the place of each token asked for: (token, probability or logit), likeliest first."""
 
     candidates: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class AttentionWeights:
     """How much rows look at others, [layers, heads, rows, columns] float32; of a rollout or flow one of each."""
 
     kind: Literal["self", "encoder", "decoder", "cross", "rollout", "flow"]
@@ -260,12 +260,12 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplanationResult:
     """What Explain asked for.  `answering`: the rows that the head reads."""
 
-    weights: tuple[Weights, ...]
+    weights: tuple[AttentionWeights, ...]
     attributions: tuple[Attribution, ...]
-    answering: tuple[int, ...]
+    head_rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,4 +286,4 @@ class Failed:
     error: PolyheadError
 
 
-Event = Token | Prompted | Encoded | Table | Filled | Explained | Done | Failed
+Event = GeneratedToken | PromptScores | HeadOutput | TokenOutputs | TokenCandidates | ExplanationResult | Done | Failed

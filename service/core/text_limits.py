@@ -9,13 +9,13 @@ from typing import Literal
 from .errors import BadRequest, TooLong
 from .model import Model
 
-CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
-FEWEST = 1 << 16  # characters that are always read
+CHARS_PER_TOKEN = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
+MIN_CHARS = 1 << 16  # characters that are always read
 MOST_WRITTEN = 1 << 25  # bytes of the texts or names of a call's tokens; 262,144 common tokens have two million
-GROWN = 1 << 27  # characters that a text may become while it is made tokens
+MAX_NORMALIZED_CHARS = 1 << 27  # characters that a text may become while it is made tokens
 
 
-def place(field: str, index: int, count: int) -> str:
+def input_label(field: str, index: int, count: int) -> str:
     """What messages call one of `count` texts."""
     return field if count == 1 else f"{field}[{index}]"
 
@@ -23,37 +23,37 @@ def place(field: str, index: int, count: int) -> str:
 def check_characters(model: Model, characters: int, where: str, before: int = 0) -> None:
     """Raises TooLong for a text of more `characters` than are made tokens.  `before` is the length of the prompt that
     is put before it."""
-    most = max(FEWEST, min(CHARACTERS * model.max_tokens, int(GROWN / model.tokenizer.growth)))
+    most = max(MIN_CHARS, min(CHARS_PER_TOKEN * model.max_tokens, int(MAX_NORMALIZED_CHARS / model.tokenizer.growth)))
     if before + characters > most:
         with_prompt = f" with its prompt of {before}" if before else ""
         length = f"has {before + characters} characters{with_prompt}"
         why = f"the model takes {model.max_tokens} tokens"
-        if most < CHARACTERS * model.max_tokens:
+        if most < CHARS_PER_TOKEN * model.max_tokens:
             why = f"its tokenizer may make {model.tokenizer.growth:g} characters of one"
         raise TooLong(f"{where}: {length}, at most {most} are read: {why}", param=where)
 
 
-def known_tokens(model: Model, ids: Sequence[int], where: str) -> list[int]:
+def check_token_ids(model: Model, ids: Sequence[int], where: str) -> list[int]:
     for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < model.vocab_size:
             raise BadRequest(f"{where}: token {token} is outside the vocabulary of {model.vocab_size}", param=where)
     return list(ids)
 
 
-def cut(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
+def truncate_rows(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
     """At most `limit` rows: special tokens stay, texts lose tokens at `side`, of a pair the longer first."""
     content = [row for row, is_special in enumerate(special) if not is_special]
     # the two texts of a pair have special tokens between them
     border = next((n for n in range(1, len(content)) if content[n] != content[n - 1] + 1), len(content)) if pair else 0
     texts = content[:border], content[border:]
-    lengths = shares(len(texts[0]), len(texts[1]), max(0, limit - (len(special) - len(content))))
+    lengths = split_budget(len(texts[0]), len(texts[1]), max(0, limit - (len(special) - len(content))))
     kept = [row for row, is_special in enumerate(special) if is_special]
     for text, length in zip(texts, lengths, strict=True):
         kept += text[:length] if side == "right" else text[len(text) - length :]
     return sorted(kept)
 
 
-def shares(first: int, second: int, budget: int) -> tuple[int, int]:
+def split_budget(first: int, second: int, budget: int) -> tuple[int, int]:
     """How much of two lengths fits into `budget` when the longer gives first, and both give evenly after that."""
     if first + second <= budget:
         return first, second

@@ -10,12 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyhead.models.seq2seq.beam_search import WORST, Choice, Rule
+from polyhead.models.seq2seq.beam_search import IMPOSSIBLE, BeamRules, Continuation
 
-from ..core.request import Done, Event, Generate, Token
-from .logits_processors import Shape
-from .sampler import Scored, score
-from .scheduler import Sequence
+from ..core.request import Done, Event, Generate, GeneratedToken
+from .logits_processors import LogitsProcessor
+from .sampler import TokenScore, score_tokens
+from .scheduler import TokenSequence
 
 
 @dataclass(eq=False, slots=True)
@@ -25,82 +25,89 @@ class Beam:
     `shape` holds what the request asks of the next token after this beam's own history.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     score: float = 0.0
-    scored: tuple[Scored, ...] = ()
+    token_scores: tuple[TokenScore, ...] = ()
     logits: Tensor | None = None  # [V]
-    shape: Shape | None = None
+    processor: LogitsProcessor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BeamAnswer:
     """A finished answer; `stop` is the token that ended it, or -1 where its length did."""
 
     score: float
     tokens: tuple[int, ...]
-    scored: tuple[Scored, ...]
-    stop: int
+    token_scores: tuple[TokenScore, ...]
+    stop_token: int
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SearchStep:
     """What a step made of a search: how its beams go on, if it does, and the best answers so far."""
 
-    going: tuple[tuple[Choice, tuple[Scored, ...]], ...]
-    answers: tuple[Answer, ...]
+    continuations: tuple[tuple[Continuation, tuple[TokenScore, ...]], ...]
+    answers: tuple[BeamAnswer, ...]
 
 
-class Search:
+class BeamSearch:
     """The search for one request's best answers.  Begins with one beam, `sequence`, whose logits `shape` changes."""
 
-    def __init__(self, request: Generate, sequence: Sequence, shape: Shape | None = None) -> None:
+    def __init__(self, request: Generate, sequence: TokenSequence, shape: LogitsProcessor | None = None) -> None:
         assert request.beams is not None
-        self.request, self.how = request, request.beams
-        self.beams = [Beam(sequence, shape=shape)]
-        self.answers: tuple[Answer, ...] = ()
-        stops, how = request.stop_tokens, self.how
-        most = request.max_tokens + how.given
-        self._rule = Rule(how.width, stops, most, how.length_penalty, how.early, how.patient)
+        self.request, self.options = request, request.beams
+        self.beams = [Beam(sequence, processor=shape)]
+        self.answers: tuple[BeamAnswer, ...] = ()
+        stops, how = request.stop_tokens, self.options
+        most = request.max_tokens + how.prefix_length
+        self._rule = BeamRules(how.width, stops, most, how.length_penalty, how.early_stopping, how.never_stop_early)
 
-    def said(self, beam: Beam) -> tuple[int, ...]:
+    def generated_tokens(self, beam: Beam) -> tuple[int, ...]:
         """The tokens that `beam` has added to the prompt."""
         return tuple(beam.sequence.tokens[len(self.request.tokens) :])
 
-    def turn(self, logits: Tensor, shaped: Tensor) -> Turn:
+    def advance(self, logits: Tensor, shaped: Tensor) -> SearchStep:
         """After the `logits` [K, V] of all beams, and their log-probabilities, `shaped` as the request has it."""
-        length, rule = self.how.given + len(self.said(self.beams[0])) + 1, self._rule
-        if self.how.closing and length == rule.most:
-            shaped = torch.full_like(shaped, WORST).index_fill_(1, torch.tensor(self.how.closing), 0.0)
-        if self.how.odds:
+        length, rule = self.options.prefix_length + len(self.generated_tokens(self.beams[0])) + 1, self._rule
+        if self.options.forced_end_tokens and length == rule.max_tokens:
+            shaped = torch.full_like(shaped, IMPOSSIBLE).index_fill_(
+                1, torch.tensor(self.options.forced_end_tokens), 0.0
+            )
+        if self.options.renormalize:
             shaped = shaped.log_softmax(dim=-1)
-        turn = rule.turn(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.width)
-        answers = [*self.answers, *(self._finished(choice, length, logits) for choice in turn.ended)]
+        turn = rule.advance(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
+        answers = [*self.answers, *(self._finish_answer(choice, length, logits) for choice in turn.ended)]
         answers.sort(key=lambda answer: answer.score, reverse=True)
-        del answers[rule.width :]
-        if rule.over(turn.going, length, [answer.score for answer in answers]):
-            return Turn((), tuple(answers))
-        return Turn(tuple((choice, self._scored(choice, logits)) for choice in turn.going), tuple(answers))
+        del answers[rule.beams :]
+        if rule.is_finished(turn.continued, length, [answer.score for answer in answers]):
+            return SearchStep((), tuple(answers))
+        return SearchStep(
+            tuple((choice, self._extend_scores(choice, logits)) for choice in turn.continued), tuple(answers)
+        )
 
-    def events(self, place: int) -> list[Event]:
+    def answer_events(self, place: int) -> list[Event]:
         """The answer that came out at `place`; none if there are not so many."""
         if place >= len(self.answers):
             return []
-        answer, cached = self.answers[place], self.beams[0].sequence.cached
-        scored = answer.scored or (((0.0, ()),) * len(answer.tokens))
-        said = [Token(token, *one, cached) for token, one in zip(answer.tokens, scored, strict=True)]
-        reason: Literal["stop", "length"] = "length" if answer.stop < 0 else "stop"
-        count = len(answer.tokens) + (answer.stop >= 0)
-        return [*said, Done(reason, self.request.prompt_tokens, count, cached, answer.stop)]
+        answer, cached = self.answers[place], self.beams[0].sequence.cached_tokens
+        scored = answer.token_scores or (((0.0, ()),) * len(answer.tokens))
+        said = [GeneratedToken(token, *one, cached) for token, one in zip(answer.tokens, scored, strict=True)]
+        reason: Literal["stop", "length"] = "length" if answer.stop_token < 0 else "stop"
+        count = len(answer.tokens) + (answer.stop_token >= 0)
+        return [*said, Done(reason, self.request.prompt_tokens, count, cached, answer.stop_token)]
 
-    def _scored(self, choice: Choice, logits: Tensor) -> tuple[Scored, ...]:
+    def _extend_scores(self, choice: Continuation, logits: Tensor) -> tuple[TokenScore, ...]:
         """The scores of an answer's tokens, where they are asked for, with one more."""
         if self.request.logprobs < 0:
             return ()
         row = logits[choice.beam : choice.beam + 1]
-        return (*self.beams[choice.beam].scored, *score(row, [choice.token], [self.request.logprobs]))
+        return (*self.beams[choice.beam].token_scores, *score_tokens(row, [choice.token], [self.request.logprobs]))
 
-    def _finished(self, choice: Choice, length: int, logits: Tensor) -> Answer:
-        tokens, normalised = self.said(self.beams[choice.beam]), self._rule.normal(choice.score, length)
+    def _finish_answer(self, choice: Continuation, length: int, logits: Tensor) -> BeamAnswer:
+        tokens, normalised = (
+            self.generated_tokens(self.beams[choice.beam]),
+            self._rule.normalize_score(choice.score, length),
+        )
         if choice.token in self.request.stop_tokens:
-            return Answer(normalised, tokens, self.beams[choice.beam].scored, choice.token)
-        return Answer(normalised, (*tokens, choice.token), self._scored(choice, logits), -1)
+            return BeamAnswer(normalised, tokens, self.beams[choice.beam].token_scores, choice.token)
+        return BeamAnswer(normalised, (*tokens, choice.token), self._extend_scores(choice, logits), -1)

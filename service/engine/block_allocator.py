@@ -10,23 +10,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-Key = bytes
-ROOT: Key = b""
-Copy = tuple[int, int]  # the contents of a block, to another
+BlockKey = bytes
+ROOT_KEY: BlockKey = b""
+BlockCopy = tuple[int, int]  # the contents of a block, to another
 
 
-def root(adapter: int, salt: str = "") -> Key:
+def root_key(adapter: int, salt: str = "") -> BlockKey:
     """What the first block of a sequence follows: what different adapters compute of the same tokens differs, and who
     gives a `salt` shares with nobody who doesn't know it."""
-    return array("q", (adapter,)).tobytes() + salt.encode() if adapter or salt else ROOT
+    return array("q", (adapter,)).tobytes() + salt.encode() if adapter or salt else ROOT_KEY
 
 
-def chain(parent: Key, tokens: Sequence[int]) -> Key:
+def child_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
     """The name of a full block that follows `parent` and holds `tokens`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
-class Blocks:
+class BlockAllocator:
     """A pool of `count` blocks of `size` tokens, each counted by its holders.
 
     Free blocks are taken least recently used first; those without stored contents before all others.
@@ -36,27 +36,27 @@ class Blocks:
         assert count > 0
         assert size > 0
         self.count, self.size = count, size
-        self.holders = [0] * count
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        self.key_of: dict[int, Key] = {}
-        self.block_of: dict[Key, int] = {}
+        self.reference_counts = [0] * count
+        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
+        self.key_of: dict[int, BlockKey] = {}
+        self.block_of: dict[BlockKey, int] = {}
 
     @property
-    def used(self) -> int:
+    def used_count(self) -> int:
         """Blocks that somebody holds."""
-        return self.count - len(self.free)
+        return self.count - len(self.free_blocks)
 
-    def grow(self, held: list[int], length: int, spare: int = 0) -> bool:
+    def allocate(self, held: list[int], length: int, spare: int = 0) -> bool:
         """Hold enough blocks for `length` tokens and leave `spare` free, or change nothing and say no."""
         missing = -(-length // self.size) - len(held)
         if missing <= 0:
             return True
-        if missing + spare > len(self.free):
+        if missing + spare > len(self.free_blocks):
             return False
-        held += (self._take() for _ in range(missing))
+        held += (self._take_free() for _ in range(missing))
         return True
 
-    def share(self, held: list[int], keys: Iterable[Key], first: int) -> int:
+    def share_cached(self, held: list[int], keys: Iterable[BlockKey], first: int) -> int:
         """Hold stored blocks named `keys` at `first` and after, in place of what is held there; return how many.
 
         Whoever calls has written nothing to the blocks at `first` and after.
@@ -66,9 +66,9 @@ class Blocks:
             block = self.block_of.get(key)
             if block is None:
                 break
-            self._hold(block)
+            self._add_reference(block)
             if index < len(held):
-                self._drop(held[index])
+                self._drop_reference(held[index])
                 held[index] = block
             else:
                 held.append(block)
@@ -78,34 +78,34 @@ class Blocks:
     def fork(self, held: Sequence[int]) -> list[int]:
         """Hold the same blocks once more.  Who wants to write to one of them makes it its own first."""
         for block in held:
-            self._hold(block)
+            self._add_reference(block)
         return list(held)
 
     def is_shared(self, held: Sequence[int], index: int) -> bool:
         """Whether others hold the block at `index`, if there is one."""
-        return index < len(held) and self.holders[held[index]] > 1
+        return index < len(held) and self.reference_counts[held[index]] > 1
 
-    def own(self, held: list[int], index: int) -> Copy:
+    def replace_shared(self, held: list[int], index: int) -> BlockCopy:
         """Hold a block of one's own in place of a shared one, whose contents are to be copied; one must be free."""
         shared = held[index]
-        held[index] = self._take()
-        self._drop(shared)
+        held[index] = self._take_free()
+        self._drop_reference(shared)
         return shared, held[index]
 
-    def publish(self, block: int, key: Key) -> None:
+    def publish(self, block: int, key: BlockKey) -> None:
         """Let others find a block that is full and computed.  The first of equal blocks keeps the name."""
         if key not in self.block_of:
             self.block_of[key], self.key_of[block] = block, key
 
-    def forget(self, held: Iterable[int]) -> None:
+    def unpublish(self, held: Iterable[int]) -> None:
         """Let nobody find these blocks any more: their contents are not to be trusted."""
         for block in held:
-            self._unname(block)
+            self._remove_key(block)
 
     def release(self, held: list[int]) -> None:
         """Let go of every block, the last first, so that beginnings outlive their endings."""
         while held:
-            self._drop(held.pop())
+            self._drop_reference(held.pop())
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that every block has exactly as many holders as `tables` list it, and is free iff it has none."""
@@ -113,29 +113,29 @@ class Blocks:
         for table in tables:
             for block in table:
                 held[block] += 1
-        assert held == self.holders, "a block has other holders than the sequences that list it"
-        assert len(self.free) == held.count(0), "a block is neither free nor held"
-        assert not any(held[block] for block in self.free), "a block is both free and held"
+        assert held == self.reference_counts, "a block has other holders than the sequences that list it"
+        assert len(self.free_blocks) == held.count(0), "a block is neither free nor held"
+        assert not any(held[block] for block in self.free_blocks), "a block is both free and held"
         assert len(self.key_of) == len(self.block_of), "a block has two names, or a name two blocks"
 
-    def _take(self) -> int:
-        block, _ = self.free.popitem(last=False)
-        self._unname(block)
-        self.holders[block] = 1
+    def _take_free(self) -> int:
+        block, _ = self.free_blocks.popitem(last=False)
+        self._remove_key(block)
+        self.reference_counts[block] = 1
         return block
 
-    def _hold(self, block: int) -> None:
-        self.free.pop(block, None)
-        self.holders[block] += 1
+    def _add_reference(self, block: int) -> None:
+        self.free_blocks.pop(block, None)
+        self.reference_counts[block] += 1
 
-    def _drop(self, block: int) -> None:
-        self.holders[block] -= 1
-        if not self.holders[block]:
-            self.free[block] = None
+    def _drop_reference(self, block: int) -> None:
+        self.reference_counts[block] -= 1
+        if not self.reference_counts[block]:
+            self.free_blocks[block] = None
             if block not in self.key_of:
-                self.free.move_to_end(block, last=False)
+                self.free_blocks.move_to_end(block, last=False)
 
-    def _unname(self, block: int) -> None:
+    def _remove_key(self, block: int) -> None:
         key = self.key_of.pop(block, None)
         if key is not None:
             del self.block_of[key]

@@ -5,32 +5,32 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from ..concurrency.time_slices import SLICE
-from .worker import Answer, Worker
+from ..concurrency.time_slices import SLICE_SIZE
+from .worker import HandleEvent, Worker
 
 
-class Deliveries:
+class EventDelivery:
     """Events on their way.  Those of one worker arrive in the order in which they were added.
 
     Lives on the event loop thread.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Worker, deque[tuple[Iterator[Answer], Callable[[], None]]]] = {}
+        self._waiting: dict[Worker, deque[tuple[Iterator[HandleEvent], Callable[[], None]]]] = {}
 
-    def add(self, worker: Worker, answers: Sequence[Answer], delivered: Callable[[], None] = lambda: None) -> None:
+    def add(self, worker: Worker, answers: Sequence[HandleEvent], delivered: Callable[[], None] = lambda: None) -> None:
         """Deliver `answers`, at most SLICE in one turn of the event loop, the first now if no others wait; then call
         `delivered`."""
         if worker in self._waiting:
             self._waiting[worker].append((iter(answers), delivered))
         else:
             self._waiting[worker] = deque([(iter(answers), delivered)])
-            self._turn(worker)
+            self._deliver_slice(worker)
 
-    def _turn(self, worker: Worker) -> None:
+    def _deliver_slice(self, worker: Worker) -> None:
         """Deliver the next SLICE.  Where a stream raises, the events behind it are delivered all the same."""
         waiting = self._waiting[worker]
-        left = SLICE
+        left = SLICE_SIZE
         try:
             while waiting and left:
                 answers, delivered = waiting[0]
@@ -42,6 +42,6 @@ class Deliveries:
                     delivered()
         finally:
             if waiting:
-                asyncio.get_running_loop().call_soon(self._turn, worker)
+                asyncio.get_running_loop().call_soon(self._deliver_slice, worker)
             else:
                 del self._waiting[worker]

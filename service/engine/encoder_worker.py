@@ -14,80 +14,84 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
-from ..core.request import Done, Encode, Failed, Form, Request, Task
-from .fault_bisection import Trials
-from .head_outputs import EACH, Answers, Head, read
-from .pending_requests import Pending
-from .worker import Answer, Rehearsal, Step, StepReport, Ticket
+from ..core.request import Done, Encode, Failed, OutputForm, Request, Task
+from .fault_bisection import FaultBisector
+from .head_outputs import STATE_HEAD, HeadEvents, OutputHead, read_outputs
+from .pending_requests import PendingRequests
+from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-Reader = tuple[Task, Head]  # what an adapter is for, and what makes that of states
-FORMS: dict[Form, Task] = {"tokens": "embed", "words": "fill"}
+TaskHead = tuple[Task, OutputHead]  # what an adapter is for, and what makes that of states
+FORM_TASKS: dict[OutputForm, Task] = {"tokens": "embed", "words": "fill"}
 
 
 @dataclass(frozen=True)
-class Group:
+class HeadGroup:
     """Texts of one step that one head reads in one way, from the row `first` of those that are wanted."""
 
-    reading: Task | Form
-    head: Head
+    output: Task | OutputForm
+    head: OutputHead
     requests: list[Encode]
     starts: list[int]
-    first: int
+    first_row: int
 
-    def read(self, states: Tensor) -> Answers:
+    def read(self, states: Tensor) -> HeadEvents:
         """What each is answered, of the step's states [M, W]."""
-        return read(self.reading, self.head, states[self.first :][: self.starts[-1]], self.starts, self.requests)
+        return read_outputs(
+            self.output, self.head, states[self.first_row :][: self.starts[-1]], self.starts, self.requests
+        )
 
 
-class Encoder:
+class EncoderWorker:
     """Runs texts through an executor and a head, at most `token_budget` tokens a step, or one longer text.
 
     Texts for different adapters of the network share a step, each read by its own head.
     """
 
-    def __init__(self, executor: Executor, head: Head, *, model: str, task: Task, token_budget: int = 4096) -> None:
+    def __init__(
+        self, executor: Executor, head: OutputHead, *, model: str, task: Task, token_budget: int = 4096
+    ) -> None:
         self.model, self.task = model, task
         self._executor = executor
-        self._readers: dict[int, Reader] = {0: (task, head)}  # by the adapter whose they are
+        self._task_heads: dict[int, TaskHead] = {0: (task, head)}  # by the adapter whose they are
         self._token_budget = token_budget
-        self._pending: Pending[Encode] = Pending()
-        self._batch: list[Ticket] = []  # of the step in progress
-        self._trials: Trials[Ticket] = Trials()
+        self._requests: PendingRequests[Encode] = PendingRequests()
+        self._batch: list[RequestHandle] = []  # of the step in progress
+        self._bisector: FaultBisector[RequestHandle] = FaultBisector()
 
-    patient = False
+    is_background = False
 
     @property
-    def busy(self) -> bool:
-        return bool(self._pending)
+    def has_work(self) -> bool:
+        return bool(self._requests)
 
-    def refuse(self, request: Request) -> None:
+    def validate(self, request: Request) -> None:
         assert isinstance(request, Encode)
         if not request.tokens:
             raise BadRequest("the text has no tokens", param="input")
         if request.segments and len(request.segments) != len(request.tokens):
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
-        if request.rows and (request.rows[-1] >= len(request.tokens) or not ascending((-1, *request.rows))):
+        if request.rows and (request.rows[-1] >= len(request.tokens) or not is_ascending((-1, *request.rows))):
             raise BadRequest(f"rows are to be of the {len(request.tokens)} tokens, in their order", param="input")
-        task, _ = self._readers[request.adapter]
-        if request.form and FORMS[request.form] != task:
+        task, _ = self._task_heads[request.adapter]
+        if request.form and FORM_TASKS[request.form] != task:
             raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")
         if request.top_k < 1:
             raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
 
-    def attach(self, lora: Lora, task: Task, head: Head | None) -> int:
+    def attach(self, lora: Lora, task: Task, head: OutputHead | None) -> int:
         """Lay an adapter beside the network: requests name it by this number, never given again.
 
         `head` reads what it computes, by default that of the worker.  Raises StepFailed where that is no number, and
         what the executor raises.
         """
         number = self._executor.attach(lora)
-        self._readers[number] = task, head or self._readers[0][1]
+        self._task_heads[number] = task, head or self._task_heads[0][1]
         try:
-            self._prove(number)
+            self._self_test(number)
         except StepFailed:
             self.detach(number)
             raise
@@ -95,33 +99,33 @@ class Encoder:
 
     def detach(self, number: int) -> None:
         """Nothing of it is here any more."""
-        del self._readers[number]
+        del self._task_heads[number]
         self._executor.detach(number)
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: RequestHandle) -> None:
         request = ticket.request
         assert isinstance(request, Encode)
-        self._pending.add(ticket, request)
+        self._requests.add(ticket, request)
 
-    def abort(self, ticket: Ticket) -> None:
-        if ticket in self._pending:
-            self._pending.remove(ticket)
+    def abort(self, ticket: RequestHandle) -> None:
+        if ticket in self._requests:
+            self._requests.remove(ticket)
 
-    def hold(self, ticket: Ticket) -> None:
+    def pause(self, ticket: RequestHandle) -> None:
         """An answer of one event is never behind."""
 
-    def resume(self, ticket: Ticket) -> None:
+    def resume(self, ticket: RequestHandle) -> None:
         """See `hold`."""
 
-    def expire(self, now: float) -> list[Answer]:
-        late = self._pending.late(now)
+    def expire(self, now: float) -> list[HandleEvent]:
+        late = self._requests.expired(now)
         for ticket, _ in late:
-            self._pending.remove(ticket)
+            self._requests.remove(ticket)
         return late
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         self._batch = batch = self._next_batch()
-        rows, groups = self._rows([self._pending[ticket] for ticket in batch])
+        rows, groups = self._build_step_input([self._requests[ticket] for ticket in batch])
         began = perf_counter()
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
@@ -129,7 +133,7 @@ class Encoder:
             found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
         for ticket in batch:
-            ticket.course.begun = began
+            ticket.timing.started = began
         report = StepReport(
             model=self.model,
             task=self.task,
@@ -139,79 +143,79 @@ class Encoder:
             forward_s=computed - began,
             sample_s=ended - computed,
             running=0,
-            waiting=self._pending.waiting,
+            waiting=self._requests.waiting,
             queue_s=[began - ticket.submitted for ticket in batch],
         )
-        answers = self._answers(found)
+        answers = self._collect_events(found)
         self._batch = []  # a ticket leads back to its worker, and whoever drops that wants the memory at once
-        return Step(answers, report)
+        return StepResult(answers, report)
 
-    def fail(self) -> list[Answer]:
+    def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")
-        guilty = self._trials.failed(self._batch)
+        guilty = self._bisector.split(self._batch)
         for ticket in guilty:
-            self._pending.remove(ticket)
+            self._requests.remove(ticket)
         return [(ticket, Failed(error)) for ticket in guilty]
 
-    def prove(self) -> None:
-        self._prove(0)
+    def self_test(self) -> None:
+        self._self_test(0)
 
-    def _prove(self, adapter: int) -> None:
-        rows, [group] = self._rows([Encode("proof", (0,), adapter=adapter)])
+    def _self_test(self, adapter: int) -> None:
+        rows, [group] = self._build_step_input([Encode("proof", (0,), adapter=adapter)])
         with torch.inference_mode():
             scores = group.head(self._executor.step(rows), group.starts)
         if not scores.isfinite().all():
             raise StepFailed("the answer to token 0 is not finite")
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Assert that nobody is kept who has left."""
-        self._pending.check()
+        self._requests.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Runs four texts of different lengths, closed and raw."""
         for length, raw in ((8, False), (16, True), (24, False), (32, True)):
-            self.submit(Rehearsal(Encode("warm-up", (0,) * length, raw=raw)))
-        while self.busy:
+            self.submit(WarmupRequest(Encode("warm-up", (0,) * length, raw=raw)))
+        while self.has_work:
             self.step()
             breathe()
 
-    def _next_batch(self) -> list[Ticket]:
+    def _next_batch(self) -> list[RequestHandle]:
         """What is left of a step that failed, or else the next in the queue, in order."""
         self._batch = []
-        while self._trials:
-            batch = [ticket for ticket in self._trials.next() if ticket in self._pending]
+        while self._bisector:
+            batch = [ticket for ticket in self._bisector.next_batch() if ticket in self._requests]
             if batch:
                 return batch
         batch, room = [], self._token_budget
-        while (ticket := self._pending.first()) is not None:
-            tokens = len(self._pending[ticket].tokens)
+        while (ticket := self._requests.peek()) is not None:
+            tokens = len(self._requests[ticket].tokens)
             if batch and tokens > room:
                 break
-            self._pending.begin(ticket)
-            self._pending.charge(ticket, self._pending[ticket].prompt_tokens)
+            self._requests.start(ticket)
+            self._requests.charge(ticket, self._requests[ticket].prompt_tokens)
             room -= tokens
             batch.append(ticket)
-        return sorted(batch, key=lambda ticket: order(self._pending[ticket]))
+        return sorted(batch, key=lambda ticket: step_order(self._requests[ticket]))
 
-    def _rows(self, requests: list[Encode]) -> tuple[Rows, list[Group]]:
+    def _build_step_input(self, requests: list[Encode]) -> tuple[StepInput, list[HeadGroup]]:
         """The texts laid out, and who reads which of the rows that are wanted: neighbours that one head reads alike."""
-        rows, groups, first = lay_out(requests), list[Group](), 0
+        rows, groups, first = pack_texts(requests), list[HeadGroup](), 0
         for (adapter, form), alike in groupby(requests, key=attrgetter("adapter", "form")):
             members = list(alike)
-            task, own = self._readers[adapter]
-            head = EACH if form == "tokens" else own
-            shown, counts = rows_of(members, rows.starts[first])
-            wanted, starts = head.wanted(list(accumulate(counts, initial=0)))
-            groups.append(Group(form or task, head, members, starts, len(rows.wanted)))
-            rows.wanted.extend(shown[row] for row in wanted)
+            task, own = self._task_heads[adapter]
+            head = STATE_HEAD if form == "tokens" else own
+            shown, counts = select_rows(members, rows.starts[first])
+            wanted, starts = head.needed_rows(list(accumulate(counts, initial=0)))
+            groups.append(HeadGroup(form or task, head, members, starts, len(rows.output_rows)))
+            rows.output_rows.extend(shown[row] for row in wanted)
             first += len(members)
         return rows, groups
 
-    def _answers(self, found: Answers) -> list[Answer]:
-        answers: list[Answer] = []
+    def _collect_events(self, found: HeadEvents) -> list[HandleEvent]:
+        answers: list[HandleEvent] = []
         for ticket, event in zip(self._batch, found, strict=True):
-            tokens = len(self._pending[ticket].tokens)
-            self._pending.remove(ticket)
+            tokens = len(self._requests[ticket].tokens)
+            self._requests.remove(ticket)
             if event is not None:
                 answers.append((ticket, event))
                 answers.append((ticket, Done("encoded", tokens)))
@@ -221,12 +225,12 @@ class Encoder:
         return answers
 
 
-def order(request: Encode) -> tuple[int, str, int]:
+def step_order(request: Encode) -> tuple[int, str, int]:
     """Within a step: those of one adapter that one head reads together, the shortest first."""
     return request.adapter, request.form, len(request.tokens)
 
 
-def lay_out(requests: list[Encode]) -> Rows:
+def pack_texts(requests: list[Encode]) -> StepInput:
     """The texts end to end; which states are wanted is the head's to say."""
     tokens: list[int] = []
     positions: list[int] = []
@@ -239,12 +243,12 @@ def lay_out(requests: list[Encode]) -> Rows:
     if any(request.segments for request in requests):
         segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
     adapters = [request.adapter for request in requests]
-    return Rows(
+    return StepInput(
         tokens, positions, starts, [[]] * len(requests), [], segments, adapters=adapters if any(adapters) else None
     )
 
 
-def rows_of(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:
+def select_rows(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:
     """What their heads are shown of texts laid out from row `start` on, and how much of each text that is."""
     if not any(request.rows for request in requests):
         counts = [len(request.tokens) for request in requests]
@@ -256,5 +260,5 @@ def rows_of(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int
     return shown, [len(request.rows or request.tokens) for request in requests]
 
 
-def ascending(numbers: tuple[int, ...]) -> bool:
+def is_ascending(numbers: tuple[int, ...]) -> bool:
     return all(a < b for a, b in pairwise(numbers))

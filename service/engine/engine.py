@@ -17,24 +17,24 @@ from typing import TypeVar, cast
 
 import torch
 
-from ..concurrency.fair_share import Turns
-from ..concurrency.outcome import Failure, attempt, on_thread, result, settle
-from ..concurrency.time_slices import SLICE, spaced
+from ..concurrency.fair_share import FairScheduler
+from ..concurrency.outcome import Failure, attempt, resolve_future, run_on_thread, unwrap
+from ..concurrency.time_slices import SLICE_SIZE, iterate_in_slices
 from ..core.errors import PolyheadError, Stopped, Unavailable
-from ..core.request import Duty, Failed, Request
-from .background_throttle import Pace
-from .delivery import Deliveries
-from .event_stream import Lead, Link, Stream
-from .pause_detector import Pulse
-from .worker import Counts, Ended, Observer, Step, Worker, not_begun
+from ..core.request import Failed, Request, WorkerTask
+from .background_throttle import BackgroundThrottle
+from .delivery import EventDelivery
+from .event_stream import StepCredits, Stream, StreamContext
+from .pause_detector import PauseDetector
+from .worker import Observer, RequestCounts, RequestEnd, StepResult, Worker, submission_error
 
 __all__ = ["Engine", "Stream"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-JOIN_S = 30.0  # how long a last step may take after the draining
-SENT = 2 * SLICE  # functions of the inbox that are run between two steps, and as many streams accepted
-PROOF_S = 5.0  # how often an idle model that fails is asked whether it still does
+JOIN_TIMEOUT_S = 30.0  # how long a last step may take after the draining
+INBOX_LIMIT = 2 * SLICE_SIZE  # functions of the inbox that are run between two steps, and as many streams accepted
+SELF_TEST_INTERVAL_S = 5.0  # how often an idle model that fails is asked whether it still does
 
 
 class Engine:
@@ -48,32 +48,37 @@ class Engine:
         self._observer, self._threads = observer, threads
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._inbox: deque[tuple[Callable[[], None], int]] = deque()  # with how much work each is; both threads
-        self._wake, self._lead = threading.Event(), Lead()  # both threads
-        self._progress = perf_counter()  # both threads: the last sign of life while there is work
+        self._wake, self._step_credits = threading.Event(), StepCredits()  # both threads
+        self._last_progress = perf_counter()  # both threads: the last sign of life while there is work
         self._stopping = False  # loop thread writes
-        self._lost = ""  # why nothing can be computed any more; any thread writes
-        self._resting = False  # engine thread writes
+        self._fatal_error = ""  # why nothing can be computed any more; any thread writes
+        self._is_asleep = False  # engine thread writes
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
-        self._turns, self._pace = Turns[Worker](), Pace()  # engine thread, as the next
-        self._stirred: set[Worker] = set()  # to be checked before resting
-        self._links: dict[Worker, dict[int, Link]] = {}  # by adapter; loop thread, as all that follow
+        self._fair_scheduler, self._throttle = (
+            FairScheduler[Worker](),
+            BackgroundThrottle(),
+        )  # engine thread, as the next
+        self._active_workers: set[Worker] = set()  # to be checked before resting
+        self._contexts: dict[Worker, dict[int, StreamContext]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
         self._tokens: Counter[str] = Counter()  # of open ones, by owner
-        self._running: Counter[Link] = Counter()  # as the last step left them
-        self._quiet: dict[Worker | Link | None, asyncio.Event] = {}  # somebody waits until there are no open ones
+        self._running: Counter[StreamContext] = Counter()  # as the last step left them
+        self._idle_events: dict[
+            Worker | StreamContext | None, asyncio.Event
+        ] = {}  # somebody waits until there are no open ones
         self._calls: set[asyncio.Future[object]] = set()
-        self._closing = self._gone = False
-        self._pulse, self._deliveries = Pulse(), Deliveries()
+        self._closing = self._has_ended = False
+        self._pause_detector, self._delivery = PauseDetector(), EventDelivery()
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive() and not self._gone
+        return self._thread.is_alive() and not self._has_ended
 
     @property
     def idle(self) -> bool:
         """Whether it sleeps, with nothing to do."""
-        return self._resting and not self._inbox
+        return self._is_asleep and not self._inbox
 
     @property
     def tokens(self) -> int:
@@ -83,21 +88,23 @@ class Engine:
     def tokens_of(self, owner: str) -> int:
         return self._tokens[owner]
 
-    def counts(self) -> dict[tuple[str, Duty], Counts]:
+    def counts(self) -> dict[tuple[str, WorkerTask], RequestCounts]:
         """The open requests of each model, those still on their way to the engine's thread included."""
-        counts: dict[tuple[str, Duty], Counts] = {}
-        opened = Counter(stream.link for stream in self._streams)
-        for link in (link for links in self._links.values() for link in links.values()):
+        counts: dict[tuple[str, WorkerTask], RequestCounts] = {}
+        opened = Counter(stream.context for stream in self._streams)
+        for link in (link for links in self._contexts.values() for link in links.values()):
             running = min(self._running[link], opened[link])
-            before = counts.get((link.model, link.task), Counts(0, 0))
-            counts[link.model, link.task] = Counts(before.waiting + opened[link] - running, before.running + running)
+            before = counts.get((link.model, link.task), RequestCounts(0, 0))
+            counts[link.model, link.task] = RequestCounts(
+                before.waiting + opened[link] - running, before.running + running
+            )
         return counts
 
     def stalled(self) -> float:
         """Seconds in which the process ran since the last sign of progress, while a request waits; otherwise 0."""
         if not self._streams or self.idle:
             return 0.0
-        return max(perf_counter() - self._progress - self._pulse.paused_since(self._progress), 0.0)
+        return max(perf_counter() - self._last_progress - self._pause_detector.paused_since(self._last_progress), 0.0)
 
     def failing(self) -> list[str]:
         """Models that could not compute the least there is to compute when last asked to."""
@@ -106,89 +113,89 @@ class Engine:
     def start(self) -> None:
         """To be called where answers are wanted: in the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._pulse.start(self._loop)
+        self._pause_detector.start(self._loop)
         self._thread.start()
 
     async def call(self, function: Callable[[], T]) -> T:
         """What `function` returns or raises, run on the engine thread between two steps."""
-        self._refuse()
+        self._raise_if_closed()
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._calls.add(future)
-        self._send(lambda: self._post(partial(settle, future, attempt(function))))
+        self._send(lambda: self._post_to_loop(partial(resolve_future, future, attempt(function))))
         try:
-            return result(cast(T | Failure, await future))
+            return unwrap(cast(T | Failure, await future))
         finally:
             self._calls.discard(future)
 
-    def breathe(self) -> None:
+    def yield_turn(self) -> None:
         """For long functions on the engine thread, such as a load: the others get a turn.  Stopped if it is to end."""
-        self._read()
-        self._turn()
-        self._progress = perf_counter()
+        self._run_inbox()
+        self._run_step()
+        self._last_progress = perf_counter()
         if self._stopping:
             raise Stopped("the server is shutting down", retry_after=1)
-        if self._lost:
-            raise Stopped(self._over)
+        if self._fatal_error:
+            raise Stopped(self._restart_message)
 
-    def lose(self, why: str) -> None:
+    def fail_permanently(self, why: str) -> None:
         """From any thread: what is needed to compute is gone for good.  Every request fails, and the thread ends.
 
         Requests don't wait for that: it may hang in what it has begun.
         """
-        if not (self._lost or self._stopping):
-            self._lost = why
+        if not (self._fatal_error or self._stopping):
+            self._fatal_error = why
             log.critical("%s; every request fails until the server is restarted", why)
             self._wake.set()
             if self._thread.is_alive():
-                self._post(self._bury)
+                self._post_to_loop(self._end_thread)
 
-    def add(self, worker: Worker, weight: float = 1.0) -> None:
+    def add_worker(self, worker: Worker, weight: float = 1.0) -> None:
         """Let a worker take part; where several are busy, its share of the time is in proportion to `weight`."""
-        self.join(worker, 0, worker.model, worker.task)
-        self._send(partial(self._turns.add, worker, weight))
+        self.add_adapter(worker, 0, worker.model, worker.task)
+        self._send(partial(self._fair_scheduler.add, worker, weight))
 
-    def join(self, worker: Worker, adapter: int, model: str, task: Duty) -> None:
+    def add_adapter(self, worker: Worker, adapter: int, model: str, task: WorkerTask) -> None:
         """Let requests for an adapter of a worker in, under a model's name of their own."""
 
         def sent(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
             return lambda stream: self._send(partial(function, stream))
 
         resume = partial(self._resume, worker)
-        link = Link(model, task, self._ended, sent(worker.abort), sent(worker.hold), sent(resume))
-        self._links.setdefault(worker, {})[adapter] = link
+        link = StreamContext(model, task, self._end_stream, sent(worker.abort), sent(worker.pause), sent(resume))
+        self._contexts.setdefault(worker, {})[adapter] = link
 
-    async def part(self, worker: Worker, adapter: int, drain_s: float) -> None:
+    async def remove_adapter(self, worker: Worker, adapter: int, drain_s: float) -> None:
         """Let go of an adapter: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
-        link = self._links[worker].pop(adapter)
-        await self._until_quiet(link, drain_s)
+        link = self._contexts[worker].pop(adapter)
+        await self._wait_until_idle(link, drain_s)
         unloaded = Stopped(f"model {link.model!r} was unloaded", retry_after=1)
-        async for stream in spaced([stream for stream in self._streams if stream.link is link]):
+        async for stream in iterate_in_slices([stream for stream in self._streams if stream.context is link]):
             stream.abort(unloaded)
         await self.call(partial(worker.detach, adapter))
         del self._running[link]
 
-    async def retire(self, worker: Worker, drain_s: float) -> None:
+    async def remove_worker(self, worker: Worker, drain_s: float) -> None:
         """Let go of a worker: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
-        links = self._links.pop(worker)
-        await self._until_quiet(worker, drain_s)
+        links = self._contexts.pop(worker)
+        await self._wait_until_idle(worker, drain_s)
         unloaded = Stopped(f"model {worker.model!r} was unloaded", retry_after=1)
-        async for stream in spaced([stream for stream, its in self._streams.items() if its is worker]):
+        async for stream in iterate_in_slices([stream for stream, its in self._streams.items() if its is worker]):
             stream.receive(Failed(unloaded))
-        await self.call(partial(self._drop, worker))
+        await self.call(partial(self._remove_worker, worker))
         for link in links.values():
             del self._running[link]
 
     def submit(self, worker: Worker, requests: Sequence[Request]) -> list[Stream]:
         """All or, with BadRequest, none of `requests`.  From the event loop thread; of very many a slice at a time."""
-        self._refuse()
-        links = self._links.get(worker, {})
+        self._raise_if_closed()
+        links = self._contexts.get(worker, {})
         for request in requests:
             if request.adapter not in links:
                 raise Unavailable(f"model {worker.model!r} is being unloaded", retry_after=1)
-            worker.refuse(request)
+            worker.validate(request)
         streams = [Stream(request, links[request.adapter]) for request in requests]
         if streams and not self._streams:
-            self._progress = perf_counter()  # what was before says nothing of how these fare
+            self._last_progress = perf_counter()  # what was before says nothing of how these fare
         for stream in streams:
             self._streams[stream] = worker
             self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
@@ -201,80 +208,80 @@ class Engine:
         """Take nothing new, let what is there finish for `drain_s` seconds, fail the rest, end the thread."""
         self._closing = True
         if self.alive:
-            await self._until_quiet(None, drain_s)
+            await self._wait_until_idle(None, drain_s)
         self._stopping = True
         self._wake.set()
         self._fail_all(Stopped("the server is shutting down", retry_after=1))
         if self._thread.is_alive():
-            await on_thread(partial(self._thread.join, JOIN_S))
+            await run_on_thread(partial(self._thread.join, JOIN_TIMEOUT_S))
 
     # On the event loop thread
 
-    def _refuse(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self._closing:
             raise Unavailable("the server is shutting down", retry_after=1)
-        if self._gone:
-            raise Unavailable(self._over)
+        if self._has_ended:
+            raise Unavailable(self._restart_message)
 
     def _send(self, function: Callable[[], None], work: int = 1) -> None:
         self._inbox.append((function, work))
         self._wake.set()
 
-    def _ended(self, stream: Stream, ended: Ended) -> None:
+    def _end_stream(self, stream: Stream, ended: RequestEnd) -> None:
         worker, owner = self._streams.pop(stream), stream.request.terms.owner
         self._tokens[owner] -= stream.request.prompt_tokens
         if not self._tokens[owner]:
             del self._tokens[owner]
-        self._observer.ended(ended)
-        for waited in (worker, stream.link, None):
-            if waited in self._quiet and not self.open(waited):
-                self._quiet[waited].set()
+        self._observer.record_end(ended)
+        for waited in (worker, stream.context, None):
+            if waited in self._idle_events and not self.has_open_streams(waited):
+                self._idle_events[waited].set()
 
-    def open(self, of: Worker | Link | None) -> bool:
+    def has_open_streams(self, of: Worker | StreamContext | None) -> bool:
         """Whether there are open streams: of one worker, of one of its adapters, or any."""
         if of is None:
             return bool(self._streams)
-        return any(of in (its, stream.link) for stream, its in self._streams.items())
+        return any(of in (its, stream.context) for stream, its in self._streams.items())
 
-    async def _until_quiet(self, of: Worker | Link | None, seconds: float) -> None:
-        if not self.open(of):
+    async def _wait_until_idle(self, of: Worker | StreamContext | None, seconds: float) -> None:
+        if not self.has_open_streams(of):
             return
-        quiet = self._quiet[of] = asyncio.Event()
+        quiet = self._idle_events[of] = asyncio.Event()
         with suppress(TimeoutError):
             await asyncio.wait_for(quiet.wait(), seconds)
-        del self._quiet[of]
+        del self._idle_events[of]
 
-    def _bring(self, worker: Worker, step: Step) -> None:
+    def _deliver_step(self, worker: Worker, step: StepResult) -> None:
         report = step.report
-        for adapter, link in self._links.get(worker, {}).items():
+        for adapter, link in self._contexts.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
             self._running[link] = report.adapters.get(adapter, 0) if adapter else own
-        self._deliveries.add(worker, step.answers, self._lead.give)
-        self._observer.step(step.report)
+        self._delivery.add(worker, step.events, self._step_credits.release)
+        self._observer.record_step(step.report)
 
-    def _rested(self, worker: Worker) -> None:
-        for link in self._links.get(worker, {}).values():
+    def _report_idle(self, worker: Worker) -> None:
+        for link in self._contexts.get(worker, {}).values():
             self._running[link] = 0
-        self._observer.rested(worker.model, worker.task)
+        self._observer.record_idle(worker.model, worker.task)
 
     def _fail_all(self, error: PolyheadError) -> None:
         for stream in list(self._streams):
             stream.receive(Failed(error))
         for future in list(self._calls):
-            settle(future, Failure(error))
+            resolve_future(future, Failure(error))
 
-    def _bury(self) -> None:
+    def _end_thread(self) -> None:
         """The thread has ended, wanted or not."""
-        if not (self._stopping or self._lost or self._gone):
+        if not (self._stopping or self._fatal_error or self._has_ended):
             log.critical("the engine thread has died; every request fails until the server is restarted")
-        self._gone = True
-        self._fail_all(Stopped(self._over))
-        for worker in self._links:
-            self._rested(worker)
+        self._has_ended = True
+        self._fail_all(Stopped(self._restart_message))
+        for worker in self._contexts:
+            self._report_idle(worker)
 
     @property
-    def _over(self) -> str:
-        return f"{self._lost or 'the engine has stopped'}: the server must be restarted"
+    def _restart_message(self) -> str:
+        return f"{self._fatal_error or 'the engine has stopped'}: the server must be restarted"
 
     # On the engine thread
 
@@ -282,118 +289,118 @@ class Engine:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)
-            while not (self._stopping or self._lost):
+            while not (self._stopping or self._fatal_error):
                 self._wake.clear()  # before looking: what comes after is not slept through
-                self._read()
-                if not self._turn() and not self._inbox:
-                    self._rest()
+                self._run_inbox()
+                if not self._run_step() and not self._inbox:
+                    self._sleep()
         finally:
-            self._post(self._bury)
+            self._post_to_loop(self._end_thread)
 
-    def _rest(self) -> None:
+    def _sleep(self) -> None:
         """Sleep until there is something to do.  Models that fail are asked now and then whether they still do."""
-        self._resting = True
-        self._wake.wait(PROOF_S if self._failing else self._pace.left)
-        self._resting = False
-        self._progress = perf_counter()
+        self._is_asleep = True
+        self._wake.wait(SELF_TEST_INTERVAL_S if self._failing else self._throttle.wait_s)
+        self._is_asleep = False
+        self._last_progress = perf_counter()
         for worker in self._failing:
-            self._prove(worker)
+            self._self_test(worker)
 
-    def _read(self) -> None:
+    def _run_inbox(self) -> None:
         """Run what was sent, in order; of very much the rest after the next step, so that no step waits for long."""
         done = 0
-        while self._inbox and done < SENT and not (self._stopping or self._lost):
+        while self._inbox and done < INBOX_LIMIT and not (self._stopping or self._fatal_error):
             function, work = self._inbox.popleft()
             done += work
             outcome = attempt(function)
             if isinstance(outcome, Failure):
                 log.error("what was sent to the engine failed", exc_info=outcome.error)
-            self._progress = perf_counter()
+            self._last_progress = perf_counter()
         self._expire()
-        self._settle()
+        self._check_idle_workers()
 
     def _expire(self) -> None:
         now = perf_counter()
-        for worker in self._turns.parties():
+        for worker in self._fair_scheduler.parties():
             if answers := worker.expire(now):
-                self._post(partial(self._deliveries.add, worker, answers))
+                self._post_to_loop(partial(self._delivery.add, worker, answers))
 
-    def _settle(self) -> None:
+    def _check_idle_workers(self) -> None:
         """Check and tell of the workers that have come to rest."""
-        for worker in [worker for worker in self._stirred if not worker.busy]:
-            self._stirred.discard(worker)
-            checked = attempt(worker.check)
+        for worker in [worker for worker in self._active_workers if not worker.has_work]:
+            self._active_workers.discard(worker)
+            checked = attempt(worker.check_invariants)
             if isinstance(checked, Failure):
                 log.critical("the books of model %r are wrong at rest", worker.model, exc_info=checked.error)
-            self._post(partial(self._rested, worker))
+            self._post_to_loop(partial(self._report_idle, worker))
 
-    def _turn(self) -> bool:
+    def _run_step(self) -> bool:
         """A step of the worker whose turn it is; no, if all are idle, or better wait."""
-        wanting = [worker for worker in self._turns.parties() if worker.busy]
-        if (worker := self._turns.next(self._pace.free(wanting))) is None:
+        wanting = [worker for worker in self._fair_scheduler.parties() if worker.has_work]
+        if (worker := self._fair_scheduler.next(self._throttle.select_runnable(wanting))) is None:
             return False
-        self._lead.take(self._loop)
+        self._step_credits.acquire(self._loop)
         began = perf_counter()
         step = attempt(worker.step)
-        self._progress = perf_counter()
-        self._turns.charge(worker, self._progress - began)
-        self._pace.took(worker, began, self._progress)
+        self._last_progress = perf_counter()
+        self._fair_scheduler.charge(worker, self._last_progress - began)
+        self._throttle.record_turn(worker, began, self._last_progress)
         self.steps += 1
         if isinstance(step, Failure):
-            self._lead.give()
-            if self._lost:  # nobody is to blame, and all are told
+            self._step_credits.release()
+            if self._fatal_error:  # nobody is to blame, and all are told
                 log.error("a step of model %r failed", worker.model, exc_info=step.error)
             else:
                 self._fail_step(worker, step.error)
         else:
             self._failing -= {worker}
-            self._post(partial(self._bring, worker, step))
-        self._settle()
+            self._post_to_loop(partial(self._deliver_step, worker, step))
+        self._check_idle_workers()
         return True
 
     def _fail_step(self, worker: Worker, error: Exception) -> None:
         """Fail who is to blame; and where somebody is, ask whether it isn't the model."""
-        answers = worker.fail()
+        answers = worker.blame_failed_step()
         if not answers:
             log.warning("a step of model %r failed, its requests are tried apart: %s", worker.model, error)
             return
         log.error("a request to model %r failed: %s", worker.model, answers[0][0].request.id, exc_info=error)
-        self._prove(worker)  # first, so that whoever is told of the failure can know
-        self._post(partial(self._deliveries.add, worker, answers))
+        self._self_test(worker)  # first, so that whoever is told of the failure can know
+        self._post_to_loop(partial(self._delivery.add, worker, answers))
 
-    def _prove(self, worker: Worker) -> None:
-        proof = attempt(worker.prove)
+    def _self_test(self, worker: Worker) -> None:
+        proof = attempt(worker.self_test)
         if not isinstance(proof, Failure):
             self._failing -= {worker}
         elif worker not in self._failing:
             self._failing |= {worker}
             log.critical("model %r cannot compute any more", worker.model, exc_info=proof.error)
 
-    def _stir(self, worker: Worker) -> None:
+    def _activate(self, worker: Worker) -> None:
         """There is something to do for it."""
-        if not worker.busy:
-            self._turns.rejoin(worker)
-        self._stirred.add(worker)
+        if not worker.has_work:
+            self._fair_scheduler.rejoin(worker)
+        self._active_workers.add(worker)
 
     def _resume(self, worker: Worker, stream: Stream) -> None:
-        self._stir(worker)
+        self._activate(worker)
         worker.resume(stream)
 
     def _accept(self, worker: Worker, streams: list[Stream]) -> None:
-        self._stir(worker)
+        self._activate(worker)
         for stream in streams:
-            taken = attempt(partial(worker.submit, stream)) if stream.open else None  # else its client has left
+            taken = attempt(partial(worker.submit, stream)) if stream.is_open else None  # else its client has left
             if isinstance(taken, Failure):
                 log.error("model %r cannot take a request", worker.model, exc_info=taken.error)
-                self._post(partial(stream.abort, not_begun(taken.error)))
+                self._post_to_loop(partial(stream.abort, submission_error(taken.error)))
 
-    def _drop(self, worker: Worker) -> None:
-        self._turns.remove(worker)
-        self._stirred.discard(worker)
+    def _remove_worker(self, worker: Worker) -> None:
+        self._fair_scheduler.remove(worker)
+        self._active_workers.discard(worker)
         self._failing -= {worker}
-        self._post(partial(self._rested, worker))
+        self._post_to_loop(partial(self._report_idle, worker))
 
-    def _post(self, function: Callable[[], None]) -> None:
+    def _post_to_loop(self, function: Callable[[], None]) -> None:
         """Have the event loop run it; without a loop nobody is left to work for."""
         if self._loop.is_closed():
             self._stopping = True

@@ -13,94 +13,106 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.explain import Asked, Explanation, Text, Watched, explain
+from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain
 
 from ..core.errors import BadRequest, StepFailed
-from ..core.request import Attribution, Done, Duty, Event, Explain, Explained, Failed, Request, Weights
-from .head_outputs import Head
-from .pending_requests import Pending
-from .worker import Answer, Rehearsal, Step, StepReport, Ticket
+from ..core.request import (
+    AttentionWeights,
+    Attribution,
+    Done,
+    Event,
+    ExplainTextRequest,
+    ExplanationResult,
+    Failed,
+    Request,
+    WorkerTask,
+)
+from .head_outputs import OutputHead
+from .pending_requests import PendingRequests
+from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-AT_ONCE = 4  # explanations that take turns, so that a short one does not wait for a long one
+MAX_ACTIVE_JOBS = 4  # explanations that take turns, so that a short one does not wait for a long one
 MOST_AT_ONCE = 6  # the same, where those that are more belong to owners that have no other
 
-Job = Generator[None, None, Explanation]
+ExplainJob = Generator[None, None, Explanation]
 
 
-class Explainer:
+class ExplainWorker:
     """`piece`: about as many rows are computed at a time, then others have a turn.
 
     `head` answers for what is read, None where it is gone on with; `reads`: one sequence is read and another written;
     `bound` raises a PolyheadError for a request that is too much work.
     """
 
-    task: Duty = "explain"
-    patient = True
+    task: WorkerTask = "explain"
+    is_background = True
 
-    def __init__(self, watched: Watched, head: Head | None, *, model: str, reads: bool, piece: int) -> None:
+    def __init__(
+        self, watched: InstrumentedNetwork, head: OutputHead | None, *, model: str, reads: bool, piece: int
+    ) -> None:
         self.model = model
-        self.bound: Callable[[Asked], None] = lambda asked: None  # noqa: ARG005
-        self._watched, self._head, self._piece = watched, head, piece
-        self._read = (0,) if reads else ()  # the shortest source
-        self._pending: Pending[Explain] = Pending()
-        self._jobs: dict[Ticket, Job] = {}
-        self._turns: deque[Ticket] = deque()  # those that have a job; the first had no turn for longest
-        self._current: Ticket | None = None  # whose a failure would be
+        self.check_cost: Callable[[ExplanationRequest], None] = lambda asked: None  # noqa: ARG005
+        self._network, self._head, self._rows_per_piece = watched, head, piece
+        self._shortest_source = (0,) if reads else ()  # the shortest source
+        self._requests: PendingRequests[ExplainTextRequest] = PendingRequests()
+        self._jobs: dict[RequestHandle, ExplainJob] = {}
+        self._rotation: deque[RequestHandle] = deque()  # those that have a job; the first had no turn for longest
+        self._current: RequestHandle | None = None  # whose a failure would be
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
         """Layers and heads of each kind of attention that can be seen.  Never changes."""
-        return {str(kind): shape for kind, shape in self._watched.layout.items()}
+        return {str(kind): shape for kind, shape in self._network.layout.items()}
 
     @property
-    def busy(self) -> bool:
-        return bool(self._pending)
+    def has_work(self) -> bool:
+        return bool(self._requests)
 
-    def refuse(self, request: Request) -> None:
-        assert isinstance(request, Explain)
+    def validate(self, request: Request) -> None:
+        assert isinstance(request, ExplainTextRequest)
         if not request.tokens:
             raise BadRequest("the text has no tokens", param="input")
-        self.bound(asked_of(request))
+        self.check_cost(to_explain_query(request))
 
     def release(self) -> None:
         """Let go of the network's memory.  The worker takes no request any more."""
-        self._watched.release()
+        self._network.release()
 
     def detach(self, number: int) -> None:
         """There are no adapters beside a network that explains: each is merged into one of its own."""
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: RequestHandle) -> None:
         request = ticket.request
-        assert isinstance(request, Explain)
-        self._pending.add(ticket, request)
+        assert isinstance(request, ExplainTextRequest)
+        self._requests.add(ticket, request)
 
-    def abort(self, ticket: Ticket) -> None:
-        if ticket in self._pending:
+    def abort(self, ticket: RequestHandle) -> None:
+        if ticket in self._requests:
             self._remove(ticket)
 
-    def hold(self, ticket: Ticket) -> None:
+    def pause(self, ticket: RequestHandle) -> None:
         """An answer of one event is never behind."""
 
-    def resume(self, ticket: Ticket) -> None:
+    def resume(self, ticket: RequestHandle) -> None:
         """See `hold`."""
 
-    def expire(self, now: float) -> list[Answer]:
-        late = self._pending.late(now)
+    def expire(self, now: float) -> list[HandleEvent]:
+        late = self._requests.expired(now)
         for ticket, _ in late:
             self._remove(ticket)
         return late
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         began, waited = perf_counter(), list[float]()
         while (begun := self._next_to_begin()) is not None:
             self._current = begun
-            self._begin(begun)
-            begun.course.begun = began
+            self._start(begun)
+            begun.timing.started = began
             waited.append(began - begun.submitted)
         self._current = ticket = self._next_turn()
-        request, turn = self._pending[ticket], perf_counter()
+        request, turn = self._requests[ticket], perf_counter()
         events = self._advance(ticket)
-        self._pending.charge(ticket, perf_counter() - turn)
+        self._requests.charge(ticket, perf_counter() - turn)
         self._current = None  # a ticket leads back to its worker, and whoever drops that wants the memory at once
         if events:
             self._remove(ticket)
@@ -112,104 +124,108 @@ class Explainer:
             padding=0,
             forward_s=perf_counter() - began,
             sample_s=0.0,
-            running=len(self._turns),
-            waiting=self._pending.waiting,
+            running=len(self._rotation),
+            waiting=self._requests.waiting,
             queue_s=waited,
         )
-        return Step([(ticket, event) for event in events], report)
+        return StepResult([(ticket, event) for event in events], report)
 
-    def fail(self) -> list[Answer]:
+    def blame_failed_step(self) -> list[HandleEvent]:
         guilty, self._current = self._current, None
         if guilty is None:
             return []
         self._remove(guilty)
         return [(guilty, Failed(StepFailed("the step that computed this request failed")))]
 
-    def prove(self) -> None:
+    def self_test(self) -> None:
         """One token, looked at."""
-        job = self._job(Explain("proof", (0,), "attention", source=self._read))
+        job = self._new_job(ExplainTextRequest("proof", (0,), "attention", source=self._shortest_source))
         for _ in job:
             pass
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Assert that nobody is kept who has left."""
-        self._pending.check()
+        self._requests.check()
         assert not self._jobs, "somebody is explained to whom nobody listens"
-        assert not self._turns, "somebody has a turn and nothing to do"
+        assert not self._rotation, "somebody has a turn and nothing to do"
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
-        self.submit(Rehearsal(Explain("warm-up", (0,) * 8, "attention", source=self._read * 8)))
-        while self.busy:
+        self.submit(
+            WarmupRequest(ExplainTextRequest("warm-up", (0,) * 8, "attention", source=self._shortest_source * 8))
+        )
+        while self.has_work:
             self.step()
             breathe()
 
-    def _next_to_begin(self) -> Ticket | None:
+    def _next_to_begin(self) -> RequestHandle | None:
         """Who waits and may take turns with those that were begun."""
-        if len(self._turns) < AT_ONCE:
-            return self._pending.first()
-        if len(self._turns) < MOST_AT_ONCE:
-            return self._pending.first(without={self._pending.owner(ticket) for ticket in self._turns})
+        if len(self._rotation) < MAX_ACTIVE_JOBS:
+            return self._requests.peek()
+        if len(self._rotation) < MOST_AT_ONCE:
+            return self._requests.peek(without={self._requests.owner(ticket) for ticket in self._rotation})
         return None
 
-    def _next_turn(self) -> Ticket:
+    def _next_turn(self) -> RequestHandle:
         """Of the owner that was computed for least, the one that had no turn for longest."""
-        owner = self._pending.next_owner(self._turns)
-        ticket = next(each for each in self._turns if self._pending.owner(each) == owner)
-        self._turns.remove(ticket)
-        self._turns.append(ticket)
+        owner = self._requests.next_owner(self._rotation)
+        ticket = next(each for each in self._rotation if self._requests.owner(each) == owner)
+        self._rotation.remove(ticket)
+        self._rotation.append(ticket)
         return ticket
 
-    def _begin(self, ticket: Ticket) -> None:
-        self._pending.begin(ticket)
-        self._jobs[ticket] = self._job(self._pending[ticket])
-        self._turns.append(ticket)
+    def _start(self, ticket: RequestHandle) -> None:
+        self._requests.start(ticket)
+        self._jobs[ticket] = self._new_job(self._requests[ticket])
+        self._rotation.append(ticket)
 
-    def _job(self, request: Explain) -> Job:
-        return explain(self._watched, asked_of(request), piece=self._piece)
+    def _new_job(self, request: ExplainTextRequest) -> ExplainJob:
+        return explain(self._network, to_explain_query(request), piece=self._rows_per_piece)
 
-    def _advance(self, ticket: Ticket) -> list[Event]:
+    def _advance(self, ticket: RequestHandle) -> list[Event]:
         """A piece of its work; what it is answered, once that was the last."""
         try:
             next(self._jobs[ticket])
         except StopIteration as over:
-            return self._events(self._pending[ticket], over.value)
+            return self._build_events(self._requests[ticket], over.value)
         except UnsupportedError as error:
             return [Failed(BadRequest(str(error), param="method"))]
         return []
 
-    def _events(self, request: Explain, found: Explanation) -> list[Event]:
+    def _build_events(self, request: ExplainTextRequest, found: Explanation) -> list[Event]:
         numbers = [each.values for each in found.weights] + [each.values for each in found.attributions]
         numbers += [np.array([each.score for each in found.attributions])]
         if not all(np.isfinite(some).all() for some in numbers):
             message = f"model {self.model!r} computed numbers that are not finite for this request"
             return [Failed(StepFailed(message))]
-        weights = tuple(Weights(each.kind, each.layers, each.heads, plain(each.values)) for each in found.weights)
-        worth = tuple(Attribution(plain(each.values), each.score, each.baseline) for each in found.attributions)
-        rows = self._head.wanted([0, len(request.tokens)])[0] if self._head is not None else []
-        return [Explained(weights, worth, tuple(rows)), Done("explained", request.prompt_tokens)]
+        weights = tuple(
+            AttentionWeights(each.kind, each.layers, each.heads, to_memoryview(each.values)) for each in found.weights
+        )
+        worth = tuple(Attribution(to_memoryview(each.values), each.score, each.baseline) for each in found.attributions)
+        rows = self._head.needed_rows([0, len(request.tokens)])[0] if self._head is not None else []
+        return [ExplanationResult(weights, worth, tuple(rows)), Done("explained", request.prompt_tokens)]
 
-    def _remove(self, ticket: Ticket) -> None:
-        self._pending.remove(ticket)
+    def _remove(self, ticket: RequestHandle) -> None:
+        self._requests.remove(ticket)
         if job := self._jobs.pop(ticket, None):
-            self._turns.remove(ticket)
+            self._rotation.remove(ticket)
             job.close()
 
 
-def asked_of(request: Explain) -> Asked:
-    return Asked(
-        text=Text(request.tokens, request.segments, request.source),
+def to_explain_query(request: ExplainTextRequest) -> ExplanationRequest:
+    return ExplanationRequest(
+        text=InputTokens(request.tokens, request.segments, request.source),
         method=request.method,
         goals=request.goals,
         layers=request.layers,
         heads=request.heads,
         steps=request.steps,
         baseline=request.baseline,
-        kept=request.kept,
+        kept_rows=request.kept_rows,
         window=request.window,
-        beside=Text(request.beside) if request.beside else None,
+        compared_text=InputTokens(request.compared_tokens) if request.compared_tokens else None,
     )
 
 
-def plain(values: NDArray[np.float32]) -> "memoryview[float]":
+def to_memoryview(values: NDArray[np.float32]) -> "memoryview[float]":
     """As one piece of memory that knows its shape."""
     return memoryview(np.ascontiguousarray(values, np.float32))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Trials(Generic[T]):
+class FaultBisector(Generic[T]):
     """Batches to be tried before anything new is begun."""
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class Trials(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._batches)
 
-    def next(self) -> list[T]:
+    def next_batch(self) -> list[T]:
         return self._batches.popleft()
 
-    def failed(self, batch: Sequence[T]) -> list[T]:
+    def split(self, batch: Sequence[T]) -> list[T]:
         """Who is to blame: the one member; or nobody yet, and the halves are next."""
         if len(batch) <= 1:
             return list(batch)

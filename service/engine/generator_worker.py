@@ -14,27 +14,37 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, PolyheadError, StepFailed
-from ..core.request import Done, Failed, Generate, Prompted, Request, Sampling, Task, Token
-from .batch_sampling import Masking, Slice, drawn, guided, lay_out, prompt_scores, slices_of, spoiled_of, turns
-from .beam_groups import Turn
-from .block_allocator import Blocks, Copy
-from .fault_bisection import Trials
-from .request_groups import Company
-from .request_state import Talk, Times
-from .sampler import UNSCORED, Sampler, Scored, Sorted, finite
-from .scheduler import Chunk, Plan, Scheduler, Sequence
-from .speculation import Speculation, Wish
-from .worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
+from ..core.request import Done, Failed, Generate, GeneratedToken, PromptScores, Request, Sampling, Task
+from .batch_sampling import (
+    LogitsSlice,
+    MaskBuilder,
+    advance_searches,
+    build_step_input,
+    find_nonfinite,
+    guided_states,
+    sample_tokens,
+    score_prompt,
+    slice_logits,
+)
+from .beam_groups import SearchStep
+from .block_allocator import BlockAllocator, BlockCopy
+from .fault_bisection import FaultBisector
+from .request_groups import RequestGroups
+from .request_state import RequestState, StepTimes
+from .sampler import NO_SCORE, Sampler, TokenScore, TorchSampler, finite_rows
+from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence
+from .speculation import DraftRequest, Speculation
+from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
-NOTHING = Plan([], 0, 0, [])
-NONE_LEFT = "no token is left that may come next: what must, and what must not, leaves none"
+EMPTY_PLAN = StepPlan([], 0, 0, [])
+ALL_BANNED = "no token is left that may come next: what must, and what must not, leaves none"
 
 
-class Generator:
+class GeneratorWorker:
     """Shares an executor with a cache among requests to continue tokens.
 
     A step computes at most `token_budget` tokens, at most `prefill_chunk` of one sequence, for at most
@@ -54,32 +64,32 @@ class Generator:
     ) -> None:
         self.model = model
         self._executor = executor
-        self._blocks = Blocks(executor.block_count, executor.block_size)
+        self._blocks = BlockAllocator(executor.block_count, executor.block_size)
         self._scheduler = Scheduler(
             self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk
         )
-        self._company = Company(self._scheduler)
-        self._plan = NOTHING  # of the step in progress
-        self._copies: list[Copy] = []  # to be made before anything is computed
+        self._groups = RequestGroups(self._scheduler)
+        self._plan = EMPTY_PLAN  # of the step in progress
+        self._copies: list[BlockCopy] = []  # to be made before anything is computed
         self.speculation = Speculation(0, token_budget)  # nothing is foretold, unless another one is put here
-        self.sampler: Sampler = Sorted()  # torch draws, unless another one is put here
-        self._masking = Masking()
-        self._words = 0  # of the vocabulary, once logits were seen
-        self._trials: Trials[Chunk] = Trials()
+        self.sampler: Sampler = TorchSampler()  # torch draws, unless another one is put here
+        self._mask_builder = MaskBuilder()
+        self._vocab_size = 0  # of the vocabulary, once logits were seen
+        self._bisector: FaultBisector[Chunk] = FaultBisector()
         self._adapters: set[int] = set()
 
-    patient = False
+    is_background = False
 
     @property
-    def busy(self) -> bool:
-        return len(self._company.talks) > len(self._scheduler.held)
+    def has_work(self) -> bool:
+        return len(self._groups.states) > len(self._scheduler.paused)
 
     @property
     def capacity(self) -> int:
         """Tokens that fit in the whole cache."""
         return self._blocks.count * self._blocks.size
 
-    def refuse(self, request: Request) -> None:
+    def validate(self, request: Request) -> None:
         assert isinstance(request, Generate)
         prompt, most = len(request.tokens) + len(request.source), request.max_tokens
         width = request.beams.width if request.beams is not None else 1
@@ -87,7 +97,7 @@ class Generator:
             raise BadRequest("the prompt has no tokens", param="prompt")
         if most < (request.prompt_logprobs < 0):
             raise BadRequest(f"max_tokens must be at least 1, not {most}", param="max_tokens")
-        if min(request.named, default=0) < 0:  # the sampler indexes rows of logits with them
+        if min(request.option_tokens, default=0) < 0:  # the sampler indexes rows of logits with them
             raise BadRequest("a token has a number below 0; numbers of tokens begin at 0", param="logit_bias")
         if width * (prompt + most) > self.capacity:
             times = f"{width} times " if width > 1 else ""
@@ -107,7 +117,7 @@ class Generator:
         """
         number = self._executor.attach(lora)
         try:
-            self._prove(number)
+            self._self_test(number)
         except StepFailed:
             self._executor.detach(number)
             raise
@@ -119,227 +129,237 @@ class Generator:
         self._adapters.discard(number)
         self._executor.detach(number)
 
-    def submit(self, ticket: Ticket) -> None:
-        self._company.enter(ticket)
+    def submit(self, ticket: RequestHandle) -> None:
+        self._groups.add(ticket)
 
-    def abort(self, ticket: Ticket) -> None:
-        self._company.leave(ticket)
+    def abort(self, ticket: RequestHandle) -> None:
+        self._groups.abort(ticket)
 
-    def hold(self, ticket: Ticket) -> None:
-        if talk := self._company.talk_of(ticket):
-            self._scheduler.hold(talk.sequence)
+    def pause(self, ticket: RequestHandle) -> None:
+        if talk := self._groups.state_of(ticket):
+            self._scheduler.pause(talk.sequence)
 
-    def resume(self, ticket: Ticket) -> None:
-        if talk := self._company.talk_of(ticket):
+    def resume(self, ticket: RequestHandle) -> None:
+        if talk := self._groups.state_of(ticket):
             self._scheduler.resume(talk.sequence)
 
-    def expire(self, now: float) -> list[Answer]:
-        answers: list[Answer] = []
+    def expire(self, now: float) -> list[HandleEvent]:
+        answers: list[HandleEvent] = []
         for sequence in self._scheduler.expired(now):
-            if sequence in self._company.talks:  # and not ended with another of its talk's
-                talk = self._company.talks[sequence]
-                late = [(ticket, Failed(too_late(ticket, now))) for ticket in talk.tickets if ticket]
-                self._company.remove(talk)
+            if sequence in self._groups.states:  # and not ended with another of its talk's
+                talk = self._groups.states[sequence]
+                late = [(ticket, Failed(deadline_error(ticket, now))) for ticket in talk.handles if ticket]
+                self._groups.remove(talk)
                 answers += late
         return answers
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         plan = self._next_plan()
-        slices = slices_of(plan.chunks, self._company.talks)
-        rows = lay_out(slices, self._blocks.size)
+        slices = slice_logits(plan.chunks, self._groups.states)
+        rows = build_step_input(slices, self._blocks.size)
         began = perf_counter()
         with torch.inference_mode():
             if self._copies:
                 self._executor.copy(self._copies)
                 self._copies = []
-            self._masking.start(guided(slices), self._words)
+            self._mask_builder.start(guided_states(slices), self._vocab_size)
             logits = self._executor.step(rows)  # [M, V]
-            self._words = logits.size(1)
-            likeliest = self._executor.likeliest
-            whole = finite(logits) if likeliest is None else [token >= 0 for token in likeliest]
-            spoiled = spoiled_of(slices, whole, rows.tables, self._executor.poisoned)
-            good = [each for each in slices if each.talk not in spoiled]
+            self._vocab_size = logits.size(1)
+            likeliest = self._executor.argmax
+            whole = finite_rows(logits) if likeliest is None else [token >= 0 for token in likeliest]
+            spoiled = find_nonfinite(slices, whole, rows.block_tables, self._executor.nonfinite_blocks)
+            good = [each for each in slices if each.state not in spoiled]
             computed = perf_counter()
-            masks = self._masking.ready(self._words)
-            said = drawn(logits, good, likeliest, masks, self.sampler)
-            scores = [prompt_scores(each, logits) for each in good]
-            turned = turns(good, logits)
+            masks = self._mask_builder.wait(self._vocab_size)
+            said = sample_tokens(logits, good, likeliest, masks, self.sampler)
+            scores = [score_prompt(each, logits) for each in good]
+            turned = advance_searches(good, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
-        times = self._started(began)
-        if len(rows.wanted) == len(rows.tokens):  # without prompts
-            self.speculation.learn(len(rows.tokens), computed - began)
-        answers = self._book(spoiled)
+        times = self._record_starts(began)
+        if len(rows.output_rows) == len(rows.tokens):  # without prompts
+            self.speculation.record_step(len(rows.tokens), computed - began)
+        answers = self._commit(spoiled)
         for each, scored in zip(good, scores, strict=True):
-            answers += self._caught_up(each, scored)
+            answers += self._finish_prompt(each, scored)
         for talk, tokens in said.items():
-            answers += self._say(talk, tokens, times)
+            answers += self._append_tokens(talk, tokens, times)
         for talk, known, turn in turned:
-            answers += self._search(talk, known, turn, times)
+            answers += self._advance_search(talk, known, turn, times)
         for talk, error in masks.failed.items():
-            answers += self._end(talk, Failed(error))
-        return Step(answers, self._report(plan, padding, (computed - began, ended - computed), times))
+            answers += self._end_request(talk, Failed(error))
+        return StepResult(answers, self._report(plan, padding, (computed - began, ended - computed), times))
 
-    def fail(self) -> list[Answer]:
+    def blame_failed_step(self) -> list[HandleEvent]:
         """Ends the request that spoiled the step, once it stands alone; all, if it is not known whose step it was."""
         chunks = self._plan.chunks
-        guilty = self._trials.failed(chunks)
-        sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._company.talks)
-        blamed = dict.fromkeys(self._company.talks[sequence] for sequence in sequences)
+        guilty = self._bisector.split(chunks)
+        sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._groups.states)
+        blamed = dict.fromkeys(self._groups.states[sequence] for sequence in sequences)
         error = StepFailed("the step that computed this request failed")
-        return [answer for talk in blamed for answer in self._end(talk, Failed(error))]
+        return [answer for talk in blamed for answer in self._end_request(talk, Failed(error))]
 
-    def prove(self) -> None:
-        self._prove(0)
+    def self_test(self) -> None:
+        self._self_test(0)
 
-    def _prove(self, adapter: int) -> None:
+    def _self_test(self, adapter: int) -> None:
         block: list[int] = []
-        if not self._blocks.grow(block, 1):
+        if not self._blocks.allocate(block, 1):
             return  # those who hold the cache are the proof
         try:
-            proof = Rows([0], [0], [0, 1], [block], [0], adapters=[adapter] if adapter else None)
-            if not all(finite(self._executor.step(proof))):
+            proof = StepInput([0], [0], [0, 1], [block], [0], adapters=[adapter] if adapter else None)
+            if not all(finite_rows(self._executor.step(proof))):
                 raise StepFailed("the logits after token 0 are not finite")
         finally:
             self._blocks.release(block)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         self._scheduler.check()
-        self._company.check()
+        self._groups.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Lets four sequences catch up and talk, each drawn in another way, and forgets them."""
         for sampling in (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9), Sampling(top_k=5, min_p=0.1)):
             length = max(1, min(8, self.capacity // 4))
             request = Generate("warm-up", (0,) * length, max_tokens=min(3, self.capacity - length), sampling=sampling)
-            self.refuse(request)
-            self.submit(Rehearsal(request))
-        while self.busy:
+            self.validate(request)
+            self.submit(WarmupRequest(request))
+        while self.has_work:
             self.step()
             breathe()
-        self._blocks.forget(range(self._blocks.count))
+        self._blocks.unpublish(range(self._blocks.count))
 
-    def _next_plan(self) -> Plan:
+    def _next_plan(self) -> StepPlan:
         """What is left of a step that failed, or else the next."""
-        self._plan = NOTHING
-        while self._trials:
-            chunks = [chunk for chunk in self._trials.next() if chunk.sequence in self._scheduler.running]
+        self._plan = EMPTY_PLAN
+        while self._bisector:
+            chunks = [chunk for chunk in self._bisector.next_batch() if chunk.sequence in self._scheduler.running]
             if chunks:
-                self._plan = replace(NOTHING, chunks=chunks)
+                self._plan = replace(EMPTY_PLAN, chunks=chunks)
                 return self._plan
-        self._foretell()
+        self._speculate()
         self._plan = self._scheduler.schedule()
         self._copies += self._plan.copies
         return self._plan
 
-    def _foretell(self) -> None:
+    def _speculate(self) -> None:
         """What may be the next tokens of those who talk."""
-        talking = [sequence for sequence in self._scheduler.running if sequence.behind == 1 and sequence.computed]
-        talks = [talk for talk in map(self._company.talks.__getitem__, talking) if talk.may_draft and talk.completed]
+        talking = [sequence for sequence in self._scheduler.running if sequence.uncomputed == 1 and sequence.computed]
+        talks = [
+            talk for talk in map(self._groups.states.__getitem__, talking) if talk.may_draft and talk.generated_count
+        ]
         for talk in talks:
-            talk.trail = talk.trail or self.speculation.follow(talk.sequence.tokens)
-        wishes = [Wish(talk.trail, talk.left - 1, talk.sequence.blocks) for talk in talks if talk.trail]
+            talk.draft_state = talk.draft_state or self.speculation.track(talk.sequence.tokens)
+        wishes = [
+            DraftRequest(talk.draft_state, talk.remaining_tokens - 1, talk.sequence.blocks)
+            for talk in talks
+            if talk.draft_state
+        ]
         drafts = self.speculation.draft(wishes, len(talking))
         for talk, draft in zip(talks, drafts, strict=True):
             talk.sequence.draft = draft
 
-    def _started(self, now: float) -> Times:
+    def _record_starts(self, now: float) -> StepTimes:
         """How long those waited who took part in a step for the first time."""
-        times = Times()
+        times = StepTimes()
         for chunk in self._plan.chunks:
-            talk = self._company.talks[chunk.sequence]
+            talk = self._groups.states[chunk.sequence]
             if not talk.started:
                 talk.started = True
                 times.queue.append(now - talk.submitted)
-                for ticket in filter(None, talk.tickets):
-                    ticket.course.begun = now
+                for ticket in filter(None, talk.handles):
+                    ticket.timing.started = now
         return times
 
-    def _book(self, spoiled: set[Talk]) -> list[Answer]:
+    def _commit(self, spoiled: set[RequestState]) -> list[HandleEvent]:
         """What was computed counts.  Who is spoiled ends, and what it stored is found no more."""
-        answers: list[Answer] = []
+        answers: list[HandleEvent] = []
         chunks = self._plan.chunks
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
         for talk in spoiled:
             for sequence in talk.sequences:
-                self._blocks.forget(sequence.blocks)
-            answers += self._end(talk, Failed(error))
+                self._blocks.unpublish(sequence.blocks)
+            answers += self._end_request(talk, Failed(error))
         self._scheduler.commit(
-            [chunk for chunk in chunks if chunk.sequence in self._company.talks] if spoiled else chunks
+            [chunk for chunk in chunks if chunk.sequence in self._groups.states] if spoiled else chunks
         )
         return answers
 
-    def _caught_up(self, each: Slice, scores: Listing[Scored]) -> list[Answer]:
+    def _finish_prompt(self, each: LogitsSlice, scores: Listing[TokenScore]) -> list[HandleEvent]:
         """The prompt is computed: it is scored, if that was asked for, and whoever waited for it goes on from there."""
-        talk, request = each.talk, each.talk.request
-        talk.scores += scores
-        if not each.chunk.last or talk.completed:
+        talk, request = each.state, each.state.request
+        talk.prompt_scores += scores
+        if not each.chunk.is_last or talk.generated_count:
             return []
-        answers: list[Answer] = []
+        answers: list[HandleEvent] = []
         if request.prompt_logprobs >= 0:
-            answers += [(ticket, Prompted(tuple(talk.scores))) for ticket in talk.tickets if ticket]
-        together = self._company.join(talk)
+            answers += [(ticket, PromptScores(tuple(talk.prompt_scores))) for ticket in talk.handles if ticket]
+        together = self._groups.start_followers(talk)
         if not request.max_tokens:
             for one in together:
-                answers += self._end(one, talk.done("length"))
+                answers += self._end_request(one, talk.done_event("length"))
         return answers
 
-    def _say(self, talk: Talk, drawn: Listing[tuple[int, Scored]], times: Times) -> list[Answer]:
+    def _append_tokens(
+        self, talk: RequestState, drawn: Listing[tuple[int, TokenScore]], times: StepTimes
+    ) -> list[HandleEvent]:
         """A token, and more of them as far as the draft before each was right, and what must follow."""
-        sequence, answers, right = talk.sequence, list[Answer](), 0
+        sequence, answers, right = talk.sequence, list[HandleEvent](), 0
         draft, sequence.draft = sequence.draft, []
         for place, (token, scored) in enumerate(drawn):
-            answers += self._speak(talk, token, scored, times)
-            if sequence not in self._company.talks:
+            answers += self._append_token(talk, token, scored, times)
+            if sequence not in self._groups.states:
                 return answers
             if place == len(drawn) - 1 or token != draft[place]:
                 break
             right += 1
         times.accepted += right
         self._scheduler.advance(sequence, right)
-        return answers + self._leap(talk, times)
+        return answers + self._append_forced(talk, times)
 
-    def _leap(self, talk: Talk, times: Times) -> list[Answer]:
+    def _append_forced(self, talk: RequestState, times: StepTimes) -> list[HandleEvent]:
         """Where there is no choice nothing is drawn."""
-        answers: list[Answer] = []
-        if talk.walk is None or talk.request.logprobs >= 0:  # nobody computes what these would score
+        answers: list[HandleEvent] = []
+        if talk.guide_state is None or talk.request.logprobs >= 0:  # nobody computes what these would score
             return answers
         try:
-            forced = talk.walk.forced()
+            forced = talk.guide_state.forced_tokens()
         except PolyheadError as error:
-            return self._end(talk, Failed(error))
+            return self._end_request(talk, Failed(error))
         for token in forced:
-            answers += self._speak(talk, token, UNSCORED, times)
-            if talk.sequence not in self._company.talks:
+            answers += self._append_token(talk, token, NO_SCORE, times)
+            if talk.sequence not in self._groups.states:
                 break
         return answers
 
-    def _speak(self, talk: Talk, token: int, scored: Scored, times: Times) -> list[Answer]:
+    def _append_token(self, talk: RequestState, token: int, scored: TokenScore, times: StepTimes) -> list[HandleEvent]:
         request = talk.request
         if token < 0:
-            return self._end(talk, Failed(BadRequest(NONE_LEFT)))
+            return self._end_request(talk, Failed(BadRequest(ALL_BANNED)))
         if token in request.stop_tokens:
-            return self._end(talk, talk.done("stop", token))
+            return self._end_request(talk, talk.done_event("stop", token))
         now = perf_counter()
-        if talk.completed:
-            times.inter_token.append(now - talk.spoke)
+        if talk.generated_count:
+            times.inter_token.append(now - talk.last_token_at)
         else:
             times.first_token.append((now - talk.submitted, request.terms.trace))
-        talk.spoke = now
+        talk.last_token_at = now
         try:
-            talk.say(token)
+            talk.append_token(token)
         except PolyheadError as error:
-            return self._end(talk, Failed(error))
-        event = Token(token, *scored, talk.sequence.cached)
-        answers: list[Answer] = [(ticket, event) for ticket in talk.tickets if ticket]
-        if talk.walk is not None and talk.walk.ended:
-            answers += self._end(talk, talk.done("stop"))
-        elif talk.completed == request.max_tokens:
-            answers += self._end(talk, talk.done("length"))
+            return self._end_request(talk, Failed(error))
+        event = GeneratedToken(token, *scored, talk.sequence.cached_tokens)
+        answers: list[HandleEvent] = [(ticket, event) for ticket in talk.handles if ticket]
+        if talk.guide_state is not None and talk.guide_state.is_finished:
+            answers += self._end_request(talk, talk.done_event("stop"))
+        elif talk.generated_count == request.max_tokens:
+            answers += self._end_request(talk, talk.done_event("length"))
         return answers
 
-    def _search(self, talk: Talk, known: Mapping[Sequence, Tensor], turn: Turn | None, times: Times) -> list[Answer]:
+    def _advance_search(
+        self, talk: RequestState, known: Mapping[TokenSequence, Tensor], turn: SearchStep | None, times: StepTimes
+    ) -> list[HandleEvent]:
         search = talk.search
         assert search is not None
         for beam in search.beams:
@@ -347,23 +367,23 @@ class Generator:
         if turn is None:
             return []
         search.answers = turn.answers
-        if turn.going:
-            self._company.fan(talk, turn)
+        if turn.continuations:
+            self._groups.replace_beams(talk, turn)
             return []
         times.first_token.append((perf_counter() - talk.submitted, talk.request.terms.trace))
-        answers: list[Answer] = []
-        for place, ticket in enumerate(talk.tickets):
-            told = search.events(place) or [Failed(BadRequest(NONE_LEFT))]
+        answers: list[HandleEvent] = []
+        for place, ticket in enumerate(talk.handles):
+            told = search.answer_events(place) or [Failed(BadRequest(ALL_BANNED))]
             answers += [(ticket, event) for event in told if ticket]
-        self._company.remove(talk)
+        self._groups.remove(talk)
         return answers
 
-    def _end(self, talk: Talk, event: Done | Failed) -> list[Answer]:
-        tickets = talk.tickets
-        self._company.remove(talk)
+    def _end_request(self, talk: RequestState, event: Done | Failed) -> list[HandleEvent]:
+        tickets = talk.handles
+        self._groups.remove(talk)
         return [(ticket, event) for ticket in tickets if ticket]
 
-    def _report(self, plan: Plan, padding: int, seconds: tuple[float, float], times: Times) -> StepReport:
+    def _report(self, plan: StepPlan, padding: int, seconds: tuple[float, float], times: StepTimes) -> StepReport:
         return StepReport(
             model=self.model,
             task=self.task,
@@ -380,7 +400,7 @@ class Generator:
             if self._adapters
             else {},
             blocks_total=self._blocks.count,
-            blocks_used=self._blocks.used,
+            blocks_used=self._blocks.used_count,
             preemptions=plan.preemptions,
             cached_tokens=plan.cached_tokens,
             queue_s=times.queue,

@@ -14,45 +14,51 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..core.request import Encode, Encoded, Filled, Form, Table, Task
+from ..core.request import Encode, HeadOutput, OutputForm, Task, TokenCandidates, TokenOutputs
 
-PIECE = 32  # rows that are a whole vocabulary wide at a time
-FLOAT = 4
+VOCABULARY_ROWS = 32  # rows that are a whole vocabulary wide at a time
+FLOAT_BYTES = 4
 
-Answers = Sequence[Encoded | Table | Filled | None]  # None: it would not be finite
+HeadEvents = Sequence[HeadOutput | TokenOutputs | TokenCandidates | None]  # None: it would not be finite
 Candidates = tuple[tuple[int, float], ...]
 
 
-class Head(Protocol):
+class OutputHead(Protocol):
     """What is made of the states: see models.network.heads."""
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """The rows it reads of N texts, `starts` [N + 1], and where each text starts among those rows."""
 
     def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
         """[M, W] states of those rows to [N, C], or to [M, C] where each row is answered for."""
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         """[N or M, C] to probabilities, or to unit length."""
 
 
-def read(reading: Task | Form, head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
+def read_outputs(
+    reading: Task | OutputForm,
+    head: OutputHead,
+    states: Tensor,
+    starts: list[int],
+    requests: Sequence[Encode],
+) -> HeadEvents:
     """What each of N requests is answered, from the states [M, W] of the rows that are wanted, `starts` [N + 1]."""
-    return READINGS.get(reading, vectors)(head, states, starts, requests)
+    return READERS.get(reading, read_vectors)(head, states, starts, requests)
 
 
 def reading_bytes(task: Task, rows: int, columns: int) -> int:
     """At most alive while `rows` are read that have `columns` scores each, and until the answers are fetched."""
     match task:
         case "tag" | "span" | "embed":
-            return 2 * FLOAT * columns * rows  # scores, or states, and answers
+            return 2 * FLOAT_BYTES * columns * rows  # scores, or states, and answers
         case "fill":
-            return 3 * FLOAT * columns * min(rows, PIECE)  # logits, those of a group, closed
+            return 3 * FLOAT_BYTES * columns * min(rows, VOCABULARY_ROWS)  # logits, those of a group, closed
         case _:
             return 0  # a handful of labels a text
 
 
-def vectors(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
+def read_vectors(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
     """A row of numbers a text."""
     scores = head(states, starts)  # [N, C]
     whole = scores.isfinite().all(dim=1).tolist()
@@ -60,45 +66,47 @@ def vectors(head: Head, states: Tensor, starts: list[int], requests: Sequence[En
     for index, request in enumerate(requests):
         if whole[index]:
             groups[request.raw, request.unit, request.dimensions].append(index)
-    answers: list[Encoded | None] = [None] * len(whole)
+    answers: list[HeadOutput | None] = [None] * len(whole)
     for (raw, unit, dimensions), members in groups.items():
         some = scores if len(members) == len(whole) else scores[torch.tensor(members, device=scores.device)]
         some = some[:, :dimensions] if dimensions else some
-        closed = some if raw else head.close(some)
+        closed = some if raw else head.postprocess(some)
         closed = normalize(closed, dim=-1) if unit else closed
         for index, value in zip(members, closed.tolist(), strict=True):
-            answers[index] = Encoded(value)
+            answers[index] = HeadOutput(value)
     return answers
 
 
-def tables(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
+def read_tables(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
     """A row of scores for each token.  Closed text by text, so that no more is alive than they and the answers."""
     scores = head(states, starts).cpu()  # [M, C]
-    answers: list[Table | None] = []
+    answers: list[TokenOutputs | None] = []
     for request, (start, end) in zip(requests, pairwise(starts), strict=True):
         mine = scores[start:end]
         whole = bool(mine.isfinite().all())
-        answers.append(table(mine if request.raw else head.close(mine)) if whole else None)
+        answers.append(copy_scores(mine if request.raw else head.postprocess(mine)) if whole else None)
     return answers
 
 
-def table(scores: Tensor) -> Table:
+def copy_scores(scores: Tensor) -> TokenOutputs:
     """[T, C] float32, copied: a slice would keep all that was beside it."""
-    return Table(memoryview(scores.numpy().tobytes()).cast("f", scores.shape))
+    return TokenOutputs(memoryview(scores.numpy().tobytes()).cast("f", scores.shape))
 
 
-def fillings(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
+def read_candidates(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
     """The likeliest words for each token: a few of a row as wide as the vocabulary, of which few exist at a time."""
     counts = (end - start for start, end in pairwise(starts))
     asked = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
     found: list[Candidates] = []
-    for first in range(0, len(states), PIECE):
-        some = states[first : first + PIECE]
-        found += likeliest(head, head(some, [0, len(some)]), asked[first : first + PIECE])
-    return [Filled(tuple(found[start:end])) if all(found[start:end]) else None for start, end in pairwise(starts)]
+    for first in range(0, len(states), VOCABULARY_ROWS):
+        some = states[first : first + VOCABULARY_ROWS]
+        found += top_candidates(head, head(some, [0, len(some)]), asked[first : first + VOCABULARY_ROWS])
+    return [
+        TokenCandidates(tuple(found[start:end])) if all(found[start:end]) else None for start, end in pairwise(starts)
+    ]
 
 
-def likeliest(head: Head, logits: Tensor, asked: Sequence[Encode]) -> list[Candidates]:
+def top_candidates(head: OutputHead, logits: Tensor, asked: Sequence[Encode]) -> list[Candidates]:
     """Of each row [R, V] what its request asks for; nothing of one that is not finite."""
     whole = logits.isfinite().all(dim=1).tolist()
     groups: defaultdict[tuple[bool, int, tuple[int, ...]], list[int]] = defaultdict(list)
@@ -108,7 +116,7 @@ def likeliest(head: Head, logits: Tensor, asked: Sequence[Encode]) -> list[Candi
     found: list[Candidates] = [()] * len(asked)
     for (raw, count, targets), members in groups.items():
         some = logits if len(members) == len(asked) else logits[torch.tensor(members, device=logits.device)]
-        scores = some if raw else head.close(some)
+        scores = some if raw else head.postprocess(some)
         words = torch.tensor(targets, device=scores.device) if targets else None
         scores = scores if words is None else scores[:, words]
         values, columns = scores.topk(min(count, scores.size(1)))
@@ -118,38 +126,43 @@ def likeliest(head: Head, logits: Tensor, asked: Sequence[Encode]) -> list[Candi
     return found
 
 
-def weights(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:  # noqa: ARG001
+def read_vocabulary_weights(
+    head: OutputHead,
+    states: Tensor,
+    starts: list[int],
+    requests: Sequence[Encode],  # noqa: ARG001
+) -> HeadEvents:
     """How much each text is about each word: log(1 + relu(logit)) where it is largest, of those that are not zero."""
-    answers: list[Filled | None] = []
+    answers: list[TokenCandidates | None] = []
     for start, end in pairwise(starts):
-        pieces = [states[first : min(first + PIECE, end)] for first in range(start, end, PIECE)]
+        pieces = [states[first : min(first + VOCABULARY_ROWS, end)] for first in range(start, end, VOCABULARY_ROWS)]
         largest = reduce(torch.maximum, (head(piece, [0, len(piece)]).amax(dim=0) for piece in pieces))  # [V]
         weight = largest.relu().log1p()
         words = weight.nonzero()[:, 0]
         told = tuple(zip(words.tolist(), weight[words].tolist(), strict=True))
-        answers.append(Filled((told,)) if bool(largest.isfinite().all()) else None)
+        answers.append(TokenCandidates((told,)) if bool(largest.isfinite().all()) else None)
     return answers
 
 
-class Each:
+class StateHead:
     """The head of those who want the states themselves."""
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """All rows."""
         return list(range(starts[-1])), starts
 
     def __call__(self, states: Tensor, starts: list[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
         return states
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         return raw
 
 
-EACH = Each()
-READINGS: dict[Task | Form, Callable[[Head, Tensor, list[int], Sequence[Encode]], Answers]] = {
-    "tag": tables,
-    "span": tables,
-    "fill": fillings,
-    "tokens": tables,
-    "words": weights,
+STATE_HEAD = StateHead()
+READERS: dict[Task | OutputForm, Callable[[OutputHead, Tensor, list[int], Sequence[Encode]], HeadEvents]] = {
+    "tag": read_tables,
+    "span": read_tables,
+    "fill": read_candidates,
+    "tokens": read_tables,
+    "words": read_vocabulary_weights,
 }

@@ -23,109 +23,109 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.models.seq2seq.decoding import repeating
+from polyhead.models.seq2seq.decoding import repeated_ngram_tokens
 
 from ..core.request import Generate, Sampling
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Words = NDArray[np.int32]
+MaskWords = NDArray[np.int32]
 NEVER = float("-inf")
 BIAS, FACTOR, CHANGE = range(3)  # what is done to a word, in this order: add, repeat less, add
 BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-EIGHT = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: what is added to eight words, by their bits
+BYTE_CHANGES = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: what is added to eight words, by their bits
 
 
-class History:
+class TokenHistory:
     """Tokens that came, in one array with room for more."""
 
     def __init__(self, tokens: Sequence[int] | Ints) -> None:
-        self._room, self._count = np.array(tokens, np.int64), len(tokens)
+        self._buffer, self._count = np.array(tokens, np.int64), len(tokens)
 
     @property
     def tokens(self) -> Ints:
-        return self._room[: self._count]
+        return self._buffer[: self._count]
 
     def push(self, token: int) -> None:
-        if self._count == len(self._room):
-            self._room = np.concatenate([self._room, np.zeros(self._count + 16, np.int64)])
-        self._room[self._count] = token
+        if self._count == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros(self._count + 16, np.int64)])
+        self._buffer[self._count] = token
         self._count += 1
 
-    def fork(self) -> "History":
-        return History(self.tokens)
+    def fork(self) -> "TokenHistory":
+        return TokenHistory(self.tokens)
 
 
-class Shape:
+class LogitsProcessor:
     """What one request asks of its logits: a table of words and of what is done to them, as its history has it."""
 
     def __init__(self, request: Generate) -> None:
         sampling = self._sampling = request.sampling
-        self._repeats = sampling.repetition_penalty != 1
-        self._counts = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
-        self._answered, self._said = 0, Counter[int]()
+        self._has_repetition_penalty = sampling.repetition_penalty != 1
+        self._has_count_penalty = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+        self._answer_length, self._answer_counts = 0, Counter[int]()
         self._stops = request.stop_tokens if sampling.min_tokens else frozenset[int]()
-        prompt = request.tokens if self._repeats else ()
+        prompt = request.tokens if self._has_repetition_penalty else ()
         single = {row[0] for row in sampling.banned if len(row) == 1} - request.stop_tokens
         bias = dict(sampling.bias)
-        self._places = {token: n for n, token in enumerate(dict.fromkeys(chain(bias, prompt, single, self._stops)))}
-        self._tokens = np.fromiter(self._places, np.int64)
+        self._columns = {token: n for n, token in enumerate(dict.fromkeys(chain(bias, prompt, single, self._stops)))}
+        self._tokens = np.fromiter(self._columns, np.int64)
         self._values = np.zeros((3, len(self._tokens)), np.float32)
         self._values[BIAS, : len(bias)] = list(bias.values())
         self._values[FACTOR] = 1
-        self._values[FACTOR, self._at(prompt)] = sampling.repetition_penalty
-        self._values[CHANGE, self._at(single | self._stops)] = NEVER
-        self._most = max(self._places, default=0)
-        self._rows: dict[int, list[tuple[int, ...]]] = {}  # banned ones of several tokens, by the last but one
+        self._values[FACTOR, self._columns_of(prompt)] = sampling.repetition_penalty
+        self._values[CHANGE, self._columns_of(single | self._stops)] = NEVER
+        self._max_token = max(self._columns, default=0)
+        self._banned_rows: dict[int, list[tuple[int, ...]]] = {}  # banned ones of several tokens, by the last but one
         for row in sampling.banned:
             if len(row) > 1:
-                self._rows.setdefault(row[-2], []).append(row)
-        self._reach = max(map(len, sampling.banned), default=0)
-        self._tail = request.tokens[-self._reach :] if self._rows else ()
-        self._allowed: dict[int, Words] = {}  # by the size of the vocabulary; forks share it
-        self._history = History(request.tokens if sampling.once else ())
-        if sampling.once == 1:
+                self._banned_rows.setdefault(row[-2], []).append(row)
+        self._max_banned_length = max(map(len, sampling.banned), default=0)
+        self._tail = request.tokens[-self._max_banned_length :] if self._banned_rows else ()
+        self._allowed_words: dict[int, MaskWords] = {}  # by the size of the vocabulary; forks share it
+        self._history = TokenHistory(request.tokens if sampling.no_repeat_ngram_size else ())
+        if sampling.no_repeat_ngram_size == 1:
             self._ban(set(request.tokens))
 
     def push(self, token: int) -> None:
         """`token` was drawn and is kept."""
-        self._answered += 1
-        if self._sampling.once:
+        self._answer_length += 1
+        if self._sampling.no_repeat_ngram_size:
             self._history.push(token)
-        if self._sampling.once == 1:
+        if self._sampling.no_repeat_ngram_size == 1:
             self._ban({token})
-        if self._repeats:
-            place = self._place(token)
+        if self._has_repetition_penalty:
+            place = self._column_of(token)
             self._values[FACTOR, place] = self._sampling.repetition_penalty
-        if self._counts:
-            self._said[token] += 1
-            self._recount(token)
-        if self._answered == self._sampling.min_tokens:
+        if self._has_count_penalty:
+            self._answer_counts[token] += 1
+            self._update_penalty(token)
+        if self._answer_length == self._sampling.min_tokens:
             for stop in self._stops:
-                self._values[CHANGE, self._places[stop]] = 0
-                self._recount(stop)
-            if self._sampling.once == 1:
+                self._values[CHANGE, self._columns[stop]] = 0
+                self._update_penalty(stop)
+            if self._sampling.no_repeat_ngram_size == 1:
                 self._ban(self._stops.intersection(self._history.tokens.tolist()))
-        if self._rows:
-            self._tail = (*self._tail[1 - self._reach :], token)
+        if self._banned_rows:
+            self._tail = (*self._tail[1 - self._max_banned_length :], token)
 
-    def fork(self) -> "Shape":
+    def fork(self) -> "LogitsProcessor":
         """Another with this history."""
         other = copy(self)
-        other._said, other._places = self._said.copy(), self._places.copy()
+        other._answer_counts, other._columns = self._answer_counts.copy(), self._columns.copy()
         other._tokens, other._values = self._tokens.copy(), self._values.copy()
         other._history = self._history.fork()
         return other
 
-    def after(self, drafts: tuple[int, ...]) -> "Shape":
+    def after_drafts(self, drafts: tuple[int, ...]) -> "LogitsProcessor":
         """As it is once these have come, next to which nothing comes that would end a banned row."""
         shape = self.fork() if drafts else self
         for token in drafts:
             shape.push(token)
-        rows = shape._rows.get(shape._tail[-1], ()) if shape._tail else ()
+        rows = shape._banned_rows.get(shape._tail[-1], ()) if shape._tail else ()
         last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
-        if (once := self._sampling.once) > 1:
-            last.update(repeating(shape._history.tokens, once))
+        if (once := self._sampling.no_repeat_ngram_size) > 1:
+            last.update(repeated_ngram_tokens(shape._history.tokens, once))
         if last:
             shape = self.fork() if shape is self else shape
             shape._ban(last)
@@ -134,68 +134,73 @@ class Shape:
     @property
     def changes(self) -> tuple[Ints, Floats]:
         """[K] words, each once, and [3, at least K] what is done to them."""
-        return self._tokens[: len(self._places)], self._values
+        return self._tokens[: len(self._columns)], self._values
 
-    def table(self, vocabulary: int) -> tuple[Ints, Floats]:
+    def changes_within(self, vocabulary: int) -> tuple[Ints, Floats]:
         """[K] words that there are, each once, and [3, K] what is done to them."""
-        tokens, values = self._tokens[: len(self._places)], self._values[:, : len(self._places)]
-        if self._most < vocabulary:
+        tokens, values = self._tokens[: len(self._columns)], self._values[:, : len(self._columns)]
+        if self._max_token < vocabulary:
             return tokens, values
         return tokens[tokens < vocabulary], values[:, tokens < vocabulary]
 
-    def allowed(self, vocabulary: int) -> Words:
+    def allowed_words(self, vocabulary: int) -> MaskWords:
         """Bit i for token i; empty: all."""
-        if vocabulary not in self._allowed:
+        if vocabulary not in self._allowed_words:
             bits = np.zeros(-(-vocabulary // 32) * 32 if self._sampling.allowed else 0, np.bool_)
             bits[[token for token in self._sampling.allowed if token < vocabulary]] = True
-            self._allowed[vocabulary] = np.packbits(bits, bitorder="little").view(np.int32)
-        return self._allowed[vocabulary]
+            self._allowed_words[vocabulary] = np.packbits(bits, bitorder="little").view(np.int32)
+        return self._allowed_words[vocabulary]
 
-    def _at(self, tokens: Iterable[int]) -> Ints:
-        return np.fromiter((self._places[token] for token in tokens), np.int64)
+    def _columns_of(self, tokens: Iterable[int]) -> Ints:
+        return np.fromiter((self._columns[token] for token in tokens), np.int64)
 
-    def _place(self, token: int) -> int:
+    def _column_of(self, token: int) -> int:
         """Of a word in the table, put there if need be."""
-        if token not in self._places:
-            self._add([token])
-        return self._places[token]
+        if token not in self._columns:
+            self._add_tokens([token])
+        return self._columns[token]
 
-    def _add(self, tokens: list[int]) -> None:
+    def _add_tokens(self, tokens: list[int]) -> None:
         """Words that are not in the table yet, each once."""
-        first = len(self._places)
-        self._places.update(zip(tokens, count(first), strict=False))
-        many = len(self._places)
+        first = len(self._columns)
+        self._columns.update(zip(tokens, count(first), strict=False))
+        many = len(self._columns)
         if many > len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.zeros(many + 16, np.int64)])
             fresh = np.zeros((3, many + 16), np.float32)
             fresh[FACTOR] = 1
             self._values = np.concatenate([self._values, fresh], axis=1)
         self._tokens[first:many] = tokens
-        self._most = max(self._most, *tokens)
+        self._max_token = max(self._max_token, *tokens)
 
     def _ban(self, tokens: AbstractSet[int]) -> None:
         """None of them comes next."""
-        if new := [token for token in tokens if token not in self._places]:
-            self._add(new)
-        self._values[CHANGE, self._at(tokens)] = NEVER
+        if new := [token for token in tokens if token not in self._columns]:
+            self._add_tokens(new)
+        self._values[CHANGE, self._columns_of(tokens)] = NEVER
 
-    def _recount(self, token: int) -> None:
+    def _update_penalty(self, token: int) -> None:
         """By how much a word of the answer is less likely, unless it never comes."""
-        place = self._place(token)
-        if (count := self._said[token]) and self._values[CHANGE, place] > NEVER:
+        place = self._column_of(token)
+        if (count := self._answer_counts[token]) and self._values[CHANGE, place] > NEVER:
             less = count * self._sampling.frequency_penalty + self._sampling.presence_penalty
             self._values[CHANGE, place] = -less
 
 
-def shaped(sampling: Sampling) -> bool:
+def needs_processing(sampling: Sampling) -> bool:
     """Whether there is anything to do before a token is drawn."""
     penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1
     return bool(
-        penalties or sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens or sampling.once
+        penalties
+        or sampling.bias
+        or sampling.allowed
+        or sampling.banned
+        or sampling.min_tokens
+        or sampling.no_repeat_ngram_size
     )
 
 
-def shape(logits: Tensor, shapes: Sequence[Shape | None], out: Tensor | None = None) -> Tensor:
+def process_logits(logits: Tensor, shapes: Sequence[LogitsProcessor | None], out: Tensor | None = None) -> Tensor:
     """[N, V], of which rows with a shape are as it asks after its history.
 
     `logits` stay as they are; they come back themselves where no row has a shape.  `out` [N, V] is where the others go.
@@ -203,45 +208,45 @@ def shape(logits: Tensor, shapes: Sequence[Shape | None], out: Tensor | None = N
     asked = [(number, shape) for number, shape in enumerate(shapes) if shape is not None]
     if not asked:
         return logits
-    out, vocabulary = fresh(logits) if out is None else out, logits.size(1)
+    out, vocabulary = empty_logits(logits) if out is None else out, logits.size(1)
     out.copy_(logits)
-    tables = [(number, *shape.table(vocabulary)) for number, shape in asked]
+    tables = [(number, *shape.changes_within(vocabulary)) for number, shape in asked]
     places = np.concatenate([number * vocabulary + tokens for number, tokens, _ in tables])
     values = np.concatenate([values for _, _, values in tables], axis=1)
-    change(out.view(-1), torch.from_numpy(places).to(out.device), torch.from_numpy(values).to(out.device))
+    apply_changes(out.view(-1), torch.from_numpy(places).to(out.device), torch.from_numpy(values).to(out.device))
     for number, shape in asked:
-        if len(words := shape.allowed(vocabulary)):
-            keep(out[number], words, out[number])
+        if len(words := shape.allowed_words(vocabulary)):
+            apply_mask(out[number], words, out[number])
     return out
 
 
-def restrict(logits: Tensor, words: Mapping[int, Words], out: Tensor | None = None) -> Tensor:
+def apply_masks(logits: Tensor, words: Mapping[int, MaskWords], out: Tensor | None = None) -> Tensor:
     """[N, V], of which a row of `words` is minus infinity where bit i of its words [ceil(V / 32)] is 0.
 
     `logits` come back themselves where there are no words; else they stay as they are, or are `out` [N, V] themselves.
     """
     if not words:
         return logits
-    out = fresh(logits) if out is None else out
+    out = empty_logits(logits) if out is None else out
     for number, (row, place) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
         if number in words:
-            keep(row, words[number], place)
+            apply_mask(row, words[number], place)
         elif out is not logits:
             place.copy_(row)
     return out
 
 
-def fresh(logits: Tensor) -> Tensor:
+def empty_logits(logits: Tensor) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-def change(flat: Tensor, places: Tensor, values: Tensor) -> None:
+def apply_changes(flat: Tensor, places: Tensor, values: Tensor) -> None:
     found = flat[places].add_(values[BIAS])
     found = torch.where(found < 0, found * values[FACTOR], found / values[FACTOR])
     flat[places] = found.add_(values[CHANGE])
 
 
-def keep(row: Tensor, words: Words, out: Tensor) -> None:
+def apply_mask(row: Tensor, words: MaskWords, out: Tensor) -> None:
     """Put into `out` [V] what `row` [V] has where the bits of `words` are 1, minus infinity elsewhere."""
-    changes = np.take(EIGHT, np.ascontiguousarray(words).view(np.uint8), axis=0, mode="clip").ravel()
+    changes = np.take(BYTE_CHANGES, np.ascontiguousarray(words).view(np.uint8), axis=0, mode="clip").ravel()
     torch.add(row, torch.from_numpy(changes[: len(row)]).to(row.device), out=out)

@@ -7,33 +7,33 @@ import asyncio
 from collections import deque
 from time import perf_counter
 
-BEAT_S = 1.0
-PAUSES = 16  # that are remembered
+CHECK_INTERVAL_S = 1.0
+MAX_PAUSES = 16  # that are remembered
 
 
-class Pulse:
+class PauseDetector:
     """Lives on the event loop thread."""
 
     def __init__(self) -> None:
-        self._last = perf_counter()
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES)  # when each ended, and its seconds
+        self._last_check = perf_counter()
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=MAX_PAUSES)  # when each ended, and its seconds
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._last = perf_counter()
-        loop.call_later(BEAT_S, self._beat, loop)
+        self._last_check = perf_counter()
+        loop.call_later(CHECK_INTERVAL_S, self._check_and_repeat, loop)
 
     def paused_since(self, moment: float) -> float:
         """Seconds of all pauses that ended after `moment` (`time.perf_counter`)."""
-        self._look()
+        self._check()
         return sum(seconds for ended, seconds in self._pauses if ended > moment)
 
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._look()
+    def _check_and_repeat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._check()
         self.start(loop)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """A beat that is more than a beat late tells of a pause."""
         now = perf_counter()
-        if (late := now - self._last - BEAT_S) > BEAT_S:
+        if (late := now - self._last_check - CHECK_INTERVAL_S) > CHECK_INTERVAL_S:
             self._pauses.append((now, late))
-        self._last = now
+        self._last_check = now

@@ -7,67 +7,67 @@ what is kept of it goes in one place.
 from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
-from ..concurrency.fair_queue import Deadlines, Queue
-from ..core.request import Encode, Explain, Failed
-from .worker import Answer, Ticket, too_late
+from ..concurrency.fair_queue import Deadlines, FairQueue
+from ..core.request import Encode, ExplainTextRequest, Failed
+from .worker import HandleEvent, RequestHandle, deadline_error
 
-R = TypeVar("R", Encode, Explain)
+R = TypeVar("R", Encode, ExplainTextRequest)
 
 
-class Pending(Generic[R]):
+class PendingRequests(Generic[R]):
     """Those that wait, are being computed, or are to be tried again."""
 
     def __init__(self) -> None:
-        self._asked: dict[Ticket, R] = {}
-        self._waiting: Queue[Ticket] = Queue()
-        self._deadlines: Deadlines[Ticket] = Deadlines()
+        self._requests: dict[RequestHandle, R] = {}
+        self._waiting: FairQueue[RequestHandle] = FairQueue()
+        self._deadlines: Deadlines[RequestHandle] = Deadlines()
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._requests)
 
-    def __contains__(self, ticket: Ticket) -> bool:
-        return ticket in self._asked
+    def __contains__(self, ticket: RequestHandle) -> bool:
+        return ticket in self._requests
 
-    def __getitem__(self, ticket: Ticket) -> R:
-        return self._asked[ticket]
+    def __getitem__(self, ticket: RequestHandle) -> R:
+        return self._requests[ticket]
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, ticket: Ticket, request: R) -> None:
-        self._asked[ticket] = request
+    def add(self, ticket: RequestHandle, request: R) -> None:
+        self._requests[ticket] = request
         self._waiting.add(ticket, request.terms.owner, request.terms.priority)
         self._deadlines.add(ticket, request.terms.deadline)
 
-    def first(self, without: Collection[str] = ()) -> Ticket | None:
+    def peek(self, without: Collection[str] = ()) -> RequestHandle | None:
         """Who is next, of owners that are not among `without`; it waits until it is begun."""
-        return self._waiting.first(without)
+        return self._waiting.peek(without)
 
-    def begin(self, ticket: Ticket) -> None:
+    def start(self, ticket: RequestHandle) -> None:
         """It waits no more."""
         self._waiting.remove(ticket)
 
-    def charge(self, ticket: Ticket, cost: float) -> None:
+    def charge(self, ticket: RequestHandle, cost: float) -> None:
         """Its owner pays for it: tokens or seconds, the same for all requests of one worker."""
         self._waiting.charge(self.owner(ticket), cost)
 
-    def owner(self, ticket: Ticket) -> str:
-        return self._asked[ticket].terms.owner
+    def owner(self, ticket: RequestHandle) -> str:
+        return self._requests[ticket].terms.owner
 
-    def next_owner(self, tickets: Iterable[Ticket]) -> str:
+    def next_owner(self, tickets: Iterable[RequestHandle]) -> str:
         """The owner of some of `tickets` that has been served least."""
         return self._waiting.next_owner(map(self.owner, tickets))
 
-    def remove(self, ticket: Ticket) -> None:
-        del self._asked[ticket]
+    def remove(self, ticket: RequestHandle) -> None:
+        del self._requests[ticket]
         self._deadlines.remove(ticket)
         if ticket in self._waiting:
             self._waiting.remove(ticket)
 
-    def late(self, now: float) -> list[Answer]:
+    def expired(self, now: float) -> list[HandleEvent]:
         """What those are told whose time is over.  They stay until they are removed."""
-        return [(ticket, Failed(too_late(ticket, now))) for ticket in self._deadlines.passed(now)]
+        return [(ticket, Failed(deadline_error(ticket, now))) for ticket in self._deadlines.expired(now)]
 
     def check(self) -> None:
         """Assert that nobody is kept who has left."""

@@ -6,115 +6,115 @@ leave: the next one leads.
 """
 
 from ..core.request import Generate
-from .beam_groups import Beam, Turn
-from .request_state import Talk
-from .scheduler import Scheduler, Sequence
-from .worker import Ticket
+from .beam_groups import Beam, SearchStep
+from .request_state import RequestState
+from .scheduler import Scheduler, TokenSequence
+from .worker import RequestHandle
 
 
-class Company:
+class RequestGroups:
     """`talks` are those who have something to compute, a search once for each of its beams."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.talks: dict[Sequence, Talk] = {}
+        self.states: dict[TokenSequence, RequestState] = {}
         self._scheduler = scheduler
-        self._by_ticket: dict[Ticket, Talk] = {}
-        self._leaders: dict[str, Talk] = {}  # of groups, until the prompt is computed
+        self._by_handle: dict[RequestHandle, RequestState] = {}
+        self._leaders: dict[str, RequestState] = {}  # of groups, until the prompt is computed
 
-    def talk_of(self, ticket: Ticket) -> Talk | None:
-        return self._by_ticket.get(ticket)
+    def state_of(self, ticket: RequestHandle) -> RequestState | None:
+        return self._by_handle.get(ticket)
 
-    def enter(self, ticket: Ticket) -> None:
+    def add(self, ticket: RequestHandle) -> None:
         request = ticket.request
         assert isinstance(request, Generate)
         talk = leader = self._leaders.get(request.group)
         if talk is None or talk.search is None:
-            talk = Talk.of(ticket)
+            talk = RequestState.create(ticket)
         if leader is None:
-            self._lead(talk)
+            self._make_leader(talk)
         elif leader is talk:
-            leader.tickets.append(ticket)
+            leader.handles.append(ticket)
         else:
             leader.followers.append(talk)
-        self._by_ticket[ticket] = talk
+        self._by_handle[ticket] = talk
 
-    def leave(self, ticket: Ticket) -> None:
+    def abort(self, ticket: RequestHandle) -> None:
         """It is wanted no more; one that is not here is no error."""
-        talk = self._by_ticket.pop(ticket, None)
+        talk = self._by_handle.pop(ticket, None)
         if talk is None:
             return
-        talk.tickets[talk.tickets.index(ticket)] = None
+        talk.handles[talk.handles.index(ticket)] = None
         leader = self._leaders.get(talk.request.group)
         if leader is not None and talk in leader.followers:
             leader.followers.remove(talk)
-        elif not any(talk.tickets):
+        elif not any(talk.handles):
             self.remove(talk)
 
-    def join(self, talk: Talk) -> list[Talk]:
+    def start_followers(self, talk: RequestState) -> list[RequestState]:
         """Its prompt is computed: those who waited for it go on from there.  All of them, it first."""
         if self._leaders.get(talk.request.group) is talk:
             del self._leaders[talk.request.group]
         followers, talk.followers = talk.followers, []
         for follower in followers:
             follower.started = True
-            self.talks[follower.sequence] = follower
+            self.states[follower.sequence] = follower
             self._scheduler.fork(talk.sequence, follower.sequence)
         return [talk, *followers]
 
-    def fan(self, talk: Talk, turn: Turn) -> None:
+    def replace_beams(self, talk: RequestState, turn: SearchStep) -> None:
         """The next beams: the first after each goes on in its place, the others begin where it is."""
         search = talk.search
         assert search is not None
         before, after = search.beams, list[Beam]()
-        kept = {choice.beam for choice, _ in turn.going}
+        kept = {choice.beam for choice, _ in turn.continuations}
         spare = [beam.sequence for index, beam in enumerate(before) if index not in kept]
-        for choice, scored in turn.going:
-            parent, shape = before[choice.beam].sequence, before[choice.beam].shape
+        for choice, scored in turn.continuations:
+            parent, shape = before[choice.beam].sequence, before[choice.beam].processor
             if choice.beam in kept:
                 kept.remove(choice.beam)
                 sequence = parent
             elif spare:
                 sequence = spare.pop()
                 sequence.tokens = list(parent.tokens)
-                self._scheduler.follow(sequence, parent)
+                self._scheduler.copy_progress(sequence, parent)
             else:
-                sequence = parent.twin()
-                self.talks[sequence] = talk
+                sequence = parent.copy_uncomputed()
+                self.states[sequence] = talk
                 self._scheduler.fork(parent, sequence)
             if shape is not None and sequence is not parent:
                 shape = shape.fork()
-            after.append(Beam(sequence, choice.score, scored, shape=shape))
+            after.append(Beam(sequence, choice.score, scored, processor=shape))
         for sequence in spare:
             self._scheduler.remove(sequence)
-            del self.talks[sequence]
-        for beam, (choice, _) in zip(after, turn.going, strict=True):
+            del self.states[sequence]
+        for beam, (choice, _) in zip(after, turn.continuations, strict=True):
             beam.sequence.tokens.append(choice.token)
-            if beam.shape is not None:
-                beam.shape.push(choice.token)
+            if beam.processor is not None:
+                beam.processor.push(choice.token)
         search.beams = after
 
-    def remove(self, talk: Talk) -> None:
+    def remove(self, talk: RequestState) -> None:
         """It is here no more.  Of those who waited for its prompt the first goes on with it."""
         for sequence in talk.sequences:
             self._scheduler.remove(sequence)
-            del self.talks[sequence]
-        for ticket in talk.tickets:
+            del self.states[sequence]
+        for ticket in talk.handles:
             if ticket:
-                del self._by_ticket[ticket]
+                del self._by_handle[ticket]
         if self._leaders.get(talk.request.group) is talk:
             del self._leaders[talk.request.group]
         if talk.followers:
             first, *others = talk.followers
             first.followers = others
-            self._lead(first)
+            self._make_leader(first)
 
     def check(self) -> None:
         """Assert that nobody is kept who has left."""
-        assert self.talks or not (self._by_ticket or self._leaders), "somebody waits whom nothing is computed for"
+        assert self.states or not (self._by_handle or self._leaders), "somebody waits whom nothing is computed for"
 
-    def _lead(self, talk: Talk) -> None:
+    def _make_leader(self, talk: RequestState) -> None:
         """In line, and those of its group after it."""
         if talk.request.group:
             self._leaders[talk.request.group] = talk
-        self.talks[talk.sequence] = talk
+        self.states[talk.sequence] = talk
         self._scheduler.add(talk.sequence)

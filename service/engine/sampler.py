@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from ..core.request import Sampling
-from .logits_processors import Shape, Words, restrict, shape
+from .logits_processors import LogitsProcessor, MaskWords, apply_masks, process_logits
 
-BLOCK = 64  # words looked at as one first: two short searches instead of a long one
-COLDEST = 1e-4  # temperatures below are taken for this one: logits divided by it stay finite
-SORTED = 1 << 20  # words sorted at a time: bounds the memory
+TOP_K_BLOCK = 64  # words looked at as one first: two short searches instead of a long one
+MIN_TEMPERATURE = 1e-4  # temperatures below are taken for this one: logits divided by it stay finite
+SORT_LIMIT = 1 << 20  # words sorted at a time: bounds the memory
 
-Scored = tuple[float, tuple[tuple[int, float], ...]]
-UNSCORED: Scored = (0.0, ())
+TokenScore = tuple[float, tuple[tuple[int, float], ...]]
+NO_SCORE: TokenScore = (0.0, ())
 
 
-class Ask(NamedTuple):
+class SampleRow(NamedTuple):
     """A token from one row of logits, drawn with a number in [0, 1).
 
     First the row is as `shape` has it, and only those words may come whose bit is 1 in `words` [ceil(V / 32)].  Told
@@ -37,98 +37,100 @@ class Ask(NamedTuple):
     row: int
     sampling: Sampling
     uniform: float
-    shape: Shape | None = None
-    words: Words | None = None
+    processor: LogitsProcessor | None = None
+    mask: MaskWords | None = None
     logprobs: int = -1
 
 
 class Sampler(Protocol):
     """Draws tokens.  One thread calls it."""
 
-    def draw(self, logits: Tensor, asks: Sequence[Ask]) -> list[tuple[int, Scored]]:
+    def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
         """A token for each, by the rows of `logits` [N, V], which stay as they are; -1 where none may come."""
 
 
-class Sorted:
+class TorchSampler:
     """Draws by torch, on any device."""
 
     def __init__(self) -> None:
-        self._room = torch.empty(0)  # for logits that are changed, kept from step to step: fresh memory costs more
+        self._buffer = torch.empty(0)  # for logits that are changed, kept from step to step: fresh memory costs more
 
-    def draw(self, logits: Tensor, asks: Sequence[Ask]) -> list[tuple[int, Scored]]:
+    def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
         """As Sampler has it."""
         rows = [ask.row for ask in asks]
         logits = logits if rows == list(range(len(logits))) else logits[rows]
-        shaped = shape(logits, [ask.shape for ask in asks], self._like(logits))
-        guided = {place: ask.words for place, ask in enumerate(asks) if ask.words is not None}
-        shaped = restrict(shaped, guided, self._like(logits))
-        tokens = sample(shaped, [ask.sampling for ask in asks], [ask.uniform for ask in asks])
-        return list(zip(tokens, score(logits, tokens, [ask.logprobs for ask in asks]), strict=True))
+        shaped = process_logits(logits, [ask.processor for ask in asks], self._buffer_like(logits))
+        guided = {place: ask.mask for place, ask in enumerate(asks) if ask.mask is not None}
+        shaped = apply_masks(shaped, guided, self._buffer_like(logits))
+        tokens = sample_rows(shaped, [ask.sampling for ask in asks], [ask.uniform for ask in asks])
+        return list(zip(tokens, score_tokens(logits, tokens, [ask.logprobs for ask in asks]), strict=True))
 
-    def _like(self, logits: Tensor) -> Tensor:
-        if self._room.numel() < logits.numel() or self._room.device != logits.device:
-            self._room = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
-        return self._room[: logits.numel()].view(logits.shape)
+    def _buffer_like(self, logits: Tensor) -> Tensor:
+        if self._buffer.numel() < logits.numel() or self._buffer.device != logits.device:
+            self._buffer = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
+        return self._buffer[: logits.numel()].view(logits.shape)
 
 
-def sample(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+def sample_rows(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
     """A token for each row of `logits` [N, V] from a number in [0, 1) for each; -1 where all are minus infinity."""
     tokens = [-1] * len(samplings)
     greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
     drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature]
     if greedy:
-        values, columns = _rows(logits, greedy).max(dim=1)  # the first of the largest
-        _put(tokens, greedy, columns.where(values > -math.inf, -1).tolist())
-    at_once = max(SORTED // logits.size(1), 1)
+        values, columns = _select_rows(logits, greedy).max(dim=1)  # the first of the largest
+        _set_rows(tokens, greedy, columns.where(values > -math.inf, -1).tolist())
+    at_once = max(SORT_LIMIT // logits.size(1), 1)
     for some in (drawn[start : start + at_once] for start in range(0, len(drawn), at_once)):
-        likely = draw_sorted(_rows(logits, some), [samplings[row] for row in some], [uniforms[row] for row in some])
-        _put(tokens, some, likely)
+        likely = sample_sorted(
+            _select_rows(logits, some), [samplings[row] for row in some], [uniforms[row] for row in some]
+        )
+        _set_rows(tokens, some, likely)
     return tokens
 
 
-def _put(tokens: list[int], rows: list[int], chosen: list[int]) -> None:
+def _set_rows(tokens: list[int], rows: list[int], chosen: list[int]) -> None:
     for row, token in zip(rows, chosen, strict=True):
         tokens[row] = token
 
 
-def score(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Scored]:
+def score_tokens(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenScore]:
     """The log-probability of each row's token and of the `counts` likeliest, whatever the temperature was.
 
     A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()), which is also said of a token that is none.
     """
     counts = [count if token >= 0 else -1 for token, count in zip(tokens, counts, strict=True)]
-    scored = [UNSCORED] * len(counts)
+    scored = [NO_SCORE] * len(counts)
     for asked in {count for count in counts if count >= 0}:  # which of equals come first depends on how many are asked
         rows = [row for row, count in enumerate(counts) if count == asked]
-        logprobs = _rows(logits, rows).log_softmax(dim=-1)  # [M, V]
+        logprobs = _select_rows(logits, rows).log_softmax(dim=-1)  # [M, V]
         drawn = torch.tensor([tokens[row] for row in rows], device=logits.device)
         of_drawn = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
-        values, words = _top(logprobs, min(asked, logits.size(1)))
+        values, words = _top_k(logprobs, min(asked, logits.size(1)))
         for row, logprob, ids, theirs in zip(rows, of_drawn, words.tolist(), values.tolist(), strict=True):
             scored[row] = logprob, tuple(pair for pair in zip(ids, theirs, strict=True) if pair[1] > -math.inf)
     return scored
 
 
-def finite(logits: Tensor) -> list[bool]:
+def finite_rows(logits: Tensor) -> list[bool]:
     """Which rows hold neither infinities nor NaN.  One pass: a sum is finite only if all it sums is."""
     whole: list[bool] = logits.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
     return whole
 
 
-def drawing_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
+def sampling_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
     """At most alive while tokens are drawn from float32 logits [rows, words], which are `kept` bytes each once more.
 
     Four times the logits: they, what became of them (`shaping`), and a selection to be scored before and after it is;
     and what is sorted at a time, where torch draws: values, columns, weights and their sums, in 8 bytes most
     of them.
     """
-    sorted_words = min(rows, max(SORTED // words, 1)) * words if sorts else 0
+    sorted_words = min(rows, max(SORT_LIMIT // words, 1)) * words if sorts else 0
     return rows * words * (4 * 4 + kept) + sorted_words * 48
 
 
-def draw_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+def sample_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
     """A token for each row of [M, V], as `sample`: those that may come in order, by inverting their distribution."""
-    heated = logits / _column([max(sampling.temperature, COLDEST) for sampling in samplings], logits)
+    heated = logits / _column_tensor([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings], logits)
     if any(sampling.top_k or sampling.top_p < 1 or sampling.min_p for sampling in samplings):
         _keep_likely(heated, samplings)
     if any(sampling.typical_p < 1 for sampling in samplings):
@@ -149,8 +151,8 @@ def _keep_likely(heated: Tensor, samplings: Sequence[Sampling]) -> None:
     falling.masked_fill_(falling < falling.gather(1, ranks[:, None]), -math.inf)  # ties with the last stay
     weights = falling.softmax(dim=1).nan_to_num_(0).double()
     before = weights.cumsum(dim=1) - weights
-    kept = before < _column([s.top_p if s.top_p < 1 else math.inf for s in samplings], before)
-    kept &= weights >= _column([s.min_p for s in samplings], weights) * weights[:, :1]
+    kept = before < _column_tensor([s.top_p if s.top_p < 1 else math.inf for s in samplings], before)
+    kept &= weights >= _column_tensor([s.min_p for s in samplings], weights) * weights[:, :1]
     kept[:, 0] = True
     heated.scatter_(1, words, falling.masked_fill_(~kept, -math.inf))
 
@@ -162,50 +164,50 @@ def _keep_typical(heated: Tensor, samplings: Sequence[Sampling]) -> None:
     distance = (logs + torch.special.entr(weights).sum(dim=1, keepdim=True)).abs_()
     rising, words = distance.sort(dim=1)
     before = weights.gather(1, words).double().cumsum(dim=1) - weights.gather(1, words)
-    mass = _column([s.typical_p if s.typical_p < 1 else math.inf for s in samplings], before)
+    mass = _column_tensor([s.typical_p if s.typical_p < 1 else math.inf for s in samplings], before)
     last = (before < mass).sum(dim=1, keepdim=True).clamp_(min=1) - 1
     heated.masked_fill_(distance > rising.gather(1, last), -math.inf)
 
 
-def _top(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row, descending, and their columns: [M, count] both, as topk, which reads slower.
 
     They lie in the `count` blocks whose own largest are the largest.
     """
-    if 2 * count * BLOCK > logits.size(1):
+    if 2 * count * TOP_K_BLOCK > logits.size(1):
         values, columns = logits.topk(count)
         return values, columns
-    blocks = _by_block(logits).topk(count, dim=1).indices  # [M, count]
-    columns = _columns(blocks.flatten(), logits.size(1)).view(len(logits), -1)
-    values = logits.gather(1, columns).masked_fill_(_again(columns), float("-inf"))
+    blocks = _block_maxima(logits).topk(count, dim=1).indices  # [M, count]
+    columns = _block_columns(blocks.flatten(), logits.size(1)).view(len(logits), -1)
+    values = logits.gather(1, columns).masked_fill_(_repeated_columns(columns), float("-inf"))
     values, places = values.topk(count)
     return values, columns.gather(1, places)
 
 
-def _by_block(values: Tensor) -> Tensor:
+def _block_maxima(values: Tensor) -> Tensor:
     """[M, V] to [M, blocks]: the largest of every BLOCK columns, the last block as short as it is."""
-    whole = values.size(1) // BLOCK * BLOCK
-    parts = [values[:, :whole].view(len(values), -1, BLOCK).amax(dim=-1)] if whole else []
+    whole = values.size(1) // TOP_K_BLOCK * TOP_K_BLOCK
+    parts = [values[:, :whole].view(len(values), -1, TOP_K_BLOCK).amax(dim=-1)] if whole else []
     if whole < values.size(1):
         parts.append(values[:, whole:].amax(dim=1, keepdim=True))
     return torch.cat(parts, dim=1)
 
 
-def _columns(block: Tensor, width: int) -> Tensor:
+def _block_columns(block: Tensor, width: int) -> Tensor:
     """[M] blocks to the columns of each [M, BLOCK]; past the end the last column again."""
-    return (block[:, None] * BLOCK + torch.arange(BLOCK, device=block.device)).clamp(max=width - 1)
+    return (block[:, None] * TOP_K_BLOCK + torch.arange(TOP_K_BLOCK, device=block.device)).clamp(max=width - 1)
 
 
-def _again(columns: Tensor) -> Tensor:
+def _repeated_columns(columns: Tensor) -> Tensor:
     """Which of some blocks' columns repeat the one before."""
     again = torch.zeros_like(columns, dtype=torch.bool)
     again[:, 1:] = columns[:, 1:] == columns[:, :-1]
     return again
 
 
-def _column(values: list[float], like: Tensor) -> Tensor:
+def _column_tensor(values: list[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _rows(logits: Tensor, rows: list[int]) -> Tensor:
+def _select_rows(logits: Tensor, rows: list[int]) -> Tensor:
     return logits if len(rows) == len(logits) else logits[rows]

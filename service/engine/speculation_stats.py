@@ -8,63 +8,66 @@ from collections.abc import Sequence
 
 import numpy as np
 
-DOUBT = 4.0  # for how many trials what is expected counts
-MEMORY = 64.0  # trials after which those before count half
-RECENT = 8  # steps over which seconds are averaged
-STALE, FADING = 512, 0.9  # after so many steps what was measured with more rows counts for so much
-ROWS = (*range(1, 17), *(round(16 * 2 ** (part / 4)) for part in range(1, 65)))  # a step's rows in kinds, up to each
+PRIOR_TRIALS = 4.0  # for how many trials what is expected counts
+MAX_TRIALS_COUNTED = 64.0  # trials after which those before count half
+AVERAGED_STEPS = 8  # steps over which seconds are averaged
+STALE_STEPS, STALE_FACTOR = 512, 0.9  # after so many steps what was measured with more rows counts for so much
+ROW_BOUNDS = (
+    *range(1, 17),
+    *(round(16 * 2 ** (part / 4)) for part in range(1, 65)),
+)  # a step's rows in kinds, up to each
 
 
-class Odds:
+class HitRates:
     """How often what was foretold came, by kind.
 
     `first` is what is expected of each before anything is measured; instead, where there are `wider` ones, what those
     say, which are told what is counted here.
     """
 
-    def __init__(self, first: Sequence[float], wider: "Odds | None" = None) -> None:
-        self._first, self._wider = first, wider
-        self._right, self._tried = [0.0] * len(first), [0.0] * len(first)
+    def __init__(self, first: Sequence[float], wider: "HitRates | None" = None) -> None:
+        self._priors, self._parent = first, wider
+        self._hits, self._trials = [0.0] * len(first), [0.0] * len(first)
 
-    def narrower(self) -> "Odds":
+    def child(self) -> "HitRates":
         """Those of one sequence."""
-        return Odds(self._first, self)
+        return HitRates(self._priors, self)
 
-    def of(self, kind: int = 0) -> float:
-        expected = self._wider.of(kind) if self._wider else self._first[kind]
-        return (self._right[kind] + DOUBT * expected) / (self._tried[kind] + DOUBT)
+    def rate(self, kind: int = 0) -> float:
+        expected = self._parent.rate(kind) if self._parent else self._priors[kind]
+        return (self._hits[kind] + PRIOR_TRIALS * expected) / (self._trials[kind] + PRIOR_TRIALS)
 
-    def count(self, kind: int, right: bool) -> None:
-        if self._wider:
-            self._wider.count(kind, right)
-        if self._tried[kind] >= MEMORY:
-            self._right[kind] /= 2
-            self._tried[kind] /= 2
-        self._right[kind] += right
-        self._tried[kind] += 1
+    def record(self, kind: int, right: bool) -> None:
+        if self._parent:
+            self._parent.record(kind, right)
+        if self._trials[kind] >= MAX_TRIALS_COUNTED:
+            self._hits[kind] /= 2
+            self._trials[kind] /= 2
+        self._hits[kind] += right
+        self._trials[kind] += 1
 
 
-class Costs:
+class StepCosts:
     """What a step takes, by its rows: an average of the last ones, of which one that was disturbed spoils little."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by kind
-        self._looked: dict[int, int] = {}  # in which step, by kind
+        self._measured_at: dict[int, int] = {}  # in which step, by kind
         self._steps = 0
 
     @property
-    def known(self) -> bool:
+    def has_data(self) -> bool:
         """Whether there was a step."""
         return self._steps > 0
 
-    def learn(self, rows: int, seconds: float) -> None:
-        kind = bisect_left(ROWS, rows)
+    def record(self, rows: int, seconds: float) -> None:
+        kind = bisect_left(ROW_BOUNDS, rows)
         self._steps += 1
-        before = self._seconds.get(kind, seconds) if self._age(kind) < STALE else seconds
-        self._seconds[kind] = before + (min(seconds, 2 * before) - before) / RECENT
-        self._looked[kind] = self._steps
+        before = self._seconds.get(kind, seconds) if self._age(kind) < STALE_STEPS else seconds
+        self._seconds[kind] = before + (min(seconds, 2 * before) - before) / AVERAGED_STEPS
+        self._measured_at[kind] = self._steps
 
-    def of(self, rows: int, more: int) -> list[float]:
+    def estimate(self, rows: int, more: int) -> list[float]:
         """Seconds of a step of `rows`, and of one with one more, and so on, up to `more`.
 
         What is not known lies in between.  What was more, and was not looked at for long, is thought to be less by and
@@ -72,9 +75,9 @@ class Costs:
         """
         if not self._seconds:
             return [0.0] * (more + 1)
-        base, known = bisect_left(ROWS, rows), sorted(self._seconds)
-        fading = [FADING ** (self._age(kind) // STALE) if kind > base else 1.0 for kind in known]
-        at = [ROWS[kind] for kind in known]
+        base, known = bisect_left(ROW_BOUNDS, rows), sorted(self._seconds)
+        fading = [STALE_FACTOR ** (self._age(kind) // STALE_STEPS) if kind > base else 1.0 for kind in known]
+        at = [ROW_BOUNDS[kind] for kind in known]
         seconds = [self._seconds[kind] * faded for kind, faded in zip(known, fading, strict=True)]
         if len(known) > 1:
             slope = max(seconds[-1] - seconds[-2], 0.0) / (at[-1] - at[-2])
@@ -85,4 +88,4 @@ class Costs:
         return rising
 
     def _age(self, kind: int) -> int:
-        return self._steps - self._looked.get(kind, 0)
+        return self._steps - self._measured_at.get(kind, 0)

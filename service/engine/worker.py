@@ -11,45 +11,45 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from ..core.errors import Expired, PolyheadError, StepFailed
-from ..core.request import UNCONDITIONAL, Duty, Event, Request, Terms
+from ..core.request import DEFAULT_TERMS, Event, Request, Terms, WorkerTask
 
-Outcome = Literal["done", "failed", "aborted", "expired"]
-Finish = Literal["", "stop", "length", "encoded", "explained"]
+RequestOutcome = Literal["done", "failed", "aborted", "expired"]
+FinishReason = Literal["", "stop", "length", "encoded", "explained"]
 
 
 @dataclass(slots=True)
-class Course:
+class RequestTiming:
     """How a request fares, for whoever tells of it afterwards.  Times are those of `time.perf_counter`; 0: not yet.
 
     Lives on the event loop thread, but for `begun`, which the engine's thread writes.
     """
 
     submitted: float = field(default_factory=perf_counter)
-    begun: float = 0.0  # when it was first computed
-    first: float = 0.0  # when its first token was heard of
-    written: float = 0.0  # when the last of it became text
-    writing: float = 0.0  # seconds that took, in all
+    started: float = 0.0  # when it was first computed
+    first_token: float = 0.0  # when its first token was heard of
+    last_text: float = 0.0  # when the last of it became text
+    text_seconds: float = 0.0  # seconds that took, in all
     ended: float = 0.0
-    prompt: int = 0  # tokens
-    tokens: int = 0  # generated
-    cached: int = 0  # of the prompt's
-    outcome: Outcome = "aborted"  # unless it ends otherwise
+    prompt_tokens: int = 0  # tokens
+    generated_tokens: int = 0  # generated
+    cached_tokens: int = 0  # of the prompt's
+    outcome: RequestOutcome = "aborted"  # unless it ends otherwise
     reason: str = ""
 
-    def wrote(self, began: float) -> None:
+    def record_text(self, began: float) -> None:
         """Some of it became text just now."""
-        self.written = perf_counter()
-        self.writing += self.written - began
+        self.last_text = perf_counter()
+        self.text_seconds += self.last_text - began
 
 
-class Ticket(Protocol):
+class RequestHandle(Protocol):
     """A request on its way, compared by identity.  Its answer is received on the event loop thread."""
 
     @property
     def request(self) -> Request: ...
 
     @property
-    def course(self) -> Course: ...
+    def timing(self) -> RequestTiming: ...
 
     @property
     def submitted(self) -> float:
@@ -59,12 +59,12 @@ class Ticket(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Rehearsal:
+class WarmupRequest:
     """A ticket nobody waits for: what a worker warms up with."""
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
-    course: Course = field(default_factory=Course)
+    timing: RequestTiming = field(default_factory=RequestTiming)
 
     def receive(self, event: Event) -> None:
         """Nobody listens."""
@@ -75,7 +75,7 @@ class StepReport:
     """One step in numbers.  Counts are of this step; `running`, `waiting` and blocks are as it leaves them."""
 
     model: str
-    task: Duty
+    task: WorkerTask
     sequences: int
     tokens: int
     padding: int  # token slots computed that belong to no token
@@ -96,25 +96,25 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnd:
     """How a request ended.  Every request ends once.
 
     `reason` is its error's code, if it has one; `finish` what ended an answer that is done.
     """
 
     model: str
-    task: Duty
-    outcome: Outcome
+    task: WorkerTask
+    outcome: RequestOutcome
     seconds: float  # since it was submitted
     prompt_tokens: int
     completion_tokens: int
     reason: str = ""
-    terms: Terms = UNCONDITIONAL
-    finish: Finish = ""
+    terms: Terms = DEFAULT_TERMS
+    finish: FinishReason = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RequestCounts:
     """Open requests of one model."""
 
     waiting: int
@@ -124,32 +124,32 @@ class Counts:
 class Observer(Protocol):
     """Is told, on the event loop thread."""
 
-    def step(self, report: StepReport) -> None: ...
+    def record_step(self, report: StepReport) -> None: ...
 
-    def ended(self, ended: Ended) -> None: ...
+    def record_end(self, ended: RequestEnd) -> None: ...
 
-    def rested(self, model: str, task: Duty) -> None:
+    def record_idle(self, model: str, task: WorkerTask) -> None:
         """Nothing of this model is computed, whatever its last step said: the rest was aborted since, or is held."""
 
 
-Answer = tuple[Ticket, Event]
+HandleEvent = tuple[RequestHandle, Event]
 
 
-def too_late(ticket: Ticket, now: float) -> Expired:
+def deadline_error(ticket: RequestHandle, now: float) -> Expired:
     """What a request is told whose deadline has passed."""
     return Expired(f"the deadline has passed: {now - ticket.submitted:.1f} s after the request was submitted")
 
 
-def not_begun(error: Exception) -> PolyheadError:
+def submission_error(error: Exception) -> PolyheadError:
     """The error of a request that a worker could not take."""
     return error if isinstance(error, PolyheadError) else StepFailed("the request could not be begun")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """What a step leaves: events in order, and the report."""
 
-    answers: list[Answer]
+    events: list[HandleEvent]
     report: StepReport
 
 
@@ -160,49 +160,49 @@ class Worker(Protocol):
     def model(self) -> str: ...
 
     @property
-    def task(self) -> Duty: ...
+    def task(self) -> WorkerTask: ...
 
     @property
-    def busy(self) -> bool:
+    def has_work(self) -> bool:
         """Whether `step` has anything to do."""
 
     @property
-    def patient(self) -> bool:
+    def is_background(self) -> bool:
         """Whether it takes what others leave: see service.engine.background_throttle."""
 
-    def refuse(self, request: Request) -> None:
+    def validate(self, request: Request) -> None:
         """Raise BadRequest if it can never be done.  Any thread may ask: it looks at nothing that changes."""
 
     def detach(self, number: int) -> None:
         """Let go of an adapter, which nobody asks for any more."""
 
-    def submit(self, ticket: Ticket) -> None: ...
+    def submit(self, ticket: RequestHandle) -> None: ...
 
-    def abort(self, ticket: Ticket) -> None:
+    def abort(self, ticket: RequestHandle) -> None:
         """Free what it holds and say no more of it.  One that is not here is no error."""
 
-    def hold(self, ticket: Ticket) -> None:
+    def pause(self, ticket: RequestHandle) -> None:
         """Compute no more of it until `resume`: its reader is behind.  One that is not here is no error, in both."""
 
-    def resume(self, ticket: Ticket) -> None: ...
+    def resume(self, ticket: RequestHandle) -> None: ...
 
-    def expire(self, now: float) -> list[Answer]:
+    def expire(self, now: float) -> list[HandleEvent]:
         """End those whose deadline is not after `now` (`time.perf_counter`), SLICE of them at most.
 
         They take part in no further step."""
 
-    def step(self) -> Step: ...
+    def step(self) -> StepResult: ...
 
-    def fail(self) -> list[Answer]:
+    def blame_failed_step(self) -> list[HandleEvent]:
         """After `step` raised: end the request that is to blame, with an error; nobody while that is being found out.
 
         The steps that follow compute again what this one should have.
         """
 
-    def prove(self) -> None:
+    def self_test(self) -> None:
         """Compute the least there is to compute, beside the queue.  Raises if the model cannot."""
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Assert that nothing is leaked.  The engine asks when there is nothing else to do."""
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:

@@ -14,23 +14,23 @@ from polyhead.models.tokenizer import Encoding
 
 from ..core.errors import BadRequest, TooLong
 from ..core.model import Model
-from ..core.request import Explain, Generate, Goal, Method, Task, Terms
+from ..core.request import ExplainMethod, ExplainTextRequest, Generate, Goal, Task, Terms
+from ..text.encoder_inputs import OUTSIDE_LABELS, EncodedInput, EncodingRequest
+from ..text.encoder_outputs import EncoderOutput, FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ..text.entities import Entity
-from ..text.inputs import OUTSIDE, Read, Reading
-from ..text.pipelines import Found, Guessed, Reply, Scores, Tagged
-from ..text.prompts import Chat, Prompt
+from ..text.prompts import ChatMessages, Prompt
 
 Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]
-Layout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention
-SHOWING: tuple[Method, ...] = ("attention", "attention_rollout", "attention_flow")
-PATHS: tuple[Method, ...] = ("attention_rollout", "attention_flow")
-MOST_FLOWING = 64  # tokens: a flow is computed for each of them, in a time that grows with the third power
-MOST_WEIGHTS = 1 << 23  # that are computed for one explanation, however few of them are told
-LONGEST_QUOTE = 60
+AttentionLayout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention
+ATTENTION_METHODS: tuple[ExplainMethod, ...] = ("attention", "attention_rollout", "attention_flow")
+PATH_METHODS: tuple[ExplainMethod, ...] = ("attention_rollout", "attention_flow")
+MAX_FLOW_TOKENS = 64  # tokens: a flow is computed for each of them, in a time that grows with the third power
+MAX_ATTENTION_WEIGHTS = 1 << 23  # that are computed for one explanation, however few of them are told
+MAX_LABEL_QUOTE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TargetSpec:
     """What of an answer is to be explained; of these each task has its own (`FIELDS`)."""
 
     label: str | int | None = None
@@ -42,12 +42,12 @@ class Target:
     text: str | None = None
 
     @property
-    def given(self) -> list[str]:
+    def given_fields(self) -> list[str]:
         return [name for name in self.__slots__ if getattr(self, name) is not None]
 
 
-NOTHING = Target()
-FIELDS: Mapping[Task, tuple[str, ...]] = {
+NO_TARGET = TargetSpec()
+TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
     "classify": ("label",),
     "rank": (),
     "tag": ("label", "start", "end", "token"),
@@ -59,34 +59,34 @@ FIELDS: Mapping[Task, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class ExplainParameters:
     """How an answer is to be explained.  `top_k`: of each row of weights only so many are told, 0: all.  `packed`: as
     base64, of `half` the precision."""
 
-    method: Method = "attention"
-    target: Target = NOTHING
+    method: ExplainMethod = "attention"
+    target: TargetSpec = NO_TARGET
     layers: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     top_k: int = 0
-    packed: bool = False
-    half: bool = False
+    as_base64: bool = False
+    half_precision: bool = False
     steps: int = 50
     baseline: Baseline = "auto"
     window: int = 1
     max_tokens: int = 16
 
     @property
-    def attributes(self) -> bool:
+    def is_attribution(self) -> bool:
         """Whether it says what a score is made of; else where the network looks."""
-        return self.method not in SHOWING
+        return self.method not in ATTENTION_METHODS
 
     @property
     def needs_target(self) -> bool:
-        return self.attributes or self.method in PATHS
+        return self.is_attribution or self.method in PATH_METHODS
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownToken:
     """A token as it is told: of which of the caller's texts, code points [start, end) of it; None: of none."""
 
     id: int
@@ -99,49 +99,49 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DescribedGoal:
     """A goal for people: what it is, and how likely the server says it is (nan: it does not)."""
 
     goal: Goal
-    what: Mapping[str, Any]
+    description: Mapping[str, Any]
     probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ExplainSubject:
     """What is explained: tokens as they are shown and as the network has them, and the goals."""
 
-    shown: tuple[Shown, ...]
+    shown_tokens: tuple[ShownToken, ...]
     tokens: tuple[int, ...]
     segments: tuple[int, ...] = ()
     source: tuple[int, ...] = ()
-    beside: tuple[int, ...] = ()
-    told: tuple[Told, ...] = ()
+    compared_tokens: tuple[int, ...] = ()
+    goals: tuple[DescribedGoal, ...] = ()
     output: str = ""
 
     @property
-    def kept(self) -> frozenset[int]:
+    def special_rows(self) -> frozenset[int]:
         """The places of tokens that nobody wrote."""
-        return frozenset(index for index, token in enumerate(self.shown) if token.special)
+        return frozenset(index for index, token in enumerate(self.shown_tokens) if token.special)
 
 
-def check_target(model: Model, why: Why) -> None:
+def check_target(model: Model, why: ExplainParameters) -> None:
     """Raises BadRequest where it is asked about what such a model does not say."""
-    fit = FIELDS[model.task]
-    for name in why.target.given:
+    fit = TARGET_FIELDS[model.task]
+    for name in why.target.given_fields:
         if name not in fit:
             has = f"there it has {', '.join(fit)}" if fit else "there is nothing to choose"
             message = f"target.{name}: a model of the task {model.task} is not asked so; {has}"
             raise BadRequest(message, param=f"target.{name}")
-    if model.task == "embed" and why.attributes and why.target.text is None:
+    if model.task == "embed" and why.is_attribution and why.target.text is None:
         message = "target.text: a vector is explained by what it is compared with: give the other text"
         raise BadRequest(message, param="target.text")
     for first, second in (("start", "end"), ("end", "start")):
-        if first in why.target.given and second not in why.target.given:
+        if first in why.target.given_fields and second not in why.target.given_fields:
             raise BadRequest(f"target.{second}: must stand beside target.{first}", param=f"target.{second}")
 
 
-def check_room(model: Model, before: int, said: int) -> None:
+def check_context(model: Model, before: int, said: int) -> None:
     """Raises TooLong where the model could not have said so much after so long a prompt."""
     if before + said > model.max_tokens:
         message = f"target.text: {said} tokens after {before}, the model takes {model.max_tokens}"
@@ -151,83 +151,93 @@ def check_room(model: Model, before: int, said: int) -> None:
 # What is read
 
 
-def reading_of(model: Model, given: str | tuple[str, str], why: Why) -> Reading:
+def build_encoding_call(model: Model, given: str | tuple[str, str], why: ExplainParameters) -> EncodingRequest:
     """The text, and what else it takes to know what is to be explained."""
     beside = [why.target.text] if model.task == "embed" and why.target.text is not None else []
     inputs, names = (given, *beside), ("input", *("target.text" for _ in beside))
     words = (why.target.word,) if why.target.word is not None else ()
-    return Reading(field="input", inputs=inputs, names=names, ignored=frozenset(), targets=words, placed=True, top_k=1)
+    return EncodingRequest(
+        field="input",
+        inputs=inputs,
+        names=names,
+        ignored_labels=frozenset(),
+        targets=words,
+        needs_offsets=True,
+        top_k=1,
+    )
 
 
-def subject_of(reads: Sequence[Read]) -> Subject:
+def build_subject(reads: Sequence[EncodedInput]) -> ExplainSubject:
     first = reads[0]
     [request, *_] = first.requests
     part = first.parts[0]
-    shown = tuple(shown_of(part))
+    shown = tuple(show_tokens(part))
     beside = reads[1].requests[0].tokens if len(reads) > 1 else ()
-    return Subject(shown, request.tokens, request.segments, beside=beside)
+    return ExplainSubject(shown, request.tokens, request.segments, compared_tokens=beside)
 
 
-def shown_of(part: Encoding) -> list[Shown]:
+def show_tokens(part: Encoding) -> list[ShownToken]:
     rows = zip(part.ids, part.pieces, part.special, part.texts, part.offsets, strict=True)
     return [
-        Shown(id, piece, True) if special else Shown(id, piece, False, False, text or 0, *span)
+        ShownToken(id, piece, True) if special else ShownToken(id, piece, False, False, text or 0, *span)
         for id, piece, special, text, span in rows
     ]
 
 
-def told_of(model: Model, why: Why, read: Read, reply: Reply) -> Told:
+def choose_goal(model: Model, why: ExplainParameters, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:
     """What is to be explained of the answer.  Raises BadRequest if it does not say what was asked about."""
-    return CHOICES[model.task](model, why.target, read, reply)
+    return GOAL_CHOICES[model.task](model, why.target, read, reply)
 
 
-def compared(why: Why) -> tuple[Told, ...]:
+def similarity_goals(why: ExplainParameters) -> tuple[DescribedGoal, ...]:
     """An embedding says nothing by itself, but how near it is to another."""
-    return (Told(((0, 0),), {"kind": "similarity", "text": why.target.text}),)
+    return (DescribedGoal(((0, 0),), {"kind": "similarity", "text": why.target.text}),)
 
 
-def label(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
-    values = cast(Scores, reply).values
-    column = max(range(len(values)), key=values.__getitem__) if target.label is None else column_of(model, target.label)
+def label_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
+    values = cast(ScoreOutput, reply).values
+    column = (
+        max(range(len(values)), key=values.__getitem__) if target.label is None else label_column(model, target.label)
+    )
     name = model.labels[column] if column < len(model.labels) else str(column)
-    return Told(((0, column),), {"kind": "label", "label": name, "index": column}, values[column])
+    return DescribedGoal(((0, column),), {"kind": "label", "label": name, "index": column}, values[column])
 
 
-def column_of(model: Model, label: str | int) -> int:
+def label_column(model: Model, label: str | int) -> int:
     names = list(model.labels)
     column = label if isinstance(label, int) else names.index(label) if label in names else -1
     if not 0 <= column < len(names):
-        quoted = repr(label)[:LONGEST_QUOTE]
+        quoted = repr(label)[:MAX_LABEL_QUOTE]
         message = f"target.label: {model.name} has no label {quoted}; there are: {', '.join(names[:20])}"
         raise BadRequest(message, param="target.label")
     return column
 
 
-def relevance(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+def relevance_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
     name = model.labels[0] if model.labels else "relevance"
-    return Told(((0, 0),), {"kind": "label", "label": name, "index": 0}, cast(Scores, reply).values[0])
+    return DescribedGoal(((0, 0),), {"kind": "label", "label": name, "index": 0}, cast(ScoreOutput, reply).values[0])
 
 
-def tag(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+def tag_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
     """A token's label, or those of the tokens that stand in a stretch of the text, added up."""
-    chosen = labelled(target, cast(Tagged, reply).entities)
-    columns = [column_of(model, each.label if target.label is None else target.label) for each in chosen]
+    chosen = choose_entities(target, cast(TagOutput, reply).entities)
+    columns = [label_column(model, each.label if target.label is None else target.label) for each in chosen]
     goal = tuple((each.index, column) for each, column in zip(chosen, columns, strict=True))
     name = model.labels[columns[0]]
     what = {"kind": "tag", "token": chosen[0].index, "label": name, "start": chosen[0].start, "end": chosen[-1].end}
-    return Told(goal, what, chosen[0].score if target.label is None else None)
+    return DescribedGoal(goal, what, chosen[0].score if target.label is None else None)
 
 
-def labelled(target: Target, every: Sequence[Entity]) -> list[Entity]:
+def choose_entities(target: TargetSpec, every: Sequence[Entity]) -> list[Entity]:
     """The tokens that are asked about; the surest that has a label worth telling where none is."""
     if target.token is not None:
         chosen = [each for each in every if each.index == target.token]
-        wrong = f"target.token: {target.token} is no token of the text, these are: {indexes(every)}"
+        wrong = f"target.token: {target.token} is no token of the text, these are: {describe_indexes(every)}"
     elif target.start is not None and target.end is not None:
         chosen = [each for each in every if each.start < target.end and each.end > target.start]
         wrong = f"target.start: no token of the text stands between {target.start} and {target.end}"
     else:
-        sure = [each for each in every if each.label not in OUTSIDE]
+        sure = [each for each in every if each.label not in OUTSIDE_LABELS]
         chosen = [max(sure, key=lambda each: each.score)] if sure else []
         wrong = "target: nothing in the text is labelled; say which token by target.start and target.end"
     if not chosen:
@@ -235,14 +245,14 @@ def labelled(target: Target, every: Sequence[Entity]) -> list[Entity]:
     return chosen
 
 
-def indexes(every: Sequence[Entity]) -> str:
+def describe_indexes(every: Sequence[Entity]) -> str:
     return f"{every[0].index} to {every[-1].index}" if every else "none"
 
 
-def span(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+def span_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
     """Where the answer begins and where it ends."""
-    context, part = str(read.given[1]), read.parts[0]
-    best = cast(Found, reply).answers[0]
+    context, part = str(read.source[1]), read.parts[0]
+    best = cast(SpanOutput, reply).answers[0]
     start, end = (best.start, best.end) if target.start is None or target.end is None else (target.start, target.end)
     rows = [
         row
@@ -254,85 +264,86 @@ def span(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noq
         raise BadRequest(message, param="target.start")
     what = {"kind": "span", "start": start, "end": end, "text": context[start:end]}
     same = (start, end) == (best.start, best.end)
-    return Told(((rows[0], 0), (rows[-1], 1)), what, best.score if same else None)
+    return DescribedGoal(((rows[0], 0), (rows[-1], 1)), what, best.score if same else None)
 
 
-def word(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
-    masks, number = cast(Guessed, reply).masks, target.mask or 0
+def mask_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
+    masks, number = cast(FillOutput, reply).masks, target.mask or 0
     if not 0 <= number < len(masks):
         message = f"target.mask: the text has {len(masks)} masks, counted from 0, got {number}"
         raise BadRequest(message, param="target.mask")
     best = masks[number][0]
     what = {"kind": "word", "mask": number, "word": best.text, "id": best.token}
-    return Told(((read.requests[0].rows[number], best.token),), what, best.score)
+    return DescribedGoal(((read.requests[0].rows[number], best.token),), what, best.score)
 
 
-CHOICES: Mapping[Task, Callable[[Model, Target, Read, Reply], Told]] = {
-    "classify": label,
-    "rank": relevance,
-    "tag": tag,
-    "span": span,
-    "fill": word,
+GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOutput], DescribedGoal]] = {
+    "classify": label_goal,
+    "rank": relevance_goal,
+    "tag": tag_goal,
+    "span": span_goal,
+    "fill": mask_goal,
 }
 
 
 # What is written
 
 
-def written_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> Subject:
+def build_generated_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> ExplainSubject:
     """A prompt and what was written after it, each token of which is a goal.
 
     Tokenises the prompt: to be called on a thread for texts.
     """
-    shown = prompt_shown(model, prompt, asked.source or asked.tokens)
+    shown = show_prompt(model, prompt, asked.source or asked.tokens)
     opening = asked.tokens if asked.source else ()
-    answer = [Shown(id, model.tokenizer.piece(id), True, output=True) for id in opening]
-    answer += [Shown(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), output=True) for id in tokens]
+    answer = [ShownToken(id, model.tokenizer.piece(id), True, output=True) for id in opening]
+    answer += [ShownToken(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), output=True) for id in tokens]
     first, before = len(shown) + len(opening), len(asked.tokens)
     told = tuple(
-        Told(((before - 1 + n, id),), {"kind": "token", "token": first + n, "id": id}) for n, id in enumerate(tokens)
+        DescribedGoal(((before - 1 + n, id),), {"kind": "token", "token": first + n, "id": id})
+        for n, id in enumerate(tokens)
     )
-    return Subject(
-        shown=(*shown, *answer),
+    return ExplainSubject(
+        shown_tokens=(*shown, *answer),
         tokens=(*asked.tokens, *tokens),
         source=asked.source,
-        told=told,
+        goals=told,
         output=model.tokenizer.decode(tokens),
     )
 
 
-def prompt_shown(model: Model, prompt: Prompt, ids: Sequence[int]) -> list[Shown]:
+def show_prompt(model: Model, prompt: Prompt, ids: Sequence[int]) -> list[ShownToken]:
     """The prompt's tokens, and where in the caller's own texts each stands, as far as it stands there as it is."""
     if isinstance(prompt, str):
         [part] = model.tokenizer.encode_batch([prompt])
         if part.ids == list(ids):
-            return shown_of(part)
+            return show_tokens(part)
     texts = [prompt] if isinstance(prompt, str) else []
-    texts += [content_of(message) for message in prompt.messages] if isinstance(prompt, Chat) else []
-    places = found_again([model.tokenizer.piece_bytes(id) for id in ids], texts)
+    texts += [message_content(message) for message in prompt.messages] if isinstance(prompt, ChatMessages) else []
+    places = locate_pieces([model.tokenizer.piece_bytes(id) for id in ids], texts)
     return [
-        Shown(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), False, *where)
+        ShownToken(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), False, *where)
         for id, where in zip(ids, places, strict=True)
     ]
 
 
-def content_of(message: Mapping[str, Any]) -> str:
+def message_content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else ""
 
 
-Place = tuple[int | None, int | None, int | None]
-NOWHERE: Place = (None, None, None)
+TextPosition = tuple[int | None, int | None, int | None]
+NO_POSITION: TextPosition = (None, None, None)
 
 
-def found_again(pieces: Sequence[bytes], texts: Sequence[str]) -> list[Place]:
+def locate_pieces(pieces: Sequence[bytes], texts: Sequence[str]) -> list[TextPosition]:
     """Where pieces of a prompt stand in the texts that a template wrote into it, one after the other."""
     whole, starts = b"".join(pieces), list[int]()
     at = 0
     for piece in pieces:
         starts.append(at)
         at += len(piece)
-    places, cursor = [NOWHERE] * len(pieces), 0
+    places, cursor = [NO_POSITION] * len(pieces), 0
     for index, text in enumerate(texts):
         sought = text.strip().encode()
         begin = whole.find(sought, cursor) if sought else -1
@@ -351,26 +362,28 @@ def found_again(pieces: Sequence[bytes], texts: Sequence[str]) -> list[Place]:
 # What the engine is asked
 
 
-def request_of(model: Model, why: Why, subject: Subject, id: str, terms: Terms) -> Explain:
-    return Explain(
+def build_explain_request(
+    model: Model, why: ExplainParameters, subject: ExplainSubject, id: str, terms: Terms
+) -> ExplainTextRequest:
+    return ExplainTextRequest(
         id=id,
         tokens=subject.tokens,
         method=why.method,
         segments=subject.segments,
         source=subject.source,
-        goals=tuple(told.goal for told in subject.told) if why.attributes else (),
+        goals=tuple(told.goal for told in subject.goals) if why.is_attribution else (),
         layers=why.layers,
         heads=why.heads,
         steps=why.steps,
-        baseline=baseline_of(model, why),
-        kept=subject.kept,
+        baseline=choose_baseline(model, why),
+        kept_rows=subject.special_rows,
         window=why.window,
-        beside=subject.beside,
+        compared_tokens=subject.compared_tokens,
         terms=terms,
     )
 
 
-def baseline_of(model: Model, why: Why) -> int:
+def choose_baseline(model: Model, why: ExplainParameters) -> int:
     """The token that stands for nothing; -1: no vector."""
     words = model.tokenizer
     known = {"pad": words.pad_id, "mask": words.mask_id, "unk": words.unk_id, "eos": words.eos_id}

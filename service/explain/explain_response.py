@@ -15,83 +15,91 @@ from numpy.typing import NDArray
 from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge, BadRequest
 from ..core.model import Model
-from ..core.request import Attribution, Explained, Weights
-from .explain_request import MOST_FLOWING, MOST_WEIGHTS, PATHS, Layout, Subject, Told, Why
+from ..core.request import AttentionWeights, Attribution, ExplanationResult
+from .explain_request import (
+    MAX_ATTENTION_WEIGHTS,
+    MAX_FLOW_TOKENS,
+    PATH_METHODS,
+    AttentionLayout,
+    DescribedGoal,
+    ExplainParameters,
+    ExplainSubject,
+)
 
-DIGITS = 11  # bytes of a number as JSON, about
-PAIR = 17  # of a column and a weight
+NUMBER_BYTES = 11  # bytes of a number as JSON, about
+PAIR_BYTES = 17  # of a column and a weight
 WEIGHT = 8  # bytes in memory for each weight: a float32, and a copy
 PAIRED = 150  # bytes in memory for each column and weight of a top_k
 TOKEN = 600  # bytes in memory, and as JSON, for each token
 ATTRIBUTED = 400  # the same for each token of each attribution
 TOLERANCE = 0.05  # of the difference that attributions make up: how much may be missing
 ROUNDING = 1e-4
-Array = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
 
 # How large
 
 
-def check_size(why: Why, subject: Subject, layout: Layout, settings: Settings) -> None:
+def check_size(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, settings: Settings) -> None:
     """Raises BadRequest for layers and heads that are not there, AnswerTooLarge with what would be less."""
-    tokens = len(subject.shown)
-    check_length(tokens, settings)
-    if why.method == "attention_flow" and tokens > MOST_FLOWING:
-        message = f"input: {tokens} tokens, a flow is computed for at most {MOST_FLOWING}; ask for attention_rollout"
+    tokens = len(subject.shown_tokens)
+    check_token_count(tokens, settings)
+    if why.method == "attention_flow" and tokens > MAX_FLOW_TOKENS:
+        message = f"input: {tokens} tokens, a flow is computed for at most {MAX_FLOW_TOKENS}; ask for attention_rollout"
         raise AnswerTooLarge(message, param="input")
     if why.method == "attention":
-        check_weights(why, subject, layout, settings.explain_mib)
+        check_weight_count(why, subject, layout, settings.explain_mib)
 
 
-def check_length(tokens: int, settings: Settings) -> None:
+def check_token_count(tokens: int, settings: Settings) -> None:
     if tokens > settings.explain_tokens:
         message = f"input: {tokens} tokens, at most {settings.explain_tokens} are explained; ask about less text"
         raise AnswerTooLarge(message, param="input")
 
 
-def check_weights(why: Why, subject: Subject, layout: Layout, mib: int) -> None:
-    check_there("layers", why.layers, max((layers for layers, _ in layout.values()), default=0))
-    check_there("heads", why.heads, max((heads for _, heads in layout.values()), default=0))
+def check_weight_count(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, mib: int) -> None:
+    check_indexes("layers", why.layers, max((layers for layers, _ in layout.values()), default=0))
+    check_indexes("heads", why.heads, max((heads for _, heads in layout.values()), default=0))
     raw, pairs = count_weights(why, subject, layout)
     told = written_bytes(why, raw, pairs)
-    if told > mib << 20 or raw > MOST_WEIGHTS:
-        most = f"at most {MOST_WEIGHTS} are computed and {mib} MiB told"
+    if told > mib << 20 or raw > MAX_ATTENTION_WEIGHTS:
+        most = f"at most {MAX_ATTENTION_WEIGHTS} are computed and {mib} MiB told"
         size = f"would be {raw} weights, {math.ceil(told / 2**20)} MiB; {most}"
         message = f"layers: this {size}: ask for fewer layers or heads, a top_k, or encoding base64 with dtype float16"
         raise AnswerTooLarge(message, param="layers")
 
 
-def count_weights(why: Why, subject: Subject, layout: Layout) -> tuple[int, int]:
+def count_weights(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> tuple[int, int]:
     """How many weights are computed, and how many of them a `top_k` leaves; 0 without one."""
-    if why.method in PATHS:
-        return len(subject.shown) ** 2, 0
+    if why.method in PATH_METHODS:
+        return len(subject.shown_tokens) ** 2, 0
     if why.method != "attention":
         return 0, 0
     raw = pairs = 0
     for kind, (layers, heads) in layout.items():
-        rows, columns = (len(some) for some in sides(kind, subject))
+        rows, columns = (len(some) for some in row_and_column_ranges(kind, subject))
         maps = len(why.layers or range(layers)) * len(why.heads or range(heads))
         raw += maps * rows * columns
         pairs += maps * rows * min(why.top_k, columns)
     return raw, pairs
 
 
-def written_bytes(why: Why, raw: int, pairs: int) -> int:
+def written_bytes(why: ExplainParameters, raw: int, pairs: int) -> int:
     """Of weights as JSON, about."""
     if pairs:
-        return pairs * PAIR
-    return math.ceil(raw * (DIGITS if not why.packed else 2.67 if why.half else 5.34))
+        return pairs * PAIR_BYTES
+    return math.ceil(raw * (NUMBER_BYTES if not why.as_base64 else 2.67 if why.half_precision else 5.34))
 
 
-def memory_of(why: Why, subject: Subject, layout: Layout) -> int:
+def memory_of(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> int:
     """Bytes that an explanation takes until it is sent, about: what is computed, its objects and its JSON."""
     raw, pairs = count_weights(why, subject, layout)
-    tokens, targets = len(subject.shown), max(len(subject.told), 1) if why.needs_target else 0
+    tokens, targets = len(subject.shown_tokens), max(len(subject.goals), 1) if why.needs_target else 0
     weights = raw * WEIGHT + pairs * PAIRED + written_bytes(why, raw, pairs)
     return weights + tokens * (TOKEN + targets * ATTRIBUTED)
 
 
-def check_there(field: str, asked: Sequence[int], count: int) -> None:
+def check_indexes(field: str, asked: Sequence[int], count: int) -> None:
     for number in asked:
         if number >= count:
             raise BadRequest(f"{field}: the network has {count}, counted from 0, got {number}", param=field)
@@ -100,23 +108,25 @@ def check_there(field: str, asked: Sequence[int], count: int) -> None:
 # What is told
 
 
-def written(id: str, model: Model, why: Why, subject: Subject, found: Explained) -> dict[str, Any]:
+def explanation_object(
+    id: str, model: Model, why: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
+) -> dict[str, Any]:
     return {
         "id": id,
         "model": model.name,
         "task": model.task,
         "method": why.method,
         "computed_in": "float32",
-        "tokens": [token_of(index, subject) for index in range(len(subject.shown))],
+        "tokens": [token_object(index, subject) for index in range(len(subject.shown_tokens))],
         "output": subject.output,
-        "attributions": [*attributions(why, subject, found)],
-        "attention": [weights_of(why, subject, each) for each in found.weights],
-        "usage": usage(subject),
+        "attributions": [*attribution_objects(why, subject, found)],
+        "attention": [weights_object(why, subject, each) for each in found.weights],
+        "usage": usage_object(subject),
     }
 
 
-def token_of(index: int, subject: Subject) -> dict[str, Any]:
-    token = subject.shown[index]
+def token_object(index: int, subject: ExplainSubject) -> dict[str, Any]:
+    token = subject.shown_tokens[index]
     return {
         "index": index,
         "id": token.id,
@@ -129,44 +139,46 @@ def token_of(index: int, subject: Subject) -> dict[str, Any]:
     }
 
 
-def usage(subject: Subject) -> dict[str, int]:
-    written = sum(token.output for token in subject.shown)
-    every = len(subject.shown)
+def usage_object(subject: ExplainSubject) -> dict[str, int]:
+    written = sum(token.output for token in subject.shown_tokens)
+    every = len(subject.shown_tokens)
     return {"prompt_tokens": every - written, "completion_tokens": written, "total_tokens": every}
 
 
-def attributions(why: Why, subject: Subject, found: Explained) -> Iterator[dict[str, Any]]:
-    if why.method in PATHS:
+def attribution_objects(
+    why: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
+) -> Iterator[dict[str, Any]]:
+    if why.method in PATH_METHODS:
         matrix = np.asarray(found.weights[0].values)[0, 0]
-        for told in subject.told or (None,):
-            yield attributed(told, looked(matrix, told, found), subject)
-    for told, each in zip(subject.told, found.attributions, strict=False):
-        said = attributed(told, np.asarray(each.values), subject)
+        for told in subject.goals or (None,):
+            yield attribution_object(told, attention_from_answer(matrix, told, found), subject)
+    for told, each in zip(subject.goals, found.attributions, strict=False):
+        said = attribution_object(told, np.asarray(each.values), subject)
         said["target"]["score"] = each.score
         if why.method == "integrated_gradients":
-            said["completeness"] = completeness(each)
+            said["completeness"] = completeness_object(each)
         yield said
 
 
-def looked(matrix: Array, told: Told | None, found: Explained) -> Array:
+def attention_from_answer(matrix: FloatArray, told: DescribedGoal | None, found: ExplanationResult) -> FloatArray:
     """Of a rollout or a flow the row that answers; the mean of those, where several do."""
-    rows = [row for row, _ in told.goal] if told and not found.answering else list(found.answering)
+    rows = [row for row, _ in told.goal] if told and not found.head_rows else list(found.head_rows)
     return np.asarray(matrix[rows or [len(matrix) - 1]].mean(axis=0), np.float32)
 
 
-def attributed(told: Told | None, values: Array, subject: Subject) -> dict[str, Any]:
-    target: dict[str, Any] = {**told.what} if told else {"kind": "text"}
+def attribution_object(told: DescribedGoal | None, values: FloatArray, subject: ExplainSubject) -> dict[str, Any]:
+    target: dict[str, Any] = {**told.description} if told else {"kind": "text"}
     if told is not None and told.probability is not None:
         target["probability"] = told.probability
-    padded = np.zeros(len(subject.shown), np.float32)  # what was written later has no part in it
+    padded = np.zeros(len(subject.shown_tokens), np.float32)  # what was written later has no part in it
     padded[: len(values)] = values
-    return {"target": target, "tokens": padded, "characters": [*stretches(subject, padded)]}
+    return {"target": target, "tokens": padded, "characters": [*character_scores(subject, padded)]}
 
 
-def stretches(subject: Subject, values: Array) -> Iterator[dict[str, Any]]:
+def character_scores(subject: ExplainSubject, values: FloatArray) -> Iterator[dict[str, Any]]:
     """The same on the caller's characters; tokens that are parts of one character are added up."""
     sums: dict[tuple[int, int, int], float] = {}
-    for token, value in zip(subject.shown, values.tolist(), strict=True):
+    for token, value in zip(subject.shown_tokens, values.tolist(), strict=True):
         if token.text is not None and token.start is not None and token.end is not None and token.start < token.end:
             place = (token.text, token.start, token.end)
             sums[place] = sums.get(place, 0.0) + value
@@ -174,7 +186,7 @@ def stretches(subject: Subject, values: Array) -> Iterator[dict[str, Any]]:
         yield {"text": text, "start": start, "end": end, "score": score}
 
 
-def completeness(each: Attribution) -> dict[str, Any]:
+def completeness_object(each: Attribution) -> dict[str, Any]:
     """They are to add up to what the text scores beyond nothing (Sundararajan et al. 2017, arXiv:1703.01365)."""
     difference, total = each.score - each.baseline, float(np.asarray(each.values).sum(dtype=np.float64))
     delta = total - difference
@@ -182,16 +194,16 @@ def completeness(each: Attribution) -> dict[str, Any]:
     return {"difference": difference, "sum": total, "delta": delta, "holds": holds}
 
 
-def weights_of(why: Why, subject: Subject, each: Weights) -> dict[str, Any]:
+def weights_object(why: ExplainParameters, subject: ExplainSubject, each: AttentionWeights) -> dict[str, Any]:
     values = np.asarray(each.values)
-    rows, columns = sides(each.kind, subject)
+    rows, columns = row_and_column_ranges(each.kind, subject)
     said = {"kind": each.kind, "layers": each.layers, "heads": each.heads, "rows": [*rows], "columns": [*columns]}
-    return {**said, "shape": values.shape, **numbers_of(why, values, columns)}
+    return {**said, "shape": values.shape, **encode_weights(why, values, columns)}
 
 
-def sides(kind: str, subject: Subject) -> tuple[range, range]:
+def row_and_column_ranges(kind: str, subject: ExplainSubject) -> tuple[range, range]:
     """The tokens that look, and those that are looked at."""
-    read, every = len(subject.source), len(subject.shown)
+    read, every = len(subject.source), len(subject.shown_tokens)
     match kind:
         case "cross":
             return range(read, every), range(read)
@@ -203,17 +215,21 @@ def sides(kind: str, subject: Subject) -> tuple[range, range]:
             return range(every), range(every)
 
 
-def numbers_of(why: Why, values: Array, columns: range) -> Mapping[str, Any]:
+def encode_weights(why: ExplainParameters, values: FloatArray, columns: range) -> Mapping[str, Any]:
     if why.top_k and why.method == "attention":
-        return {"top": [[[[*largest(row, why.top_k, columns)] for row in head] for head in layer] for layer in values]}
-    if why.packed:
-        dtype = np.dtype("<f2" if why.half else "<f4")
+        return {
+            "top": [
+                [[[*largest_weights(row, why.top_k, columns)] for row in head] for head in layer] for layer in values
+            ]
+        }
+    if why.as_base64:
+        dtype = np.dtype("<f2" if why.half_precision else "<f4")
         packed = base64.b64encode(np.ascontiguousarray(values, dtype).tobytes()).decode()
-        return {"values": {"dtype": "float16" if why.half else "float32", "data": packed}}
+        return {"values": {"dtype": "float16" if why.half_precision else "float32", "data": packed}}
     return {"values": np.ascontiguousarray(values)}
 
 
-def largest(row: Array, count: int, columns: range) -> Iterator[tuple[int, float]]:
+def largest_weights(row: FloatArray, count: int, columns: range) -> Iterator[tuple[int, float]]:
     order = np.argsort(-row, kind="stable")[:count]
     for column in order.tolist():
         yield columns[column], float(row[column])

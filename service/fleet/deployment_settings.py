@@ -6,18 +6,18 @@ Knows no Ray.
 from collections.abc import Collection
 
 from ..config.settings import Settings
-from ..core.names import trunk_of
+from ..core.names import base_model_name
 
 
-def parts(settings: Settings) -> dict[str, Settings]:
+def split_settings(settings: Settings) -> dict[str, Settings]:
     """What each deployment loads: a model, or those of a pool, and the adapters that are laid over them."""
     pooled = {name for names in settings.pools.values() for name in names}
-    groups = {name: [name] for name in settings.models if not trunk_of(name) and name not in pooled}
-    return {name: part(settings, name, trunks) for name, trunks in (groups | dict(settings.pools)).items()}
+    groups = {name: [name] for name in settings.models if not base_model_name(name) and name not in pooled}
+    return {name: settings_of(settings, name, trunks) for name, trunks in (groups | dict(settings.pools)).items()}
 
 
-def part(settings: Settings, name: str, trunks: Collection[str]) -> Settings:
-    models = {one: source for one, source in settings.models.items() if one in trunks or trunk_of(one) in trunks}
+def settings_of(settings: Settings, name: str, trunks: Collection[str]) -> Settings:
+    models = {one: source for one, source in settings.models.items() if one in trunks or base_model_name(one) in trunks}
     drafts = {one: source for one, source in settings.drafts.items() if one in trunks}
     weights = {one: weight for one, weight in settings.weights.items() if one in trunks}
     pools = {name: settings.pools[name]} if name in settings.pools else {}

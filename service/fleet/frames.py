@@ -26,47 +26,47 @@ from ..concurrency.outcome import Failure, attempt
 from ..core import errors
 from ..core.errors import PolyheadError
 from ..core.grammar import Grammar, Thinking
-from ..core.guide import Asked, Guide
-from ..core.model import Customs, Model
+from ..core.guide import Guide, GuideSpec
+from ..core.model import GenerationDefaults, Model
 from ..core.request import (
+    AttentionWeights,
     Attribution,
-    Beams,
+    BeamSearchOptions,
     Done,
     Encode,
-    Encoded,
-    Explain,
-    Explained,
+    ExplainTextRequest,
+    ExplanationResult,
     Failed,
-    Filled,
     Generate,
-    Prompted,
+    GeneratedToken,
+    HeadOutput,
+    PromptScores,
     Sampling,
-    Table,
     Terms,
-    Token,
-    Weights,
+    TokenCandidates,
+    TokenOutputs,
 )
-from ..structured.guide_compiler import Compiled
-from ..structured.thinking import Thoughtful
+from ..structured.guide_compiler import CompiledGuide
+from ..structured.thinking import ThinkingGuide
 
-VERSION = 2  # of this table; both ends have the same
-MOST = 1 << 28  # bytes of a frame
-LENGTH = 4  # bytes that say how many follow
-NONCE = 32  # bytes
-DEEPEST = 8  # forms in one another
-LEFT_S = 15.0  # whoever asks a replica that leaves has so long to find somebody else
+PROTOCOL_VERSION = 2  # of this table; both ends have the same
+MAX_FRAME_BYTES = 1 << 28  # bytes of a frame
+LENGTH_BYTES = 4  # bytes that say how many follow
+NONCE_BYTES = 32  # bytes
+MAX_DEPTH = 8  # forms in one another
+LEAVE_TIMEOUT_S = 15.0  # whoever asks a replica that leaves has so long to find somebody else
 
-ASTRAY = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError, ModelError)
+DECODE_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError, ModelError)
 
-Row = Sequence[Any]
+FieldRow = Sequence[Any]
 Role = Literal["asks", "answers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class RequestStarted:
     """A request is being computed, `waited` seconds after the replica got it."""
 
-    waited: float
+    waited_s: float
 
 
 class FrameError(ValueError):
@@ -74,159 +74,161 @@ class FrameError(ValueError):
 
 
 @dataclass(frozen=True)
-class Form:
+class Codec:
     """How a value becomes a row of plain ones, and a row a value."""
 
-    row: Callable[[Any], Row]
-    value: Callable[..., Any]
+    encode: Callable[[Any], FieldRow]
+    decode: Callable[..., Any]
 
 
 # Fields whose values travel as something else, and tables, whose buffers are checked as they are made.
-SENT_AS: Mapping[Any, Any] = {
-    Guide | None: Asked | None,
+WIRE_FIELD_TYPES: Mapping[Any, Any] = {
+    Guide | None: GuideSpec | None,
     "memoryview[float]": Any,
-    tuple[Weights, ...]: tuple[Any, ...],
+    tuple[AttentionWeights, ...]: tuple[Any, ...],
     tuple[Attribution, ...]: tuple[Any, ...],
 }
 
 
-def checked(*kinds: Any) -> Callable[[Any], Any]:
+def row_validator(*kinds: Any) -> Callable[[Any], Any]:
     """A function that returns a row of values of these types, or raises a ValueError."""
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     return TypeAdapter(tuple[kinds], config=config).validate_python  # type: ignore[valid-type]
 
 
-def fielded(kind: type) -> Form:
+def dataclass_codec(kind: type) -> Codec:
     """A dataclass as the row of its fields, each of the type that is declared."""
     names = [field.name for field in fields(kind)]
-    of_types = checked(*(SENT_AS.get(field.type, field.type) for field in fields(kind)))
+    of_types = row_validator(*(WIRE_FIELD_TYPES.get(field.type, field.type) for field in fields(kind)))
 
     def value(*told: Any) -> Any:
         return kind(**dict(zip(names, of_types(told), strict=True)))
 
-    return Form(lambda whole: [getattr(whole, name) for name in names], value)
+    return Codec(lambda whole: [getattr(whole, name) for name in names], value)
 
 
-def floats(kind: type, buffer: str) -> Form:
+def float_table_codec(kind: type, buffer: str) -> Codec:
     """One of whose fields is a table of float32, told as bytes and shape."""
-    plain = fielded(kind)
+    plain = dataclass_codec(kind)
     place = [field.name for field in fields(kind)].index(buffer)
 
-    def row(value: Any) -> Row:
-        told = list(plain.row(value))
+    def row(value: Any) -> FieldRow:
+        told = list(plain.encode(value))
         told[place] = told[place].tobytes(), told[place].shape
         return told
 
     def value(*told: Any) -> Any:
         data, shape = told[place]
         table = memoryview(data).cast("f", shape) if data else memoryview(data).cast("f")
-        return plain.value(*told[:place], table, *told[place + 1 :])
+        return plain.decode(*told[:place], table, *told[place + 1 :])
 
-    return Form(row, value)
+    return Codec(row, value)
 
 
-def left(terms: Terms) -> Row:
+def encode_terms(terms: Terms) -> FieldRow:
     return terms.owner, terms.priority, terms.deadline - perf_counter(), terms.trace
 
 
-def due(*told: Any) -> Terms:
-    owner, priority, seconds, trace = of_terms(told)
+def decode_terms(*told: Any) -> Terms:
+    owner, priority, seconds, trace = validate_terms(told)
     return Terms(owner, priority, seconds + perf_counter(), trace)
 
 
-of_floats = TypeAdapter(list[float]).validate_python
-of_terms, of_error = checked(str, int, float, str), checked(str, str, str, int, str, str)
+validate_floats = TypeAdapter(list[float]).validate_python
+validate_terms, validate_error = row_validator(str, int, float, str), row_validator(str, str, str, int, str, str)
 
 
-def said(error: PolyheadError) -> Row:
+def encode_error(error: PolyheadError) -> FieldRow:
     return type(error).__name__, error.message, error.param, error.retry_after, error.model, error.task
 
 
-def meant(*told: Any) -> PolyheadError:
-    name, message, param, retry_after, *whose = of_error(told)
-    error = ERRORS.get(name, PolyheadError)(message, param=param, retry_after=retry_after)
+def decode_error(*told: Any) -> PolyheadError:
+    name, message, param, retry_after, *whose = validate_error(told)
+    error = ERROR_TYPES.get(name, PolyheadError)(message, param=param, retry_after=retry_after)
     error.model, error.task = whose
     return error
 
 
-def tokenizer_of(*parts: str) -> Tokenizer:
+def decode_tokenizer(*parts: str) -> Tokenizer:
     """Raises FrameError for whatever the tokenizers library raises: for bad data that is a bare Exception."""
-    outcome = attempt(partial(Tokenizer.of, *parts))
+    outcome = attempt(partial(Tokenizer.from_parts, *parts))
     if isinstance(outcome, Failure):
         raise FrameError(f"a tokenizer cannot be made: {outcome.error}") from None
     return outcome
 
 
-ERRORS: Mapping[str, type[PolyheadError]] = {
+ERROR_TYPES: Mapping[str, type[PolyheadError]] = {
     name: kind
     for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, PolyheadError) and kind is not errors.Unreadable
+    if isinstance(kind, type) and issubclass(kind, PolyheadError) and kind is not errors.UnreadableRequest
 }
 
 # In this order: a form's number is its place.  A guide travels as what it was compiled from.
-FORMS: Mapping[type, Form] = {
-    frozenset: Form(lambda values: tuple(sorted(values)), lambda *values: frozenset(values)),
-    PolyheadError: Form(said, meant),
-    Terms: Form(left, due),
-    Encoded: Form(attrgetter("values"), lambda *values: Encoded(of_floats(values))),
-    Table: floats(Table, "scores"),
-    Weights: floats(Weights, "values"),
-    Attribution: floats(Attribution, "values"),
-    Tokenizer: Form(attrgetter("parts"), tokenizer_of),
-    ChatTemplate: Form(attrgetter("parts"), ChatTemplate.of),
+CODECS: Mapping[type, Codec] = {
+    frozenset: Codec(lambda values: tuple(sorted(values)), lambda *values: frozenset(values)),
+    PolyheadError: Codec(encode_error, decode_error),
+    Terms: Codec(encode_terms, decode_terms),
+    HeadOutput: Codec(attrgetter("values"), lambda *values: HeadOutput(validate_floats(values))),
+    TokenOutputs: float_table_codec(TokenOutputs, "scores"),
+    AttentionWeights: float_table_codec(AttentionWeights, "values"),
+    Attribution: float_table_codec(Attribution, "values"),
+    Tokenizer: Codec(attrgetter("parts"), decode_tokenizer),
+    ChatTemplate: Codec(attrgetter("parts"), ChatTemplate.from_parts),
     **{
-        kind: fielded(kind)
+        kind: dataclass_codec(kind)
         for kind in (
-            *(Asked, Grammar, Thinking),
-            *(Generate, Encode, Explain, Sampling, Beams),
-            *(Token, Prompted, Filled, Explained, Done, Failed),
-            *(Model, Customs, Begun),
+            *(GuideSpec, Grammar, Thinking),
+            *(Generate, Encode, ExplainTextRequest, Sampling, BeamSearchOptions),
+            *(GeneratedToken, PromptScores, TokenCandidates, ExplanationResult, Done, Failed),
+            *(Model, GenerationDefaults, RequestStarted),
         )
     },
 }
-NUMBERS = {kind: number for number, kind in enumerate(FORMS)}
-VALUES = [form.value for form in FORMS.values()]
-STANDS_FOR: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((Compiled, Thoughtful), attrgetter("asked"))
+CODEC_NUMBERS = {kind: number for number, kind in enumerate(CODECS)}
+DECODERS = [form.decode for form in CODECS.values()]
+REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide, ThinkingGuide), attrgetter("spec"))
 
 
-def plain(value: Any) -> Any:
+def encode_extension(value: Any) -> Any:
     """What the library doesn't know, in words that it does."""
     kind = type(value)
-    if kind in STANDS_FOR:
-        value = STANDS_FOR[kind](value)
+    if kind in REPLACEMENTS:
+        value = REPLACEMENTS[kind](value)
         kind = type(value)
     elif isinstance(value, PolyheadError):
         kind = PolyheadError
     elif isinstance(value, Mapping):
         return dict(value)
-    if kind not in NUMBERS:
+    if kind not in CODEC_NUMBERS:
         raise FrameError(f"{kind.__name__} is nothing that is sent")
-    return msgpack.ExtType(NUMBERS[kind], packed(tuple(FORMS[kind].row(value))))
+    return msgpack.ExtType(CODEC_NUMBERS[kind], pack(tuple(CODECS[kind].encode(value))))
 
 
-def packed(value: Any) -> bytes:
+def pack(value: Any) -> bytes:
     """Raises FrameError for what is not in the table, and for a number that has no room in 64 bits."""
-    return bytes(msgpack.packb(value, default=plain))
+    return bytes(msgpack.packb(value, default=encode_extension))
 
 
-def unpacked(data: bytes, depth: int = 0) -> Any:
+def unpack(data: bytes, depth: int = 0) -> Any:
     """Raises FrameError.  `depth`: of how many forms it is a part; without a bound they would exhaust the C stack."""
 
     def revived(number: int, data: bytes) -> Any:
-        if not 0 <= number < len(VALUES) or depth == DEEPEST:
-            raise FrameError(f"{number} is the number of no form, or more than {DEEPEST} are in one another")
-        return VALUES[number](*unpacked(data, depth + 1))
+        if not 0 <= number < len(DECODERS) or depth == MAX_DEPTH:
+            raise FrameError(f"{number} is the number of no form, or more than {MAX_DEPTH} are in one another")
+        return DECODERS[number](*unpack(data, depth + 1))
 
     try:
         return msgpack.unpackb(data, use_list=False, ext_hook=revived, strict_map_key=False)
-    except (*ASTRAY, msgpack.UnpackException) as error:
+    except (*DECODE_ERRORS, msgpack.UnpackException) as error:
         raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
 
 
-Way = tuple[Callable[[Any], Any], Callable[..., None]]  # what `checked` returns, and the function that gets its values
+MessageRoute = tuple[
+    Callable[[Any], Any], Callable[..., None]
+]  # what `checked` returns, and the function that gets its values
 
 
-def followed(ways: Mapping[str, Way], words: Any) -> None:
+def dispatch_message(ways: Mapping[str, MessageRoute], words: Any) -> None:
     """Call the function that the first of `words` names with the others.  Raises FrameError where they do not fit."""
     if not (isinstance(words, tuple) and words and isinstance(words[0], str) and words[0] in ways):
         raise FrameError("it begins with no word that is known here")
@@ -238,27 +240,27 @@ def followed(ways: Mapping[str, Way], words: Any) -> None:
     function(*rest)
 
 
-def mark_of(model: Model) -> str:
+def model_digest(model: Model) -> str:
     """The same for models that are made of the same, wherever they are loaded."""
-    return hashlib.blake2b(packed(replace(model, created=0, adapter=0)), digest_size=16).hexdigest()
+    return hashlib.blake2b(pack(replace(model, created=0, adapter=0)), digest_size=16).hexdigest()
 
 
-def frame(value: Any) -> bytes:
-    data = packed(value)
-    if len(data) > MOST:
-        raise FrameError(f"{len(data)} bytes are more than a frame has, {MOST}")
-    return len(data).to_bytes(LENGTH, "big") + data
+def encode_frame(value: Any) -> bytes:
+    data = pack(value)
+    if len(data) > MAX_FRAME_BYTES:
+        raise FrameError(f"{len(data)} bytes are more than a frame has, {MAX_FRAME_BYTES}")
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-async def read(reader: StreamReader, most: int = MOST) -> Any:
+async def read_frame(reader: StreamReader, most: int = MAX_FRAME_BYTES) -> Any:
     """The next one.  Raises FrameError, and IncompleteReadError where there is none."""
-    length = int.from_bytes(await reader.readexactly(LENGTH), "big")
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if length > most:
         raise FrameError(f"a frame of {length} bytes is announced; at most {most} are read")
-    return unpacked(await reader.readexactly(length))
+    return unpack(await reader.readexactly(length))
 
 
-def proof(secret: str, role: Role, nonce: bytes) -> bytes:
+def compute_proof(secret: str, role: Role, nonce: bytes) -> bytes:
     """That whoever answers `nonce` so knows the secret (HMAC, RFC 2104), which itself is not sent.
 
     The role is in it: what one side shows is of no use to whoever wants to pass for the other.

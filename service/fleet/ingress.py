@@ -9,32 +9,38 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from ..api.access.access_log import UNTRACED, Traces
-from ..api.access.auth import follow
-from ..api.app import build
+from ..api.access.access_log import NO_TRACING, RequestTracer
+from ..api.access.auth import watch_keys_file
+from ..api.app import build_app
 from ..config.settings import Settings
-from ..resources.process_info import beside, keep_low
-from ..server.process import Books
+from ..resources.process_info import start_background_task, trim_heap_forever
+from ..server.process import Telemetry
 from . import prometheus_targets as targets
 from .fleet_engine import Fleet
-from .routing import Affine, Routed
+from .routing import CreatePolicy, PrefixAffinity
 
-Find = Callable[[Fleet], Coroutine[Any, Any, None]]
+FindReplicas = Callable[[Fleet], Coroutine[Any, Any, None]]
 
 
-def assemble(
-    settings: Settings, secret: str, find: Find, routed: Routed = Affine, traces: Traces = UNTRACED
+def assemble_ingress(
+    settings: Settings,
+    secret: str,
+    find: FindReplicas,
+    routed: CreatePolicy = PrefixAffinity,
+    traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
     """`find` tells the fleet for ever which replicas there are; `secret` is what they know."""
-    books = Books.of(settings)
+    books = Telemetry.from_settings(settings)
     fleet = Fleet(list(settings.models), books, secret, routed)
-    server = books.server(settings, fleet, fleet, traces)
-    fleet.heard = server.text.expect
-    books.metrics.watch_replicas(fleet.roll)
+    server = books.build_server(settings, fleet, fleet, traces)
+    fleet.on_model_available = server.text.prepare_grammars
+    books.metrics.watch_replicas(fleet.replicas)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        aside = [beside(work) for work in (find(fleet), keep_low(), follow(books.keys))]
+        aside = [
+            start_background_task(work) for work in (find(fleet), trim_heap_forever(), watch_keys_file(books.keys))
+        ]
         yield
         for task in aside:
             task.cancel()
@@ -42,7 +48,7 @@ def assemble(
         server.text.close()
         await traces.close()
 
-    app = build(server, lifespan)
+    app = build_app(server, lifespan)
     app.include_router(targets.router)
     app.state.stop = fleet.close
     return app

@@ -10,90 +10,90 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from ..core.errors import NoRoom, NotFound, PolyheadError, spoken
+from ..core.errors import InsufficientMemory, NotFound, PolyheadError, client_message
 from ..core.model import Model
-from ..core.names import trunk_of
-from ..runtime.registry import Registry
+from ..core.names import base_model_name
+from ..runtime.registry import ModelRegistry
 
 log = logging.getLogger("polyhead.pool")
 
 
-class Pool:
+class ModelPool:
     """`sources` by name; at most `most` are held at once, 0: as many as there is room for.  `drain_s` is what a model
     that has to go gets for what it has begun."""
 
-    def __init__(self, registry: Registry, sources: Mapping[str, str], most: int, drain_s: float) -> None:
+    def __init__(self, registry: ModelRegistry, sources: Mapping[str, str], most: int, drain_s: float) -> None:
         self.models: dict[str, Model] = {}  # all that can be loaded
         self.broken: dict[str, str] = {}
-        self._registry, self._sources, self._most, self._drain_s = registry, sources, most, drain_s
-        self._held: OrderedDict[str, None] = OrderedDict()  # the one asked last at the end
-        self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Task[Model]] = set()
+        self._registry, self._sources, self._max_loaded, self._drain_s = registry, sources, most, drain_s
+        self._recently_used: OrderedDict[str, None] = OrderedDict()  # the one asked last at the end
+        self._load_lock = asyncio.Lock()
+        self._load_tasks: set[asyncio.Task[Model]] = set()
 
     @property
-    def held(self) -> tuple[str, ...]:
-        return tuple(self._held)
+    def loaded_names(self) -> tuple[str, ...]:
+        return tuple(self._recently_used)
 
     async def start(self) -> None:
         for name in self._sources:
             try:
-                await self.model(name)
+                await self.load_model(name)
             except PolyheadError as error:
-                self.broken[name] = spoken(error)
+                self.broken[name] = client_message(error)
 
-    async def model(self, name: str) -> Model:
+    async def load_model(self, name: str) -> Model:
         """It, loaded.  Raises what loading it raises."""
         if name not in self._sources:
             raise NotFound(f"no model is called {name[:100]!r} here")
-        needed = [one for one in (trunk_of(name), name) if one]
-        if not set(needed) <= self._held.keys():
-            change = asyncio.create_task(self._change(needed))  # whole, even if whoever asked has left meanwhile
-            self._changes.add(change)
-            change.add_done_callback(self._changed)
+        needed = [one for one in (base_model_name(name), name) if one]
+        if not set(needed) <= self._recently_used.keys():
+            change = asyncio.create_task(self._load_all(needed))  # whole, even if whoever asked has left meanwhile
+            self._load_tasks.add(change)
+            change.add_done_callback(self._on_load_done)
             return await asyncio.shield(change)
         for one in needed:
-            self._held.move_to_end(one)
+            self._recently_used.move_to_end(one)
         return self.models[name]
 
-    async def _change(self, needed: Sequence[str]) -> Model:
-        async with self._changing:
+    async def _load_all(self, needed: Sequence[str]) -> Model:
+        async with self._load_lock:
             for name in needed:
-                await self._bring(name)
+                await self._load_in_turn(name)
             return self.models[needed[-1]]
 
-    def _changed(self, change: asyncio.Task[Model]) -> None:
-        self._changes.discard(change)
+    def _on_load_done(self, change: asyncio.Task[Model]) -> None:
+        self._load_tasks.discard(change)
         if not change.cancelled():
             change.exception()  # which nobody may have waited for
 
-    async def _bring(self, name: str) -> None:
+    async def _load_in_turn(self, name: str) -> None:
         """Others go only once it is there: one that cannot be loaded takes nobody's place."""
-        if name not in self._held:
-            while not await self._loaded(name):
-                await self._evict(name)
+        if name not in self._recently_used:
+            while not await self._try_load(name):
+                await self._evict_for(name)
             [self.models[name]] = [model for model in self._registry.models() if model.name == name]
-        self._held[name] = None
-        self._held.move_to_end(name)
-        while self._most and len(self._held) > self._most and self._spare(name):
-            await self._evict(name)
+        self._recently_used[name] = None
+        self._recently_used.move_to_end(name)
+        while self._max_loaded and len(self._recently_used) > self._max_loaded and self._evictable(name):
+            await self._evict_for(name)
 
-    async def _loaded(self, name: str) -> bool:
+    async def _try_load(self, name: str) -> bool:
         """Whether there was room for it."""
         try:
-            await self._registry.load(name, self._sources[name]).end()
-        except NoRoom:
-            if not self._spare(name):
+            await self._registry.load(name, self._sources[name]).wait_and_raise()
+        except InsufficientMemory:
+            if not self._evictable(name):
                 raise
             return False
         return True
 
-    def _spare(self, wanted: str) -> list[str]:
+    def _evictable(self, wanted: str) -> list[str]:
         """Those that may go, the first of them first: neither it, nor what others are laid over, or it is to be."""
-        needed = {wanted, *(trunk_of(name) for name in (*self._held, wanted))}
-        return [name for name in self._held if name not in needed]
+        needed = {wanted, *(base_model_name(name) for name in (*self._recently_used, wanted))}
+        return [name for name in self._recently_used if name not in needed]
 
-    async def _evict(self, wanted: str) -> None:
-        first = self._spare(wanted)[0]
+    async def _evict_for(self, wanted: str) -> None:
+        first = self._evictable(wanted)[0]
         log.info("%s makes room for %s", first, wanted)
-        del self._held[first]
-        await self._registry.unload(first, self._drain_s).end()
+        del self._recently_used[first]
+        await self._registry.unload(first, self._drain_s).wait_and_raise()

@@ -11,7 +11,7 @@ from .replica_connection import Address
 LISTENERS: dict[str, Callable[[Mapping[str, Address]], None]] = {}  # by deployment
 
 
-class Delegate:
+class DeferredApplication:
     """An application that is there before `app` is."""
 
     app: Any = None
@@ -25,4 +25,4 @@ class Delegate:
             await send({"type": f"lifespan.{stage}.complete"})
 
 
-DELEGATE = Delegate()
+DEFERRED_APPLICATION = DeferredApplication()

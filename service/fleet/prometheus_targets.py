@@ -8,7 +8,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from .replica_set import Roll
+from .replica_set import ReplicaSet
 
 router = APIRouter(tags=["health"])
 
@@ -16,11 +16,11 @@ router = APIRouter(tags=["health"])
 @router.get("/metrics/targets", summary="The replicas' own metrics, for Prometheus' http_sd_configs.")
 async def targets(request: Request) -> JSONResponse:
     """A target for each replica that is connected, with its deployment and name as labels for relabeling."""
-    roll = cast(Roll, request.app.state.server.registry.roll)
-    return JSONResponse([target(deployment, name, at) for deployment, name, at in roll.pages()])
+    roll = cast(ReplicaSet, request.app.state.server.registry.roll)
+    return JSONResponse([format_target(deployment, name, at) for deployment, name, at in roll.metrics_addresses()])
 
 
-def target(deployment: str, name: str, at: tuple[str, int]) -> dict[str, Any]:
+def format_target(deployment: str, name: str, at: tuple[str, int]) -> dict[str, Any]:
     host, port = at
     labels = {"__meta_polyhead_deployment": deployment, "__meta_polyhead_replica": name}
     return {"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"], "labels": labels}

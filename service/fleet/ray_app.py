@@ -23,38 +23,47 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from ..api.access.access_log import UNTRACED, Traces
-from ..concurrency.outcome import on_thread
-from ..config.settings import LIBRARY_DEFAULTS, Settings, SettingsError, read
+from ..api.access.access_log import NO_TRACING, RequestTracer
+from ..concurrency.outcome import run_on_thread
+from ..config.settings import LIBRARY_DEFAULTS, Settings, SettingsError, read_settings
 from ..core import logs
-from ..resources.process_info import age
+from ..resources.process_info import process_age
 from ..runtime import quickstart
-from ..server.process import GRACE, Clock, Process, bound, share_the_interpreter
+from ..server.process import EXIT_SECONDS, ServerProcess, StartTimes, bind_socket, tune_interpreter
 from . import process_state as here
-from .autoscaling import QUEUED, ByTokens
-from .deployment_settings import parts, with_threads
+from .autoscaling import QUEUED_TOKENS_STAT, QueuedTokensPolicy
+from .deployment_settings import split_settings, with_threads
 from .fleet_engine import Fleet
-from .frames import LEFT_S
-from .ingress import assemble
+from .frames import LEAVE_TIMEOUT_S
+from .ingress import assemble_ingress
 from .replica_connection import Address
 
 NAMESPACE = "polyhead"
-KEY = b"polyhead.fleet.secret"  # where the cluster keeps it
-ENDING_S = 30.0  # for Ray's part of it
-STATUS_S = 3.0  # how often deployments are asked whether they have failed
-LOOK_S = 0.5  # how often replicas are asked where they are
-HEALTH_S, PATIENCE_S = 2.0, 30.0
-INGRESS, INGRESS_CPUS = "Ingress", 0.5
-PACE = {"metrics_interval_s": 1.0, "look_back_period_s": 5.0, "upscale_delay_s": 5.0, "downscale_delay_s": 60.0}
-GOING = {"STOPPING", "STOPPED", "PENDING_MIGRATION"}  # states of replicas that end, or end when another is there
-ADDRESS = "address"  # what a replica calls where it is to be reached
+SECRET_KEY = b"polyhead.fleet.secret"  # where the cluster keeps it
+RAY_SHUTDOWN_S = 30.0  # for Ray's part of it
+STATUS_INTERVAL_S = 3.0  # how often deployments are asked whether they have failed
+ADDRESS_INTERVAL_S = 0.5  # how often replicas are asked where they are
+HEALTH_INTERVAL_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+INGRESS_NAME, INGRESS_CPUS = "Ingress", 0.5
+AUTOSCALING_PERIODS = {
+    "metrics_interval_s": 1.0,
+    "look_back_period_s": 5.0,
+    "upscale_delay_s": 5.0,
+    "downscale_delay_s": 60.0,
+}
+ENDING_STATES = {
+    "STOPPING",
+    "STOPPED",
+    "PENDING_MIGRATION",
+}  # states of replicas that end, or end when another is there
+ADDRESS_STAT = "address"  # what a replica calls where it is to be reached
 
-Told = Callable[[Mapping[str, Address]], None]
+ReplicaCallback = Callable[[Mapping[str, Address]], None]
 
 log = logging.getLogger("polyhead.scale")
 
 
-class Finder(RequestRouter):
+class DiscoveryRouter(RequestRouter):
     """Told of the replicas of a deployment by Ray, as any router is, and tells us."""
 
     async def choose_replicas(
@@ -67,35 +76,35 @@ class Finder(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         if (told := here.LISTENERS.get(self._deployment_id.name)) is not None:
-            known = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS) for replica in replicas}
+            known = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS_STAT) for replica in replicas}
             told({name: (address[0], address[1]) for name, address in known.items() if address})
 
 
-class Engines:
+class EngineReplica:
     """A replica: an engine, the models of its deployment, and the port where it is asked."""
 
     async def __init__(self, settings: Settings, secret: str) -> None:  # type: ignore[misc]
-        logs.configure(settings.log_format, settings.log_level)
+        logs.configure_logging(settings.log_format, settings.log_level)
         from .replica import Replica  # which is torch, that nobody else here needs
 
         name = ray_serve.get_replica_context().replica_id.unique_id
         self.replica = Replica(with_threads(settings), name, secret)
         host = ray.util.get_node_ip_address()
-        self.address = host, await self.replica.start(host, settings.ports)
+        self.address = host, await self.replica.start(host, settings.replica_port_range)
 
     async def greet(self) -> str:
         """Somebody is there."""
         return self.replica.name
 
     def record_routing_stats(self) -> dict[str, Any]:
-        return {ADDRESS: self.address}
+        return {ADDRESS_STAT: self.address}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        return {QUEUED: float(self.replica.queued)}
+        return {QUEUED_TOKENS_STAT: float(self.replica.queued_tokens)}
 
     def check_health(self) -> None:
         """As /livez, and what the engine has found by trying: a model that cannot compute any more."""
-        reasons = self.replica.failing()
+        reasons = self.replica.failure_reasons()
         if reasons:
             raise RuntimeError("; ".join(reasons))
 
@@ -105,39 +114,39 @@ class Engines:
             await self.replica.close()
 
 
-def delegate() -> here.Delegate:
-    return here.DELEGATE
+def deferred_application() -> here.DeferredApplication:
+    return here.DEFERRED_APPLICATION
 
 
-@ray_serve.ingress(delegate)
+@ray_serve.ingress(deferred_application)
 class Ingress:
     """What speaks HTTP, behind Ray's own proxy; as many of them as are wanted."""
 
     async def __init__(self, settings: Settings, secret: str, **handles: DeploymentHandle) -> None:  # type: ignore[misc]
-        logs.configure(settings.log_format, settings.log_level)
-        share_the_interpreter()
+        logs.configure_logging(settings.log_format, settings.log_level)
+        tune_interpreter()
         app = ray_serve.get_replica_context().app_name
-        own = parts(settings)
+        own = split_settings(settings)
         deployed = {
-            handle.deployment_name: Deployed(app, handle, own[handle.deployment_name].models)
+            handle.deployment_name: Deployment(app, handle, own[handle.deployment_name].models)
             for handle in handles.values()
         }
-        self.served = assemble(settings, secret, lambda fleet: found(fleet, deployed))
-        self.life = self.served.router.lifespan_context(self.served)
-        await self.life.__aenter__()
-        here.DELEGATE.app = self.served
+        self.application = assemble_ingress(settings, secret, lambda fleet: watch_deployments(fleet, deployed))
+        self.lifespan = self.application.router.lifespan_context(self.application)
+        await self.lifespan.__aenter__()
+        here.DEFERRED_APPLICATION.app = self.application
 
     def check_health(self) -> None:
-        if reasons := self.served.state.server.dying():
+        if reasons := self.application.state.server.dying():
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
-        if here.DELEGATE.app is not None:
-            await self.life.__aexit__(None, None, None)
+        if here.DEFERRED_APPLICATION.app is not None:
+            await self.lifespan.__aexit__(None, None, None)
 
 
 @dataclass(frozen=True)
-class Deployed:
+class Deployment:
     """A deployment of replicas, as those see it who speak for it."""
 
     app: str
@@ -145,14 +154,14 @@ class Deployed:
     models: Collection[str]
 
 
-async def found(fleet: Fleet, deployed: Mapping[str, Deployed]) -> None:
+async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) -> None:
     """For ever: tell the fleet which replicas each deployment has, and which cannot have any."""
     loop = asyncio.get_running_loop()
 
-    def told(name: str) -> Told:
+    def told(name: str) -> ReplicaCallback:
         def tell(replicas: Mapping[str, Address]) -> None:
             with suppress(RuntimeError):  # nobody listens any more
-                loop.call_soon_threadsafe(fleet.listed, name, replicas)
+                loop.call_soon_threadsafe(fleet.update_replicas, name, replicas)
 
         return tell
 
@@ -160,30 +169,34 @@ async def found(fleet: Fleet, deployed: Mapping[str, Deployed]) -> None:
         here.LISTENERS[name] = told(name)
     greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # makes their routers
     while True:
-        await asyncio.sleep(STATUS_S)
+        await asyncio.sleep(STATUS_INTERVAL_S)
         with suppress(RayError):  # whoever knows is being started again
-            apps = (await on_thread(ray_serve.status)).applications
+            apps = (await run_on_thread(ray_serve.status)).applications
             for name, one in deployed.items():
                 status = apps[one.app].deployments.get(name) if one.app in apps else None
                 if status is not None:
                     failed = status.message if status.status == "DEPLOY_FAILED" else ""
-                    wanted = sum(count for state, count in status.replica_states.items() if state not in GOING)
-                    fleet.roll.deployed(one.models, wanted, last_line(failed))
+                    wanted = sum(count for state, count in status.replica_states.items() if state not in ENDING_STATES)
+                    fleet.replicas.set_target(one.models, wanted, error_sentence(failed))
         greeting = [one for one in greeting if not one.done()]  # those of replicas that were not there yet
 
 
-def last_line(message: str) -> str:
+def error_sentence(message: str) -> str:
     """What an exception says, of all that Ray says of it."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("polyhead.service.core.errors.")]
     return (ours or lines or [""])[-1].rpartition("polyhead.service.core.errors.")[2]
 
 
-def engines(name: str, settings: Settings, secret: str) -> ray_serve.Application:
+def engine_deployment(name: str, settings: Settings, secret: str) -> ray_serve.Application:
     """A deployment of replicas."""
-    low, high = settings.bounds
-    policy = AutoscalingPolicy(policy_function=ByTokens, policy_kwargs={"target": settings.queued_tokens})
-    counted = AutoscalingConfig(min_replicas=low, max_replicas=high, policy=policy, **PACE) if low < high else None
+    low, high = settings.replica_bounds
+    policy = AutoscalingPolicy(policy_function=QueuedTokensPolicy, policy_kwargs={"target": settings.queued_tokens})
+    counted = (
+        AutoscalingConfig(min_replicas=low, max_replicas=high, policy=policy, **AUTOSCALING_PERIODS)
+        if low < high
+        else None
+    )
     deployment = ray_serve.deployment(
         name=name,
         num_replicas=None if counted else low,
@@ -194,13 +207,15 @@ def engines(name: str, settings: Settings, secret: str) -> ray_serve.Application
             "num_gpus": settings.replica_gpus,
             "runtime_env": {"env_vars": dict(LIBRARY_DEFAULTS)},
         },
-        health_check_period_s=HEALTH_S,
-        health_check_timeout_s=PATIENCE_S,
+        health_check_period_s=HEALTH_INTERVAL_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=LEFT_S + settings.drain_seconds + GRACE,
-        request_router_config=RequestRouterConfig(request_router_class=Finder, request_routing_stats_period_s=LOOK_S),
+        graceful_shutdown_timeout_s=LEAVE_TIMEOUT_S + settings.drain_seconds + EXIT_SECONDS,
+        request_router_config=RequestRouterConfig(
+            request_router_class=DiscoveryRouter, request_routing_stats_period_s=ADDRESS_INTERVAL_S
+        ),
     )
-    return deployment(Engines).bind(settings, secret)
+    return deployment(EngineReplica).bind(settings, secret)
 
 
 def application(args: Mapping[str, Any]) -> ray_serve.Application:
@@ -209,23 +224,23 @@ def application(args: Mapping[str, Any]) -> ray_serve.Application:
 
     A deployment for every model, named like it, and one named Ingress.
     """
-    settings = known(read(args))
-    secret = secret_of(settings)
-    deployments = {name: engines(name, own, secret) for name, own in parts(settings).items()}
-    if INGRESS in deployments:
-        raise SettingsError(f"models: {INGRESS} is what speaks HTTP here; call the model, or the pool, otherwise")
+    settings = with_quickstart(read_settings(args))
+    secret = cluster_secret(settings)
+    deployments = {name: engine_deployment(name, own, secret) for name, own in split_settings(settings).items()}
+    if INGRESS_NAME in deployments:
+        raise SettingsError(f"models: {INGRESS_NAME} is what speaks HTTP here; call the model, or the pool, otherwise")
     ingress = ray_serve.deployment(
-        name=INGRESS,
+        name=INGRESS_NAME,
         max_ongoing_requests=settings.max_connections,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": dict(LIBRARY_DEFAULTS)}},
-        graceful_shutdown_timeout_s=settings.drain_seconds + GRACE,
+        graceful_shutdown_timeout_s=settings.drain_seconds + EXIT_SECONDS,
     )
     return ingress(Ingress).bind(
         settings, secret, **{f"of_{number}": one for number, one in enumerate(deployments.values())}
     )
 
 
-def known(settings: Settings) -> Settings:
+def with_quickstart(settings: Settings) -> Settings:
     """With the quick-start models where none are named."""
     if settings.models:
         return settings
@@ -233,59 +248,59 @@ def known(settings: Settings) -> Settings:
     return settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
 
 
-def secret_of(settings: Settings) -> str:
+def cluster_secret(settings: Settings) -> str:
     """What all of one cluster know: given, or made by whoever comes first and kept by Ray."""
     if given := settings.fleet_key.get_secret_value():
         return given
-    internal_kv._internal_kv_put(KEY, token_urlsafe(32).encode(), overwrite=False, namespace=NAMESPACE.encode())
-    kept = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE.encode())
+    internal_kv._internal_kv_put(SECRET_KEY, token_urlsafe(32).encode(), overwrite=False, namespace=NAMESPACE.encode())
+    kept = internal_kv._internal_kv_get(SECRET_KEY, namespace=NAMESPACE.encode())
     return kept.decode()
 
 
-def serve(settings: Settings, traces: Traces = UNTRACED) -> int:
+def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
     """`polyhead serve --ray`: replicas on a cluster, HTTP here.  Returns and raises as service.server.assembly.serve
     does.
     """
-    imported = age()
-    listener = bound(settings.host, settings.port)
-    settings = known(settings)
-    clock = Clock(imported, age())
-    joined(settings)
-    secret = secret_of(settings)
+    imported = process_age()
+    listener = bind_socket(settings.host, settings.port)
+    settings = with_quickstart(settings)
+    clock = StartTimes(imported, process_age())
+    join_cluster(settings)
+    secret = cluster_secret(settings)
     targets = [
-        ray_serve.RunTarget(engines(name, own, secret), name=f"polyhead-{name}", route_prefix=None)
-        for name, own in parts(settings).items()
+        ray_serve.RunTarget(engine_deployment(name, own, secret), name=f"polyhead-{name}", route_prefix=None)
+        for name, own in split_settings(settings).items()
     ]
     ray_serve.start(proxy_location="Disabled")
     ray_serve.run_many(targets, wait_for_applications_running=False)
     deployed = {
-        name: Deployed(f"polyhead-{name}", ray_serve.get_deployment_handle(name, f"polyhead-{name}"), own.models)
-        for name, own in parts(settings).items()
+        name: Deployment(f"polyhead-{name}", ray_serve.get_deployment_handle(name, f"polyhead-{name}"), own.models)
+        for name, own in split_settings(settings).items()
     }
 
     async def find(fleet: Fleet) -> None:
         async with asyncio.TaskGroup() as together:
-            together.create_task(found(fleet, deployed))
-            while not all(state.settled for state in fleet.states().values()):
-                await asyncio.sleep(LOOK_S)
-            process.settled(fleet, clock)
+            together.create_task(watch_deployments(fleet, deployed))
+            while not all(state.is_final for state in fleet.states().values()):
+                await asyncio.sleep(ADDRESS_INTERVAL_S)
+            process.on_models_settled(fleet, clock)
 
-    process = Process(settings, assemble(settings, secret, find, traces=traces), listener)
-    share_the_interpreter()
+    process = ServerProcess(settings, assemble_ingress(settings, secret, find, traces=traces), listener)
+    tune_interpreter()
     try:
         process.run(sockets=[listener])
     finally:
-        process.hanging.cancel()
-        ending = threading.Timer(ENDING_S, os._exit, [process.code])  # whatever of Ray's doesn't end
+        process.exit_timer.cancel()
+        ending = threading.Timer(RAY_SHUTDOWN_S, os._exit, [process.exit_code])  # whatever of Ray's doesn't end
         ending.daemon = True
         ending.start()
         if not settings.ray_address:
             ray_serve.shutdown()
         ray.shutdown()
-    return process.code
+    return process.exit_code
 
 
-def joined(settings: Settings) -> None:
+def join_cluster(settings: Settings) -> None:
     """Part of a cluster.  Raises SettingsError where there is none at that address."""
     try:
         ray.init(settings.ray_address or "local", namespace=NAMESPACE, include_dashboard=False, log_to_driver=True)

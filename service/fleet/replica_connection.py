@@ -17,216 +17,230 @@ from itertools import count
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from ..concurrency.outcome import outcome_of
+from ..concurrency.outcome import wait_for_error
 from ..core.errors import PolyheadError
 from ..core.model import Model
-from .frames import NONCE, VERSION, FrameError, Way, checked, followed, frame, mark_of, proof, read, unpacked
+from .frames import (
+    NONCE_BYTES,
+    PROTOCOL_VERSION,
+    FrameError,
+    MessageRoute,
+    compute_proof,
+    dispatch_message,
+    encode_frame,
+    model_digest,
+    read_frame,
+    row_validator,
+    unpack,
+)
 from .routing import Candidate
 
-CONNECT_S = 5.0
-SILENCE_S = 15.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
-MOST_BLOCKS = 1 << 20  # of a replica's cache, as far as their names are remembered
-PORTS = 1 << 16
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to reach one that is listed
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_TIMEOUT_S = 15.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
+MAX_BLOCKS = 1 << 20  # of a replica's cache, as far as their names are remembered
+PORT_COUNT = 1 << 16
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two tries to reach one that is listed
 
 Address = tuple[str, int]
 
 # Types of what follows each word that a replica may say.
-HELLO = checked(int, str, int, tuple[tuple[str, bytes], ...], dict[str, str], int, int)
-SAID = checked(tuple[tuple[int, Any], ...])
-LOAD = checked(int, tuple[str, ...], tuple[str, ...] | None)
-WATCHED = checked(int, PolyheadError | dict[str, tuple[int, int]])
-NOTHING = checked()
+HELLO_FIELDS = row_validator(int, str, int, tuple[tuple[str, bytes], ...], dict[str, str], int, int)
+EVENT_FIELDS = row_validator(tuple[tuple[int, Any], ...])
+LOAD_FIELDS = row_validator(int, tuple[str, ...], tuple[str, ...] | None)
+WATCHED_FIELDS = row_validator(int, PolyheadError | dict[str, tuple[int, int]])
+NO_FIELDS = row_validator()
 
 log = logging.getLogger("polyhead.fleet")
 
 
-class Listener(Protocol):
+class ConnectionListener(Protocol):
     """Who hears what a replica says.  `Line.models` and the like are set before."""
 
-    def joined(self, line: "Line") -> None: ...
+    def on_connected(self, line: "ReplicaConnection") -> None: ...
 
-    def said(self, line: "Line", events: Sequence[tuple[int, Any]]) -> None: ...
+    def on_events(self, line: "ReplicaConnection", events: Sequence[tuple[int, Any]]) -> None: ...
 
-    def parts(self, line: "Line") -> None:
+    def on_leaving(self, line: "ReplicaConnection") -> None:
         """It will leave."""
 
-    def lost(self, line: "Line") -> None:
+    def on_lost(self, line: "ReplicaConnection") -> None:
         """What was asked over it is not answered any more."""
 
 
 @dataclass(frozen=True)
-class Circle:
+class ConnectionContext:
     """What all lines of a fleet share: the secret, who hears what is said, and models, each read once, by what they are
     made of: replicas of one model share it."""
 
     secret: str
-    listener: Listener
-    kept: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
+    listener: ConnectionListener
+    known_models: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
 
-    def model(self, mark: str, told: bytes) -> Model:
+    def decode_model(self, mark: str, told: bytes) -> Model:
         """Raises FrameError for what is no model, or not the one that `mark` stands for."""
-        if (known := self.kept.get(mark)) is not None:
+        if (known := self.known_models.get(mark)) is not None:
             return known
-        model = unpacked(told)
-        if not isinstance(model, Model) or mark_of(model) != mark:
+        model = unpack(told)
+        if not isinstance(model, Model) or model_digest(model) != mark:
             raise FrameError("what it says of a model is not what the model's mark stands for")
-        self.kept[mark] = model
+        self.known_models[mark] = model
         return model
 
 
-class Line:
+class ReplicaConnection:
     """Lives on the event loop thread.  `candidate` is what is known of the replica's queue and cache."""
 
-    def __init__(self, name: str, address: Address, circle: Circle) -> None:
+    def __init__(self, name: str, address: Address, circle: ConnectionContext) -> None:
         self.name, self.address = name, address
         self.candidate = Candidate(name)
         self.models: Mapping[str, Model] = {}
         self.broken: Mapping[str, str] = {}  # models that it could not load, and why
-        self.held: Collection[str] | None = None  # of its models those that are loaded; None: all
-        self.page: Address = "", 0  # where its metrics are
-        self.block = 0  # tokens in a block of its caches
-        self.parting = False  # it will leave, and takes something new only while nobody else does
-        self.leaving = False  # it takes nothing new
-        self.reasons: Sequence[str] = ()  # why nothing should be sent there now
-        self._circle = circle
+        self.loaded_names: Collection[str] | None = None  # of its models those that are loaded; None: all
+        self.metrics_address: Address = "", 0  # where its metrics are
+        self.block_tokens = 0  # tokens in a block of its caches
+        self.will_leave = False  # it will leave, and takes something new only while nobody else does
+        self.is_retired = False  # it takes nothing new
+        self.unready_reasons: Sequence[str] = ()  # why nothing should be sent there now
+        self._context = circle
         self._writer: StreamWriter | None = None
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
-        self._listed, self._pause = True, FIRST_PAUSE_S
-        self._ways: Mapping[str, Way] = {
-            "hello": (HELLO, self._hello),
-            "said": (SAID, partial(circle.listener.said, self)),
-            "load": (LOAD, self._load),
-            "leaving": (NOTHING, self._leave),
-            "watched": (WATCHED, self._watched),
+        self._is_listed, self._retry_pause_s = True, MIN_RETRY_S
+        self._routes: Mapping[str, MessageRoute] = {
+            "hello": (HELLO_FIELDS, self._on_hello),
+            "said": (EVENT_FIELDS, partial(circle.listener.on_events, self)),
+            "load": (LOAD_FIELDS, self._on_load),
+            "leaving": (NO_FIELDS, self._on_leaving),
+            "watched": (WATCHED_FIELDS, self._on_watched),
         }
-        self._task = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._keep_connected())
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._writer is not None
 
     @property
-    def fit(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether new requests should be sent there."""
-        return self.open and not self.leaving and not self.reasons
+        return self.is_open and not self.is_retired and not self.unready_reasons
 
-    def tell(self, *words: Any) -> None:
+    def send(self, *words: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(words))
+            self._writer.write(encode_frame(words))
 
-    async def ask(self, way: str, *words: Any) -> Any:
+    async def call(self, way: str, *words: Any) -> Any:
         """What it answers; ConnectionError if it is lost before, or is not there."""
         if self._writer is None:
             raise ConnectionError(f"replica {self.name} is not connected")
         number = next(self._numbers)
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        self.tell(way, number, *words)
+        self._pending_calls[number] = asyncio.get_running_loop().create_future()
+        self.send(way, number, *words)
         try:
-            return await self._asked[number]
+            return await self._pending_calls[number]
         finally:
-            del self._asked[number]
+            del self._pending_calls[number]
 
     def unlist(self) -> None:
         """It is not to be had any more, once somebody else is."""
-        self._listed, self.parting = False, True
+        self._is_listed, self.will_leave = False, True
 
-    def part(self) -> None:
+    def retire(self) -> None:
         """Nothing new is asked there; once all is answered, and it is not listed, the line is closed."""
-        if not self.leaving:
-            self.leaving = True
-            self.tell("left")  # nothing new comes after this
-        if not self._listed and not self.candidate.open:
+        if not self.is_retired:
+            self.is_retired = True
+            self.send("left")  # nothing new comes after this
+        if not self._is_listed and not self.candidate.open_requests:
             self._task.cancel()
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 
-    async def _keep(self) -> None:
-        while self._listed:
+    async def _keep_connected(self) -> None:
+        while self._is_listed:
             try:
-                outcome = await outcome_of(self._met())
+                outcome = await wait_for_error(self._run_connection())
             finally:
-                self._hang_up()
+                self._disconnect()
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
             elif outcome is not None:  # it may be of another version, and be replaced
                 log.error("replica %s at %s:%d says what is not known here: %s", self.name, *self.address, outcome)
-            await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(self._retry_pause_s)
+            self._retry_pause_s = min(2 * self._retry_pause_s, MAX_RETRY_S)
 
-    async def _met(self) -> None:
-        reader, self._writer = await self._connected()
-        await self._hear(reader)
+    async def _run_connection(self) -> None:
+        reader, self._writer = await self._connect()
+        await self._read_messages(reader)
 
-    async def _connected(self) -> tuple[StreamReader, StreamWriter]:
-        async with asyncio.timeout(CONNECT_S):
+    async def _connect(self) -> tuple[StreamReader, StreamWriter]:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*self.address)
             with ExitStack() as undo:
                 undo.callback(writer.close)
-                await self._introduced(reader, writer)
+                await self._authenticate(reader, writer)
                 undo.pop_all()
         return reader, writer
 
-    async def _introduced(self, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Both show that they know the secret."""
-        theirs, ours = await reader.readexactly(NONCE), secrets.token_bytes(NONCE)
-        writer.write(ours + proof(self._circle.secret, "asks", theirs))
-        if not hmac.compare_digest(await reader.readexactly(NONCE), proof(self._circle.secret, "answers", ours)):
+        theirs, ours = await reader.readexactly(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        writer.write(ours + compute_proof(self._context.secret, "asks", theirs))
+        if not hmac.compare_digest(
+            await reader.readexactly(NONCE_BYTES), compute_proof(self._context.secret, "answers", ours)
+        ):
             raise FrameError("it does not know the secret")
 
-    async def _hear(self, reader: StreamReader) -> None:
+    async def _read_messages(self, reader: StreamReader) -> None:
         while True:
-            async with asyncio.timeout(SILENCE_S):
-                words = await read(reader)
-            followed(self._ways, words)
-            if self.leaving and not self._listed and not self.candidate.open:
+            async with asyncio.timeout(SILENCE_TIMEOUT_S):
+                words = await read_frame(reader)
+            dispatch_message(self._routes, words)
+            if self.is_retired and not self._is_listed and not self.candidate.open_requests:
                 return
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._writer is None:
             return
         self._writer.close()
-        self._writer, self.reasons = None, ()
-        for future in self._asked.values():
+        self._writer, self.unready_reasons = None, ()
+        for future in self._pending_calls.values():
             if not future.done():
                 future.set_exception(ConnectionError(f"replica {self.name} was lost"))
-        self._circle.listener.lost(self)
+        self._context.listener.on_lost(self)
         self.candidate = Candidate(self.name)
 
     # What it may say
 
-    def _hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
+    def _on_hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
         broken, kept, block = told
-        if version != VERSION:
-            raise FrameError(f"it speaks version {version}, and version {VERSION} is spoken here")
+        if version != PROTOCOL_VERSION:
+            raise FrameError(f"it speaks version {version}, and version {PROTOCOL_VERSION} is spoken here")
         if name != self.name:
             raise FrameError(f"another one answers there: {name}")
-        if not (0 <= seen < PORTS and kept >= 0 and 0 <= block <= MOST_BLOCKS):
+        if not (0 <= seen < PORT_COUNT and kept >= 0 and 0 <= block <= MAX_BLOCKS):
             raise FrameError(f"it says of itself what cannot be: port {seen}, {kept} blocks of {block} tokens")
-        self._pause = FIRST_PAUSE_S
-        self.page = self.address[0], seen
-        self.block = block
-        self.candidate = Candidate(name, min(kept, MOST_BLOCKS))
-        self.models = {model.name: model for model in (self._circle.model(*told) for told in models)}
-        self.broken, self.leaving, self.parting = broken, False, not self._listed
-        self._circle.listener.joined(self)
+        self._retry_pause_s = MIN_RETRY_S
+        self.metrics_address = self.address[0], seen
+        self.block_tokens = block
+        self.candidate = Candidate(name, min(kept, MAX_BLOCKS))
+        self.models = {model.name: model for model in (self._context.decode_model(*told) for told in models)}
+        self.broken, self.is_retired, self.will_leave = broken, False, not self._is_listed
+        self._context.listener.on_connected(self)
 
-    def _load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
+    def _on_load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
         if elsewhere < 0:
             raise FrameError(f"it says that {elsewhere} tokens are queued there")
-        self.candidate.elsewhere, self.reasons, self.held = elsewhere, reasons, held
+        self.candidate.queued_by_others, self.unready_reasons, self.loaded_names = elsewhere, reasons, held
 
-    def holds(self, name: str) -> bool:
+    def has_loaded(self, name: str) -> bool:
         """Whether it need not be loaded first."""
-        return self.held is None or name in self.held
+        return self.loaded_names is None or name in self.loaded_names
 
-    def _leave(self) -> None:
-        self.parting = True
-        self._circle.listener.parts(self)
+    def _on_leaving(self) -> None:
+        self.will_leave = True
+        self._context.listener.on_leaving(self)
 
-    def _watched(self, number: int, answer: PolyheadError | Mapping[str, tuple[int, int]]) -> None:
-        if number in self._asked and not self._asked[number].done():
-            self._asked[number].set_result(answer)
+    def _on_watched(self, number: int, answer: PolyheadError | Mapping[str, tuple[int, int]]) -> None:
+        if number in self._pending_calls and not self._pending_calls[number].done():
+            self._pending_calls[number].set_result(answer)

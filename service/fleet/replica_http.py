@@ -14,18 +14,18 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..api.access.app_state import Server
-from ..api.access.auth import authorization
+from ..api.access.app_state import AppState
+from ..api.access.auth import read_authorization
 from ..api.operations.health import router
-from ..api.shared.openai_errors import write_error
+from ..api.shared.openai_errors import write_openai_error
 from ..core.errors import PolyheadError
-from ..server.process import configured, edge_of
+from ..server.process import build_connection_limits, build_uvicorn_config
 
 
-class Checked:
+class ReplicaAccessCheck:
     """ASGI middleware: refuses what a server would refuse, before anything is computed."""
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    def __init__(self, app: ASGIApp, server: AppState) -> None:
         self.app, self.server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +33,7 @@ class Checked:
             self.check(scope)
         except PolyheadError as error:
             headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-            refusal = JSONResponse(write_error(error), error.status, headers)
+            refusal = JSONResponse(write_openai_error(error), error.status, headers)
             await refusal(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -43,30 +43,30 @@ class Checked:
         headers, keys = Headers(scope=scope), self.server.keys
         self.server.origins.check_host(headers, scope)
         self.server.origins.check_origin(scope["method"], headers)
-        kind = keys.scope(scope["path"], scope["method"])
-        keys.check(keys.shown(kind, authorization(headers, scope["path"])), kind)
+        kind = keys.required_scope(scope["path"], scope["method"])
+        keys.authorize(keys.authenticate(kind, read_authorization(headers, scope["path"])), kind)
 
 
-class Window(uvicorn.Server):
+class ReplicaHttpServer(uvicorn.Server):
     """Serves beside whatever else the process does, which is who hears signals."""
 
-    def __init__(self, server: Server, listener: socket.socket) -> None:
+    def __init__(self, server: AppState, listener: socket.socket) -> None:
         app = FastAPI(openapi_url=None)
         app.state.server = server
         app.include_router(router)
-        app.add_middleware(Checked, server=server)
+        app.add_middleware(ReplicaAccessCheck, server=server)
         host = str(listener.getsockname()[0])
-        server.origins.listen(host, host)
-        super().__init__(configured(app, edge_of(server.settings, server), lifespan="off"))
+        server.origins.add_bound_address(host, host)
+        super().__init__(build_uvicorn_config(app, build_connection_limits(server.settings, server), lifespan="off"))
         self._listener = listener
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def open(self) -> None:
-        self._serving = asyncio.create_task(self.serve([self._listener]))
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self.serve([self._listener]))
 
     async def close(self) -> None:
         self.should_exit = True
-        await self._serving
+        await self._task

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
 
-from ..engine.block_allocator import Key
+from ..engine.block_allocator import BlockKey
 
-Why = Literal["only", "load", "affinity"]
+RoutingReason = Literal["only", "load", "affinity"]
 HALF_LIFE = 64  # answers after which one counts half for how long the next is expected to be
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RoutingRequest:
     """A request as it is routed.  `tokens` of its prompt; so many are expected of its `answer`; `keys` are the names of
     the prompt's full blocks, of `block` tokens, from the first on (see service.engine.block_allocator)."""
 
-    tokens: int
-    answer: int = 0
-    keys: tuple[Key, ...] = ()
-    block: int = 16
+    prompt_tokens: int
+    expected_tokens: int = 0
+    block_keys: tuple[BlockKey, ...] = ()
+    block_tokens: int = 16
 
 
 @dataclass(slots=True)
-class Left:
+class RemainingTokens:
     """Tokens of a request that are still to be computed."""
 
     prompt: int
@@ -47,107 +47,111 @@ class Candidate:
     """
 
     def __init__(self, name: str, kept: int = 0) -> None:
-        self.name, self.kept, self.elsewhere = name, kept, 0
-        self._queued = 0
-        self._left: dict[Hashable, Left] = {}
-        self.keys: OrderedDict[Key, None] = OrderedDict()  # names of blocks that were sent there, oldest first
+        self.name, self.cache_blocks, self.queued_by_others = name, kept, 0
+        self._queued_here = 0
+        self._remaining: dict[Hashable, RemainingTokens] = {}
+        self.block_keys: OrderedDict[BlockKey, None] = (
+            OrderedDict()
+        )  # names of blocks that were sent there, oldest first
 
     @property
-    def queued(self) -> int:
+    def queued_tokens(self) -> int:
         """Tokens to be computed before a request that came now could be all that is left."""
-        return self._queued + self.elsewhere
+        return self._queued_here + self.queued_by_others
 
     @property
-    def open(self) -> int:
+    def open_requests(self) -> int:
         """Requests sent there that are not answered."""
-        return len(self._left)
+        return len(self._remaining)
 
-    def stored(self, keys: Sequence[Key]) -> int:
+    def stored_blocks(self, keys: Sequence[BlockKey]) -> int:
         """How many of the first blocks were sent there before, and may still be in its cache."""
         for count, key in enumerate(keys):
-            if key not in self.keys:
+            if key not in self.block_keys:
                 return count
         return len(keys)
 
-    def cost(self, ask: Ask) -> int:
+    def cost(self, ask: RoutingRequest) -> int:
         """Tokens to be computed until it is answered, its own answer not counted."""
-        return self.queued + ask.tokens - self.stored(ask.keys) * ask.block
+        return self.queued_tokens + ask.prompt_tokens - self.stored_blocks(ask.block_keys) * ask.block_tokens
 
-    def take(self, id: Hashable, ask: Ask) -> int:
+    def add_request(self, id: Hashable, ask: RoutingRequest) -> int:
         """It was sent there; the tokens of its prompt that are to be computed."""
-        left = Left(ask.tokens - self.stored(ask.keys) * ask.block, max(ask.answer, 0))
-        self._left[id] = left
-        self._queued += left.total
-        for key in reversed(ask.keys):  # beginnings outlive their endings
-            self.keys[key] = None
-            self.keys.move_to_end(key)
-        while len(self.keys) > self.kept:
-            self.keys.popitem(last=False)
+        left = RemainingTokens(
+            ask.prompt_tokens - self.stored_blocks(ask.block_keys) * ask.block_tokens, max(ask.expected_tokens, 0)
+        )
+        self._remaining[id] = left
+        self._queued_here += left.total
+        for key in reversed(ask.block_keys):  # beginnings outlive their endings
+            self.block_keys[key] = None
+            self.block_keys.move_to_end(key)
+        while len(self.block_keys) > self.cache_blocks:
+            self.block_keys.popitem(last=False)
         return left.prompt
 
-    def said(self, id: Hashable) -> None:
+    def count_token(self, id: Hashable) -> None:
         """A token of its answer came: its prompt is computed, and one less is to come."""
-        if (left := self._left.get(id)) is not None:
+        if (left := self._remaining.get(id)) is not None:
             before = left.total
             left.prompt, left.answer = 0, max(left.answer - 1, 1)  # one that goes on is never done
-            self._queued += left.total - before
+            self._queued_here += left.total - before
 
-    def end(self, id: Hashable) -> None:
+    def remove_request(self, id: Hashable) -> None:
         """It was answered, or is wanted no more."""
-        if (left := self._left.pop(id, None)) is not None:
-            self._queued -= left.total
+        if (left := self._remaining.pop(id, None)) is not None:
+            self._queued_here -= left.total
 
 
-class Answers:
+class AnswerLengths:
     """How long answers were of late, for want of knowing how long the next will be."""
 
     def __init__(self, expected: float = 64) -> None:
         self._mean = expected
 
-    def expected(self, most: int) -> int:
+    def expected_tokens(self, most: int) -> int:
         return min(round(self._mean), most)
 
-    def heard(self, tokens: int) -> None:
+    def add(self, tokens: int) -> None:
         self._mean += (tokens - self._mean) * (1 - 0.5 ** (1 / HALF_LIFE))
 
 
-class Policy(Protocol):
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:
+class RoutingPolicy(Protocol):
+    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:
         """One of `candidates`, of which there is at least one, and why it."""
 
 
-Routed = Callable[[Random], Policy]
+CreatePolicy = Callable[[Random], RoutingPolicy]
 
 
-class Uniform:
+class RandomChoice:
     """Any."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
+    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
         return self._random.choice(candidates), "load"
 
 
-class Rotation:
+class RoundRobin:
     """One after the other."""
 
     def __init__(self, random: Random) -> None:
         self._next = random.randrange(1 << 16)
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
+    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
         self._next += 1
         return candidates[self._next % len(candidates)], "load"
 
 
-class Shortest:
+class ShortestQueue:
     """The one with the fewest tokens queued.  Where there are many routers all of them choose the same one."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
-        return min(candidates, key=lambda one: (one.queued, self._random.random())), "load"
+    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
+        return min(candidates, key=lambda one: (one.queued_tokens, self._random.random())), "load"
 
 
 class TwoChoices:
@@ -156,31 +160,31 @@ class TwoChoices:
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
-        return min(self.two(candidates), key=lambda one: one.queued), "load"
+    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
+        return min(self.sample_two(candidates), key=lambda one: one.queued_tokens), "load"
 
-    def two(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def sample_two(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         return self._random.sample(candidates, min(len(candidates), 2))
 
 
-class Affine(TwoChoices):
+class PrefixAffinity(TwoChoices):
     """Of those two, and of those that have most of the prompt stored the one with the fewest tokens queued, where there
     is least to compute.
 
     So a stored prefix decides exactly where it saves more tokens than are queued before it.
     """
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:
+    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:
         if len(candidates) == 1:
             return candidates[0], "only"
-        two = self.two(candidates)
-        if holders := holding(ask.keys, candidates):
-            two.append(min(holders, key=lambda one: one.queued))
+        two = self.sample_two(candidates)
+        if holders := prefix_holders(ask.block_keys, candidates):
+            two.append(min(holders, key=lambda one: one.queued_tokens))
         chosen = min(two, key=lambda one: one.cost(ask))
-        return chosen, "affinity" if chosen.stored(ask.keys) else "load"
+        return chosen, "affinity" if chosen.stored_blocks(ask.block_keys) else "load"
 
 
-def holding(keys: Sequence[Key], candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+def prefix_holders(keys: Sequence[BlockKey], candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """Who has most of the first blocks; nobody, if nobody has the very first.
 
     Block by block, among those who have all before it: what all have (the same beginning) and what one has (a
@@ -189,16 +193,16 @@ def holding(keys: Sequence[Key], candidates: Sequence[Candidate]) -> Sequence[Ca
     holders: Sequence[Candidate] = ()
     among = candidates
     for key in keys:
-        if not (among := [one for one in among if key in one.keys]):
+        if not (among := [one for one in among if key in one.block_keys]):
             break
         holders = among
     return holders
 
 
-POLICIES: Mapping[str, Routed] = {
-    "random": Uniform,
-    "round-robin": Rotation,
-    "shortest": Shortest,
+POLICIES: Mapping[str, CreatePolicy] = {
+    "random": RandomChoice,
+    "round-robin": RoundRobin,
+    "shortest": ShortestQueue,
     "two-choices": TwoChoices,
-    "affinity": Affine,
+    "affinity": PrefixAffinity,
 }

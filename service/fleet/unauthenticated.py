@@ -9,40 +9,40 @@ import time
 from asyncio import StreamWriter
 from collections.abc import Callable
 
-MOST = 64
-QUIET_S = 1.0  # seconds between two lines in the log
+MAX_UNAUTHENTICATED = 64
+LOG_INTERVAL_S = 1.0  # seconds between two lines in the log
 
 log = logging.getLogger("polyhead.replica")
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """Lives on the event loop thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: dict[StreamWriter, None] = {}  # oldest first
-        self._logged = -QUIET_S + clock()
+        self._connections: dict[StreamWriter, None] = {}  # oldest first
+        self._logged = -LOG_INTERVAL_S + clock()
         self._unlogged = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._connections)
 
-    def enter(self, writer: StreamWriter) -> None:
+    def add(self, writer: StreamWriter) -> None:
         """One more; the oldest is aborted where that would be more than MOST."""
-        while len(self._waiting) >= MOST:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]  # now: its task ends some turns of the loop later
+        while len(self._connections) >= MAX_UNAUTHENTICATED:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]  # now: its task ends some turns of the loop later
             oldest.transport.abort()
-        self._waiting[writer] = None
+        self._connections[writer] = None
 
-    def leave(self, writer: StreamWriter) -> None:
+    def remove(self, writer: StreamWriter) -> None:
         """It has shown that it knows the secret, or it is over."""
-        self._waiting.pop(writer, None)
+        self._connections.pop(writer, None)
 
-    def refused(self, error: Exception) -> None:
+    def log_refusal(self, error: Exception) -> None:
         """Log why one was refused; those of the same second are counted, and the next line has their number."""
         now = self._clock()
-        if now - self._logged < QUIET_S:
+        if now - self._logged < LOG_INTERVAL_S:
             self._unlogged += 1
             return
         more = f"; {self._unlogged} more since the last line" if self._unlogged else ""

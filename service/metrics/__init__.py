@@ -3,6 +3,6 @@
 `python -m polyhead.service.metrics > docs/metrics.md` writes them down.
 """
 
-from .observer import Described, Metrics, Missed, Open, Watched
+from .observer import EarlyOutcome, Metrics, ModelInfo, ObservedEngine, OpenRequests
 
-__all__ = ["Described", "Metrics", "Missed", "Open", "Watched"]
+__all__ = ["EarlyOutcome", "Metrics", "ModelInfo", "ObservedEngine", "OpenRequests"]

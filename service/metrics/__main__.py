@@ -2,7 +2,7 @@
 
 import sys
 
-from .metrics_document import document
+from .metrics_document import render_document
 
 if __name__ == "__main__":
-    sys.stdout.write(document())
+    sys.stdout.write(render_document())

@@ -12,56 +12,59 @@ from prometheus_client import Metric
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-MOST_LINES = 1 << 16  # that are remembered
+MAX_CACHED_LINES = 1 << 16  # that are remembered
 
 
-def plain(families: Iterable[Metric]) -> bytes:
+def prometheus_text(families: Iterable[Metric]) -> bytes:
     """In the text format of Prometheus, version 0.0.4."""
     lines: list[str] = []
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        lines.append(f"# HELP {name} {escaped(family.documentation)}\n# TYPE {name} {family.type}\n")
-        lines += (f"{line(one.name, tuple(one.labels.items()))} {number(one.value)}\n" for one in family.samples)
+        lines.append(f"# HELP {name} {escape_help(family.documentation)}\n# TYPE {name} {family.type}\n")
+        lines += (
+            f"{sample_start(one.name, tuple(one.labels.items()))} {format_value(one.value)}\n" for one in family.samples
+        )
     return "".join(lines).encode()
 
 
-def open_metrics(families: Iterable[Metric]) -> bytes:
+def openmetrics_text(families: Iterable[Metric]) -> bytes:
     """In OpenMetrics, version 1.0.0, with exemplars."""
     lines: list[str] = []
     for family in families:
-        lines.append(f"# HELP {family.name} {quoted(family.documentation)}\n# TYPE {family.name} {family.type}\n")
+        lines.append(f"# HELP {family.name} {escape_label(family.documentation)}\n# TYPE {family.name} {family.type}\n")
         lines += (
-            f"{line(one.name, tuple(one.labels.items()))} {number(one.value)}{example(one.exemplar)}\n"
+            f"{sample_start(one.name, tuple(one.labels.items()))} {format_value(one.value)}"
+            f"{exemplar_text(one.exemplar)}\n"
             for one in family.samples
         )
     return "".join([*lines, "# EOF\n"]).encode()
 
 
-@lru_cache(MOST_LINES)
-def line(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+@lru_cache(MAX_CACHED_LINES)
+def sample_start(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     """All of a sample's line but the value."""
-    return f"{name}{{{written(labels)}}}" if labels else name
+    return f"{name}{{{format_labels(labels)}}}" if labels else name
 
 
-def example(exemplar: Exemplar | None) -> str:
+def exemplar_text(exemplar: Exemplar | None) -> str:
     if exemplar is None:
         return ""
     at = "" if exemplar.timestamp is None else f" {exemplar.timestamp}"
-    labels = written(exemplar.labels.items())
-    return f" # {{{labels}}} {number(exemplar.value)}{at}"
+    labels = format_labels(exemplar.labels.items())
+    return f" # {{{labels}}} {format_value(exemplar.value)}{at}"
 
 
-def number(value: float) -> str:
+def format_value(value: float) -> str:
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
-def written(labels: Iterable[tuple[str, str]]) -> str:
-    return ",".join(f'{label}="{quoted(value)}"' for label, value in sorted(labels))
+def format_labels(labels: Iterable[tuple[str, str]]) -> str:
+    return ",".join(f'{label}="{escape_label(value)}"' for label, value in sorted(labels))
 
 
-def quoted(value: str) -> str:
-    return escaped(value).replace('"', r"\"")
+def escape_label(value: str) -> str:
+    return escape_help(value).replace('"', r"\"")
 
 
-def escaped(text: str) -> str:
+def escape_help(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["counter", "gauge", "histogram"]
-PREFIX = "polyhead_"
+MetricKind = Literal["counter", "gauge", "histogram"]
+METRIC_PREFIX = "polyhead_"
 
-SECONDS = (
+SECOND_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
-SEQUENCES = tuple(float(1 << power) for power in range(0, 11))
-TOKENS = tuple(float(1 << power) for power in range(0, 17, 2))
-LENGTHS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
-LABELS = ("model", "task")
-REPLICAS = "Replicas"  # the section of what an ingress alone has to say
+SEQUENCE_BUCKETS = tuple(float(1 << power) for power in range(0, 11))
+STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
+LENGTH_BUCKETS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
+MODEL_LABELS = ("model", "task")
+REPLICA_SECTION = "Replicas"  # the section of what an ingress alone has to say
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     unit: str
     text: str
@@ -39,9 +39,9 @@ class Metric:
     exemplars: bool = False
 
     @property
-    def exposed(self) -> str:
+    def exposed_name(self) -> str:
         """As it is called on the page; a histogram's series add `_bucket`, `_sum` and `_count` to it."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+        return f"{METRIC_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
 def counter(name: str, labels: tuple[str, ...], unit: str, text: str, alert: str = "") -> Metric:
@@ -52,27 +52,31 @@ def gauge(name: str, labels: tuple[str, ...], unit: str, text: str, alert: str =
     return Metric(name, "gauge", labels, unit, text, alert)
 
 
-def seconds(name: str, labels: tuple[str, ...], text: str, alert: str = "", exemplars: bool = False) -> Metric:
-    return Metric(name, "histogram", labels, "seconds", text, alert, SECONDS, exemplars)
+def seconds_histogram(
+    name: str, labels: tuple[str, ...], text: str, alert: str = "", exemplars: bool = False
+) -> Metric:
+    return Metric(name, "histogram", labels, "seconds", text, alert, SECOND_BUCKETS, exemplars)
 
 
-def sizes(name: str, buckets: tuple[float, ...], unit: str, text: str) -> Metric:
-    return Metric(name, "histogram", LABELS, unit, text, buckets=buckets)
+def size_histogram(name: str, buckets: tuple[float, ...], unit: str, text: str) -> Metric:
+    return Metric(name, "histogram", MODEL_LABELS, unit, text, buckets=buckets)
 
 
 SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Requests": (
         counter(
             "requests",
-            (*LABELS, "outcome"),
+            (*MODEL_LABELS, "outcome"),
             "requests",
             "Texts and prompts by how they ended; HTTP requests that ended before there were any count once.",
             "PolyheadErrorBudgetBurn, PolyheadOverloaded",
         ),
-        counter("requests_received", LABELS, "requests", "Texts and prompts that came; at rest as many as have ended."),
+        counter(
+            "requests_received", MODEL_LABELS, "requests", "Texts and prompts that came; at rest as many as have ended."
+        ),
         counter(
             "failures",
-            (*LABELS, "reason"),
+            (*MODEL_LABELS, "reason"),
             "requests",
             "Texts and prompts that failed or expired, by the code of their error.",
             "PolyheadErrorBudgetBurn",
@@ -84,40 +88,46 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "HTTP requests answered with an error, by its code.",
             "PolyheadErrorBudgetBurn, PolyheadOverloaded",
         ),
-        counter("answers", (*LABELS, "finish"), "requests", "Generated answers that are done, by what ended them."),
+        counter(
+            "answers", (*MODEL_LABELS, "finish"), "requests", "Generated answers that are done, by what ended them."
+        ),
         gauge(
             "requests_waiting",
-            LABELS,
+            MODEL_LABELS,
             "requests",
             "Texts and prompts that wait for their first step.",
             "PolyheadQueueGrows, PolyheadCacheExhausted",
         ),
-        gauge("requests_running", LABELS, "requests", "Texts and prompts being computed."),
-        seconds(
-            "request_seconds", LABELS, "From submission to the last event.", "PolyheadLatencyObjective", exemplars=True
+        gauge("requests_running", MODEL_LABELS, "requests", "Texts and prompts being computed."),
+        seconds_histogram(
+            "request_seconds",
+            MODEL_LABELS,
+            "From submission to the last event.",
+            "PolyheadLatencyObjective",
+            exemplars=True,
         ),
-        seconds(
+        seconds_histogram(
             "time_to_first_token_seconds",
-            LABELS,
+            MODEL_LABELS,
             "From submission to the first token.",
             "PolyheadLatencyObjective",
             exemplars=True,
         ),
-        seconds("inter_token_seconds", LABELS, "Between one token of a request and its next."),
-        seconds(
+        seconds_histogram("inter_token_seconds", MODEL_LABELS, "Between one token of a request and its next."),
+        seconds_histogram(
             "stage_seconds",
-            (*LABELS, "stage"),
+            (*MODEL_LABELS, "stage"),
             "Time in a stage: tokenise and queue a request, forward and sample a step.",
         ),
         counter(
             "tokens",
-            (*LABELS, "kind"),
+            (*MODEL_LABELS, "kind"),
             "tokens",
             "Tokens that came (prompt) and were answered (generated), counted when a request ends; and went through "
             "the network (computed).",
         ),
-        sizes("request_prompt_tokens", LENGTHS, "tokens", "Tokens of a prompt or text."),
-        sizes("request_generated_tokens", LENGTHS, "tokens", "Tokens of a generated answer."),
+        size_histogram("request_prompt_tokens", LENGTH_BUCKETS, "tokens", "Tokens of a prompt or text."),
+        size_histogram("request_generated_tokens", LENGTH_BUCKETS, "tokens", "Tokens of a generated answer."),
     ),
     "HTTP": (
         counter("http_requests", ("method", "route", "status"), "requests", "HTTP requests by route and status."),
@@ -140,7 +150,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         ),
     ),
     "Steps of the engine": (
-        counter("engine_steps", LABELS, "steps", "Steps of the engine."),
+        counter("engine_steps", MODEL_LABELS, "steps", "Steps of the engine."),
         gauge(
             "engine_stalled_seconds",
             (),
@@ -155,19 +165,25 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "Tokens of texts and prompts not answered yet: what replicas are counted by.",
             "PolyheadReplicaImbalance",
         ),
-        sizes("batch_sequences", SEQUENCES, "sequences", "Sequences in a step."),
-        sizes("batch_tokens", TOKENS, "tokens", "Tokens in a step."),
-        counter("padding_tokens", LABELS, "tokens", "Token slots computed for no token."),
-        gauge("kv_blocks", LABELS, "blocks", "Blocks in the cache.", "PolyheadCacheExhausted"),
-        gauge("kv_blocks_used", LABELS, "blocks", "Blocks that running sequences hold.", "PolyheadCacheExhausted"),
-        counter(
-            "preemptions", LABELS, "sequences", "Sequences that lost their blocks to others.", "PolyheadCacheExhausted"
+        size_histogram("batch_sequences", SEQUENCE_BUCKETS, "sequences", "Sequences in a step."),
+        size_histogram("batch_tokens", STEP_TOKEN_BUCKETS, "tokens", "Tokens in a step."),
+        counter("padding_tokens", MODEL_LABELS, "tokens", "Token slots computed for no token."),
+        gauge("kv_blocks", MODEL_LABELS, "blocks", "Blocks in the cache.", "PolyheadCacheExhausted"),
+        gauge(
+            "kv_blocks_used", MODEL_LABELS, "blocks", "Blocks that running sequences hold.", "PolyheadCacheExhausted"
         ),
-        counter("prefix_cached_tokens", LABELS, "tokens", "Prompt tokens found in the cache."),
-        counter("draft_tokens", LABELS, "tokens", "Tokens foretold and tried."),
-        counter("accepted_tokens", LABELS, "tokens", "Tokens foretold that came."),
+        counter(
+            "preemptions",
+            MODEL_LABELS,
+            "sequences",
+            "Sequences that lost their blocks to others.",
+            "PolyheadCacheExhausted",
+        ),
+        counter("prefix_cached_tokens", MODEL_LABELS, "tokens", "Prompt tokens found in the cache."),
+        counter("draft_tokens", MODEL_LABELS, "tokens", "Tokens foretold and tried."),
+        counter("accepted_tokens", MODEL_LABELS, "tokens", "Tokens foretold that came."),
     ),
-    REPLICAS: (
+    REPLICA_SECTION: (
         gauge("replicas", ("model",), "replicas", "Replicas that take requests.", "PolyheadReplicasMissing"),
         gauge(
             "wanted_replicas",
@@ -200,7 +216,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     ),
     "The server and its models": (
         gauge("build_info", ("version",), "1", "The version that runs; always 1."),
-        gauge("model_info", (*LABELS, "family", "dtype", "executor"), "1", "A served model; always 1."),
+        gauge("model_info", (*MODEL_LABELS, "family", "dtype", "executor"), "1", "A served model; always 1."),
         gauge(
             "model_ready",
             ("model",),
@@ -225,16 +241,16 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     ),
 }
 
-METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+ALL_METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
 
 # What prometheus_client says of any process, by how the names begin.
-PROCESS: Mapping[str, str] = {
+PROCESS_METRICS: Mapping[str, str] = {
     "process_": "memory, processor time, open files and start of the process",
     "python_gc_": "objects that Python's garbage collector looked through, by generation",
 }
 
 # What each label may say.  None takes anything from a client: not a path, not a name that is not served, not a key.
-VALUES: Mapping[str, str] = {
+LABEL_VALUES: Mapping[str, str] = {
     "model": "a name that is served, an adapter's (`base:name`) too; empty where a request named none that is",
     "task": "`generate`, `classify`, `rank`, `embed`, `tag`, `span`, `fill`; empty where the model is not known",
     "outcome": "`done`, `failed` (an error of ours), `aborted` (the client left), `expired` (its deadline passed), "

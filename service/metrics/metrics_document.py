@@ -6,9 +6,18 @@ Knows no values.
 from collections.abc import Iterable, Iterator, Sequence
 
 from . import vllm_names as borrowed
-from .metric_table import LENGTHS, PROCESS, SECONDS, SECTIONS, SEQUENCES, TOKENS, VALUES, Metric
+from .metric_table import (
+    LABEL_VALUES,
+    LENGTH_BUCKETS,
+    PROCESS_METRICS,
+    SECOND_BUCKETS,
+    SECTIONS,
+    SEQUENCE_BUCKETS,
+    STEP_TOKEN_BUCKETS,
+    Metric,
+)
 
-OPENING = """# Metrics
+INTRODUCTION = """# Metrics
 
 What `GET /metrics` says. Written by `python -m polyhead.service.metrics > docs/metrics.md` from the tables that the
 page itself is made of ([declared](../service/metrics/declared.py), [borrowed](../service/metrics/borrowed.py)); a
@@ -24,7 +33,7 @@ page itself is made of ([declared](../service/metrics/declared.py), [borrowed](.
 - In OpenMetrics the histograms marked * carry exemplars, `{trace_id="..."}`, of requests whose trace is kept.
 - **alert**: the rules in deploy/prometheus that look at it. `PolyheadDown` looks at Prometheus's own `up`."""
 
-VLLM = """## Under vLLM's names
+VLLM_SECTION = """## Under vLLM's names
 
 With `--vllm-metrics true` what is said of generators is there once more, as vLLM (v1) calls it, so that dashboards and
 autoscalers made for it work unchanged (`vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc`, ...). It is translated
@@ -35,54 +44,58 @@ and a decode phase (there are none), vLLM's configuration, its lists of adapters
 `promtool check metrics` complains of these names, of their colons above all; without the switch it says nothing."""
 
 
-def document() -> str:
+def render_document() -> str:
     """The whole file."""
-    sections = [OPENING]
+    sections = [INTRODUCTION]
     for title, metrics in SECTIONS.items():
-        rows = (described(metric) for metric in metrics)
-        sections += [f"## {title}", table(("name", "type", "labels", "unit", "meaning", "alert"), rows)]
-    sections += ["## Buckets", table(("unit", "of", "up to"), buckets())]
-    sections += ["## Labels", table(("label", "what it says"), labels())]
-    sections += ["## The process", "From prometheus_client, as for any Python process.", table(NAMES, process())]
-    sections += [VLLM, table(("name", "type", "labels", "made of"), compatible())]
+        rows = (metric_row(metric) for metric in metrics)
+        sections += [f"## {title}", markdown_table(("name", "type", "labels", "unit", "meaning", "alert"), rows)]
+    sections += ["## Buckets", markdown_table(("unit", "of", "up to"), bucket_rows())]
+    sections += ["## Labels", markdown_table(("label", "what it says"), label_rows())]
+    sections += [
+        "## The process",
+        "From prometheus_client, as for any Python process.",
+        markdown_table(PROCESS_COLUMNS, process_rows()),
+    ]
+    sections += [VLLM_SECTION, markdown_table(("name", "type", "labels", "made of"), vllm_rows())]
     return "\n\n".join(sections) + "\n"
 
 
-NAMES = ("names", "meaning")
+PROCESS_COLUMNS = ("names", "meaning")
 
 
-def described(metric: Metric) -> Sequence[str]:
+def metric_row(metric: Metric) -> Sequence[str]:
     kind = f"{metric.kind}*" if metric.exemplars else metric.kind
-    return f"`{metric.exposed}`", kind, quoted(metric.labels), metric.unit, metric.text, metric.alert
+    return f"`{metric.exposed_name}`", kind, quote_names(metric.labels), metric.unit, metric.text, metric.alert
 
 
-def buckets() -> Iterator[Sequence[str]]:
+def bucket_rows() -> Iterator[Sequence[str]]:
     for unit, of, bounds in (
-        ("seconds", "every `_seconds`", SECONDS),
-        ("sequences", "`polyhead_batch_sequences`", SEQUENCES),
-        ("tokens", "`polyhead_batch_tokens`", TOKENS),
-        ("tokens", "`polyhead_request_*_tokens`", LENGTHS),
+        ("seconds", "every `_seconds`", SECOND_BUCKETS),
+        ("sequences", "`polyhead_batch_sequences`", SEQUENCE_BUCKETS),
+        ("tokens", "`polyhead_batch_tokens`", STEP_TOKEN_BUCKETS),
+        ("tokens", "`polyhead_request_*_tokens`", LENGTH_BUCKETS),
     ):
         yield unit, of, ", ".join(f"{bound:.10g}" for bound in bounds)
 
 
-def labels() -> Iterator[Sequence[str]]:
-    return ((f"`{label}`", values) for label, values in VALUES.items())
+def label_rows() -> Iterator[Sequence[str]]:
+    return ((f"`{label}`", values) for label, values in LABEL_VALUES.items())
 
 
-def process() -> Iterator[Sequence[str]]:
-    return ((f"`{begin}*`", text) for begin, text in PROCESS.items())
+def process_rows() -> Iterator[Sequence[str]]:
+    return ((f"`{begin}*`", text) for begin, text in PROCESS_METRICS.items())
 
 
-def compatible() -> Iterator[Sequence[str]]:
-    for one in borrowed.TABLE:
-        yield f"`{one.exposed}`", one.kind, quoted((*borrowed.LABELS, *one.labels)), one.text
+def vllm_rows() -> Iterator[Sequence[str]]:
+    for one in borrowed.VLLM_METRICS:
+        yield f"`{one.exposed_name}`", one.kind, quote_names((*borrowed.VLLM_LABELS, *one.labels)), one.text
 
 
-def quoted(names: Iterable[str]) -> str:
+def quote_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)

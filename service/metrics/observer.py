@@ -10,23 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, Protocol
 
-from ..concurrency.outcome import on_thread
-from ..core.names import trunk_of
-from ..core.request import Duty
+from ..concurrency.outcome import run_on_thread
+from ..core.names import base_model_name
+from ..core.request import WorkerTask
 from ..core.version import VERSION
-from ..engine.worker import Ended, StepReport
-from .metric_table import METRICS
-from .series import Series
-from .vllm_names import vllm_names
+from ..engine.worker import RequestEnd, StepReport
+from .metric_table import ALL_METRICS
+from .series import MetricSeries
+from .vllm_names import vllm_families
 
-Missed = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
-Labels = tuple[str, str]  # model and task
-Queue = tuple[str, str, int]  # model, replica, tokens
-REMEMBERED = 64  # unloaded models whose counters stay on the page
-Zeros = tuple[tuple[str, ...], ...]  # names of metrics, and what their labels beside those say
+EarlyOutcome = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
+ModelLabels = tuple[str, str]  # model and task
+ReplicaQueue = tuple[str, str, int]  # model, replica, tokens
+MAX_UNLOADED_MODELS = 64  # unloaded models whose counters stay on the page
+SeriesNames = tuple[tuple[str, ...], ...]  # names of metrics, and what their labels beside those say
 
 # What is on the page as soon as a model is ready, so that rates over its first minute are right.
-OF_REQUESTS: Zeros = (
+REQUEST_SERIES: SeriesNames = (
     ("requests_received",),
     *(("requests", outcome) for outcome in ("done", "failed", "aborted", "expired")),
     *(("failures", reason) for reason in ("step_failed", "stopped", "expired")),
@@ -37,13 +37,13 @@ OF_REQUESTS: Zeros = (
     ("stage_seconds", "tokenise"),
     ("tokens", "prompt"),
 )
-OF_ANSWERS: Zeros = (
+ANSWER_SERIES: SeriesNames = (
     ("answers", "stop"),
     ("answers", "length"),
     ("request_generated_tokens",),
     ("tokens", "generated"),
 )
-OF_STEPS: Zeros = (
+STEP_SERIES: SeriesNames = (
     ("engine_steps",),
     ("batch_sequences",),
     ("batch_tokens",),
@@ -52,7 +52,7 @@ OF_STEPS: Zeros = (
     ("stage_seconds", "forward"),
     ("tokens", "computed"),
 )
-OF_TALK: Zeros = (
+GENERATION_SERIES: SeriesNames = (
     ("time_to_first_token_seconds",),
     ("inter_token_seconds",),
     ("stage_seconds", "sample"),
@@ -63,7 +63,7 @@ OF_TALK: Zeros = (
 )
 
 
-class Open(Protocol):
+class OpenRequests(Protocol):
     """Texts and prompts of one model that are not answered yet."""
 
     @property
@@ -73,7 +73,7 @@ class Open(Protocol):
     def running(self) -> int: ...
 
 
-class Watched(Protocol):
+class ObservedEngine(Protocol):
     """What is asked of the engine whenever the page is read."""
 
     @property
@@ -83,29 +83,29 @@ class Watched(Protocol):
     def stalled(self) -> float:
         """Seconds without progress while somebody waits."""
 
-    def counts(self) -> Mapping[tuple[str, Duty], Open]: ...
+    def counts(self) -> Mapping[tuple[str, WorkerTask], OpenRequests]: ...
 
 
-class Roll(Protocol):
+class ObservedReplicas(Protocol):
     """What is asked of whoever sends to replicas whenever the page is read: numbers by model."""
 
-    def counted(self) -> Mapping[str, int]:
+    def ready_counts(self) -> Mapping[str, int]:
         """Replicas that take requests."""
 
-    def wanted(self) -> Mapping[str, int]:
+    def target_counts(self) -> Mapping[str, int]:
         """Replicas that there should be, where that was said."""
 
-    def queues(self) -> Iterable[Queue]: ...
+    def queued_tokens(self) -> Iterable[ReplicaQueue]: ...
 
 
-class Described(Protocol):
+class ModelInfo(Protocol):
     """What the page says of a served model."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def task(self) -> Duty: ...
+    def task(self) -> WorkerTask: ...
 
     @property
     def family(self) -> str: ...
@@ -124,16 +124,16 @@ class Metrics:
 
     def __init__(self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False) -> None:
         self._models, self._keys = set(models), keys  # which may change
-        self._fixed = frozenset(models)  # those of the settings
-        self._gone: dict[str, None] = {}  # names that were unloaded and are not fixed, the oldest first
-        self._described: dict[str, tuple[str, ...]] = {}  # labels of model_info
-        self._counted: set[tuple[str, Duty]] = set()  # of which open requests were last told
-        self._watched: list[Callable[[], None]] = []  # each asks something how it is, and notes it
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="metrics")
-        self._series = Series(METRICS)
+        self._configured = frozenset(models)  # those of the settings
+        self._unloaded: dict[str, None] = {}  # names that were unloaded and are not fixed, the oldest first
+        self._info_labels: dict[str, tuple[str, ...]] = {}  # labels of model_info
+        self._open_models: set[tuple[str, WorkerTask]] = set()  # of which open requests were last told
+        self._polls: list[Callable[[], None]] = []  # each asks something how it is, and notes it
+        self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+        self._series = MetricSeries(ALL_METRICS)
         self._counter, self._gauge, self._histogram = self._series.counter, self._series.gauge, self._series.histogram
         if vllm:
-            self._series.include(vllm_names)
+            self._series.add_families(vllm_families)
         self._gauge("build_info", VERSION).set(1)
         for name in models:
             self._gauge("model_ready", name).set(0)
@@ -142,9 +142,9 @@ class Metrics:
             for kind in ("prompt", "generated"):
                 self._counter("key_tokens", key, kind)
 
-    def step(self, report: StepReport) -> None:
+    def record_step(self, report: StepReport) -> None:
         """One step of the engine."""
-        labels = (self._name(report.model), report.task)
+        labels = (self._label_of(report.model), report.task)
         self._counter("engine_steps", *labels).inc()
         self._histogram("batch_sequences", *labels).observe(report.sequences)
         self._histogram("batch_tokens", *labels).observe(report.tokens)
@@ -155,9 +155,9 @@ class Metrics:
         for seconds in report.queue_s:
             queue.observe(seconds)
         if report.task == "generate":
-            self._generated(report, labels)
+            self._record_generation(report, labels)
 
-    def _generated(self, report: StepReport, labels: Labels) -> None:
+    def _record_generation(self, report: StepReport, labels: ModelLabels) -> None:
         self._histogram("stage_seconds", *labels, "sample").observe(report.sample_s)
         self._gauge("kv_blocks", *labels).set(report.blocks_total)
         self._gauge("kv_blocks_used", *labels).set(report.blocks_used)
@@ -167,18 +167,18 @@ class Metrics:
         self._counter("accepted_tokens", *labels).inc(report.accepted)
         first = self._histogram("time_to_first_token_seconds", *labels)
         for seconds, trace in report.first_token_s:
-            first.observe(seconds, exemplar(trace))
+            first.observe(seconds, trace_exemplar(trace))
         inter = self._histogram("inter_token_seconds", *labels)
         for seconds in report.inter_token_s:
             inter.observe(seconds)
 
-    def ended(self, ended: Ended) -> None:
+    def record_end(self, ended: RequestEnd) -> None:
         """The last event of a text or prompt."""
-        labels, generates = (self._name(ended.model), ended.task), ended.task == "generate"
+        labels, generates = (self._label_of(ended.model), ended.task), ended.task == "generate"
         self._counter("requests", *labels, ended.outcome).inc()
         if ended.reason:
             self._counter("failures", *labels, ended.reason).inc()
-        self._histogram("request_seconds", *labels).observe(ended.seconds, exemplar(ended.terms.trace))
+        self._histogram("request_seconds", *labels).observe(ended.seconds, trace_exemplar(ended.terms.trace))
         self._histogram("request_prompt_tokens", *labels).observe(ended.prompt_tokens)
         self._counter("tokens", *labels, "prompt").inc(ended.prompt_tokens)
         if generates and ended.finish:
@@ -190,22 +190,22 @@ class Metrics:
             self._counter("key_tokens", ended.terms.owner, "prompt").inc(ended.prompt_tokens)
             self._counter("key_tokens", ended.terms.owner, "generated").inc(ended.completion_tokens if generates else 0)
 
-    def rested(self, model: str, task: Duty) -> None:
+    def record_idle(self, model: str, task: WorkerTask) -> None:
         """Nothing of this model can be computed: it has ended, or its readers are behind."""
         if task == "generate":
-            self._gauge("kv_blocks_used", self._name(model), task).set(0)
+            self._gauge("kv_blocks_used", self._label_of(model), task).set(0)
 
-    def tokenised(self, model: str, task: Duty, seconds: float) -> None:
+    def record_tokenisation(self, model: str, task: WorkerTask, seconds: float) -> None:
         """A request's texts became tokens, or were found not to."""
-        self._histogram("stage_seconds", self._name(model), task, "tokenise").observe(seconds)
+        self._histogram("stage_seconds", self._label_of(model), task, "tokenise").observe(seconds)
 
-    def received(self, model: str, task: Duty, count: int) -> None:
+    def record_submitted(self, model: str, task: WorkerTask, count: int) -> None:
         """So many texts or prompts were submitted; each will end once."""
-        self._counter("requests_received", self._name(model), task).inc(count)
+        self._counter("requests_received", self._label_of(model), task).inc(count)
 
-    def missed(self, outcome: Missed, code: str, model: str = "", task: str = "") -> None:
+    def record_early_end(self, outcome: EarlyOutcome, code: str, model: str = "", task: str = "") -> None:
         """An HTTP request ended before anything of it reached the engine; `code` is the error's."""
-        labels = (self._name(model), task)
+        labels = (self._label_of(model), task)
         self._counter("requests_received", *labels).inc()
         self._counter("requests", *labels, outcome).inc()
         if outcome == "rejected":
@@ -213,11 +213,11 @@ class Metrics:
         elif outcome == "expired":
             self._counter("failures", *labels, code).inc()
 
-    def cut(self) -> None:
+    def record_cut_connection(self) -> None:
         """A client that did not read was cut off."""
         self._counter("connections_cut").inc()
 
-    def answered(self, method: str, route: str, status: int, owner: str = "") -> None:
+    def record_response(self, method: str, route: str, status: int, owner: str = "") -> None:
         """An HTTP request is over; `route` is the route's template, not the path that was asked for, and `owner` the
         name of the key it came with, if any."""
         self._counter("http_requests", method, route, str(status)).inc()
@@ -226,126 +226,126 @@ class Metrics:
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
         """Ask `count` for the HTTP requests in flight whenever the page is read."""
-        self._watch("http_requests_in_flight", count)
+        self._add_poll("http_requests_in_flight", count)
 
     def watch_drain(self, since: Callable[[], float], limit: float) -> None:
         """Ask `since` for how long the server has been stopping whenever the page is read; it has `limit` seconds."""
-        self._watch("draining_seconds", since)
+        self._add_poll("draining_seconds", since)
         self._gauge("draining_limit_seconds").set(limit)
 
-    def watch_engine(self, engine: Watched) -> None:
+    def watch_engine(self, engine: ObservedEngine) -> None:
         """Ask `engine` what is under way whenever the page is read."""
-        self._watch("tokens_in_flight", lambda: engine.tokens)
-        self._watch("engine_stalled_seconds", engine.stalled)
-        self._watched.append(lambda: self._count(engine.counts()))
+        self._add_poll("tokens_in_flight", lambda: engine.tokens)
+        self._add_poll("engine_stalled_seconds", engine.stalled)
+        self._polls.append(lambda: self._set_open_requests(engine.counts()))
 
-    def watch_replicas(self, roll: Roll) -> None:
+    def watch_replicas(self, roll: ObservedReplicas) -> None:
         """Ask `roll` for replicas, those there should be, and what is queued at each, whenever the page is read."""
         told: set[tuple[str, str]] = set()
 
         def look() -> None:
-            for model, replicas in roll.counted().items():
+            for model, replicas in roll.ready_counts().items():
                 self._gauge("replicas", model).set(replicas)
                 self._gauge("model_ready", model).set(replicas > 0)
-            for model, replicas in roll.wanted().items():
+            for model, replicas in roll.target_counts().items():
                 self._gauge("wanted_replicas", model).set(replicas)
-            queued = {(model, replica): tokens for model, replica, tokens in roll.queues()}
+            queued = {(model, replica): tokens for model, replica, tokens in roll.queued_tokens()}
             for labels in told - queued.keys():
-                self._gauge.forget("replica_queued_tokens", *labels)
+                self._gauge.remove("replica_queued_tokens", *labels)
             for labels, tokens in queued.items():
                 self._gauge("replica_queued_tokens", *labels).set(tokens)
             told.clear()
             told.update(queued)
 
-        self._watched.append(look)
+        self._polls.append(look)
 
-    def routed(self, model: str, why: str) -> None:
+    def record_routed(self, model: str, why: str) -> None:
         self._counter("routed", model, why).inc()
 
-    def rerouted(self, model: str, count: int) -> None:
+    def record_rerouted(self, model: str, count: int) -> None:
         """So many were sent again: their replica was lost before it said anything."""
         self._counter("rerouted", model).inc(count)
 
-    def lost(self, model: str) -> None:
+    def record_lost_replica(self, model: str) -> None:
         """The connection to a replica broke."""
         self._counter("replicas_lost", model).inc()
 
-    def _watch(self, name: str, value: Callable[[], float]) -> None:
-        self._watched.append(lambda: self._gauge(name).set(value()))
+    def _add_poll(self, name: str, value: Callable[[], float]) -> None:
+        self._polls.append(lambda: self._gauge(name).set(value()))
 
-    def _count(self, counts: Mapping[tuple[str, Duty], Open]) -> None:
-        for model, task in self._counted - counts.keys():  # whoever did that is gone
-            self._gauge("requests_waiting", self._name(model), task).set(0)
-            self._gauge("requests_running", self._name(model), task).set(0)
-        self._counted = set(counts)
+    def _set_open_requests(self, counts: Mapping[tuple[str, WorkerTask], OpenRequests]) -> None:
+        for model, task in self._open_models - counts.keys():  # whoever did that is gone
+            self._gauge("requests_waiting", self._label_of(model), task).set(0)
+            self._gauge("requests_running", self._label_of(model), task).set(0)
+        self._open_models = set(counts)
         for (model, task), count in counts.items():
-            self._gauge("requests_waiting", self._name(model), task).set(count.waiting)
-            self._gauge("requests_running", self._name(model), task).set(count.running)
+            self._gauge("requests_waiting", self._label_of(model), task).set(count.waiting)
+            self._gauge("requests_running", self._label_of(model), task).set(count.running)
 
-    def loaded(self, model: Described) -> None:
+    def record_loaded(self, model: ModelInfo) -> None:
         """A model is ready.  All its series appear at once."""
         labels = (model.name, model.task)
-        self._forget(model.name)
+        self._remove_info(model.name)
         self._models.add(model.name)
-        self._gone.pop(model.name, None)
-        self._described[model.name] = (*labels, model.family, model.dtype, model.executor)
-        self._gauge("model_info", *self._described[model.name]).set(1)
+        self._unloaded.pop(model.name, None)
+        self._info_labels[model.name] = (*labels, model.family, model.dtype, model.executor)
+        self._gauge("model_info", *self._info_labels[model.name]).set(1)
         self._gauge("model_ready", model.name).set(1)
-        for name, *others in zeros(model):
-            self._series.start(name, *labels, *others)
+        for name, *others in initial_series(model):
+            self._series.create(name, *labels, *others)
 
-    def unloaded(self, model: Described) -> None:
+    def record_unloaded(self, model: ModelInfo) -> None:
         """A model is gone.  Its counters stay, for rates, until REMEMBERED others have gone after it.
 
         Names of the settings stay for good.  Whoever may load models could fill the page otherwise.
         """
         labels = (model.name, model.task)
-        self._forget(model.name)
+        self._remove_info(model.name)
         self._gauge("model_ready", model.name).set(0)
-        cached = model.task == "generate" and not trunk_of(model.name)
+        cached = model.task == "generate" and not base_model_name(model.name)
         for gauge in ("requests_running", "requests_waiting", *(("kv_blocks",) if cached else ())):
             self._gauge(gauge, *labels).set(0)
-        if model.name not in self._fixed:
-            self._gone.pop(model.name, None)
-            self._gone[model.name] = None
-        while len(self._gone) > REMEMBERED:
-            oldest = next(iter(self._gone))
-            del self._gone[oldest]
+        if model.name not in self._configured:
+            self._unloaded.pop(model.name, None)
+            self._unloaded[model.name] = None
+        while len(self._unloaded) > MAX_UNLOADED_MODELS:
+            oldest = next(iter(self._unloaded))
+            del self._unloaded[oldest]
             self._models.discard(oldest)
-            self._series.forget_model(oldest)
+            self._series.remove_model(oldest)
 
-    def _forget(self, name: str) -> None:
-        if name in self._described:
-            self._gauge.forget("model_info", *self._described.pop(name))
+    def _remove_info(self, name: str) -> None:
+        if name in self._info_labels:
+            self._gauge.remove("model_info", *self._info_labels.pop(name))
 
-    def page(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise."""
-        self._ask()
-        return self._series.page(accept)
+        self._poll()
+        return self._series.render(accept)
 
-    async def written(self, accept: str, *, packed: bool = False) -> tuple[bytes, str]:
+    async def render_on_thread(self, accept: str, *, packed: bool = False) -> tuple[bytes, str]:
         """The same, on a thread of its own, since the event loop has others to answer; gzipped if `packed`."""
-        self._ask()
-        page = self._series.packed if packed else self._series.page
-        return await on_thread(partial(page, accept), self._writer)
+        self._poll()
+        page = self._series.render_gzipped if packed else self._series.render
+        return await run_on_thread(partial(page, accept), self._render_thread)
 
-    def _ask(self) -> None:
-        for ask in self._watched:
+    def _poll(self) -> None:
+        for ask in self._polls:
             ask()
 
-    def _name(self, model: str) -> str:
+    def _label_of(self, model: str) -> str:
         return model if model in self._models else ""
 
 
-def zeros(model: Described) -> Iterator[tuple[str, ...]]:
+def initial_series(model: ModelInfo) -> Iterator[tuple[str, ...]]:
     """What there is to say of a model: steps are their model's, not the adapters' that it is computed with."""
-    generates, steps = model.task == "generate", not trunk_of(model.name)
-    yield from OF_REQUESTS
-    yield from OF_ANSWERS if generates else ()
-    yield from OF_STEPS if steps else ()
-    yield from OF_TALK if generates and steps else ()
+    generates, steps = model.task == "generate", not base_model_name(model.name)
+    yield from REQUEST_SERIES
+    yield from ANSWER_SERIES if generates else ()
+    yield from STEP_SERIES if steps else ()
+    yield from GENERATION_SERIES if generates and steps else ()
 
 
-def exemplar(trace: str) -> dict[str, str] | None:
+def trace_exemplar(trace: str) -> dict[str, str] | None:
     """What leads from a bucket to a trace that fell into it."""
     return {"trace_id": trace} if trace else None

@@ -23,23 +23,23 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as PLAIN_TEXT
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
 
-from .exposition import open_metrics, plain
-from .metric_table import PREFIX, Metric
+from .exposition import openmetrics_text, prometheus_text
+from .metric_table import METRIC_PREFIX, Metric
 
-OPEN_VERSION = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]{1,4}){0,3}")  # of OpenMetrics, 1.0.0 and later
+OPENMETRICS_VERSION = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]{1,4}){0,3}")  # of OpenMetrics, 1.0.0 and later
 
 Families = Mapping[str, Family]
-Known = TypeVar("Known", bound=MetricWrapperBase)
+MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 
-class Kept(Generic[Known]):
+class SeriesCache(Generic[MetricT]):
     """The metrics of one kind, by name, and those of their series that were asked for."""
 
-    def __init__(self, metrics: Mapping[str, Known]) -> None:
+    def __init__(self, metrics: Mapping[str, MetricT]) -> None:
         self._metrics = metrics
-        self._series: dict[tuple[str, ...], Known] = {}
+        self._series: dict[tuple[str, ...], MetricT] = {}
 
-    def __call__(self, name: str, *labels: str) -> Known:
+    def __call__(self, name: str, *labels: str) -> MetricT:
         """The series with these labels, from then on at zero on the page."""
         known = self._series.get((name, *labels))
         if known is None:
@@ -47,29 +47,29 @@ class Kept(Generic[Known]):
             known = self._series[(name, *labels)] = metric.labels(*labels) if labels else metric
         return known
 
-    def forget(self, name: str, *labels: str) -> None:
+    def remove(self, name: str, *labels: str) -> None:
         """Take a series off the page."""
         self._metrics[name].remove(*labels)
         self._series.pop((name, *labels), None)
 
-    def drop(self, places: Mapping[str, int], value: str) -> None:
+    def remove_matching(self, places: Mapping[str, int], value: str) -> None:
         """Take off the page every series of these metrics whose label at the metric's place is `value`."""
         for name, *labels in list(self._series):  # a copy: other threads count
             if name in places and labels[places[name]] == value:
-                self.forget(name, *labels)
+                self.remove(name, *labels)
 
 
-class Series:
+class MetricSeries:
     """The series of a table of metrics.  Counters, gauges and histograms are called with a name and label values."""
 
     def __init__(self, declared: Sequence[Metric]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, with a time
-        self._page = page = CollectorRegistry()
+        self._registry = page = CollectorRegistry()
         ProcessCollector(registry=page)
         GCCollector(registry=page)
         counters, gauges, histograms = {}, {}, {}
         for one in declared:
-            named = PREFIX + one.name, one.text, one.labels
+            named = METRIC_PREFIX + one.name, one.text, one.labels
             match one.kind:
                 case "counter":
                     counters[one.name] = Counter(*named, registry=page)
@@ -77,55 +77,55 @@ class Series:
                     gauges[one.name] = Gauge(*named, registry=page)
                 case "histogram":
                     histograms[one.name] = Histogram(*named, buckets=one.buckets, registry=page)
-        self.counter, self.gauge, self.histogram = Kept(counters), Kept(gauges), Kept(histograms)
-        self._more: Callable[[Families], Iterable[Family]] = nothing
-        self._kinds: Mapping[str, Callable[..., object]] = {
+        self.counter, self.gauge, self.histogram = SeriesCache(counters), SeriesCache(gauges), SeriesCache(histograms)
+        self._extra_families: Callable[[Families], Iterable[Family]] = no_families
+        self._by_name: Mapping[str, Callable[..., object]] = {
             **dict.fromkeys(counters, self.counter),
             **dict.fromkeys(gauges, self.gauge),
             **dict.fromkeys(histograms, self.histogram),
         }
-        self._of_model = {one.name: one.labels.index("model") for one in declared if "model" in one.labels}
+        self._model_label_index = {one.name: one.labels.index("model") for one in declared if "model" in one.labels}
 
-    def start(self, name: str, *labels: str) -> None:
+    def create(self, name: str, *labels: str) -> None:
         """Have a series on the page, at zero, of which nothing was told yet."""
-        self._kinds[name](name, *labels)
+        self._by_name[name](name, *labels)
 
-    def forget_model(self, model: str) -> None:
+    def remove_model(self, model: str) -> None:
         """Take every series of that model off the page."""
         for kept in (self.counter, self.gauge, self.histogram):
-            kept.drop(self._of_model, model)
+            kept.remove_matching(self._model_label_index, model)
 
-    def include(self, more: Callable[[Families], Iterable[Family]]) -> None:
+    def add_families(self, more: Callable[[Families], Iterable[Family]]) -> None:
         """Have on the page what `more` makes of the rest of it."""
-        self._more = more
+        self._extra_families = more
 
-    def page(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise.
 
         Any thread may ask, while others count.
         """
-        families = {family.name: family for family in self._page.collect()}
-        everything = [*families.values(), *self._more(families)]
-        if asks_open_metrics(accept):
-            return open_metrics(everything), OPEN_METRICS
-        return plain(everything), PLAIN_TEXT
+        families = {family.name: family for family in self._registry.collect()}
+        everything = [*families.values(), *self._extra_families(families)]
+        if accepts_openmetrics(accept):
+            return openmetrics_text(everything), OPEN_METRICS
+        return prometheus_text(everything), PLAIN_TEXT
 
-    def packed(self, accept: str) -> tuple[bytes, str]:
+    def render_gzipped(self, accept: str) -> tuple[bytes, str]:
         """The same, gzipped."""
-        page, content_type = self.page(accept)
+        page, content_type = self.render(accept)
         return gzip.compress(page, compresslevel=1), content_type
 
 
-def asks_open_metrics(accept: str) -> bool:
+def accepts_openmetrics(accept: str) -> bool:
     """Whether a header Accept names OpenMetrics, in a version from 1.0 on or without one."""
     for part in accept.split(","):
         kind, *options = (option.strip() for option in part.split(";"))
         versions = [option.removeprefix("version=") for option in options if option.startswith("version=")]
-        if kind == "application/openmetrics-text" and (not versions or OPEN_VERSION.fullmatch(versions[0])):
+        if kind == "application/openmetrics-text" and (not versions or OPENMETRICS_VERSION.fullmatch(versions[0])):
             return True
     return False
 
 
-def nothing(families: Families) -> Iterable[Family]:  # noqa: ARG001
+def no_families(families: Families) -> Iterable[Family]:  # noqa: ARG001
     """What there is beside what was counted, as long as nothing is included."""
     return ()

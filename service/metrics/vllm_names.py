@@ -12,72 +12,72 @@ from itertools import chain
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
-from ..core.names import trunk_of
-from .metric_table import PREFIX, Kind
+from ..core.names import base_model_name
+from .metric_table import METRIC_PREFIX, MetricKind
 from .series import Families
 
-LABELS = ("model_name", "engine")
+VLLM_LABELS = ("model_name", "engine")
 ENGINE = "0"  # there is one
-ENDS = {"failed": "error", "aborted": "abort", "expired": "abort"}  # outcomes, as vLLM's finished_reason
+FINISHED_REASONS = {"failed": "error", "aborted": "abort", "expired": "abort"}  # outcomes, as vLLM's finished_reason
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class VllmMetric:
     """A metric of vLLM's, made of ours: `read` gives its samples, `text` says of which."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
-    read: Callable[[Families], Iterable[Sample]]
+    read_samples: Callable[[Families], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
     @property
-    def exposed(self) -> str:
+    def exposed_name(self) -> str:
         return f"vllm:{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-def vllm_names(ours: Families) -> Iterator[Metric]:
+def vllm_families(ours: Families) -> Iterator[Metric]:
     """What `TABLE` makes of our families, by name."""
-    for one in TABLE:
+    for one in VLLM_METRICS:
         family = Metric(f"vllm:{one.name}", one.text, one.kind)
-        family.samples = [sample._replace(name=family.name + sample.name) for sample in one.read(ours)]
+        family.samples = [sample._replace(name=family.name + sample.name) for sample in one.read_samples(ours)]
         yield family
 
 
-def generators(ours: Families, name: str, **labels: str) -> Iterator[Sample]:
+def generator_samples(ours: Families, name: str, **labels: str) -> Iterator[Sample]:
     """Those samples of a metric that are of generators and have these labels."""
     wanted = {"task": "generate", **labels}.items()
-    return (one for one in ours[PREFIX + name].samples if wanted <= one.labels.items() and one.labels["model"])
+    return (one for one in ours[METRIC_PREFIX + name].samples if wanted <= one.labels.items() and one.labels["model"])
 
 
-def written(sample: Sample, of: str, value: float | None = None, **labels: str) -> Sample:
+def to_vllm_sample(sample: Sample, of: str, value: float | None = None, **labels: str) -> Sample:
     """A sample of the metric `of` in vLLM's labels; its name is what it has beside the metric's."""
     named = {"model_name": sample.labels["model"], "engine": ENGINE, **labels}
     named |= {label: sample.labels[label] for label in ("le",) if label in sample.labels}
-    ending = sample.name.removeprefix(PREFIX + of)
+    ending = sample.name.removeprefix(METRIC_PREFIX + of)
     return sample._replace(name=ending, labels=named, value=sample.value if value is None else value)
 
 
-def same(of: str, **labels: str) -> Callable[[Families], Iterable[Sample]]:
+def copy_metric(of: str, **labels: str) -> Callable[[Families], Iterable[Sample]]:
     """The metric `of` as it is."""
-    return lambda ours: (written(sample, of) for sample in generators(ours, of, **labels))
+    return lambda ours: (to_vllm_sample(sample, of) for sample in generator_samples(ours, of, **labels))
 
 
-def used(ours: Families) -> Iterator[Sample]:
+def cache_usage(ours: Families) -> Iterator[Sample]:
     """The part of a model's cache that is used: 0 before its first step.  An adapter's is its model's."""
-    blocks = {one.labels["model"]: one.value for one in generators(ours, "kv_blocks")}
-    taken = {one.labels["model"]: one.value for one in generators(ours, "kv_blocks_used")}
-    for sample in generators(ours, "requests_running"):
-        name = trunk_of(sample.labels["model"]) or sample.labels["model"]
+    blocks = {one.labels["model"]: one.value for one in generator_samples(ours, "kv_blocks")}
+    taken = {one.labels["model"]: one.value for one in generator_samples(ours, "kv_blocks_used")}
+    for sample in generator_samples(ours, "requests_running"):
+        name = base_model_name(sample.labels["model"]) or sample.labels["model"]
         most = blocks.get(name, 0.0)
-        yield written(sample, "requests_running", taken.get(name, 0.0) / most if most else 0.0)
+        yield to_vllm_sample(sample, "requests_running", taken.get(name, 0.0) / most if most else 0.0)
 
 
-def drawn(ours: Families) -> Iterator[Sample]:
+def generated_tokens(ours: Families) -> Iterator[Sample]:
     """First tokens and those that followed, as they come."""
     sums: dict[str, float] = {}
     for of in ("time_to_first_token_seconds", "inter_token_seconds"):
-        for sample in generators(ours, of):
+        for sample in generator_samples(ours, of):
             if sample.name.endswith("_count"):
                 name = sample.labels["model"]
                 sums[name] = sums.get(name, 0.0) + sample.value
@@ -85,11 +85,11 @@ def drawn(ours: Families) -> Iterator[Sample]:
         yield Sample("_total", {"model_name": name, "engine": ENGINE}, count)
 
 
-def ends(ours: Families) -> Iterator[Sample]:
+def finished_requests(ours: Families) -> Iterator[Sample]:
     """Answers by what ended them, and those that came to no end."""
     sums: dict[tuple[str, str], float] = {}
-    finished = ((one, one.labels["finish"]) for one in generators(ours, "answers"))
-    broken = ((one, ENDS.get(one.labels["outcome"], "")) for one in generators(ours, "requests"))
+    finished = ((one, one.labels["finish"]) for one in generator_samples(ours, "answers"))
+    broken = ((one, FINISHED_REASONS.get(one.labels["outcome"], "")) for one in generator_samples(ours, "requests"))
     for sample, reason in chain(finished, broken):
         if reason:
             key = sample.labels["model"], reason
@@ -98,66 +98,79 @@ def ends(ours: Families) -> Iterator[Sample]:
         yield Sample("_total", {"model_name": name, "engine": ENGINE, "finished_reason": reason}, count)
 
 
-TABLE: tuple[Borrowed, ...] = (
-    Borrowed("num_requests_running", "gauge", "polyhead_requests_running.", same("requests_running")),
-    Borrowed("num_requests_waiting", "gauge", "polyhead_requests_waiting.", same("requests_waiting")),
-    Borrowed("kv_cache_usage_perc", "gauge", "polyhead_kv_blocks_used / polyhead_kv_blocks, from 0 to 1.", used),
-    Borrowed("gpu_cache_usage_perc", "gauge", "The same, as older dashboards call it, on any device.", used),
-    Borrowed(
+VLLM_METRICS: tuple[VllmMetric, ...] = (
+    VllmMetric("num_requests_running", "gauge", "polyhead_requests_running.", copy_metric("requests_running")),
+    VllmMetric("num_requests_waiting", "gauge", "polyhead_requests_waiting.", copy_metric("requests_waiting")),
+    VllmMetric(
+        "kv_cache_usage_perc", "gauge", "polyhead_kv_blocks_used / polyhead_kv_blocks, from 0 to 1.", cache_usage
+    ),
+    VllmMetric("gpu_cache_usage_perc", "gauge", "The same, as older dashboards call it, on any device.", cache_usage),
+    VllmMetric(
         "prefix_cache_queries",
         "counter",
         "polyhead_tokens_total of the kind prompt: every prompt is looked for; counted when a request ends.",
-        same("tokens", kind="prompt"),
+        copy_metric("tokens", kind="prompt"),
     ),
-    Borrowed("prefix_cache_hits", "counter", "polyhead_prefix_cached_tokens.", same("prefix_cached_tokens")),
-    Borrowed("prompt_tokens_cached", "counter", "polyhead_prefix_cached_tokens.", same("prefix_cached_tokens")),
-    Borrowed("num_preemptions", "counter", "polyhead_preemptions.", same("preemptions")),
-    Borrowed(
+    VllmMetric("prefix_cache_hits", "counter", "polyhead_prefix_cached_tokens.", copy_metric("prefix_cached_tokens")),
+    VllmMetric(
+        "prompt_tokens_cached", "counter", "polyhead_prefix_cached_tokens.", copy_metric("prefix_cached_tokens")
+    ),
+    VllmMetric("num_preemptions", "counter", "polyhead_preemptions.", copy_metric("preemptions")),
+    VllmMetric(
         "prompt_tokens",
         "counter",
         "polyhead_tokens_total of the kind prompt, counted when a request ends.",
-        same("tokens", kind="prompt"),
+        copy_metric("tokens", kind="prompt"),
     ),
-    Borrowed(
+    VllmMetric(
         "generation_tokens",
         "counter",
         "The counts of polyhead_time_to_first_token_seconds and polyhead_inter_token_seconds: tokens as they come, "
         "without those that stop an answer.",
-        drawn,
+        generated_tokens,
     ),
-    Borrowed(
+    VllmMetric(
         "request_success",
         "counter",
         "polyhead_answers_total (stop, length); polyhead_requests_total that failed (error), were aborted or expired "
         "(abort).",
-        ends,
+        finished_requests,
         ("finished_reason",),
     ),
-    Borrowed(
+    VllmMetric(
         "time_to_first_token_seconds",
         "histogram",
         "polyhead_time_to_first_token_seconds.",
-        same("time_to_first_token_seconds"),
+        copy_metric("time_to_first_token_seconds"),
     ),
-    Borrowed("inter_token_latency_seconds", "histogram", "polyhead_inter_token_seconds.", same("inter_token_seconds")),
-    Borrowed(
+    VllmMetric(
+        "inter_token_latency_seconds", "histogram", "polyhead_inter_token_seconds.", copy_metric("inter_token_seconds")
+    ),
+    VllmMetric(
         "time_per_output_token_seconds",
         "histogram",
         "The same, as older dashboards call it.",
-        same("inter_token_seconds"),
+        copy_metric("inter_token_seconds"),
     ),
-    Borrowed("e2e_request_latency_seconds", "histogram", "polyhead_request_seconds.", same("request_seconds")),
-    Borrowed(
+    VllmMetric("e2e_request_latency_seconds", "histogram", "polyhead_request_seconds.", copy_metric("request_seconds")),
+    VllmMetric(
         "request_queue_time_seconds",
         "histogram",
         "polyhead_stage_seconds of the stage queue.",
-        same("stage_seconds", stage="queue"),
+        copy_metric("stage_seconds", stage="queue"),
     ),
-    Borrowed("request_prompt_tokens", "histogram", "polyhead_request_prompt_tokens.", same("request_prompt_tokens")),
-    Borrowed(
-        "request_generation_tokens", "histogram", "polyhead_request_generated_tokens.", same("request_generated_tokens")
+    VllmMetric(
+        "request_prompt_tokens", "histogram", "polyhead_request_prompt_tokens.", copy_metric("request_prompt_tokens")
     ),
-    Borrowed("iteration_tokens_total", "histogram", "polyhead_batch_tokens.", same("batch_tokens")),
-    Borrowed("spec_decode_num_draft_tokens", "counter", "polyhead_draft_tokens.", same("draft_tokens")),
-    Borrowed("spec_decode_num_accepted_tokens", "counter", "polyhead_accepted_tokens.", same("accepted_tokens")),
+    VllmMetric(
+        "request_generation_tokens",
+        "histogram",
+        "polyhead_request_generated_tokens.",
+        copy_metric("request_generated_tokens"),
+    ),
+    VllmMetric("iteration_tokens_total", "histogram", "polyhead_batch_tokens.", copy_metric("batch_tokens")),
+    VllmMetric("spec_decode_num_draft_tokens", "counter", "polyhead_draft_tokens.", copy_metric("draft_tokens")),
+    VllmMetric(
+        "spec_decode_num_accepted_tokens", "counter", "polyhead_accepted_tokens.", copy_metric("accepted_tokens")
+    ),
 )

@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
-GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUPS = Path("/proc/self/cgroup")
-MEMORY = (  # controller, limit and use; of memory.high a process may take more, but is slowed down then
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+OWN_CGROUP_FILE = Path("/proc/self/cgroup")
+MEMORY_FILES = (  # controller, limit and use; of memory.high a process may take more, but is slowed down then
     ("", "memory.max", "memory.current"),
     ("", "memory.high", "memory.current"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-LEAST = 256 << 20  # bytes that interpreter and libraries take, measured without any model; rounded up
+MIN_MEMORY = 256 << 20  # bytes that interpreter and libraries take, measured without any model; rounded up
 
 
-def too_small() -> str:
+def explain_shortage() -> str:
     """Why no server can run within the memory of these groups; empty where it can."""
-    most = min((limit for limit, _ in group_limits()), default=LEAST)
-    if most >= LEAST:
+    most = min((limit for limit, _ in group_limits()), default=MIN_MEMORY)
+    if most >= MIN_MEMORY:
         return ""
     return (
         f"the container of this process has {most >> 20} MiB of memory, and interpreter and libraries alone take "
-        f"about {LEAST >> 20}; give it those and what `polyhead check` states for the models"
+        f"about {MIN_MEMORY >> 20}; give it those and what `polyhead check` states for the models"
     )
 
 
-def memory_left() -> Iterator[int]:
+def available_memory() -> Iterator[int]:
     """What the machine has left, and what each group may still take; nothing where the system does not say."""
     if MEMINFO.exists():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
@@ -39,40 +39,40 @@ def memory_left() -> Iterator[int]:
 
 def group_limits() -> Iterator[tuple[int, int]]:
     """Limit, and what of it may still be taken, of every group that has a limit."""
-    for controller, limit, used in MEMORY:
-        for group in groups(controller):
-            if most := number(group / limit):
-                taken = number(group / used) - reclaimable(group / "memory.stat")
+    for controller, limit, used in MEMORY_FILES:
+        for group in control_groups(controller):
+            if most := read_number(group / limit):
+                taken = read_number(group / used) - reclaimable_bytes(group / "memory.stat")
                 yield most, max(most - max(taken, 0), 0)
 
 
 def core_limits() -> Iterator[int]:
     """Cores that the time given to each group is worth, rounded up."""
-    for group in groups(""):
+    for group in control_groups(""):
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()
             if quota.isdecimal():
                 yield max(math.ceil(int(quota) / int(period)), 1)
-    for group in groups("cpu"):
-        if quota_us := number(group / "cpu.cfs_quota_us"):
-            yield max(math.ceil(quota_us / number(group / "cpu.cfs_period_us")), 1)
+    for group in control_groups("cpu"):
+        if quota_us := read_number(group / "cpu.cfs_quota_us"):
+            yield max(math.ceil(quota_us / read_number(group / "cpu.cfs_period_us")), 1)
 
 
-def groups(controller: str) -> Iterator[Path]:
+def control_groups(controller: str) -> Iterator[Path]:
     """The groups whose limits hold for this process: the uppermost that is visible, its own, and all between.
 
     `controller` is one of version 1; empty: version 2.  In a container the uppermost is usually the container's own.
     """
-    root = GROUPS / controller
+    root = CGROUP_ROOT / controller
     yield root
-    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else ():
+    for line in OWN_CGROUP_FILE.read_text().splitlines() if OWN_CGROUP_FILE.exists() else ():
         _, controllers, path = line.split(":", 2)
         own = root / path.lstrip("/")
         if controller in controllers.split(",") and ".." not in own.parts and own.is_dir():
             yield from (group for group in (own, *own.parents) if group.is_relative_to(root) and group != root)
 
 
-def number(file: Path) -> int:
+def read_number(file: Path) -> int:
     """The limit or use that a file of a group states; 0: no such file, or no limit ("max", "-1")."""
     try:
         text = file.read_text().strip()
@@ -81,7 +81,7 @@ def number(file: Path) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def reclaimable(statistics: Path) -> int:
+def reclaimable_bytes(statistics: Path) -> int:
     """Bytes of cached files that were not used lately: they count as used, and the kernel frees them when needed."""
     if not statistics.exists():
         return 0

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 
 from . import capacity
-from .process_info import trim
+from .process_info import trim_heap
 
-UNKNOWN = 4 << 30  # what is assumed of a system that doesn't say
-RESERVE = 128 << 20  # bytes left alone at least: what libraries and the allocator keep, requests and their texts
-RESERVED = 0.1  # of the free memory, if that is more
+ASSUMED_MEMORY = 4 << 30  # what is assumed of a system that doesn't say
+MIN_RESERVE = 128 << 20  # bytes left alone at least: what libraries and the allocator keep, requests and their texts
+RESERVE_FRACTION = 0.1  # of the free memory, if that is more
 PHYSICAL_CORES = torch.get_num_threads()  # before anybody sets it; two threads on one core only get in each other's way
 
 
@@ -21,18 +21,18 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can be taken on `device` without taking them from others."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(capacity.memory_left(), default=UNKNOWN)
+    return min(capacity.available_memory(), default=ASSUMED_MEMORY)
 
 
 def spendable_memory(device: torch.device) -> int:
     """Of the free memory, what may be planned with."""
     free = free_memory(device)
-    return max(free - max(int(free * RESERVED), RESERVE), 0)
+    return max(free - max(int(free * RESERVE_FRACTION), MIN_RESERVE), 0)
 
 
-def give_back() -> None:
+def return_free_memory() -> None:
     """Return to the system, and to the device, what nobody holds any more."""
-    trim()
+    trim_heap()
     torch.cuda.empty_cache()
 
 

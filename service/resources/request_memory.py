@@ -11,16 +11,16 @@ from threading import Lock
 
 from ..core.errors import BodyTooLarge, Overloaded
 
-KEPT = 96 << 20  # bytes that libraries and the allocator may still take
-LEAST = 32 << 20  # for requests, whatever models hold: small ones are always answered
-BODY = 3  # bytes for each of a body: itself, the values made of it, and a copy while it is parsed
-CHARACTER = 160  # bytes for each of a text while it is made tokens, at worst one token each
-TOKEN = 40  # bytes for each in flight
-NUMBER = 40  # bytes for each of a computed answer: a Python float, its place in a list, and a copy as float32
+ALLOCATOR_BYTES = 96 << 20  # bytes that libraries and the allocator may still take
+MIN_REQUEST_BYTES = 32 << 20  # for requests, whatever models hold: small ones are always answered
+BYTES_PER_BODY_BYTE = 3  # bytes for each of a body: itself, the values made of it, and a copy while it is parsed
+BYTES_PER_CHARACTER = 160  # bytes for each of a text while it is made tokens, at worst one token each
+BYTES_PER_TOKEN = 40  # bytes for each in flight
+BYTES_PER_NUMBER = 40  # bytes for each of a computed answer: a Python float, its place in a list, and a copy as float32
 WRITTEN = 8  # bytes for each of a text that is written: its parts, the text in wide characters, and as JSON
-TEXT = 1536  # bytes for each text of a call: its request, its place in the queue, its outcome
-PLACED = 300  # bytes for each token of which it is kept where in its text it is
-STEP = 1 << 20  # bytes that are claimed at a time while an answer is written
+BYTES_PER_TEXT = 1536  # bytes for each text of a call: its request, its place in the queue, its outcome
+BYTES_PER_OFFSET = 300  # bytes for each token of which it is kept where in its text it is
+ANSWER_CLAIM_STEP = 1 << 20  # bytes that are claimed at a time while an answer is written
 
 
 class Headroom:
@@ -30,48 +30,50 @@ class Headroom:
     """
 
     def __init__(self, free: float = math.inf, held: Callable[[], int] = lambda: 0) -> None:
-        self._free, self._held = free, held
-        self._taken, self._lock = 0, Lock()
+        self._free_bytes, self._model_bytes = free, held
+        self._reserved, self._lock = 0, Lock()
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         """Bytes for all requests together."""
-        return max(self._free - KEPT - self._held(), LEAST)
+        return max(self._free_bytes - ALLOCATOR_BYTES - self._model_bytes(), MIN_REQUEST_BYTES)
 
-    def take(self, size: int, what: str, before: int = 0) -> None:
+    def reserve(self, size: int, what: str, before: int = 0) -> None:
         """`before`: bytes that the same request has taken already.
 
         Raises BodyTooLarge where it needs more than there is for all requests, Overloaded where others have it now.
         """
         with self._lock:
-            whole = self.whole
+            whole = self.total
             if before + size > whole:
-                need = mib(before + size)
-                raise BodyTooLarge(f"{what} takes about {need} MiB, and the server has {mib(whole)} for requests")
-            if self._taken + size > whole:
-                left = mib(whole - self._taken)
-                raise Overloaded(f"{what} takes about {mib(size)} MiB, and {left} are left by others", retry_after=1)
-            self._taken += size
+                need = whole_mib(before + size)
+                raise BodyTooLarge(f"{what} takes about {need} MiB, and the server has {whole_mib(whole)} for requests")
+            if self._reserved + size > whole:
+                left = whole_mib(whole - self._reserved)
+                raise Overloaded(
+                    f"{what} takes about {whole_mib(size)} MiB, and {left} are left by others", retry_after=1
+                )
+            self._reserved += size
 
-    def lacking(self, size: int) -> float:
+    def shortfall(self, size: int) -> float:
         """How many bytes of `size` cannot be taken now."""
         with self._lock:
-            return max(self._taken + size - self.whole, 0)
+            return max(self._reserved + size - self.total, 0)
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
-            self._taken -= size
+            self._reserved -= size
 
     @contextmanager
-    def taken(self, size: int, what: str) -> Iterator[None]:
-        self.take(size, what)
+    def reserved(self, size: int, what: str) -> Iterator[None]:
+        self.reserve(size, what)
         try:
             yield
         finally:
-            self.give(size)
+            self.release(size)
 
 
-class Claim:
+class MemoryClaim:
     """What one request has of it, until it is released."""
 
     def __init__(self, headroom: Headroom) -> None:
@@ -79,16 +81,16 @@ class Claim:
 
     def grow(self, size: int, what: str) -> None:
         """Raises as `Headroom.take` does."""
-        self._headroom.take(size, what, before=self._size)
+        self._headroom.reserve(size, what, before=self._size)
         self._size += size
 
     def release(self) -> None:
-        self._headroom.give(self._size)
+        self._headroom.release(self._size)
         self._size = 0
 
 
-UNBOUNDED = Headroom()
+UNBOUNDED_HEADROOM = Headroom()
 
 
-def mib(size: float) -> int:
+def whole_mib(size: float) -> int:
     return max(int(size), 0) >> 20

@@ -5,14 +5,16 @@ Knows descriptions, no weights.  The one idea: what is foretold are tokens, so b
 
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.folder_files import Vet, trust
+from polyhead.models.checkpoint.folder_files import FolderCheck, accept_folder
 from polyhead.models.core.errors import UnsupportedError
 
 from ..config.settings import Settings
-from .placement import placed
+from .placement import choose_placement
 
 
-def drafting_for(name: str, what: Description, settings: Settings, vet: Vet = trust) -> Description | None:
+def choose_draft_model(
+    name: str, what: Description, settings: Settings, vet: FolderCheck = accept_folder
+) -> Description | None:
     """The draft model of the one called `name`, if it has one.
 
     Raises ModelError: UnsupportedError where it cannot draft, and says why.
@@ -20,20 +22,20 @@ def drafting_for(name: str, what: Description, settings: Settings, vet: Vet = tr
     source = settings.drafts.get(name, "")
     if not source:
         return None
-    draft = checkpoint.describe(source, vet=vet)
-    if reason := unfit(what, draft, settings):
+    draft = checkpoint.describe_source(source, vet=vet)
+    if reason := draft_mismatch(what, draft, settings):
         raise UnsupportedError(f"{source} cannot draft for {name}: {reason}")
     return draft
 
 
-def unfit(what: Description, draft: Description, settings: Settings) -> str:
+def draft_mismatch(what: Description, draft: Description, settings: Settings) -> str:
     """Why one cannot draft for the other; empty: it can."""
     for which, each in (("the model", what), ("the draft", draft)):
         if each.head.task != "generate":
             return f"{which} has a head for {each.head.task!r}; both must generate text"
     ours, theirs = what.tokenizer, draft.tokenizer
-    if not ours.is_like(theirs):
+    if not ours.has_same_tokens(theirs):
         counts = f"{theirs.vocab_size} tokens, the model has {ours.vocab_size}"
         return f"its vocabulary ({counts}) is another one; a draft must be of the same family, with the same tokenizer"
-    size, other = (placed(settings, each.suited, each.config).block_size for each in (what, draft))
+    size, other = (choose_placement(settings, each.default_precision, each.config).block_size for each in (what, draft))
     return "" if size == other else f"its cache has blocks of {other} tokens, the model's of {size}; set block_size"

@@ -12,74 +12,74 @@ from torch import nn
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.core.errors import UnsupportedError
 from polyhead.models.executors.contract import Executor
-from polyhead.models.executors.cuda_graphs import InPlace
+from polyhead.models.executors.cuda_graphs import PagedAttention
 from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.invariant import make_head_invariant, make_invariant, prove_kernel
-from polyhead.models.native.library import runnable
+from polyhead.models.invariant import make_head_invariant, make_invariant, self_test_kernel
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import Held, Precision
+from polyhead.models.native.packed_network import LoadPart, Precision
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import Kernel, suits
+from polyhead.models.network.varlen import Kernel, is_supported
 from polyhead.models.seq2seq.protocol import Seq2Seq
 
 from ..config.settings import Settings
-from ..engine.native_sampling import Compiled
-from ..engine.sampler import Sampler, Sorted
-from .placement import Place, placed
+from ..engine.native_sampling import CompiledSampler
+from ..engine.sampler import Sampler, TorchSampler
+from .placement import Placement, choose_placement
 
 
-def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
+def make_deterministic(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
     """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
-    place = placed(settings, loaded.suited, loaded.body)
-    if loaded.writing and settings.deterministic:
+    place = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
+    if loaded.decoding and settings.deterministic:
         message = "deterministic: networks that read one text and write another are not held to the bit; serve it apart"
         raise UnsupportedError(message, file=loaded.source)
     if place.instructions:
         if not isinstance(loaded.head, LanguageHead):
-            loaded.fill(loaded.head)
-            keep_apart(loaded.head)
+            loaded.load_weights(loaded.head)
+            copy_shared_parameters(loaded.head)
             make_head_invariant(loaded.head)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, breathe)
-        if kernel := kernel_for(place, loaded.body):
-            prove_kernel(kernel, loaded.body, loaded.network.tokens.weight)
+        if kernel := choose_kernel(place, loaded.decoder_config):
+            self_test_kernel(kernel, loaded.decoder_config, loaded.network.tokens.weight)
 
 
-def keep_apart(head: nn.Module) -> None:
+def copy_shared_parameters(head: nn.Module) -> None:
     """Have it hold what it shares with the network itself: the network's is let go of once it is packed."""
     for module in head.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, nn.Parameter(parameter.data))
 
 
-def kernel_for(place: Place, config: ModelConfig) -> Kernel | None:
+def choose_kernel(place: Placement, config: ModelConfig) -> Kernel | None:
     """What attends over blocks in place, where that is for such a network."""
-    return place.kernel if suits(config) else None
+    return place.kernel if is_supported(config) else None
 
 
-def called(place: Place, config: ModelConfig) -> str:
+def executor_name(place: Placement, config: ModelConfig) -> str:
     """What computes such a network, for people."""
     if place.instructions:
         return f"native-{place.instructions}"
-    return "torch-varlen" if kernel_for(place, config) else "torch"
+    return "torch-varlen" if choose_kernel(place, config) else "torch"
 
 
-def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: Held = nullcontext) -> Executor:
+def build_executor(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: LoadPart = nullcontext) -> Executor:
     """`blocks` of the cache of a generator.
 
     The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
     """
-    place = placed(settings, loaded.suited, loaded.body)
-    if loaded.writing:
+    place = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
+    if loaded.decoding:
         network = cast(Seq2Seq, loaded.head)
-        sizes = {"vocabulary": loaded.body.vocab_size, "block_count": blocks, "block_size": place.block_size}
+        sizes = {"vocabulary": loaded.decoder_config.vocab_size, "block_count": blocks, "block_size": place.block_size}
         return Seq2SeqExecutor(network, place.device, **sizes)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not place.instructions:
-        kernel = kernel_for(place, loaded.body)
-        how = InPlace(kernel, settings.max_running if blocks else 0) if kernel else None
+        kernel = choose_kernel(place, loaded.decoder_config)
+        how = PagedAttention(kernel, settings.max_running if blocks else 0) if kernel else None
         size = place.block_size if blocks else 0
         return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=how)
     return NativeExecutor(
@@ -93,11 +93,11 @@ def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: H
     )
 
 
-def drawing_instructions(place: Place) -> str:
+def sampling_instructions(place: Placement) -> str:
     """Of the compiled code that draws the tokens of what is computed there; empty: torch draws them."""
-    return next(iter(runnable()), "") if place.device.type == "cpu" else ""
+    return next(iter(runnable_targets()), "") if place.device.type == "cpu" else ""
 
 
-def sampler_of(place: Place) -> Sampler:
-    instructions = drawing_instructions(place)
-    return Compiled(instructions, place.threads) if instructions else Sorted()
+def build_sampler(place: Placement) -> Sampler:
+    instructions = sampling_instructions(place)
+    return CompiledSampler(instructions, place.threads) if instructions else TorchSampler()

@@ -8,42 +8,44 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polyhead.models.explain import METHODS, Asked, Text, bytes_of, operations_of
+from polyhead.models.explain import METHODS, ExplanationRequest, InputTokens, estimate_bytes, estimate_operations
 from polyhead.models.network.model_config import ModelConfig
 
 from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge
 from ..engine.explain_worker import MOST_AT_ONCE
-from ..explain.explain_request import MOST_FLOWING, MOST_WEIGHTS
-from .memory_budget import Need, Sized, highest
+from ..explain.explain_request import MAX_ATTENTION_WEIGHTS, MAX_FLOW_TOKENS
+from .memory_budget import MemoryNeed, ModelSize, search_highest
 
-PIECE = 64  # tokens of an explanation that are computed at a time, before others have a turn
+CHUNK_TOKENS = 64  # tokens of an explanation that are computed at a time, before others have a turn
 GIGA = 10**9
 
 
-def need_of(size: Sized, settings: Settings) -> Need:
+def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
     """Bytes of a network that explains: its weights in float32, and what its longest text takes."""
-    numbers = size.size
-    return Need(
+    numbers = size.checkpoint_size
+    return MemoryNeed(
         name=size.name,
-        weights=numbers.weights(torch.float32),
+        weights=numbers.weight_bytes(torch.float32),
         cache=0,
-        workspace=numbers.tokenizer + most_bytes(size, min(settings.explain_tokens, size.context)),
-        loading=numbers.tokenizer + numbers.passing(torch.float32),
+        workspace=numbers.tokenizer + max_explain_bytes(size, min(settings.explain_tokens, size.context)),
+        loading=numbers.tokenizer + numbers.temporary_bytes(torch.float32),
         blocks=0,
         block_size=0,
     )
 
 
-def most_bytes(size: Sized, tokens: int) -> int:
+def max_explain_bytes(size: ModelSize, tokens: int) -> int:
     """Whatever is asked: one piece is computed at a time, and what is found of those that take turns is kept."""
-    body, reader = size.config, size.reader
+    body, reader = size.config, size.encoder_config
     taken = 0
     for method in METHODS:
-        some = (0,) * (min(tokens, MOST_FLOWING) if method == "attention_flow" else tokens)
-        asked = Asked(Text(some, source=some if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,))
-        taken = max(taken, bytes_of(reader or body, body, asked, PIECE))
-    return taken + MOST_AT_ONCE * MOST_WEIGHTS * torch.float32.itemsize
+        some = (0,) * (min(tokens, MAX_FLOW_TOKENS) if method == "attention_flow" else tokens)
+        asked = ExplanationRequest(
+            InputTokens(some, source=some if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,)
+        )
+        taken = max(taken, estimate_bytes(reader or body, body, asked, CHUNK_TOKENS))
+    return taken + MOST_AT_ONCE * MAX_ATTENTION_WEIGHTS * torch.float32.itemsize
 
 
 @dataclass(frozen=True)
@@ -54,36 +56,40 @@ class WorkLimit:
     body: ModelConfig
     operations: int
 
-    def check(self, asked: Asked) -> None:
+    def check(self, asked: ExplanationRequest) -> None:
         """Raises AnswerTooLarge with the estimate, the limit and what would be within it."""
-        if (wanted := self._of(asked)) <= self.operations:
+        if (wanted := self._operations_of(asked)) <= self.operations:
             return
         field = "steps" if asked.method == "integrated_gradients" else "input"
-        size = f"{asked.text.rows} tokens" + (f", {len(asked.goals)} targets" if len(asked.goals) > 1 else "")
+        size = f"{asked.text.row_count} tokens" + (f", {len(asked.goals)} targets" if len(asked.goals) > 1 else "")
         size += f", {asked.steps} steps" if field == "steps" else ""
         limit = f"at most {self.operations / GIGA:.4g} are computed (the server's setting explain_gflop)"
         message = f"{field}: {asked.method} of {size} takes about {wanted / GIGA:.4g} GFLOP, {limit}"
-        raise AnswerTooLarge(f"{message}; ask for {', or '.join(self._cheaper(asked))}", param=field)
+        raise AnswerTooLarge(f"{message}; ask for {', or '.join(self._suggest_changes(asked))}", param=field)
 
-    def _of(self, asked: Asked) -> int:
-        return operations_of(self.config, self.body, asked, PIECE)
+    def _operations_of(self, asked: ExplanationRequest) -> int:
+        return estimate_operations(self.config, self.body, asked, CHUNK_TOKENS)
 
-    def _cheaper(self, asked: Asked) -> list[str]:
+    def _suggest_changes(self, asked: ExplanationRequest) -> list[str]:
         """Changes that make it small enough, and those that make it smaller."""
         ways = list[str]()
         if asked.method == "integrated_gradients":
-            ways += self._largest("at most {} steps", asked.steps, lambda count: replace(asked, steps=count))
+            ways += self._suggest_largest("at most {} steps", asked.steps, lambda count: replace(asked, steps=count))
         if len(asked.goals) > 1:
             fewer = "at most {} targets (max_tokens, or a shorter target.text)"
-            ways += self._largest(fewer, len(asked.goals), lambda count: replace(asked, goals=asked.goals[:count]))
+            ways += self._suggest_largest(
+                fewer, len(asked.goals), lambda count: replace(asked, goals=asked.goals[:count])
+            )
         ways.append("a shorter input")
         if asked.method in ("integrated_gradients", "occlusion"):
             other = replace(asked, method="gradient_x_input")
-            ways += ["the method gradient_x_input"] if self._of(other) <= self.operations else []
+            ways += ["the method gradient_x_input"] if self._operations_of(other) <= self.operations else []
         return ways
 
-    def _largest(self, words: str, most: int, made: Callable[[int], Asked]) -> list[str]:
+    def _suggest_largest(self, words: str, most: int, made: Callable[[int], ExplanationRequest]) -> list[str]:
         """The words with the largest number that is within the limit; none where no number is."""
-        if self._of(made(1)) > self.operations:
+        if self._operations_of(made(1)) > self.operations:
             return []
-        return [words.format(highest(1, most, lambda count: self._of(made(count)) <= self.operations))]
+        return [
+            words.format(search_highest(1, most, lambda count: self._operations_of(made(count)) <= self.operations))
+        ]

@@ -21,32 +21,32 @@ import torch
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.core.errors import ModelError
-from polyhead.models.explain import Watched
+from polyhead.models.explain import InstrumentedNetwork
 from polyhead.models.network.heads import LanguageHead
 
-from ..concurrency.outcome import aside
+from ..concurrency.outcome import run_on_daemon_thread
 from ..config.settings import Settings
-from ..core.errors import Conflict, NoRoom, PolyheadError
+from ..core.errors import Conflict, InsufficientMemory, PolyheadError
 from ..core.model import Model
-from ..engine.background_throttle import SHARE
+from ..engine.background_throttle import BACKGROUND_SHARE
 from ..engine.engine import Engine
-from ..engine.explain_worker import Explainer
-from ..engine.head_outputs import Head
-from .explain_cost import GIGA, PIECE, WorkLimit, need_of
-from .load_task import Loading, ignore
-from .loader import Loader, breathing
-from .memory_budget import Need, Sized, sized
+from ..engine.explain_worker import ExplainWorker
+from ..engine.head_outputs import OutputHead
+from .explain_cost import CHUNK_TOKENS, GIGA, WorkLimit, explainer_memory_need
+from .load_task import LoadTask, ignore_progress
+from .loader import Loader, yielding_progress
+from .memory_budget import MemoryNeed, ModelSize, measure_model
 
 log = logging.getLogger("polyhead.watching")
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
+class LoadedExplainer:
     """A network that explains a model, and what it holds of the budget."""
 
     model: Model
-    worker: Explainer
-    need: Need
+    worker: ExplainWorker
+    need: MemoryNeed
 
 
 class Timer(Protocol):
@@ -57,66 +57,72 @@ def call_later(seconds: float, function: Callable[[], None]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, function)
 
 
-class Watching:
+class ExplainerCache:
     """Lives on the event loop thread.  `later` calls a function after so many seconds."""
 
     def __init__(self, engine: Engine, settings: Settings, loader: Loader) -> None:
         self._engine, self._settings, self._loader, self._budget = engine, settings, loader, loader.budget
-        self._reach, self._vetting, self._device = loader.reach, loader.vetting, loader.place.device
-        self._watches: OrderedDict[str, Watch] = OrderedDict()  # by model's name, the one asked last at the end
+        self._source_policy, self._tokenizer_check, self._device = (
+            loader.source_policy,
+            loader.tokenizer_check,
+            loader.placement.device,
+        )
+        self._explainers: OrderedDict[str, LoadedExplainer] = (
+            OrderedDict()
+        )  # by model's name, the one asked last at the end
         self._timers: dict[str, Timer] = {}  # by model's name, of those that are given back when idle
-        self._releases: set[asyncio.Task[None]] = set()
-        self._changing = asyncio.Lock()  # held while a network is read or given back
-        self.later: Callable[[float, Callable[[], None]], Timer] = call_later
+        self._unload_tasks: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()  # held while a network is read or given back
+        self.call_later: Callable[[float, Callable[[], None]], Timer] = call_later
 
-    def worker(self, model: Model) -> Explainer | None:
+    def find_worker(self, model: Model) -> ExplainWorker | None:
         """The one that explains just this model, if it is there."""
-        watch = self._watches.get(model.name)
+        watch = self._explainers.get(model.name)
         return watch.worker if watch and watch.model is model else None
 
-    def held(self, name: str) -> int:
+    def held_bytes(self, name: str) -> int:
         """Bytes of the budget that the network explaining the model of that name holds; 0 if it is not there."""
-        return self._watches[name].need.total if name in self._watches else 0
+        return self._explainers[name].need.total if name in self._explainers else 0
 
-    async def watch(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
+    async def load(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
         """See to it that it is there: the layers and heads of each kind of attention.
 
         Until the caller awaits again, it stays there.  Raises NoRoom, Expired after `load_seconds`, and Conflict where
         its source cannot be read any more.
         """
-        if self.worker(model) is None:  # one that is there does not wait for another's
+        if self.find_worker(model) is None:  # one that is there does not wait for another's
             await self._ensure(model, source)
-        self._watches.move_to_end(model.name)
+        self._explainers.move_to_end(model.name)
         self._start_timer(model.name)
-        return self._watches[model.name].worker.layout
+        return self._explainers[model.name].worker.layout
 
     async def _ensure(self, model: Model, source: str) -> None:
-        async with self._changing:
-            if self.worker(model) is None:
-                await self._forget(model.name)  # of another that had the name
-                loading = Loading(f"what explains {model.name}", self._settings.load_seconds)
-                await loading.run(self._read(loading, model, source))
+        async with self._lock:
+            if self.find_worker(model) is None:
+                await self._unload(model.name)  # of another that had the name
+                loading = LoadTask(f"what explains {model.name}", self._settings.load_seconds)
+                await loading.run(self._read_explainer(loading, model, source))
 
-    async def forget(self, model: Model) -> None:
+    async def unload(self, model: Model) -> None:
         """Let go of the one that explains a model; who is being explained to is told so."""
-        async with self._changing:
-            if self.worker(model) is not None:
-                await self._forget(model.name)
+        async with self._lock:
+            if self.find_worker(model) is not None:
+                await self._unload(model.name)
 
-    async def _forget(self, name: str) -> None:
+    async def _unload(self, name: str) -> None:
         """The budget has its memory again when the system has it."""
         self._stop_timer(name)
-        if watch := self._watches.pop(name, None):
-            await self._engine.retire(watch.worker, 0.0)
+        if watch := self._explainers.pop(name, None):
+            await self._engine.remove_worker(watch.worker, 0.0)
             await self._engine.call(watch.worker.release)
-            await self._loader.give_back()
+            await self._loader.release_memory()
             self._budget.release(watch.need)
 
     def _start_timer(self, name: str) -> None:
         """Count its idle time from now on."""
         self._stop_timer(name)
         if seconds := self._settings.explain_idle_seconds:
-            self._timers[name] = self.later(seconds, partial(self._on_timer, name))
+            self._timers[name] = self.call_later(seconds, partial(self._on_timer, name))
 
     def _stop_timer(self, name: str) -> None:
         if timer := self._timers.pop(name, None):
@@ -124,69 +130,76 @@ class Watching:
 
     def _on_timer(self, name: str) -> None:
         del self._timers[name]
-        release = asyncio.create_task(self._release_idle(name))
-        self._releases.add(release)
-        release.add_done_callback(self._releases.discard)
+        release = asyncio.create_task(self._unload_idle(name))
+        self._unload_tasks.add(release)
+        release.add_done_callback(self._unload_tasks.discard)
 
-    async def _release_idle(self, name: str) -> None:
-        async with self._changing:
-            if name not in self._watches or name in self._timers:  # it was asked for while the lock was waited for
+    async def _unload_idle(self, name: str) -> None:
+        async with self._lock:
+            if name not in self._explainers or name in self._timers:  # it was asked for while the lock was waited for
                 return
-            if self._engine.open(self._watches[name].worker):
+            if self._engine.has_open_streams(self._explainers[name].worker):
                 self._start_timer(name)
                 return
-            held = self.held(name)
+            held = self.held_bytes(name)
             try:
-                await self._forget(name)
+                await self._unload(name)
             except PolyheadError as error:  # the engine ends
                 log.info("the network that explains %s is not given back: %s", name, error.message)
             else:
                 log.info("%s was not explained lately: %.0f MiB are free again", name, held / 2**20)
 
-    async def _read(self, loading: Loading, model: Model, source: str) -> None:
+    async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
         try:
-            what = await aside(lambda: checkpoint.describe(source, self._reach, self._vetting.vet))
-            need = await self._room(sized(model.name, what))
-            worker = await self._loaded(loading, model, what, need)
+            what = await run_on_daemon_thread(
+                lambda: checkpoint.describe_source(source, self._source_policy, self._tokenizer_check.check_folder)
+            )
+            need = await self._reserve_memory(measure_model(model.name, what))
+            worker = await self._load_worker(loading, model, what, need)
         except ModelError as error:
             raise Conflict(f"{model.name} cannot be read again to be explained: {error}", param="model") from None
-        self._watches[model.name] = Watch(model, worker, need)
-        self._engine.add(worker, SHARE * self._settings.weights.get(model.name, 1.0))
+        self._explainers[model.name] = LoadedExplainer(model, worker, need)
+        self._engine.add_worker(worker, BACKGROUND_SHARE * self._settings.weights.get(model.name, 1.0))
         seconds = time.perf_counter() - began
         log.info("%s can be explained: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
 
-    async def _room(self, size: Sized) -> Need:
+    async def _reserve_memory(self, size: ModelSize) -> MemoryNeed:
         """What it needs, taken; if there is no room, from those that were asked longest ago and rest."""
-        need = need_of(size, self._settings)
+        need = explainer_memory_need(size, self._settings)
         while need.total > self._budget.free:
-            idle = next((name for name, watch in self._watches.items() if not self._engine.open(watch.worker)), "")
+            idle = next(
+                (name for name, watch in self._explainers.items() if not self._engine.has_open_streams(watch.worker)),
+                "",
+            )
             if not idle:
                 free = f"{max(self._budget.free, 0) >> 20} of {self._budget.limit >> 20} MiB are free"
-                raise NoRoom(f"to explain {size.name} takes {-(-need.total >> 20)} MiB more, and {free}")
-            await self._forget(idle)
-        self._budget.take(need)
+                raise InsufficientMemory(f"to explain {size.name} takes {-(-need.total >> 20)} MiB more, and {free}")
+            await self._unload(idle)
+        self._budget.reserve(need)
         return need
 
-    async def _loaded(self, loading: Loading, model: Model, what: Description, need: Need) -> Explainer:
+    async def _load_worker(self, loading: LoadTask, model: Model, what: Description, need: MemoryNeed) -> ExplainWorker:
         def breathe() -> None:
             loading.check()
-            self._engine.breathe()
+            self._engine.yield_turn()
 
         with ExitStack() as undo:
             undo.callback(self._budget.release, need)
-            progress = breathing(breathe, loading.check, ignore)
-            worker = await loading.on_engine(self._engine, lambda: self._employ(model, what, progress))
+            progress = yielding_progress(breathe, loading.check, ignore_progress)
+            worker = await loading.on_engine(self._engine, lambda: self._build_worker(model, what, progress))
             await loading.on_engine(self._engine, lambda: worker.warm_up(breathe))
             undo.pop_all()
         return worker
 
-    def _employ(self, model: Model, what: Description, progress: Callable[[int, int], None]) -> Explainer:
+    def _build_worker(self, model: Model, what: Description, progress: Callable[[int, int], None]) -> ExplainWorker:
         """On the engine's thread."""
-        loaded = checkpoint.read(model.source, what, dtype=torch.float32, device=self._device, progress=progress)
-        watched, reads = Watched(loaded.network, loaded.head), loaded.writing is not None
-        head = None if reads or isinstance(loaded.head, LanguageHead) else cast(Head, loaded.head)
-        limit = WorkLimit(loaded.config, loaded.body, self._settings.explain_gflop * GIGA)
-        worker = Explainer(watched, head, model=model.name, reads=reads, piece=PIECE)
-        worker.bound = limit.check
+        loaded = checkpoint.load_described(
+            model.source, what, dtype=torch.float32, device=self._device, progress=progress
+        )
+        watched, reads = InstrumentedNetwork(loaded.network, loaded.head), loaded.decoding is not None
+        head = None if reads or isinstance(loaded.head, LanguageHead) else cast(OutputHead, loaded.head)
+        limit = WorkLimit(loaded.config, loaded.decoder_config, self._settings.explain_gflop * GIGA)
+        worker = ExplainWorker(watched, head, model=model.name, reads=reads, piece=CHUNK_TOKENS)
+        worker.check_cost = limit.check
         return worker

@@ -24,24 +24,24 @@ from torch.distributed.rendezvous import rendezvous
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.source_policy import Reach
-from polyhead.models.executors.cuda_graphs import InPlace
+from polyhead.models.checkpoint.source_policy import SourcePolicy
+from polyhead.models.executors.cuda_graphs import PagedAttention
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.varlen import found
-from polyhead.models.parallel import Ask, Asked, Follower, Group, Share, shard
+from polyhead.models.network.varlen import find_kernel
+from polyhead.models.parallel import FollowerExecutor, ProcessGroup, Share, ShareRequest, StepCommand, shard_network
 from polyhead.models.parallel.process_group import LOOPBACK
-from polyhead.models.parallel.step_messages import pairs, unpacked
+from polyhead.models.parallel.step_messages import decode_pairs, decode_step
 
 from ..concurrency.outcome import Failure, attempt
 from ..core import logs
 
-LAUNCHED = "env://"
+TORCHRUN_RENDEZVOUS = "env://"
 
 log = logging.getLogger("polyhead.follower")
 
 
 @dataclass(frozen=True)
-class Joining:
+class RankConfig:
     """Which of how many a process is, where they meet, and what it computes on.
 
     `at` is what torch calls a method of rendezvous: a file that all can reach, or what torchrun has arranged.
@@ -57,17 +57,19 @@ class Joining:
     log_format: Any = "console"
     log_level: str = "info"
 
-    def words(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
-    def group(self) -> Group:
+    def join_group(self) -> ProcessGroup:
         """As soon as all are there."""
         store, _, _ = next(rendezvous(self.at, self.rank, self.world))
-        host = "" if self.at == LAUNCHED else LOOPBACK  # torchrun's processes may be on several machines
-        return Group.met(store, Share(self.rank, self.world), device_of(self.device, self.rank), self.patience, host)
+        host = "" if self.at == TORCHRUN_RENDEZVOUS else LOOPBACK  # torchrun's processes may be on several machines
+        return ProcessGroup.connect(
+            store, Share(self.rank, self.world), select_rank_device(self.device, self.rank), self.patience, host
+        )
 
 
-def device_of(kind: str, rank: int) -> torch.device:
+def select_rank_device(kind: str, rank: int) -> torch.device:
     """Each rank of a machine has a GPU of its own."""
     if kind != "cuda":
         return torch.device(kind)
@@ -76,73 +78,77 @@ def device_of(kind: str, rank: int) -> torch.device:
     return device
 
 
-def read(asked: Asked, what: Description, group: Group, progress: Callable[[int, int], None]) -> Checkpoint:
+def read_share(
+    asked: ShareRequest, what: Description, group: ProcessGroup, progress: Callable[[int, int], None]
+) -> Checkpoint:
     """The share of a checkpoint."""
     dtype: torch.dtype = getattr(torch, asked.dtype)
-    mine = replace(what, cutting=partial(shard, group=group))
-    return checkpoint.read(asked.source, mine, dtype=dtype, device=group.device, progress=progress)
+    mine = replace(what, cut_network=partial(shard_network, group=group))
+    return checkpoint.load_described(asked.source, mine, dtype=dtype, device=group.device, progress=progress)
 
 
-def executor(asked: Asked, loaded: Checkpoint, group: Group) -> Follower:
+def build_share_executor(asked: ShareRequest, loaded: Checkpoint, group: ProcessGroup) -> FollowerExecutor:
     """What computes it.  Steps are not recorded: sums over several devices are not, yet."""
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     weight = loaded.network.tokens.weight
-    kernel = found(weight.device, weight.dtype) if asked.in_place else None
-    how = InPlace(kernel) if kernel else None
-    return Follower(group, loaded.network, head, blocks=(asked.blocks, asked.block_size), in_place=how)
+    kernel = find_kernel(weight.device, weight.dtype) if asked.in_place else None
+    how = PagedAttention(kernel) if kernel else None
+    return FollowerExecutor(group, loaded.network, head, blocks=(asked.blocks, asked.block_size), in_place=how)
 
 
-def joined(asked: Asked, group: Group) -> Follower:
+def load_share(asked: ShareRequest, group: ProcessGroup) -> FollowerExecutor:
     """The same from the beginning, for one that follows."""
-    what = checkpoint.describe(asked.source, Reach(Path(asked.root), frozenset(asked.known)))
-    return executor(asked, read(asked, what, group, checkpoint.ignore), group)
+    what = checkpoint.describe_source(asked.source, SourcePolicy(Path(asked.root), frozenset(asked.known)))
+    return build_share_executor(asked, read_share(asked, what, group, checkpoint.ignore_progress), group)
 
 
-class Following:
+class FollowerLoop:
     """Does what it is told.  A model is read on a thread of its own, so that steps of others go on meanwhile."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._reading = ThreadPoolExecutor(1)
-        self._coming: dict[int, Future[Follower | Failure]] = {}
-        self._there: dict[int, Follower] = {}
+        self._read_pool = ThreadPoolExecutor(1)
+        self._pending: dict[int, Future[FollowerExecutor | Failure]] = {}
+        self._followers: dict[int, FollowerExecutor] = {}
 
-    def next(self) -> None:
+    def handle_message(self) -> None:
         """One word, as soon as it comes.  RuntimeError when the leader is gone, or a step fails."""
-        ask, number, *words = self._group.hear()
+        ask, number, *words = self._group.receive_message()
         match ask:
-            case Ask.LOAD:
-                self._coming[number] = self._reading.submit(attempt, partial(joined, Asked.of(words), self._group))
-            case Ask.READY:
-                self._group.confirm(self._ready(number))
-            case Ask.STEP:
-                self._there[number].step(unpacked(words))
-            case Ask.COPY:
-                self._there[number].copy(pairs(words))
-            case Ask.DROP:
-                self._coming.pop(number, None)
-                self._there.pop(number, None)
+            case StepCommand.LOAD:
+                self._pending[number] = self._read_pool.submit(
+                    attempt, partial(load_share, ShareRequest.decode(words), self._group)
+                )
+            case StepCommand.READY:
+                self._group.all_confirm(self._finish_load(number))
+            case StepCommand.STEP:
+                self._followers[number].step(decode_step(words))
+            case StepCommand.COPY:
+                self._followers[number].copy(decode_pairs(words))
+            case StepCommand.DROP:
+                self._pending.pop(number, None)
+                self._followers.pop(number, None)
 
-    def _ready(self, number: int) -> bool:
+    def _finish_load(self, number: int) -> bool:
         """Whether it was read: if not, the leader says so, and this process goes on with the others."""
-        outcome = self._coming.pop(number).result()
+        outcome = self._pending.pop(number).result()
         if isinstance(outcome, Failure):
             log.error("rank %d cannot read its share: %s", self._group.share.rank, outcome.error)
             return False
-        self._there[number] = outcome
+        self._followers[number] = outcome
         return True
 
 
-def follow(joining: Joining) -> int:
+def run_follower(joining: RankConfig) -> int:
     """For as long as there is somebody to follow; the exit status."""
     for sig in (signal.SIGINT, signal.SIGTERM):  # the leader may have something to finish; its end is ours
         signal.signal(sig, signal.SIG_IGN)
     torch.set_num_threads(joining.threads)
-    following = Following(joining.group())
+    following = FollowerLoop(joining.join_group())
     log.info("rank %d of %d follows", joining.rank, joining.world)
     while True:
         try:
-            following.next()
+            following.handle_message()
         except RuntimeError as error:
             log.warning("rank %d ends: %s", joining.rank, str(error).partition("\n")[0])
             return 1
@@ -159,10 +165,10 @@ def end_with_leader() -> None:
 
 
 def main() -> None:
-    joining = Joining(**json.loads(sys.argv[1]))
+    joining = RankConfig(**json.loads(sys.argv[1]))
     end_with_leader()
-    logs.configure(joining.log_format, joining.log_level)
-    os._exit(follow(joining))  # other threads may hang: in a sum, for ever
+    logs.configure_logging(joining.log_format, joining.log_level)
+    os._exit(run_follower(joining))  # other threads may hang: in a sum, for ever
 
 
 if __name__ == "__main__":

@@ -17,28 +17,28 @@ from ..core.errors import Cancelled, Expired, PolyheadError
 from ..engine.engine import Engine
 
 GRACE_S = 5.0  # for the engine's thread to reach the next part of the work, before the load ends without it
-WAITING = "was waiting for its turn"
+WAITING_STAGE = "was waiting for its turn"
 
 T = TypeVar("T")
 log = logging.getLogger("polyhead.loading")
 
 
-def ignore(fraction: float) -> None:
+def ignore_progress(fraction: float) -> None:
     """For loads whose progress is not shown."""
 
 
-class Loading:
+class LoadTask:
     """Lives on the event loop thread; `check` and `hear` are called on any.
 
     `seconds` may be spent in `run`, all calls together; 0: without end.  `stage` is a phrase: "was being described".
     """
 
-    def __init__(self, name: str, seconds: float, hear: Callable[[float], None] = ignore) -> None:
-        self.name, self.hear, self.stage = name, hear, WAITING
-        self.running, self.over = False, asyncio.Event()  # the event is set by who began the load
-        self._seconds, self._left = seconds, seconds or math.inf
+    def __init__(self, name: str, seconds: float, hear: Callable[[float], None] = ignore_progress) -> None:
+        self.name, self.report_progress, self.stage = name, hear, WAITING_STAGE
+        self.is_running, self.finished = False, asyncio.Event()  # the event is set by who began the load
+        self._seconds, self._seconds_left = seconds, seconds or math.inf
         self._error: PolyheadError | None = None  # why it is ended
-        self._ending = asyncio.Event()
+        self._end_requested = asyncio.Event()
 
     def check(self) -> None:
         """Raises what has ended the load; between two parts of its work, where it has been ended."""
@@ -55,16 +55,16 @@ class Loading:
         if self._error is not None:
             work.close()
             self.check()
-        began, self.running = time.monotonic(), True
-        task, ending = asyncio.create_task(work), asyncio.create_task(self._ending.wait())
-        task.add_done_callback(retrieve)
+        began, self.is_running = time.monotonic(), True
+        task, ending = asyncio.create_task(work), asyncio.create_task(self._end_requested.wait())
+        task.add_done_callback(retrieve_outcome)
         try:
-            timeout = self._left if self._left < math.inf else None
+            timeout = self._seconds_left if self._seconds_left < math.inf else None
             await asyncio.wait({task, ending}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             if self._error is None:
-                self._end(self._late())
+                self._end(self._timeout_error())
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE_S)
             if not task.done():
@@ -78,8 +78,8 @@ class Loading:
             raise
         finally:
             ending.cancel()
-            self.running = False
-            self._left -= time.monotonic() - began
+            self.is_running = False
+            self._seconds_left -= time.monotonic() - began
 
     async def on_engine(
         self, engine: Engine, function: Callable[[], T], undo: Callable[[T], object] = lambda _: None
@@ -92,7 +92,7 @@ class Loading:
             return function()
 
         call = asyncio.create_task(engine.call(checked))
-        call.add_done_callback(retrieve)
+        call.add_done_callback(retrieve_outcome)
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -103,14 +103,14 @@ class Loading:
 
     def _end(self, error: PolyheadError) -> None:
         self._error = error
-        self._ending.set()
+        self._end_requested.set()
 
-    def _late(self) -> PolyheadError:
+    def _timeout_error(self) -> PolyheadError:
         bound = f"load_seconds, which is {self._seconds:g}"
         return Expired(f"the load of {self.name} has taken longer than {bound}: it {self.stage}; raise it, or see why")
 
 
-def retrieve(task: asyncio.Task[Any]) -> None:
+def retrieve_outcome(task: asyncio.Task[Any]) -> None:
     """Read its outcome, which may be wanted no more: asyncio warns of an error that is never read."""
     if not task.cancelled():
         task.exception()

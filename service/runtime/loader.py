@@ -18,163 +18,179 @@ from torch import nn
 
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
-from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.source_policy import Reach
-from polyhead.models.checkpoint.unmerged_adapter import Laid, Trunk
+from polyhead.models.checkpoint.source_policy import SourcePolicy
+from polyhead.models.checkpoint.unmerged_adapter import BaseModel, LoraPlan
 from polyhead.models.executors.contract import Executor
-from polyhead.models.invariant import Sizes, make_head_invariant
-from polyhead.models.native.packed_network import hollow, unfit
+from polyhead.models.invariant import SafeSizes, make_head_invariant
+from polyhead.models.native.packed_network import free_weights, unsupported_reason
 from polyhead.models.network.heads import LanguageHead
 
-from ..concurrency.outcome import aside
+from ..concurrency.outcome import run_on_daemon_thread
 from ..config.settings import Settings
-from ..core.errors import NoRoom
+from ..core.errors import InsufficientMemory
 from ..core.model import Model
 from ..core.request import Task
-from ..engine.draft_model import Drafter
-from ..engine.encoder_worker import Encoder
+from ..engine.draft_model import DraftModel
+from ..engine.encoder_worker import EncoderWorker
 from ..engine.engine import Engine
-from ..engine.generator_worker import Generator
-from ..engine.head_outputs import Head
+from ..engine.generator_worker import GeneratorWorker
+from ..engine.head_outputs import OutputHead
 from ..engine.speculation import Speculation
 from ..engine.worker import Worker
 from ..resources import machine
-from ..resources.process_info import trim
-from .draft_choice import drafting_for
-from .executor_choice import executor_of, kernel_for, prepare, sampler_of
-from .load_task import GRACE_S, Loading, ignore
-from .memory_budget import Budget, Need, Sized, limit_of, need_beside, sized
-from .model_card import adapted, model_of
-from .placement import Place, placed, unable
-from .rank_processes import Part, Ranks, refuse_adapter
-from .self_test import SelfTest, describe_cost, is_tested, prefer_float32, with_known_cost
-from .tokenizer_check import Vetting
+from ..resources.process_info import trim_heap
+from .draft_choice import choose_draft_model
+from .executor_choice import build_executor, build_sampler, choose_kernel, make_deterministic
+from .load_task import GRACE_S, LoadTask, ignore_progress
+from .memory_budget import MemoryBudget, MemoryNeed, ModelSize, adapter_memory_need, measure_model, memory_limit
+from .placement import Placement, choose_placement, native_step_obstacle
+from .rank_processes import DistributedModel, RankProcesses, check_adapter_allowed
+from .self_test import SelfTest, apply_known_cost, describe_cost, is_tested, prefer_float32
+from .served_model import build_adapter_model, build_model
+from .tokenizer_check import TokenizerCheck
 
 STAGES = {  # what errors and the log say of each
     "describe": "was being described",
     "read and pack": "was being read and packed",
     "warm up": "was being warmed up",
 }
-HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
+READ_SLICE_S = 0.02  # how long the engine's thread reads before the others have a turn
 
-Executed = Callable[[Executor], Executor]
-Heard = Callable[[float], None]
+ExecutorHook = Callable[[Executor], Executor]
+LoadProgress = Callable[[float], None]
 log = logging.getLogger("polyhead.loader")
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedModel:
     """A source that is understood but not read."""
 
     source: str
-    what: Description
-    sized: Sized
+    description: Description
+    size: ModelSize
     draft: Description | None = None
 
 
 @dataclass(frozen=True)
-class Beside:
+class UnmergedAdapter:
     """An adapter that is understood but not read, and what it needs."""
 
     source: str
-    laid: Laid
-    need: Need
+    plan: LoraPlan
+    need: MemoryNeed
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class LoadedModel:
     """A model at work, and what it holds of the budget.  An adapter has the worker and the trunk of another."""
 
     model: Model
     worker: Worker
-    need: Need
-    trunk: Trunk
-    part: Part | None = None  # where several processes compute it
+    need: MemoryNeed
+    base_model: BaseModel
+    distributed: DistributedModel | None = None  # where several processes compute it
 
 
-class Unfaithful(Exception):
+class PrecisionCostError(Exception):
     """The default precision of a model costs more than it may."""
 
-    def __init__(self, place: Place, cost: float) -> None:
+    def __init__(self, place: Placement, cost: float) -> None:
         super().__init__(f"{place.precision} costs {cost}")
-        self.place, self.cost = place, cost
+        self.placement, self.cost = place, cost
 
 
 class Loader:
     """Lives on the event loop thread.  Every executor goes through `executed` once."""
 
-    def __init__(self, engine: Engine, settings: Settings, executed: Executed) -> None:
-        self._engine, self._settings, self._executed = engine, settings, executed
-        self.place = placed(settings)
-        if not self.place.instructions:
-            gpu = self.place.device.type == "cuda"
-            log.info("torch computes, not the compiled step: %s", unable(settings, self.place.precision, gpu))
-        self.budget = Budget(limit_of(settings, self.place.device), settings)
-        if (free := machine.free_memory(self.place.device)) < self.budget.limit:
+    def __init__(self, engine: Engine, settings: Settings, executed: ExecutorHook) -> None:
+        self._engine, self._settings, self._executor_hook = engine, settings, executed
+        self.placement = choose_placement(settings)
+        if not self.placement.instructions:
+            gpu = self.placement.device.type == "cuda"
+            log.info(
+                "torch computes, not the compiled step: %s",
+                native_step_obstacle(settings, self.placement.precision, gpu),
+            )
+        self.budget = MemoryBudget(memory_limit(settings, self.placement.device), settings)
+        if (free := machine.free_memory(self.placement.device)) < self.budget.limit:
             log.warning("memory_mib %d is more than the %d MiB that are free", settings.memory_mib, free >> 20)
-        self._ranks = Ranks(settings, self.place, engine.lose) if settings.tensor_parallel > 1 else None
-        self.reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
-        self.vetting = Vetting()
-        self._proven: Sizes = {}  # of the heads of adapters
-        self.spent = dict.fromkeys(STAGES, 0.0)  # seconds, on all models
+        self._ranks = (
+            RankProcesses(settings, self.placement, engine.fail_permanently) if settings.tensor_parallel > 1 else None
+        )
+        self.source_policy = SourcePolicy(
+            Path(settings.model_root or settings.model_dir).expanduser(), known_sources(settings)
+        )
+        self.tokenizer_check = TokenizerCheck()
+        self._proven_sizes: SafeSizes = {}  # of the heads of adapters
+        self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds, on all models
 
-    async def describe(self, loading: Loading, source: str) -> Described:
+    async def describe(self, loading: LoadTask, source: str) -> DescribedModel:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
 
-        def read() -> Described:
-            what = with_known_cost(checkpoint.describe(source, self.reach, self.vetting.vet), self._settings)
-            draft = drafting_for(loading.name, what, self._settings, self.vetting.vet)
-            size = sized(loading.name, what, draft, self._settings.tensor_parallel)
-            placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
-            return Described(source, what, size, draft)
+        def read() -> DescribedModel:
+            what = apply_known_cost(
+                checkpoint.describe_source(source, self.source_policy, self.tokenizer_check.check_folder),
+                self._settings,
+            )
+            draft = choose_draft_model(loading.name, what, self._settings, self.tokenizer_check.check_folder)
+            size = measure_model(loading.name, what, draft, self._settings.tensor_parallel)
+            choose_placement(
+                self._settings, size.default_precision, size.config
+            )  # refused now, it troubles no other model's plan
+            return DescribedModel(source, what, size, draft)
 
-        with self._timed(loading, "describe"):
-            return await aside(read)
+        with self._time_stage(loading, "describe"):
+            return await run_on_daemon_thread(read)
 
-    async def lay(self, loading: Loading, source: str, trunk: Trunk) -> Beside:
+    async def describe_adapter(self, loading: LoadTask, source: str, trunk: BaseModel) -> UnmergedAdapter:
         """An adapter over a trunk, described.  Raises as `describe` does."""
 
-        def read() -> Beside:
-            refuse_adapter(loading.name, self._settings)
-            laid = trunk.lay(self.reach.place(source))
-            place = placed(self._settings, trunk.what.suited, trunk.what.config)
-            return Beside(source, laid, need_beside(loading.name, laid, place))
+        def read() -> UnmergedAdapter:
+            check_adapter_allowed(loading.name, self._settings)
+            laid = trunk.plan_adapter(self.source_policy.locate(source))
+            place = choose_placement(self._settings, trunk.description.default_precision, trunk.description.config)
+            return UnmergedAdapter(source, laid, adapter_memory_need(loading.name, laid, place))
 
-        with self._timed(loading, "describe"):
-            return await aside(read)
+        with self._time_stage(loading, "describe"):
+            return await run_on_daemon_thread(read)
 
-    async def attach(self, loading: Loading, beside: Beside, trunk: Served) -> Served:
+    async def attach(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> LoadedModel:
         """Let requests for an adapter in.  Raises NoRoom, ModelError, StepFailed."""
         began = time.perf_counter()
         with ExitStack() as undo:
-            self.budget.take_beside(beside.need)
+            self.budget.reserve_adapter(beside.need)
             undo.callback(self.budget.release, beside.need)
-            with self._timed(loading, "read and pack"):
-                attach = partial(self._attach, loading, beside, trunk)
+            with self._time_stage(loading, "read and pack"):
+                attach = partial(self._attach_on_engine, loading, beside, trunk)
                 number = await loading.on_engine(self._engine, attach, undo=trunk.worker.detach)
-            model = adapted(trunk.model, beside.need.name, beside.source, beside.laid, number)
-            self._engine.join(trunk.worker, number, model.name, model.task)
+            model = build_adapter_model(trunk.model, beside.need.name, beside.source, beside.plan, number)
+            self._engine.add_adapter(trunk.worker, number, model.name, model.task)
             undo.pop_all()
         size, seconds = beside.need.weights / 2**20, time.perf_counter() - began
         log.info("%s is ready: laid over %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
-        return Served(model, trunk.worker, beside.need, trunk.trunk)
+        return LoadedModel(model, trunk.worker, beside.need, trunk.base_model)
 
-    def _attach(self, loading: Loading, beside: Beside, trunk: Served) -> int:
+    def _attach_on_engine(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> int:
         """On the engine's thread."""
-        what = trunk.trunk.what
-        place = placed(self._settings, what.suited, what.config)
-        lora, head = trunk.trunk.read(beside.laid, place.dtype, place.device)
-        if isinstance(trunk.worker, Encoder):
+        what = trunk.base_model.description
+        place = choose_placement(self._settings, what.default_precision, what.config)
+        lora, head = trunk.base_model.load_adapter(beside.plan, place.dtype, place.device)
+        if isinstance(trunk.worker, EncoderWorker):
             if head is not None and place.instructions:
-                make_head_invariant(head, self._proven)
+                make_head_invariant(head, self._proven_sizes)
             loading.check()
-            return trunk.worker.attach(lora, cast(Task, beside.laid.what.head.task), cast(Head | None, head))
-        assert isinstance(trunk.worker, Generator)
+            return trunk.worker.attach(
+                lora, cast(Task, beside.plan.description.head.task), cast(OutputHead | None, head)
+            )
+        assert isinstance(trunk.worker, GeneratorWorker)
         loading.check()
         return trunk.worker.attach(lora)
 
-    async def load(self, loading: Loading, described: Described, others: Sequence[Sized] = (), kept: int = 0) -> Served:
+    async def load(
+        self, loading: LoadTask, described: DescribedModel, others: Sequence[ModelSize] = (), kept: int = 0
+    ) -> LoadedModel:
         """A worker that takes requests.
 
         Its default precision is float32 where a self-test finds that the usual one costs more than `max_kl`.  Raises
@@ -183,185 +199,223 @@ class Loader:
         """
         try:
             return await self._load(loading, described, others, kept)
-        except Unfaithful as error:
-            what = prefer_float32(described.what, error.place, error.cost, self._settings)
-            described = await aside(lambda: self._resized(described, what))
-        except NoRoom as error:  # the cost was known before
-            if described.what.preferred is None:
+        except PrecisionCostError as error:
+            what = prefer_float32(described.description, error.placement, error.cost, self._settings)
+            described = await run_on_daemon_thread(lambda: self._with_description(described, what))
+        except InsufficientMemory as error:  # the cost was known before
+            if described.description.preferred_precision is None:
                 raise
-            return await self._load_narrow(loading, described, error, others, kept)
+            return await self._load_stored_precision(loading, described, error, others, kept)
         try:
             return await self._load(loading, described, others, kept)
-        except NoRoom as error:
-            return await self._load_narrow(loading, described, error, others, kept)
+        except InsufficientMemory as error:
+            return await self._load_stored_precision(loading, described, error, others, kept)
 
-    async def _load_narrow(
-        self, loading: Loading, wide: Described, error: NoRoom, others: Sequence[Sized], kept: int
-    ) -> Served:
+    async def _load_stored_precision(
+        self, loading: LoadTask, wide: DescribedModel, error: InsufficientMemory, others: Sequence[ModelSize], kept: int
+    ) -> LoadedModel:
         """In the precision that suits how it is stored, though it costs too much: float32 has no room."""
-        log.warning("%s: %s; and float32 has no room: %s", wide.sized.name, wide.what.suited.reason, error.message)
-        narrow = await aside(lambda: self._resized(wide, replace(wide.what, preferred=None)))
+        log.warning(
+            "%s: %s; and float32 has no room: %s",
+            wide.size.name,
+            wide.description.default_precision.reason,
+            error.message,
+        )
+        narrow = await run_on_daemon_thread(
+            lambda: self._with_description(wide, replace(wide.description, preferred_precision=None))
+        )
         return await self._load(loading, narrow, others, kept, strict=False)
 
-    def _resized(self, described: Described, what: Description) -> Described:
-        size = sized(described.sized.name, what, described.draft, self._settings.tensor_parallel)
-        return replace(described, what=what, sized=size)
+    def _with_description(self, described: DescribedModel, what: Description) -> DescribedModel:
+        size = measure_model(described.size.name, what, described.draft, self._settings.tensor_parallel)
+        return replace(described, description=what, size=size)
 
     async def _load(
-        self, loading: Loading, described: Described, others: Sequence[Sized], kept: int, *, strict: bool = True
-    ) -> Served:
+        self,
+        loading: LoadTask,
+        described: DescribedModel,
+        others: Sequence[ModelSize],
+        kept: int,
+        *,
+        strict: bool = True,
+    ) -> LoadedModel:
         """Raises Unfaithful where the default precision costs too much, unless it is not `strict`."""
-        place = placed(self._settings, described.sized.suited, described.sized.config)
+        place = choose_placement(self._settings, described.size.default_precision, described.size.config)
         if place.instructions and self._settings.precision == "auto":
-            log.info("%s: %s", described.sized.name, explained(described.sized.suited))
-        if self.place.instructions and not place.instructions:
-            log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self.place))
-        self.vetting.close()
-        need, began = self.budget.plan(described.sized, others, kept), time.perf_counter()
-        part, in_place = None, kernel_for(place, described.sized.config) is not None
+            log.info("%s: %s", described.size.name, describe_precision(described.size.default_precision))
+        if self.placement.instructions and not place.instructions:
+            log.info(
+                "%s: %s",
+                described.size.name,
+                describe_torch_fallback(unsupported_reason(described.size.config), self.placement),
+            )
+        self.tokenizer_check.close()
+        need, began = self.budget.plan(described.size, others, kept), time.perf_counter()
+        part, in_place = None, choose_kernel(place, described.size.config) is not None
         if self._ranks is not None:
-            part = self._ranks.part(described.source, self.reach, need, place, in_place=in_place)
+            part = self._ranks.new_model(described.source, self.source_policy, need, place, in_place=in_place)
         async with AsyncExitStack() as undo:
-            self.budget.take(need)
+            self.budget.reserve(need)
             undo.callback(self.budget.release, need)
             if part is not None:
                 undo.push_async_callback(self._engine.call, part.drop)
             loaded, worker, cost = await self._read_and_pack(loading, described, need, part)
             if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
-                raise Unfaithful(place, cost)
+                raise PrecisionCostError(place, cost)
             read = time.perf_counter()
-            with self._timed(loading, "warm up"):
-                await loading.on_engine(self._engine, lambda: worker.warm_up(self._breathe(loading)))
-                await self._engine.call(trim)  # of what was read the allocator keeps as much again
-            self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
+            with self._time_stage(loading, "warm up"):
+                await loading.on_engine(self._engine, lambda: worker.warm_up(self._yield_callback(loading)))
+                await self._engine.call(trim_heap)  # of what was read the allocator keeps as much again
+            self._engine.add_worker(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        model = model_of(need, loaded, place)
+        model = build_model(need, loaded, place)
         how = f"{place.precision} by {model.executor}" + (
-            f", {describe_cost(cost, described.what)}" if cost is not None else ""
+            f", {describe_cost(cost, described.description)}" if cost is not None else ""
         )
         times = read - began, time.perf_counter() - read
         facts = need.name, loaded.family, loaded.task, how, need.weights / 2**20, *times
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
-        return Served(model, worker, need, Trunk(described.what), part)
+        return LoadedModel(model, worker, need, BaseModel(described.description), part)
 
     async def _read_and_pack(
-        self, loading: Loading, described: Described, need: Need, part: Part | None
+        self, loading: LoadTask, described: DescribedModel, need: MemoryNeed, part: DistributedModel | None
     ) -> tuple[Checkpoint, Worker, float | None]:
         """A worker that is not warm yet, and what its precision costs, if that is measured (`self_test`)."""
-        place, test = placed(self._settings, described.sized.suited, described.sized.config), None
+        place, test = choose_placement(self._settings, described.size.default_precision, described.size.config), None
         engine = self._engine
-        with self._timed(loading, "read and pack"):
-            drafter = await loading.on_engine(engine, lambda: self._drafter(loading, described, need))
+        with self._time_stage(loading, "read and pack"):
+            drafter = await loading.on_engine(engine, lambda: self._build_drafter(loading, described, need))
             if is_tested(place):
-                longest = need.cache_tokens or described.what.max_tokens
+                longest = need.cache_tokens or described.description.max_tokens
                 loading.stage = "was being tested for what its precision costs"
-                test = await aside(lambda: SelfTest(described.what, place, self._settings, longest, loading.check))
-                await loading.on_engine(engine, lambda: test.expect(self._progress(loading, ignore)))
-                await engine.call(trim)
+                test = await run_on_daemon_thread(
+                    lambda: SelfTest(described.description, place, self._settings, longest, loading.check)
+                )
+                await loading.on_engine(
+                    engine, lambda: test.compute_reference(self._progress_callback(loading, ignore_progress))
+                )
+                await engine.call(trim_heap)
                 loading.stage = STAGES["read and pack"]
-            loaded = await loading.on_engine(engine, lambda: self._read(loading, described, loading.hear, part))
+            loaded = await loading.on_engine(
+                engine, lambda: self._read_checkpoint(loading, described, loading.report_progress, part)
+            )
             worker = await loading.on_engine(
                 engine,
-                lambda: self._employ(need, loaded, drafter, self._executor(loading, need, loaded, part, test)),
+                lambda: self._build_worker(
+                    need, loaded, drafter, self._build_executor(loading, need, loaded, part, test)
+                ),
             )
         return loaded, worker, test.cost if test is not None else None
 
     @contextmanager
-    def _timed(self, loading: Loading, stage: str) -> Iterator[None]:
+    def _time_stage(self, loading: LoadTask, stage: str) -> Iterator[None]:
         began, loading.stage = time.perf_counter(), STAGES[stage]
         yield
-        self.spent[stage] += time.perf_counter() - began
+        self.stage_seconds[stage] += time.perf_counter() - began
 
-    async def retire(self, served: Served, drain_s: float) -> None:
+    async def retire(self, served: LoadedModel, drain_s: float) -> None:
         """Nothing new is submitted: what runs may end in time, then the worker is let go of."""
         if served.model.adapter:
-            await self._engine.part(served.worker, served.model.adapter, drain_s)
+            await self._engine.remove_adapter(served.worker, served.model.adapter, drain_s)
         else:
-            await self._engine.retire(served.worker, drain_s)
-            if served.part is not None:
-                await self._engine.call(served.part.drop)
+            await self._engine.remove_worker(served.worker, drain_s)
+            if served.distributed is not None:
+                await self._engine.call(served.distributed.drop)
         self.budget.release(served.need)
 
-    async def give_back(self) -> None:
+    async def release_memory(self) -> None:
         """After the last reference to something large is gone.  An engine that is busy does it later."""
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                await self._engine.call(machine.give_back)
+                await self._engine.call(machine.return_free_memory)
 
-    def _drafter(self, loading: Loading, described: Described, need: Need) -> Drafter | None:
+    def _build_drafter(self, loading: LoadTask, described: DescribedModel, need: MemoryNeed) -> DraftModel | None:
         """Its draft model, read and ready."""
-        name, settings = described.sized.name, self._settings
+        name, settings = described.size.name, self._settings
         if described.draft is None:
             return None
-        source, size = settings.drafts[name], described.sized.draft
+        source, size = settings.drafts[name], described.size.draft
         assert size is not None
-        loaded = self._read(loading, Described(source, described.draft, size), ignore, None)  # whole, and here alone
-        words = min(loaded.config.vocab_size, described.sized.config.vocab_size)
+        loaded = self._read_checkpoint(
+            loading, DescribedModel(source, described.draft, size), ignore_progress, None
+        )  # whole, and here alone
+        words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
-        executor = self._executor(loading, need, loaded, None)
-        return Drafter(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
+        executor = self._build_executor(loading, need, loaded, None)
+        return DraftModel(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
-    def _breathe(self, loading: Loading) -> Callable[[], None]:
+    def _yield_callback(self, loading: LoadTask) -> Callable[[], None]:
         """For long functions on the engine's thread: the others get a turn, and a load that is ended is left."""
 
         def breathe() -> None:
             loading.check()
-            self._engine.breathe()
+            self._engine.yield_turn()
 
         return breathe
 
-    def _progress(self, loading: Loading, heard: Heard) -> Callable[[int, int], None]:
-        return breathing(self._breathe(loading), loading.check, heard)
+    def _progress_callback(self, loading: LoadTask, heard: LoadProgress) -> Callable[[int, int], None]:
+        return yielding_progress(self._yield_callback(loading), loading.check, heard)
 
-    def _read(self, loading: Loading, described: Described, heard: Heard, part: Part | None) -> Checkpoint:
+    def _read_checkpoint(
+        self, loading: LoadTask, described: DescribedModel, heard: LoadProgress, part: DistributedModel | None
+    ) -> Checkpoint:
         """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
         if part is not None:
-            return part.read(described.what, self._progress(loading, heard))
-        place = placed(self._settings, described.sized.suited, described.sized.config)
-        read = checkpoint.begin if place.instructions else checkpoint.read
-        progress = self._progress(loading, heard)
-        return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
+            return part.read(described.description, self._progress_callback(loading, heard))
+        place = choose_placement(self._settings, described.size.default_precision, described.size.config)
+        read = checkpoint.prepare if place.instructions else checkpoint.load_described
+        progress = self._progress_callback(loading, heard)
+        return read(described.source, described.description, dtype=place.dtype, device=place.device, progress=progress)
 
-    def _executor(
-        self, loading: Loading, need: Need, loaded: Checkpoint, part: Part | None, test: SelfTest | None = None
+    def _build_executor(
+        self,
+        loading: LoadTask,
+        need: MemoryNeed,
+        loaded: Checkpoint,
+        part: DistributedModel | None,
+        test: SelfTest | None = None,
     ) -> Executor:
         if part is not None:
-            return self._executed(part.executor(loaded))
-        settings, breathe = self._settings, self._breathe(loading)
+            return self._executor_hook(part.build_executor(loaded))
+        settings, breathe = self._settings, self._yield_callback(loading)
 
         @contextmanager
         def held(part: nn.Module) -> Iterator[None]:
-            loaded.fill(part)
+            loaded.load_weights(part)
             yield
-            hollow(part)
-            trim()  # else the allocator keeps what was read, part after part
+            free_weights(part)
+            trim_heap()  # else the allocator keeps what was read, part after part
             breathe()
 
-        prepare(loaded, settings, breathe)
-        executor = executor_of(loaded, settings, need.blocks, held)
+        make_deterministic(loaded, settings, breathe)
+        executor = build_executor(loaded, settings, need.blocks, held)
         if test is not None:
             test.compare(executor)
-        return self._executed(executor)
+        return self._executor_hook(executor)
 
-    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None, executor: Executor) -> Worker:
+    def _build_worker(
+        self, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor
+    ) -> Worker:
         settings = self._settings
-        if not (loaded.writing or isinstance(loaded.head, LanguageHead)):
-            head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
-            return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
-        generator = Generator(
+        if not (loaded.decoding or isinstance(loaded.head, LanguageHead)):
+            head, tokens = cast(OutputHead, loaded.head), settings.encoder_step_tokens
+            return EncoderWorker(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
+        generator = GeneratorWorker(
             executor,
             model=need.name,
             token_budget=settings.step_tokens,
             sequence_budget=settings.max_running,
             prefill_chunk=settings.prefill_chunk,
         )
-        generator.sampler = sampler_of(placed(settings, loaded.suited, loaded.body))
-        if not loaded.writing:  # a state that is not the newest is made again from the beginning
+        generator.sampler = build_sampler(choose_placement(settings, loaded.default_precision, loaded.decoder_config))
+        if not loaded.decoding:  # a state that is not the newest is made again from the beginning
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 
 
-def breathing(breathe: Callable[[], None], check: Callable[[], None], heard: Heard) -> Callable[[int, int], None]:
+def yielding_progress(
+    breathe: Callable[[], None], check: Callable[[], None], heard: LoadProgress
+) -> Callable[[int, int], None]:
     """For what reads on the engine's thread: tells how much is read, calls `check` each time, and `breathe`, which lets
     the others have their turns, as often as is needed."""
     breathed = time.perf_counter()
@@ -370,27 +424,27 @@ def breathing(breathe: Callable[[], None], check: Callable[[], None], heard: Hea
         nonlocal breathed
         check()
         heard(min(done / total, 1.0) if total else 0.0)
-        if time.perf_counter() - breathed > HOLD_S:
+        if time.perf_counter() - breathed > READ_SLICE_S:
             breathe()
             breathed = time.perf_counter()
 
     return progress
 
 
-def known(settings: Settings) -> frozenset[str]:
+def known_sources(settings: Settings) -> frozenset[str]:
     """The sources that whoever runs the server names, and both parts of a model with an adapter merged; any other was
     named over HTTP."""
     named = settings.models.values()
     return frozenset(part for source in named for part in (source, *source.rpartition("+")[::2]) if part)
 
 
-def explained(suited: Suited) -> str:
+def describe_precision(suited: DefaultPrecision) -> str:
     """What is computed in, why, and what else could be asked for."""
     faster = "; --precision int8 is faster, smaller and less exact" if suited.precision == "float32" else ""
     return f"{suited.precision}, since {suited.reason}{faster}"
 
 
-def apart(reason: str, place: Place) -> str:
+def describe_torch_fallback(reason: str, place: Placement) -> str:
     """Why torch computes one model beside others, and what else could be asked for."""
     told = f"torch computes it, not the compiled step: {reason}"
     if place.threads == place.torch_threads:

@@ -12,45 +12,45 @@ from typing import cast
 
 import torch
 
-from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.load_estimate import Size, size
-from polyhead.models.checkpoint.unmerged_adapter import Laid
+from polyhead.models.checkpoint.load_estimate import LoadSize, estimate_load
+from polyhead.models.checkpoint.unmerged_adapter import LoraPlan
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.executors.seq2seq_executor import READ
+from polyhead.models.executors.seq2seq_executor import MAX_SOURCE_TOKENS
 from polyhead.models.executors.workspace import (
-    Largest,
+    LargestStep,
     block_bytes,
     forward_bytes,
-    gathered_bytes,
-    proof_bytes,
-    recorded_bytes,
+    gather_bytes,
+    graph_bytes,
+    self_test_bytes,
 )
-from polyhead.models.invariant.invariant_linear import proving_bytes
+from polyhead.models.invariant.invariant_linear import linear_test_bytes
 from polyhead.models.native import step_memory as native
 from polyhead.models.native.packed_network import Precision
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.parallel import Share, cut, local
+from polyhead.models.parallel import Share, cut_parameters, share_config
 
 from ..config.settings import Settings
-from ..core.errors import NoRoom
+from ..core.errors import InsufficientMemory
 from ..core.request import Task
 from ..engine.head_outputs import reading_bytes
-from ..engine.sampler import drawing_bytes
+from ..engine.sampler import sampling_bytes
 from ..resources import machine
-from .executor_choice import drawing_instructions, kernel_for
-from .placement import Place, placed
-from .self_test import testing_bytes
+from .executor_choice import choose_kernel, sampling_instructions
+from .placement import Placement, choose_placement
+from .self_test import precision_test_bytes
 
-CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
-FEWEST = 256  # tokens of a cache that are worth proposing
+CPU_CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
+MIN_CACHE_TOKENS = 256  # tokens of a cache that are worth proposing
 MIB = 1 << 20
-PADDED = 1.1  # an adapter's matrices as they are packed, of their own size
-FLOAT = 4
-GROWN = 3  # what a state takes while it grows: as it was, as it will be, and room ahead
+ADAPTER_PADDING = 1.1  # an adapter's matrices as they are packed, of their own size
+FLOAT_BYTES = 4
+GROWTH_FACTOR = 3  # what a state takes while it grows: as it was, as it will be, and room ahead
 
 
-def columns_of(what: Description) -> int:
+def count_head_columns(what: Description) -> int:
     match what.head.task:
         case "fill":
             return what.config.vocab_size
@@ -61,7 +61,7 @@ def columns_of(what: Description) -> int:
 
 
 @dataclass(frozen=True)
-class Sized:
+class ModelSize:
     """What of a model decides how much it takes, apart from the settings.  `columns`: scores that its head has for a
     token or a text.  `context`: tokens of its longest input.  `draft`: the model that drafts for it, if one does."""
 
@@ -70,50 +70,50 @@ class Sized:
     task: Task
     columns: int
     context: int
-    size: Size
-    suited: Suited
-    world: int = 1  # how many compute it together; `config` and `size` are those of the first's share
-    draft: "Sized | None" = None
-    reader: ModelConfig | None = None  # of the body that reads for it, where there are two
+    checkpoint_size: LoadSize
+    default_precision: DefaultPrecision
+    world_size: int = 1  # how many compute it together; `config` and `size` are those of the first's share
+    draft: "ModelSize | None" = None
+    encoder_config: ModelConfig | None = None  # of the body that reads for it, where there are two
 
     @property
     def generates(self) -> bool:
         return self.task == "generate"
 
     @property
-    def spells(self) -> bool:
+    def has_vocabulary_head(self) -> bool:
         """Whether its head is as wide as the vocabulary."""
         return self.task in ("generate", "fill")
 
 
-def sized(name: str, what: Description, draft: Description | None = None, world: int = 1) -> Sized:
+def measure_model(name: str, what: Description, draft: Description | None = None, world: int = 1) -> ModelSize:
     """Raises CheckpointError where the files do not hold what the description asks for, and UnsupportedError where so
     many cannot compute it together."""
-    own = what if world == 1 else shared(what, Share(0, world))
-    return Sized(
+    own = what if world == 1 else shard_description(what, Share(0, world))
+    return ModelSize(
         name=name,
-        config=what.body if world == 1 else local(what.body, Share(0, world)),
-        world=world,
-        reader=what.config if what.head.writing else None,
-        task="generate" if what.head.writing else cast(Task, what.head.task),
-        columns=columns_of(what),
+        config=what.decoder_config if world == 1 else share_config(what.decoder_config, Share(0, world)),
+        world_size=world,
+        encoder_config=what.config if what.head.decoding else None,
+        task="generate" if what.head.decoding else cast(Task, what.head.task),
+        columns=count_head_columns(what),
         context=what.max_tokens,
-        size=size(own),
-        suited=what.suited,
-        draft=sized(f"{name}'s draft", draft) if draft else None,
+        checkpoint_size=estimate_load(own),
+        default_precision=what.default_precision,
+        draft=measure_model(f"{name}'s draft", draft) if draft else None,
     )
 
 
-def shared(what: Description, share: Share) -> Description:
+def shard_description(what: Description, share: Share) -> Description:
     """Of which only that is counted."""
-    if what.head.writing:
+    if what.head.decoding:
         message = "a network that reads one text and writes another is not shared out; serve it with tensor_parallel 1"
         raise UnsupportedError(message, file=what.file)
-    return replace(what, cutting=partial(cut, share=share))
+    return replace(what, cut_network=partial(cut_parameters, share=share))
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """What a model takes, in bytes; `blocks` of `block_size` tokens make its cache, none that of an encoder.
 
     `loading` is what stands beside the weights while they are read, instead of cache and workspace.
@@ -136,25 +136,26 @@ class Need:
         return self.blocks * self.block_size
 
     def __str__(self) -> str:
-        cache = f", cache {mib(self.cache)} ({self.cache_tokens} tokens)" if self.blocks else ""
-        return f"{mib(self.total)} MiB (weights {mib(self.weights)}{cache}, workspace {mib(self.workspace)})"
+        cache = f", cache {ceil_mib(self.cache)} ({self.cache_tokens} tokens)" if self.blocks else ""
+        parts = f"weights {ceil_mib(self.weights)}{cache}, workspace {ceil_mib(self.workspace)}"
+        return f"{ceil_mib(self.total)} MiB ({parts})"
 
 
-def need_beside(name: str, laid: Laid, place: Place) -> Need:
+def adapter_memory_need(name: str, laid: LoraPlan, place: Placement) -> MemoryNeed:
     """Of an adapter: its matrices, packed with padding where the compiled step reads them, and what its head has for
     itself."""
-    low, head = laid.numbers
-    each = FLOAT * PADDED if place.instructions else place.dtype.itemsize
+    low, head = laid.parameter_counts
+    each = FLOAT_BYTES * ADAPTER_PADDING if place.instructions else place.dtype.itemsize
     weights = int(low * each) + head * place.dtype.itemsize
-    return Need(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
+    return MemoryNeed(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
 
-def need(model: Sized, settings: Settings, blocks: int) -> Need:
+def memory_need(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
     """Of a model with a cache of so many blocks, and of its draft, whose has as many."""
-    own = need_alone(model, settings, blocks)
+    own = memory_need_without_draft(model, settings, blocks)
     if model.draft is None:
         return own
-    draft = need_alone(model.draft, settings, blocks)
+    draft = memory_need_without_draft(model.draft, settings, blocks)
     return replace(
         own,
         weights=own.weights + draft.weights,
@@ -164,23 +165,23 @@ def need(model: Sized, settings: Settings, blocks: int) -> Need:
     )
 
 
-def need_alone(model: Sized, settings: Settings, blocks: int) -> Need:
-    place = placed(settings, model.suited, model.config)
+def memory_need_without_draft(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
+    place = choose_placement(settings, model.default_precision, model.config)
     largest = largest_step(model, settings, blocks)
     taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)
-    return Need(
+    return MemoryNeed(
         name=model.name,
         weights=taken.weights,
         cache=blocks * taken.block if model.generates else 0,
-        workspace=model.size.tokenizer + taken.computing,
-        loading=model.size.tokenizer + taken.loading,
+        workspace=model.checkpoint_size.tokenizer + taken.computing,
+        loading=model.checkpoint_size.tokenizer + taken.loading,
         blocks=blocks,
         block_size=place.block_size,
     )
 
 
 @dataclass(frozen=True)
-class Parts:
+class MemoryParts:
     """Bytes of weights, of a block of the cache, of the largest step, and of what stands beside weights at load."""
 
     weights: int
@@ -189,85 +190,85 @@ class Parts:
     loading: int
 
 
-def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
-    config, place = model.config, placed(settings, model.suited, model.config)
+def torch_parts(model: ModelSize, settings: Settings, largest: LargestStep) -> MemoryParts:
+    config, place = model.config, choose_placement(settings, model.default_precision, model.config)
     dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
-    if model.reader is not None:
-        return written_parts(model, model.reader, settings, largest)
-    states = largest.rows * config.width * FLOAT
-    computing = max(forward_bytes(config, dtype, largest), states + read_bytes(model, largest))
+    if model.encoder_config is not None:
+        return seq2seq_parts(model, model.encoder_config, settings, largest)
+    states = largest.rows * config.width * FLOAT_BYTES
+    computing = max(forward_bytes(config, dtype, largest), states + head_output_bytes(model, largest))
     if model.generates:
         before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
-        before += dtype.itemsize if model.world > 1 else 0  # and come from several
-        computing = max(computing, drawn_bytes(model, largest, place, before))
+        before += dtype.itemsize if model.world_size > 1 else 0  # and come from several
+        computing = max(computing, max_sampling_bytes(model, largest, place, before))
         if largest.in_place:  # and the spare block that padding is written to
-            computing += recorded_bytes(config, dtype, settings.max_running) + block
-    proof = proof_bytes(config, dtype, model.spells) if settings.deterministic else 0
-    return Parts(
-        model.size.weights(dtype),
+            computing += graph_bytes(config, dtype, settings.max_running) + block
+    proof = self_test_bytes(config, dtype, model.has_vocabulary_head) if settings.deterministic else 0
+    return MemoryParts(
+        model.checkpoint_size.weight_bytes(dtype),
         block,
-        computing + gathered_bytes(config, dtype, largest),
-        max(model.size.passing(dtype), proof),
+        computing + gather_bytes(config, dtype, largest),
+        max(model.checkpoint_size.temporary_bytes(dtype), proof),
     )
 
 
-def written_parts(model: Sized, reader: ModelConfig, settings: Settings, largest: Largest) -> Parts:
+def seq2seq_parts(model: ModelSize, reader: ModelConfig, settings: Settings, largest: LargestStep) -> MemoryParts:
     """Of two bodies: what was read and what is written take blocks alike, and states are there twice as they grow."""
-    config, place = model.config, placed(settings, model.suited, model.config)
-    read = replace(largest, rows=max(READ, model.context), context=model.context, cached=False)
+    config, place = model.config, choose_placement(settings, model.default_precision, model.config)
+    read = replace(largest, rows=max(MAX_SOURCE_TOKENS, model.context), context=model.context, cached=False)
     computing = max(forward_bytes(reader, place.dtype, read), forward_bytes(config, place.dtype, largest))
-    logits = largest.sequences * config.vocab_size * FLOAT
-    return Parts(
-        model.size.weights(place.dtype),
-        GROWN * block_bytes(config, place.block_size, place.dtype),
-        computing + 2 * logits + drawn_bytes(model, largest, place, 0),
-        model.size.passing(place.dtype),
+    logits = largest.sequences * config.vocab_size * FLOAT_BYTES
+    return MemoryParts(
+        model.checkpoint_size.weight_bytes(place.dtype),
+        GROWTH_FACTOR * block_bytes(config, place.block_size, place.dtype),
+        computing + 2 * logits + max_sampling_bytes(model, largest, place, 0),
+        model.checkpoint_size.temporary_bytes(place.dtype),
     )
 
 
-def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
+def native_parts(model: ModelSize, place: Placement, largest: LargestStep) -> MemoryParts:
     config, precision = model.config, cast(Precision, place.precision)
     computing = native.workspace_bytes(config, largest, place.threads, model.generates)
     if model.generates:
-        computing += drawn_bytes(model, largest, place, 0)
+        computing += max_sampling_bytes(model, largest, place, 0)
     else:
-        computing += read_bytes(model, largest)
-    testing = testing_bytes(place, config.vocab_size) if model.generates else 0
-    stored = (config, precision, model.generates, model.size.tied, model.size.bits)
+        computing += head_output_bytes(model, largest)
+    testing = precision_test_bytes(place, config.vocab_size) if model.generates else 0
+    stored = (config, precision, model.generates, model.checkpoint_size.tied, model.checkpoint_size.bits)
     packed, part, kept = native.weight_bytes(*stored), native.loading_bytes(*stored), 0
     if not model.generates:  # the head stays with torch, and is made invariant before anything is packed
-        kept = model.size.head * FLOAT
-        part = max(part, part_of_head(model) - packed)
-    return Parts(
+        kept = model.checkpoint_size.head * FLOAT_BYTES
+        part = max(part, head_loading_bytes(model) - packed)
+    return MemoryParts(
         packed + kept,
-        native.block_bytes(config, precision),
+        native.native_block_bytes(config, precision),
         computing,
-        part + testing + model.size.passing(place.dtype),
+        part + testing + model.checkpoint_size.temporary_bytes(place.dtype),
     )
 
 
-def part_of_head(model: Sized) -> int:
+def head_loading_bytes(model: ModelSize) -> int:
     """Beside its numbers, while it is proven; where it shares those of the tokens, they are there as read, too."""
     width = model.config.width
-    shared = model.config.vocab_size * width * FLOAT if model.task == "fill" else 0
-    return shared + proving_bytes(width, max(model.columns, width))
+    shared = model.config.vocab_size * width * FLOAT_BYTES if model.task == "fill" else 0
+    return shared + linear_test_bytes(width, max(model.columns, width))
 
 
-def read_bytes(model: Sized, largest: Largest) -> int:
+def head_output_bytes(model: ModelSize, largest: LargestStep) -> int:
     """What the head makes of the states."""
     return reading_bytes(model.task, largest.rows, model.columns)
 
 
-def drawn_bytes(model: Sized, largest: Largest, place: Place, before: int) -> int:
-    rows, sorts = min(largest.sequences, largest.rows), not drawing_instructions(place)
-    return drawing_bytes(rows, model.config.vocab_size, before, sorts=sorts)
+def max_sampling_bytes(model: ModelSize, largest: LargestStep, place: Placement, before: int) -> int:
+    rows, sorts = min(largest.sequences, largest.rows), not sampling_instructions(place)
+    return sampling_bytes(rows, model.config.vocab_size, before, sorts=sorts)
 
 
-def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
-    place = placed(settings, model.suited, model.config)
-    in_place = kernel_for(place, model.config) is not None
+def largest_step(model: ModelSize, settings: Settings, blocks: int) -> LargestStep:
+    place = choose_placement(settings, model.default_precision, model.config)
+    in_place = choose_kernel(place, model.config) is not None
     if model.generates:
-        return Largest(
+        return LargestStep(
             rows=settings.step_tokens,
             sequences=settings.max_running,
             context=min(model.context, blocks * place.block_size),
@@ -276,7 +277,7 @@ def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
             in_place=in_place,
         )
     rows = max(settings.encoder_step_tokens, model.context)
-    return Largest(
+    return LargestStep(
         rows=rows,
         sequences=rows,
         context=model.context,
@@ -286,105 +287,112 @@ def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
     )
 
 
-def least(model: Sized, settings: Settings) -> Need:
+def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
     """With the smallest cache it is served with: one full context, or what is asked for."""
     if not model.generates:
-        return need(model, settings, 0)
-    return need(model, settings, math.ceil((settings.cache_tokens or model.context) / placed(settings).block_size))
+        return memory_need(model, settings, 0)
+    return memory_need(
+        model, settings, math.ceil((settings.cache_tokens or model.context) / choose_placement(settings).block_size)
+    )
 
 
-def most_blocks(model: Sized, settings: Settings) -> int:
+def max_blocks(model: ModelSize, settings: Settings) -> int:
     """Of its cache: as many as are asked for, or as are useful."""
     if not model.generates:
         return 0
     useful = settings.max_running * model.context
-    if placed(settings).device.type == "cpu":
-        useful = min(useful, max(model.context, CACHE_TOKENS))
-    return math.ceil((settings.cache_tokens or useful) / placed(settings).block_size)
+    if choose_placement(settings).device.type == "cpu":
+        useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
+    return math.ceil((settings.cache_tokens or useful) / choose_placement(settings).block_size)
 
 
-def limit_of(settings: Settings, device: torch.device) -> int:
+def memory_limit(settings: Settings, device: torch.device) -> int:
     """Bytes for a process's models: what is set, or what is free.  Processes on CPUs have equal parts of that."""
     free = machine.spendable_memory(device) // (1 if device.type == "cuda" else settings.tensor_parallel)
     return settings.memory_mib * MIB or free
 
 
-class Budget:
+class MemoryBudget:
     """`limit` bytes, of which loaded models and those being loaded hold what they need."""
 
     def __init__(self, limit: int, settings: Settings) -> None:
         self.limit, self._settings = limit, settings
-        self._held: list[Need] = []
+        self._reserved: list[MemoryNeed] = []
 
     @property
     def free(self) -> int:
-        return self.limit - sum(held.total for held in self._held)
+        return self.limit - sum(held.total for held in self._reserved)
 
-    def plan(self, model: Sized, others: Sequence[Sized] = (), kept: int = 0) -> Need:
+    def plan(self, model: ModelSize, others: Sequence[ModelSize] = (), kept: int = 0) -> MemoryNeed:
         """What a model is given.  Where memory is short its cache shrinks, and `others`, still to come, are left what
         they need at least, if that is possible; and so are `kept` bytes.  Raises NoRoom."""
-        smallest = least(model, self._settings)
+        smallest = smallest_need(model, self._settings)
         if smallest.total > self.free:
-            raise NoRoom(self.refusal(model, smallest))
-        blocks = most_blocks(model, self._settings)
+            raise InsufficientMemory(self.describe_shortage(model, smallest))
+        blocks = max_blocks(model, self._settings)
         if blocks <= smallest.blocks:
             return smallest
-        spare = self.free - kept - smallest.total - sum(least(other, self._settings).total for other in others)
+        spare = self.free - kept - smallest.total - sum(smallest_need(other, self._settings).total for other in others)
         room = smallest.total + max(spare, 0) // (1 + sum(other.generates for other in others))
-        blocks = highest(smallest.blocks, blocks, lambda count: need(model, self._settings, count).total <= room)
-        return need(model, self._settings, blocks)
+        blocks = search_highest(
+            smallest.blocks, blocks, lambda count: memory_need(model, self._settings, count).total <= room
+        )
+        return memory_need(model, self._settings, blocks)
 
-    def take(self, need: Need) -> None:
-        self._held.append(need)
+    def reserve(self, need: MemoryNeed) -> None:
+        self._reserved.append(need)
 
-    def take_beside(self, need: Need) -> None:
+    def reserve_adapter(self, need: MemoryNeed) -> None:
         """What an adapter needs.  Raises NoRoom."""
         if need.total > self.free:
-            free = f"{mib(max(self.free, 0))} of {mib(self.limit)} MiB are free"
-            raise NoRoom(f"{need.name} needs {mib(need.total)} MiB, and {free}")
-        self.take(need)
+            free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
+            raise InsufficientMemory(f"{need.name} needs {ceil_mib(need.total)} MiB, and {free}")
+        self.reserve(need)
 
-    def release(self, need: Need) -> None:
-        self._held.remove(need)
+    def release(self, need: MemoryNeed) -> None:
+        self._reserved.remove(need)
 
-    def refusal(self, model: Sized, smallest: Need) -> str:
+    def describe_shortage(self, model: ModelSize, smallest: MemoryNeed) -> str:
         """Each part, what is free, and what to change."""
-        free = f"{mib(max(self.free, 0))} of {mib(self.limit)} MiB are free"
-        ways = "; or ".join(self.remedies(model, smallest))
+        free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
+        ways = "; or ".join(self.suggest_changes(model, smallest))
         return f"{model.name} needs {smallest}, and {free}. It would fit with {ways}"
 
-    def remedies(self, model: Sized, smallest: Need) -> list[str]:
+    def suggest_changes(self, model: ModelSize, smallest: MemoryNeed) -> list[str]:
         """Changes of which each alone is enough."""
-        ways = [f"{name} {value}" for name, value in self._smaller(model)]
-        gain = [held for held in self._held if held.total >= smallest.total - self.free]
+        ways = [f"{name} {value}" for name, value in self._suggest_settings(model)]
+        gain = [held for held in self._reserved if held.total >= smallest.total - self.free]
         if gain:
             ways.append(f"{min(gain, key=lambda held: held.total).name} unloaded")
         ways.append(f"memory_mib {math.ceil((smallest.total - self.free + self.limit) / MIB)}, if there is so much")
         return ways
 
-    def _smaller(self, model: Sized) -> list[tuple[str, object]]:
+    def _suggest_settings(self, model: ModelSize) -> list[tuple[str, object]]:
         """Settings that would make it small enough, and their values."""
         settings, ways = self._settings, list[tuple[str, object]]()
         if model.generates:
-            tokens = least(model, settings).cache_tokens
-            ranges = {"cache_tokens": (FEWEST, tokens), "step_tokens": (settings.max_running + 1, settings.step_tokens)}
+            tokens = smallest_need(model, settings).cache_tokens
+            ranges = {
+                "cache_tokens": (MIN_CACHE_TOKENS, tokens),
+                "step_tokens": (settings.max_running + 1, settings.step_tokens),
+            }
             ranges["max_running"] = (1, settings.max_running)
         else:
             ranges = {"encoder_step_tokens": (1, settings.encoder_step_tokens)}
         for name, (low, high) in ranges.items():
             if low < high and self._fits(model, name, low):
-                ways.append((name, highest(low, high, partial(self._fits, model, name))))
-        place = placed(settings, model.suited, model.config)
+                ways.append((name, search_highest(low, high, partial(self._fits, model, name))))
+        place = choose_placement(settings, model.default_precision, model.config)
         smaller = "int8" if place.instructions else "bfloat16"
         if place.precision == "float32" and self._fits(model, "precision", smaller):
             ways.append(("precision", smaller))
         return ways
 
-    def _fits(self, model: Sized, setting: str, value: object) -> bool:
-        return least(model, self._settings.model_copy(update={setting: value})).total <= self.free
+    def _fits(self, model: ModelSize, setting: str, value: object) -> bool:
+        return smallest_need(model, self._settings.model_copy(update={setting: value})).total <= self.free
 
 
-def highest(low: int, high: int, good: Callable[[int], bool]) -> int:
+def search_highest(low: int, high: int, good: Callable[[int], bool]) -> int:
     """The highest number up to `high` that is good, where what is below a good one is good; `low` if none above is."""
     while low < high:
         middle = (low + high + 1) // 2
@@ -395,5 +403,5 @@ def highest(low: int, high: int, good: Callable[[int], bool]) -> int:
     return low
 
 
-def mib(count: int) -> int:
+def ceil_mib(count: int) -> int:
     return math.ceil(count / MIB)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.errors import BadRequest, NotFound, PolyheadError, WrongTask
-from ..core.model import DOES, Model, State, wanted
+from ..core.model import TASK_VERBS, LoadState, Model, describe_tasks
 from ..core.request import Task
 
 # What clients say that name no model, because they know of one only.
@@ -15,12 +15,12 @@ PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 
 
 @dataclass(frozen=True)
-class Offer:
+class ModelResolver:
     """All names there are, those of them that are `ready`, and why a name isn't."""
 
-    states: Mapping[str, State]
-    ready: Sequence[Model]
-    unavailable: Callable[[str], PolyheadError]
+    states: Mapping[str, LoadState]
+    ready_models: Sequence[Model]
+    unavailable_error: Callable[[str], PolyheadError]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def expand(self, name: str) -> str:
@@ -36,23 +36,27 @@ class Offer:
         """
         name = self.expand(name)
         name = self.aliases.get(name, name)
-        model = next((model for model in self.ready if model.name == name), None)
+        model = next((model for model in self.ready_models if model.name == name), None)
         if model is None:
-            raise self.unavailable(name)
+            raise self.unavailable_error(name)
         if model.task not in tasks:
-            what = f"{name} can {DOES[model.task]}, it cannot {wanted(tasks)}; models that can:"
-            raise WrongTask(what, param="model").listing(other.name for other in self.ready if other.task in tasks)
+            what = f"{name} can {TASK_VERBS[model.task]}, it cannot {describe_tasks(tasks)}; models that can:"
+            raise WrongTask(what, param="model").with_names(
+                other.name for other in self.ready_models if other.task in tasks
+            )
         return model
 
-    def only(self, tasks: Collection[Task]) -> Model:
+    def resolve_only(self, tasks: Collection[Task]) -> Model:
         """The one model that does one of `tasks`, for routes that name none."""
-        pending = [name for name, state in self.states.items() if not state.settled]
+        pending = [name for name, state in self.states.items() if not state.is_final]
         if pending:  # it may be the one, or the second one
-            raise self.unavailable(pending[0])
-        fitting = [model for model in self.ready if model.task in tasks]
+            raise self.unavailable_error(pending[0])
+        fitting = [model for model in self.ready_models if model.task in tasks]
         if not fitting:
-            raise NotFound(f"no model here can {wanted(tasks)}")
+            raise NotFound(f"no model here can {describe_tasks(tasks)}")
         if len(fitting) > 1:
-            what = f"several models here can {wanted(tasks)}; name one of them in the address, /models/NAME/...:"
-            raise BadRequest(what).listing(model.name for model in fitting)
+            what = (
+                f"several models here can {describe_tasks(tasks)}; name one of them in the address, /models/NAME/...:"
+            )
+            raise BadRequest(what).with_names(model.name for model in fitting)
         return fitting[0]

@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
-from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.native.library import runnable
-from polyhead.models.native.packed_network import BLOCK, unfit
+from polyhead.models.native.library import runnable_targets
+from polyhead.models.native.packed_network import BLOCK_TOKENS, unsupported_reason
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import PAGE, Kernel, found
+from polyhead.models.network.varlen import PAGE_TOKENS, Kernel, find_kernel
 
 from ..config.settings import Settings, SettingsError
 from ..resources.machine import compute_threads
@@ -22,7 +22,7 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """A device and the format of weights and arithmetic on it.
 
     `instructions` are those of the compiled step (models.native); empty: torch computes.  `kernel` is what attends
@@ -43,10 +43,12 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        return dtype_of(self.precision)
+        return precision_dtype(self.precision)
 
 
-def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig | None = None) -> Place:
+def choose_placement(
+    settings: Settings, suited: DefaultPrecision | None = None, config: ModelConfig | None = None
+) -> Placement:
     """Of a model for which something is `suited`, with a network as in `config`; without them, of most models.
 
     Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do;
@@ -62,7 +64,7 @@ def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig
         counts = f"{settings.tensor_parallel} devices are asked for and torch finds {torch.cuda.device_count()} here"
         raise SettingsError(f"tensor_parallel: {counts}; each process has one of its own")
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
-    hindrance, foreign = unable(settings, precision, gpu), unfit(config) if config else ""
+    hindrance, foreign = native_step_obstacle(settings, precision, gpu), unsupported_reason(config) if config else ""
     if (hindrance or foreign) and (settings.executor == "native" or precision.startswith("int")):
         wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
         if hindrance:
@@ -75,17 +77,17 @@ def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig
     if suited and settings.precision == "auto" and not hindrance:
         precision = suited.precision
     threads = settings.threads or max(compute_threads() // settings.tensor_parallel, 1)
-    device, dtype = torch.device("cuda" if gpu else "cpu"), dtype_of(precision)
-    kernel = found(device, dtype) if hindrance and settings.block_size % PAGE == 0 else None
-    size = settings.block_size or (PAGE if kernel else BLOCK)
-    return Place(device, precision, threads, size, "" if hindrance else runnable()[0], kernel)
+    device, dtype = torch.device("cuda" if gpu else "cpu"), precision_dtype(precision)
+    kernel = find_kernel(device, dtype) if hindrance and settings.block_size % PAGE_TOKENS == 0 else None
+    size = settings.block_size or (PAGE_TOKENS if kernel else BLOCK_TOKENS)
+    return Placement(device, precision, threads, size, "" if hindrance else runnable_targets()[0], kernel)
 
 
-def dtype_of(precision: Precision) -> torch.dtype:
+def precision_dtype(precision: Precision) -> torch.dtype:
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
+def native_step_obstacle(settings: Settings, precision: Precision, gpu: bool) -> str:
     """Why the compiled step is not used; empty if it is."""
     if settings.tensor_parallel > 1:
         return f"tensor_parallel is {settings.tensor_parallel}, and it computes whole networks only"
@@ -95,6 +97,6 @@ def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
         return "it runs on a CPU, and networks run on the GPU here"
     if precision == "bfloat16":
         return "it computes in float32, int8 or int4, not in bfloat16"
-    if settings.block_size not in (0, BLOCK):
-        return f"its cache has blocks of {BLOCK} tokens, and block_size is {settings.block_size}"
-    return "" if runnable() else "it was not compiled when polyhead was installed, for want of a C++ compiler"
+    if settings.block_size not in (0, BLOCK_TOKENS):
+        return f"its cache has blocks of {BLOCK_TOKENS} tokens, and block_size is {settings.block_size}"
+    return "" if runnable_targets() else "it was not compiled when polyhead was installed, for want of a C++ compiler"

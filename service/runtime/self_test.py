@@ -16,43 +16,43 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from polyhead.models.checkpoint.default_precision import Suited
-from polyhead.models.checkpoint.description import Description, blank, foreign
-from polyhead.models.checkpoint.weight_reader import Weights
-from polyhead.models.executors.contract import Executor, Rows
-from polyhead.models.native.library import made_of
-from polyhead.models.native.packed_network import hollow
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.checkpoint.default_precision import DefaultPrecision
+from polyhead.models.checkpoint.description import Description, build_on_meta, missing_embedding
+from polyhead.models.checkpoint.weight_reader import WeightReader
+from polyhead.models.executors.contract import Executor, StepInput
+from polyhead.models.native.library import library_hash
+from polyhead.models.native.packed_network import free_weights
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.quantization.divergence import Divergence
 
 from ..config.settings import Settings
-from .placement import Place, placed
-from .self_test_results import Costs, Hashes
+from .placement import Placement, choose_placement
+from .self_test_results import FileHashes, PrecisionCosts
 
-TEXT = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
-TEXTS, TOKENS = 4, 32  # windows of the text, and tokens of each
-ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
-NARROW = ("int8", "int4")
+TEXT_FILE = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
+WINDOW_COUNT, WINDOW_TOKENS = 4, 32  # windows of the text, and tokens of each
+COMPARED_ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
+TESTED_PRECISIONS = ("int8", "int4")
 
 
-def costs_of(what: Description, hashes: Hashes, check: Callable[[], None]) -> Costs:
+def read_costs(what: Description, hashes: FileHashes, check: Callable[[], None]) -> PrecisionCosts:
     """The costs of its weights, all of which are read unless their hashes are kept.  Raises CheckpointError."""
-    return Costs(hashes.folder, fingerprint(what, lambda path: hashes.of(path, check)))
+    return PrecisionCosts(hashes.folder, fingerprint(what, lambda path: hashes.hash_file(path, check)))
 
 
-def known_costs(what: Description, hashes: Hashes) -> Costs | None:
+def find_known_costs(what: Description, hashes: FileHashes) -> PrecisionCosts | None:
     """The same without reading weights; None where the hash of a file is not kept."""
-    if not all(hashes.known(path) for path in files_of(what)):
+    if not all(hashes.find(path) for path in weight_files(what)):
         return None
-    return Costs(hashes.folder, fingerprint(what, hashes.known))
+    return PrecisionCosts(hashes.folder, fingerprint(what, hashes.find))
 
 
-def hashes_of(settings: Settings) -> Hashes:
-    return Hashes(settings.model_dir / "fidelity")
+def weight_hashes(settings: Settings) -> FileHashes:
+    return FileHashes(settings.model_dir / "fidelity")
 
 
-def files_of(what: Description) -> list[Path]:
+def weight_files(what: Description) -> list[Path]:
     """All files that its tensors come from."""
     return sorted({path for entry in what.entries.values() for path in entry.files})
 
@@ -60,47 +60,50 @@ def files_of(what: Description) -> list[Path]:
 def fingerprint(what: Description, hash_of: Callable[[Path], str]) -> str:
     """A SHA-256 over all that its cost depends on: every byte of its weights, what is made of them, and the tokens that
     the network is tested with."""
-    hashes = {path: hash_of(path) for path in files_of(what)}
-    tokens = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids, what.tokenizer.ends
-    network = what.family, what.config, what.head.task, what.head.spare, what.head.configs
+    hashes = {path: hash_of(path) for path in weight_files(what)}
+    tokens = (
+        what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
+        what.tokenizer.boundary_tokens,
+    )
+    network = what.family, what.config, what.head.task, what.head.ignored_names, what.head.decoder_configs
     found = hashlib.sha256(repr((network, tokens, what.max_tokens)).encode())
     for name, entry in sorted(what.entries.items()):
         source = [hashes[path] for path in entry.files]
-        found.update(repr((name, entry.kind, entry.shape, entry.changes, source)).encode())
+        found.update(repr((name, entry.kind, entry.shape, entry.transformation, source)).encode())
     return found.hexdigest()
 
 
-def key_of(place: Place) -> str:
-    return f"{place.precision} {place.instructions} {made_of(place.instructions)}"
+def cost_key(place: Placement) -> str:
+    return f"{place.precision} {place.instructions} {library_hash(place.instructions)}"
 
 
-def is_tested(place: Place) -> bool:
+def is_tested(place: Placement) -> bool:
     """Whether a model that runs there has a cost."""
-    return bool(place.instructions) and place.precision in NARROW
+    return bool(place.instructions) and place.precision in TESTED_PRECISIONS
 
 
-def testing_bytes(place: Place, vocabulary: int) -> int:
+def precision_test_bytes(place: Placement, vocabulary: int) -> int:
     """What a generator's self-test keeps while weights are read and packed: its logits in float32."""
-    return TEXTS * ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
+    return WINDOW_COUNT * COMPARED_ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
 
 
-def with_known_cost(what: Description, settings: Settings) -> Description:
+def apply_known_cost(what: Description, settings: Settings) -> Description:
     """With float32 as its default precision, where the usual one is known to cost more than `max_kl`.
 
     No weights are read for it.
     """
-    place = placed(settings, what.suited, what.body)
+    place = choose_placement(settings, what.default_precision, what.decoder_config)
     if settings.precision != "auto" or not is_tested(place):
         return what
-    costs = known_costs(what, hashes_of(settings))
-    cost = costs.find(key_of(place)) if costs is not None else None
+    costs = find_known_costs(what, weight_hashes(settings))
+    cost = costs.find(cost_key(place)) if costs is not None else None
     return prefer_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
 
 
-def prefer_float32(what: Description, place: Place, cost: float, settings: Settings) -> Description:
+def prefer_float32(what: Description, place: Placement, cost: float, settings: Settings) -> Description:
     bound = f"more than max_kl, which is {settings.max_kl:g}"
     reason = f"its answers in {place.precision} are {describe_cost(cost, what)}, {bound}"
-    return replace(what, preferred=Suited("float32", reason))
+    return replace(what, preferred_precision=DefaultPrecision("float32", reason))
 
 
 def describe_cost(cost: float, what: Description) -> str:
@@ -116,7 +119,7 @@ class SelfTest:
     def __init__(
         self,
         what: Description,
-        place: Place,
+        place: Placement,
         settings: Settings,
         longest: int,
         check: Callable[[], None] = lambda: None,
@@ -126,18 +129,18 @@ class SelfTest:
         `longest`: tokens that its cache holds, if it has one, else of its longest text.  `check` is called after each
         MiB that is read.
         """
-        self.what, self._hashes, self._key = what, hashes_of(settings), key_of(place)
-        self._costs = costs_of(what, self._hashes, check)
+        self.description, self._hashes, self._key = what, weight_hashes(settings), cost_key(place)
+        self._costs = read_costs(what, self._hashes, check)
         self.cost = self._costs.find(self._key)
-        self._texts = texts(what, longest) if self.cost is None else []
-        self._expected = torch.empty(0)
+        self._texts = self_test_windows(what, longest) if self.cost is None else []
+        self._reference = torch.empty(0)
 
     @property
     def _is_due(self) -> bool:
         """Whether the cost is not known, and there is a text to measure it by."""
         return self.cost is None and bool(self._texts)
 
-    def expect(self, progress: Callable[[int, int], None]) -> None:
+    def compute_reference(self, progress: Callable[[int, int], None]) -> None:
         """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known.
 
         `progress` gets bytes read and bytes in all, often and outside of torch's inference mode: it may let other
@@ -145,81 +148,83 @@ class SelfTest:
         """
         if not self._is_due:
             return
-        network, _, fill = self._unread(progress)
+        network, _, fill = self._build_empty_network(progress)
 
         @contextmanager
         def held(part: nn.Module) -> Iterator[None]:
             fill(part)
             with torch.inference_mode():
                 yield
-            hollow(part)
+            free_weights(part)
 
         for name, child in network.named_children():
             if name not in ("tokens", "blocks"):
                 fill(child)
         with held(network.tokens):
-            x, frame = network.open(Ragged.of(self._texts))
+            x, frame = network.embed(RaggedBatch.of(self._texts))
         for block in network.blocks:
             with held(block):
                 x = block(x, frame)
         with torch.inference_mode():
             starts = accumulate(map(len, self._texts), initial=0)
             rows = [
-                start + row for start, text in zip(starts, self._texts, strict=False) for row in self._compared(text)
+                start + row
+                for start, text in zip(starts, self._texts, strict=False)
+                for row in self._compared_rows(text)
             ]
             x = network.final_norm(x)[rows]
-        if self.what.head.task == "generate":  # its matrix may be that of tokens, which was let go of
-            _, head, fill = self._unread(progress)
+        if self.description.head.task == "generate":  # its matrix may be that of tokens, which was let go of
+            _, head, fill = self._build_empty_network(progress)
             with held(head):
                 x = head(x)
-        self._expected = x
+        self._reference = x
 
-    def _unread(
+    def _build_empty_network(
         self, progress: Callable[[int, int], None]
     ) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
         """The network and its head without numbers, and what gives a part of them its own."""
-        network, head = blank(self.what)
-        weights = Weights(self.what, network, head, progress)
-        return network.eval(), head.eval(), lambda part: weights.fill(part, torch.float32, torch.device("cpu"))
+        network, head = build_on_meta(self.description)
+        weights = WeightReader(self.description, network, head, progress)
+        return network.eval(), head.eval(), lambda part: weights.load(part, torch.float32, torch.device("cpu"))
 
     @torch.inference_mode()
     def compare(self, executor: Executor) -> None:
         """Sets the cost, and keeps it unless a file of weights has changed since it was hashed; unless it is known."""
         if not self._is_due:
             return
-        found = torch.cat([executor.step(self._step(text, executor)).clone() for text in self._texts])
-        expected, self._expected = self._expected, torch.empty(0)
+        found = torch.cat([executor.step(self._rows_of(text, executor)).clone() for text in self._texts])
+        expected, self._reference = self._reference, torch.empty(0)
         if not found.isfinite().all():
             self.cost = float("inf")
-        elif self.what.head.task == "generate":
+        elif self.description.head.task == "generate":
             divergence = Divergence()
-            for p, q in zip(torch.split(expected, ROWS), torch.split(found, ROWS), strict=True):
+            for p, q in zip(torch.split(expected, COMPARED_ROWS), torch.split(found, COMPARED_ROWS), strict=True):
                 divergence.add(p, q, p.argmax(-1))  # which token followed does not matter here
             self.cost = divergence.figures.kl_mean
         else:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
-        if known_costs(self.what, self._hashes) == self._costs:
-            self._costs.keep(self._key, self.cost)
+        if find_known_costs(self.description, self._hashes) == self._costs:
+            self._costs.store(self._key, self.cost)
 
-    def _compared(self, text: list[int]) -> range:
+    def _compared_rows(self, text: list[int]) -> range:
         """The rows of a text that are compared: of a generator the last ones, of others all."""
-        most = ROWS if self.what.head.task == "generate" else len(text)
+        most = COMPARED_ROWS if self.description.head.task == "generate" else len(text)
         return range(max(len(text) - most, 0), len(text))
 
-    def _step(self, text: list[int], executor: Executor) -> Rows:
+    def _rows_of(self, text: list[int], executor: Executor) -> StepInput:
         blocks = -(-len(text) // executor.block_size) if executor.block_size else 0
         count = len(text)
-        return Rows(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared(text)))
+        return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared_rows(text)))
 
 
-def texts(what: Description, longest: int) -> list[list[int]]:
+def self_test_windows(what: Description, longest: int) -> list[list[int]]:
     """Windows of the text that comes with polyhead, evenly over it, of at most `longest` tokens; none where the network
     cannot read them."""
-    ids = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids
-    opening, closing = what.tokenizer.ends
-    width = min(TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // TEXTS)
-    if width < 1 or foreign(what, [*ids, *opening, *closing], []):
+    ids = what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids
+    opening, closing = what.tokenizer.boundary_tokens
+    width = min(WINDOW_TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // WINDOW_COUNT)
+    if width < 1 or missing_embedding(what, [*ids, *opening, *closing], []):
         return []
-    starts = (number * (len(ids) - width) // (TEXTS - 1) for number in range(TEXTS))
+    starts = (number * (len(ids) - width) // (WINDOW_COUNT - 1) for number in range(WINDOW_COUNT))
     closed = [] if what.head.task == "generate" else closing
     return [opening + ids[start : start + width] + closed for start in starts]

@@ -15,37 +15,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.core.files import content, opened
+from polyhead.models.core.files import open_regular, read_content
 
-LARGEST = 1 << 16  # bytes of a file that is read back
-PIECE = 1 << 20  # bytes that are hashed at a time
-HASH = re.compile("[0-9a-f]{64}")
+MAX_RESULT_BYTES = 1 << 16  # bytes of a file that is read back
+HASH_CHUNK = 1 << 20  # bytes that are hashed at a time
+HASH_PATTERN = re.compile("[0-9a-f]{64}")
 log = logging.getLogger("polyhead.fidelity")
 
 
 @dataclass(frozen=True)
-class Costs:
+class PrecisionCosts:
     """Costs of the weights with one hash, by precision, instructions and kernels, in a file below `folder`."""
 
     folder: Path
-    weights: str  # hash
+    weights_hash: str  # hash
 
     @property
     def _file(self) -> Path:
-        return self.folder / f"{self.weights}.json"
+        return self.folder / f"{self.weights_hash}.json"
 
     def find(self, key: str) -> float | None:
         """None where it was never measured."""
-        found = read(self._file).get(key)
+        found = read_object(self._file).get(key)
         return found if isinstance(found, float) and not math.isnan(found) else None
 
-    def keep(self, key: str, cost: float) -> None:
+    def store(self, key: str, cost: float) -> None:
         """Without effect where the folder cannot be written: it is measured again at the next start."""
-        write(self._file, read(self._file) | {key: cost})
+        write_object(self._file, read_object(self._file) | {key: cost})
 
 
 @dataclass(frozen=True)
-class Hashes:
+class FileHashes:
     """SHA-256 hashes of files.
 
     The hash of a file is kept in a file below `folder`, named by the device, inode, size, and times of modification and
@@ -55,50 +55,50 @@ class Hashes:
 
     folder: Path
 
-    def known(self, path: Path) -> str:
+    def find(self, path: Path) -> str:
         """The kept hash of a file, which is not read; empty where there is none."""
         try:
-            found = read(self._record(path.stat())).get("sha256")
+            found = read_object(self._record_path(path.stat())).get("sha256")
         except OSError:
             return ""
-        return found if isinstance(found, str) and HASH.fullmatch(found) else ""
+        return found if isinstance(found, str) and HASH_PATTERN.fullmatch(found) else ""
 
-    def of(self, path: Path, check: Callable[[], None]) -> str:
+    def hash_file(self, path: Path, check: Callable[[], None]) -> str:
         """The hash of a file, which is read unless its hash is kept.  `check` is called after each MiB, and may raise.
 
         Raises CheckpointError where the file cannot be read.  Of a file that changes meanwhile the hash is not kept.
         """
-        if known := self.known(path):
+        if known := self.find(path):
             return known
         found = hashlib.sha256()
         try:
-            with opened(path) as file:
-                record = self._record(os.fstat(file.fileno()))
-                while piece := file.read(PIECE):
+            with open_regular(path) as file:
+                record = self._record_path(os.fstat(file.fileno()))
+                while piece := file.read(HASH_CHUNK):
                     found.update(piece)
                     check()
-                unchanged = record == self._record(os.fstat(file.fileno()))
+                unchanged = record == self._record_path(os.fstat(file.fileno()))
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
         if unchanged:
-            write(record, {"sha256": found.hexdigest()})
+            write_object(record, {"sha256": found.hexdigest()})
         return found.hexdigest()
 
-    def _record(self, of: os.stat_result) -> Path:
+    def _record_path(self, of: os.stat_result) -> Path:
         numbers = of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns
         return self.folder / f"{'-'.join(f'{number:x}' for number in numbers)}.json"
 
 
-def read(path: Path) -> dict[str, object]:
+def read_object(path: Path) -> dict[str, object]:
     """Empty where there is no such file, or it is not ours."""
     try:
-        found = json.loads(content(path, LARGEST))
+        found = json.loads(read_content(path, MAX_RESULT_BYTES))
     except (OSError, CheckpointError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def write(path: Path, content: dict[str, object]) -> None:
+def write_object(path: Path, content: dict[str, object]) -> None:
     """Without effect where the folder cannot be written."""
     growing = path.with_suffix(f".{os.getpid()}")
     try:

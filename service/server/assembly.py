@@ -11,62 +11,67 @@ from fastapi import FastAPI
 
 from polyhead.models.executors.contract import Executor
 
-from ..api.access.access_log import UNTRACED, Traces
-from ..api.access.auth import follow
-from ..api.app import build
+from ..api.access.access_log import NO_TRACING, RequestTracer
+from ..api.access.auth import watch_keys_file
+from ..api.app import build_app
 from ..config.settings import Settings
 from ..engine.engine import Engine
-from ..resources.process_info import age, beside, keep_low
+from ..resources.process_info import process_age, start_background_task, trim_heap_forever
 from ..runtime import follower, quickstart
-from ..runtime.loader import Executed
-from ..runtime.placement import placed
-from ..runtime.rank_processes import launched
-from ..runtime.registry import Registry
-from ..text.tokenization import Text
-from .process import Books, Clock, Process, bound, share_the_interpreter
+from ..runtime.loader import ExecutorHook
+from ..runtime.placement import choose_placement
+from ..runtime.rank_processes import torchrun_config
+from ..runtime.registry import ModelRegistry
+from ..text.tokenization import TextProcessor
+from .process import ServerProcess, StartTimes, Telemetry, bind_socket, tune_interpreter
 
-Told = Callable[[Registry], None]
+SettledCallback = Callable[[ModelRegistry], None]
 
 
-def unchanged(executor: Executor) -> Executor:
+def keep_executor(executor: Executor) -> Executor:
     return executor
 
 
-def serve(settings: Settings, executed: Executed = unchanged, traces: Traces = UNTRACED) -> int:
+def serve(settings: Settings, executed: ExecutorHook = keep_executor, traces: RequestTracer = NO_TRACING) -> int:
     """Serve until a signal comes; the exit status.  1 if no model could be loaded.
 
     `executed` gets every executor and gives the one to be used: tests put faults in between.  `traces` is told of every
     request.  Raises SettingsError if the address cannot be listened on, CheckpointError if quick-start models cannot be
     fetched.
     """
-    if (follows := launched(settings, lambda: placed(settings))) is not None:
-        return follower.follow(follows)
-    imported = age()
-    listener = bound(settings.host, settings.port)
+    if (follows := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
+        return follower.run_follower(follows)
+    imported = process_age()
+    listener = bind_socket(settings.host, settings.port)
     if not settings.models:
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
-    clock = Clock(imported, age())
-    app = assemble(settings, lambda registry: process.settled(registry, clock), executed, traces)
-    process = Process(settings, app, listener)
-    share_the_interpreter()
+    clock = StartTimes(imported, process_age())
+    app = assemble(settings, lambda registry: process.on_models_settled(registry, clock), executed, traces)
+    process = ServerProcess(settings, app, listener)
+    tune_interpreter()
     process.run(sockets=[listener])
-    return process.code
+    return process.exit_code
 
 
-def assemble(settings: Settings, settled: Told, executed: Executed = unchanged, traces: Traces = UNTRACED) -> FastAPI:
+def assemble(
+    settings: Settings,
+    settled: SettledCallback,
+    executed: ExecutorHook = keep_executor,
+    traces: RequestTracer = NO_TRACING,
+) -> FastAPI:
     """The application, its engine and its models; `settled` hears when every model is ready or broken."""
-    books = Books.of(settings)
-    place = placed(settings)
+    books = Telemetry.from_settings(settings)
+    place = choose_placement(settings)
     engine = Engine(books, name=place.device.type, threads=place.torch_threads)
-    registry = Registry(engine, settings, told=books.metrics, executed=executed)
-    server = books.server(settings, registry, engine, traces, registry.held)
+    registry = ModelRegistry(engine, settings, told=books.metrics, executed=executed)
+    server = books.build_server(settings, registry, engine, traces, registry.held_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
-        loading = asyncio.create_task(load(registry, server.text, settled))
-        aside = [beside(keep_low()), beside(follow(books.keys))]
+        loading = asyncio.create_task(load_models(registry, server.text, settled))
+        aside = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(books.keys))]
         yield
         for task in (loading, *aside):
             task.cancel()
@@ -75,13 +80,13 @@ def assemble(settings: Settings, settled: Told, executed: Executed = unchanged, 
         await asyncio.wait([loading])
         await traces.close()
 
-    app = build(server, lifespan)
+    app = build_app(server, lifespan)
     app.state.stop = lambda: engine.close(0)
     return app
 
 
-async def load(registry: Registry, text: Text, settled: Callable[[Registry], None]) -> None:
+async def load_models(registry: ModelRegistry, text: TextProcessor, settled: Callable[[ModelRegistry], None]) -> None:
     await registry.load_all()
     settled(registry)
     for model in registry.models():
-        text.expect(model)  # now: nobody is answered yet whom that could hold up
+        text.prepare_grammars(model)  # now: nobody is answered yet whom that could hold up

@@ -30,45 +30,47 @@ from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
-from ..api.access.access_log import Traces
-from ..api.access.admission import Admission, Bounds
-from ..api.access.app_state import Engine, Registry, Server
+from ..api.access.access_log import RequestTracer
+from ..api.access.admission import Admission, AdmissionLimits
+from ..api.access.app_state import AppState, EngineProtocol, RegistryProtocol
 from ..api.access.auth import Keys
-from ..api.access.origins import ANY, Origins
+from ..api.access.origins import WILDCARD, OriginPolicy
 from ..api.access.rate_limit import Quotas
-from ..api.http.body_limits import WHOLE, Receiving
+from ..api.http.body_limits import FULL_BODIES, IncomingBodies
 from ..api.http.connection import Connection
-from ..api.http.connection_limits import Edge
+from ..api.http.connection_limits import ConnectionLimits
 from ..api.http.tls import Handshake, read_certificate
-from ..api.probe_app import Probing
-from ..api.shared.openai_errors import write_error
+from ..api.probe_app import ProbeApp
+from ..api.shared.openai_errors import write_openai_error
 from ..concurrency.loop_errors import LoopErrors
 from ..config.settings import Settings, SettingsError
 from ..core.model import Model
-from ..core.request import Duty
-from ..engine.worker import Ended, StepReport
+from ..core.request import WorkerTask
+from ..engine.worker import RequestEnd, StepReport
 from ..metrics import Metrics
 from ..resources import capacity
-from ..resources.process_info import age, sockets
-from ..resources.request_memory import BODY, TOKEN, Headroom
-from ..text.tokenization import Text
+from ..resources.process_info import allow_connections, process_age
+from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
+from ..text.tokenization import TextProcessor
 
-LAST_WORDS = 3  # seconds for errors to leave, once the time is over
-GRACE = 8  # seconds after which the process is gone, whatever still hangs
-WAITING = 4096  # connections that the kernel keeps until they are taken; one more is tried again after a second or more
+CLOSE_SECONDS = 3  # seconds for errors to leave, once the time is over
+EXIT_SECONDS = 8  # seconds after which the process is gone, whatever still hangs
+LISTEN_BACKLOG = (
+    4096  # connections that the kernel keeps until they are taken; one more is tried again after a second or more
+)
 # How many of them are taken in a turn of the loop.  More shorten the queue in which a probe may stand, and lengthen the
 # turns: some hundred microseconds each.  They are open before the first of them could make another one end, so several
 # turns of them have to be within `service.resources.process_info.FILES`.
-TAKEN = 32
-PROBES = 32  # connections of the port for probes
-SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
+ACCEPT_BATCH = 32
+PROBE_CONNECTIONS = 32  # connections of the port for probes
+SWITCH_INTERVAL = 0.0005  # seconds a busy thread computes before it lets another one
 SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
 
 log = logging.getLogger("polyhead")
 
 
 @dataclass(frozen=True)
-class Books:
+class Telemetry:
     """What is told of requests and steps goes to the page, which counts it, and to the keys, which pay for it."""
 
     metrics: Metrics
@@ -76,40 +78,40 @@ class Books:
     quotas: Quotas
 
     @classmethod
-    def of(cls, settings: Settings) -> "Books":
+    def from_settings(cls, settings: Settings) -> "Telemetry":
         keys = Keys(settings)
         return cls(Metrics(settings.models, keys.names, vllm=settings.vllm_metrics), keys, Quotas())
 
-    def step(self, report: StepReport) -> None:
-        self.metrics.step(report)
+    def record_step(self, report: StepReport) -> None:
+        self.metrics.record_step(report)
 
-    def ended(self, ended: Ended) -> None:
-        self.metrics.ended(ended)
-        self.quotas.ended(ended)
+    def record_end(self, ended: RequestEnd) -> None:
+        self.metrics.record_end(ended)
+        self.quotas.add_ended(ended)
 
-    def rested(self, model: str, task: Duty) -> None:
-        self.metrics.rested(model, task)
+    def record_idle(self, model: str, task: WorkerTask) -> None:
+        self.metrics.record_idle(model, task)
 
-    def server(
+    def build_server(
         self,
         settings: Settings,
-        registry: Registry,
-        engine: Engine,
-        traces: Traces,
+        registry: RegistryProtocol,
+        engine: EngineProtocol,
+        traces: RequestTracer,
         held: Callable[[], int] = lambda: 0,
-    ) -> Server:
+    ) -> AppState:
         """What the routes reach, where `registry` and `engine` answer; models take `held` bytes of memory."""
-        free = min(capacity.memory_left(), default=math.inf)
-        headroom = Headroom(free, lambda: held() + TOKEN * engine.tokens)
-        text = Text(
+        free = min(capacity.available_memory(), default=math.inf)
+        headroom = Headroom(free, lambda: held() + BYTES_PER_TOKEN * engine.tokens)
+        text = TextProcessor(
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
             window_limit=settings.max_tokens_in_flight,
-            tokenised=self.metrics.tokenised,
+            tokenised=self.metrics.record_tokenisation,
             headroom=headroom,
         )
-        bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
-        return Server(
+        bounds = AdmissionLimits(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
+        return AppState(
             settings=settings,
             registry=registry,
             metrics=self.metrics,
@@ -118,157 +120,172 @@ class Books:
             engine=engine,
             keys=self.keys,
             quotas=self.quotas,
-            origins=Origins(settings),
-            receiving=Receiving(WHOLE * settings.max_body_bytes, lambda: headroom.whole / (2 * BODY)),
-            traces=traces,
+            origins=OriginPolicy(settings),
+            incoming_bodies=IncomingBodies(
+                FULL_BODIES * settings.max_body_bytes, lambda: headroom.total / (2 * BYTES_PER_BODY_BYTE)
+            ),
+            tracer=traces,
             headroom=headroom,
         )
 
 
-class Loaded(Protocol):
+class LoadedModels(Protocol):
     """What there is to say of served models once all are ready or broken."""
 
     def names(self) -> list[str]: ...
 
     def models(self) -> Sequence[Model]: ...
 
-    def spent(self) -> Mapping[str, float]: ...
+    def stage_seconds(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
-class Clock:
+class StartTimes:
     """When the stages of a start were reached, in seconds since the process began."""
 
     imported: float  # its code
     fetched: float  # the models
 
 
-def share_the_interpreter() -> None:
+def tune_interpreter() -> None:
     """Let no thread keep the others waiting: probes are to be answered while all are busy."""
     # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
     # tenth of a second, again and again.
     gc.freeze()
     gc.enable()
     # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_INTERVAL)
 
 
-class Process(uvicorn.Server):
+class ServerProcess(uvicorn.Server):
     """uvicorn with our signals, our lines in the log, and an exit status."""
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
-        server = cast(Server, app.state.server)
+        server = cast(AppState, app.state.server)
         self.tls = certificate_of(settings)
-        super().__init__(configured(proxied(app, settings), edge_of(settings, server), self.tls))
-        self.code = 0
-        self.drain = settings.drain_seconds
+        super().__init__(
+            build_uvicorn_config(proxied(app, settings), build_connection_limits(settings, server), self.tls)
+        )
+        self.exit_code = 0
+        self.drain_seconds = settings.drain_seconds
         self.admission = server.admission
-        self.address = address(settings.host, listener, "https" if self.tls else "http")
-        self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-        server.origins.listen(settings.host, listener.getsockname()[0])
-        self.asked = server.keys.asked
-        self.open_to_pages = ANY in settings.cors_origins
-        self.listening = 0.0  # since when, in seconds since the process began
+        self.address = listen_address(settings.host, listener, "https" if self.tls else "http")
+        self.is_loopback = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        server.origins.add_bound_address(settings.host, listener.getsockname()[0])
+        self.requires_key = server.keys.are_required
+        self.allows_any_origin = WILDCARD in settings.cors_origins
+        self.listening_since = 0.0  # since when, in seconds since the process began
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
-        self.stop: Callable[[], Awaitable[None]] = app.state.stop
-        self.probes = Probes(settings, app, server) if settings.probe_port else None
-        self.hanging = threading.Timer(GRACE, self.abandon)
-        self.hanging.daemon = True
+        self.stop_engine: Callable[[], Awaitable[None]] = app.state.stop
+        self.probes = ProbeServer(settings, app, server) if settings.probe_port else None
+        self.exit_timer = threading.Timer(EXIT_SECONDS, self.exit_now)
+        self.exit_timer.daemon = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(LoopErrors())
         await super().startup(sockets)
         for listener in sockets or []:
-            listener.listen(WAITING)
+            listener.listen(LISTEN_BACKLOG)
         if self.probes is not None:
             await self.probes.start()
-        self.listening = age()
+        self.listening_since = process_age()
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
             signal.signal(signal.SIGHUP, self.handle_exit)
-        self.announce()
+        self.log_address()
 
-    def announce(self) -> None:
+    def log_address(self) -> None:
         """Whoever can reach it may ask, unless a key is asked for."""
-        whom = "for this machine only" if self.private else "for whoever reaches it"
+        whom = "for this machine only" if self.is_loopback else "for whoever reaches it"
         log.info("listening on %s, %s; loading models", self.address, whom)
-        if not self.private and not self.asked:
+        if not self.is_loopback and not self.requires_key:
             log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
-        if self.open_to_pages and not self.asked:
+        if self.allows_any_origin and not self.requires_key:
             log.warning("no key is asked for and cors_origins is *: any web page that a user opens may use the models")
 
-    def settled(self, registry: Loaded, clock: Clock) -> None:
+    def on_models_settled(self, registry: LoadedModels, clock: StartTimes) -> None:
         """All models are ready or broken.  Without any there is nothing to stay for."""
         ready = registry.models()
         if not ready:
             log.critical("none of %d models could be loaded, leaving", len(registry.names()))
-            self.code = 1
-            self.leave()
+            self.exit_code = 1
+            self.start_draining()
             return
         stages = {
             "interpreter and imports": clock.imported,
             "fetch": clock.fetched - clock.imported,
-            "listening": max(self.listening - clock.fetched, 0.0),
-            **registry.spent(),
+            "listening": max(self.listening_since - clock.fetched, 0.0),
+            **registry.stage_seconds(),
         }
         line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
         names = ", ".join(model.name for model in ready)
-        log.info("ready on %s: %s of %d models in %.1f s (%s)", self.address, names, len(registry.names()), age(), line)
+        log.info(
+            "ready on %s: %s of %d models in %.1f s (%s)",
+            self.address,
+            names,
+            len(registry.names()),
+            process_age(),
+            line,
+        )
 
     @property
-    def leaving(self) -> bool:
+    def is_draining(self) -> bool:
         return self.deadline < math.inf
 
-    def leave(self) -> None:
+    def start_draining(self) -> None:
         self.admission.close()
-        self.deadline = time.monotonic() + self.drain
-        log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain)
+        self.deadline = time.monotonic() + self.drain_seconds
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain_seconds)
 
-    def abandon(self) -> None:
-        log.critical("something hangs and is left behind, %d s after the end began", GRACE)
-        os._exit(self.code)
+    def exit_now(self) -> None:
+        log.critical("something hangs and is left behind, %d s after the end began", EXIT_SECONDS)
+        os._exit(self.exit_code)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening: not while something is in flight and has time.  Clients that keep connections are
         sent elsewhere meanwhile: over these they would be refused again and again."""
-        if self.leaving:
+        if self.is_draining:
             for connection in list(self.server_state.connections):
-                cast(Connection, connection).part()
-        over = self.leaving and (not self.admission.unfinished or time.monotonic() >= self.deadline)
+                cast(Connection, connection).stop_keep_alive()
+        over = self.is_draining and (not self.admission.unfinished or time.monotonic() >= self.deadline)
         return await super().on_tick(counter) or over
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
-        if self.leaving:
+        if self.is_draining:
             os._exit(128 + sig)
-        self.leave()
+        self.start_draining()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.unfinished:
             log.warning("%d requests are cut: they had their time", self.admission.unfinished)
-        self.hanging.start()
-        await self.stop()  # whose streams end with an error, in the words of their dialect
+        self.exit_timer.start()
+        await self.stop_engine()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)
         if self.probes is not None:
             self.probes.close()
         log.info("left")
 
 
-class Probes:
+class ProbeServer:
     """A listener of its own for probes, in the same event loop: what it answers holds for that, too.
 
     Raises SettingsError if its port cannot be listened on.
     """
 
-    def __init__(self, settings: Settings, app: FastAPI, server: Server) -> None:
-        self.listener = bound(settings.host, settings.probe_port, "--probe-port")
-        edge = replace(edge_of(settings, server), most=PROBES, receiving=Receiving())
+    def __init__(self, settings: Settings, app: FastAPI, server: AppState) -> None:
+        self.listener = bind_socket(settings.host, settings.probe_port, "--probe-port")
+        edge = replace(
+            build_connection_limits(settings, server),
+            max_connections=PROBE_CONNECTIONS,
+            incoming_bodies=IncomingBodies(),
+        )
         self.state = ServerState()
-        self.connection = partial(Connection, configured(Probing(app), edge), self.state, {}, edge=edge)
+        self.connection = partial(Connection, build_uvicorn_config(ProbeApp(app), edge), self.state, {}, edge=edge)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self.server = await loop.create_server(self.connection, sock=self.listener, backlog=TAKEN)
+        self.server = await loop.create_server(self.connection, sock=self.listener, backlog=ACCEPT_BATCH)
 
     def close(self) -> None:
         self.server.close()
@@ -276,16 +293,18 @@ class Probes:
             cast(Connection, connection).shutdown()
 
 
-def edge_of(settings: Settings, server: Server) -> Edge:
-    return Edge(
+def build_connection_limits(settings: Settings, server: AppState) -> ConnectionLimits:
+    return ConnectionLimits(
         header_seconds=settings.header_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
         write_seconds=settings.write_seconds,
-        most=sockets(settings.max_connections, (PROBES + TAKEN if settings.probe_port else 0) + TAKEN),
-        words=write_error,
-        refused=lambda status: server.metrics.answered("other", "", status),
-        cut=server.metrics.cut,
-        receiving=server.receiving,
+        max_connections=allow_connections(
+            settings.max_connections, (PROBE_CONNECTIONS + ACCEPT_BATCH if settings.probe_port else 0) + ACCEPT_BATCH
+        ),
+        write_error=write_openai_error,
+        count_refused=lambda status: server.metrics.record_response("other", "", status),
+        count_cut_off=server.metrics.record_cut_connection,
+        incoming_bodies=server.incoming_bodies,
     )
 
 
@@ -311,8 +330,8 @@ def proxied(app: ASGIApp, settings: Settings) -> ASGIApp:
     return cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, app), list(settings.proxy_headers)))
 
 
-def configured(
-    app: ASGIApp, edge: Edge, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
+def build_uvicorn_config(
+    app: ASGIApp, edge: ConnectionLimits, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Config:
     """uvicorn's configuration, with our connections: behind a TLS handshake where `tls` is given."""
 
@@ -329,17 +348,17 @@ def configured(
         app,
         http=cast(type[asyncio.Protocol], connect),
         ws="none",
-        backlog=TAKEN,
+        backlog=ACCEPT_BATCH,
         lifespan=lifespan,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=LAST_WORDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )
 
 
-def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
+def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A socket that has the address, before anything slow is begun.  Raises SettingsError, which names `flag`, if it is
     taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -357,5 +376,5 @@ def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
     return listener
 
 
-def address(host: str, listener: socket.socket, scheme: str = "http") -> str:
+def listen_address(host: str, listener: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

@@ -18,8 +18,8 @@ from functools import partial
 
 from starlette.datastructures import Headers
 
-from ..api.access.access_log import Record, Stage, Trace, Work
-from ..concurrency.outcome import on_thread
+from ..api.access.access_log import EngineSummary, RequestRecord, Stage, Trace
+from ..concurrency.outcome import run_on_thread
 from ..config.settings import Settings, SettingsError
 from ..core.version import VERSION
 
@@ -32,22 +32,22 @@ try:
     from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError:
-    PRESENT = False
+    HAS_OPENTELEMETRY = False
 else:
-    PRESENT = True
+    HAS_OPENTELEMETRY = True
 
 PATIENCE_S = 2.0  # at the end, for what was not sent yet
-CHATS = ("/chat/completions", "/messages", "/responses")  # how routes end that continue conversations
-Facts = Mapping[str, str | int | float]
+CHAT_ROUTES = ("/chat/completions", "/messages", "/responses")  # how routes end that continue conversations
+SpanAttributes = Mapping[str, str | int | float]
 
 log = logging.getLogger(__name__)
 
 
-class Spans:
+class OtelTraces:
     """`service.api.access.access_log.Traces`.  Raises SettingsError where OpenTelemetry is missing."""
 
     def __init__(self, settings: Settings) -> None:
-        if not PRESENT:
+        if not HAS_OPENTELEMETRY:
             raise SettingsError("otlp_endpoint: to send traces an extra is needed: pip install 'polyhead[otel]'")
         named = {"service.name": "polyhead", "service.version": VERSION}
         self.provider = TracerProvider(
@@ -61,21 +61,21 @@ class Spans:
 
     def begin(self, arrived: float, headers: Headers) -> Trace:
         """Its parent is the span that the client names; what it says against the standard says nothing."""
-        parent = self.context.extract(carried(headers))
+        parent = self.context.extract(trace_headers(headers))
         epoch = time.time_ns() - nanoseconds(time.perf_counter())
         span = self.tracer.start_span("HTTP", parent, SpanKind.SERVER, start_time=epoch + nanoseconds(arrived))
-        return Spanned(self.tracer, span, epoch)
+        return OtelTrace(self.tracer, span, epoch)
 
     async def close(self) -> None:
         # By a thread that may be left behind: the library waits longer for a collector that doesn't answer.
         closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         closing.start()
-        await on_thread(partial(closing.join, PATIENCE_S))
+        await run_on_thread(partial(closing.join, PATIENCE_S))
         if closing.is_alive():
             log.warning("the last traces are left behind: the collector did not take them in %g s", PATIENCE_S)
 
 
-class Spanned:
+class OtelTrace:
     """`service.api.access.access_log.Trace`.  `epoch` is when the clock of `time.perf_counter` was zero, in
     nanoseconds.
     """
@@ -96,22 +96,22 @@ class Spanned:
             return {}
         return {"traceresponse": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
 
-    def end(self, record: Record) -> None:
+    def end(self, record: RequestRecord) -> None:
         if not self.span.is_recording():
             return
         inside = set_span_in_context(self.span)
         for stage, began, ended in record.stages:
-            facts = OF_STAGES[stage](record.work) if record.work and stage in OF_STAGES else {}
-            span = self.tracer.start_span(stage, inside, attributes=facts, start_time=self.at(began))
-            span.end(self.at(ended))
+            facts = STAGE_ATTRIBUTES[stage](record.engine) if record.engine and stage in STAGE_ATTRIBUTES else {}
+            span = self.tracer.start_span(stage, inside, attributes=facts, start_time=self.to_epoch(began))
+            span.end(self.to_epoch(ended))
         method = "HTTP" if record.method == "other" else record.method
         self.span.update_name(f"{method} {record.route}".rstrip())
-        self.span.set_attributes(of_request(record))
-        if failed(record):
+        self.span.set_attributes(request_attributes(record))
+        if is_server_error(record):
             self.span.set_status(StatusCode.ERROR)
-        self.span.end(self.at(record.ended))
+        self.span.end(self.to_epoch(record.ended))
 
-    def at(self, moment: float) -> int:
+    def to_epoch(self, moment: float) -> int:
         return self.epoch + nanoseconds(moment)
 
 
@@ -119,21 +119,21 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def carried(headers: Headers) -> Mapping[str, list[str]]:
+def trace_headers(headers: Headers) -> Mapping[str, list[str]]:
     """What the headers say of a trace; more than one parent is none."""
     if len(headers.getlist("traceparent")) != 1:
         return {}
     return {name: headers.getlist(name) for name in ("traceparent", "tracestate") if name in headers}
 
 
-def failed(record: Record) -> bool:
+def is_server_error(record: RequestRecord) -> bool:
     """By us: a client that asks for what can't be, or leaves, is no error of the server's."""
     return record.status >= 500 or record.outcome in ("failed", "expired")
 
 
-def of_request(record: Record) -> Facts:
+def request_attributes(record: RequestRecord) -> SpanAttributes:
     """By OpenTelemetry's names, where it has them: those of HTTP servers, and of generative models."""
-    visit, work = record.visit, record.work
+    visit, work = record.context, record.engine
     facts = {
         "http.request.method": "_OTHER" if record.method == "other" else record.method,
         "http.route": record.route,
@@ -141,8 +141,8 @@ def of_request(record: Record) -> Facts:
         "url.path": record.path,
         "url.scheme": record.scheme,
         "client.address": record.client,
-        "error.type": (record.reason or str(record.status)) if failed(record) else "",
-        "gen_ai.operation.name": operation(record),
+        "error.type": (record.reason or str(record.status)) if is_server_error(record) else "",
+        "gen_ai.operation.name": operation_name(record),
         "gen_ai.provider.name": "polyhead" if visit.model else "",
         "gen_ai.request.model": visit.model,
         "polyhead.request_id": visit.id,
@@ -150,35 +150,38 @@ def of_request(record: Record) -> Facts:
         "polyhead.key": visit.owner,
         "polyhead.outcome": record.outcome,
         "polyhead.reason": record.reason,
-        **(tokens(work) if work else {}),
-        "polyhead.time_to_first_token": record.first_token or "",
+        **(token_attributes(work) if work else {}),
+        "polyhead.time_to_first_token": record.first_token_seconds or "",
     }
     return {name: value for name, value in facts.items() if value != ""}
 
 
-def operation(record: Record) -> str:
+def operation_name(record: RequestRecord) -> str:
     """What the conventions call it; for other tasks they have no name."""
-    match record.visit.task:
+    match record.context.task:
         case "generate":
-            return "chat" if record.route.endswith(CHATS) else "text_completion"
+            return "chat" if record.route.endswith(CHAT_ROUTES) else "text_completion"
         case "embed":
             return "embeddings"
         case _:
             return ""
 
 
-def tokens(work: Work) -> Facts:
+def token_attributes(work: EngineSummary) -> SpanAttributes:
     return {
         "polyhead.requests": work.requests,
-        "gen_ai.usage.input_tokens": work.prompt,
-        "gen_ai.usage.output_tokens": work.tokens,
-        "gen_ai.usage.cache_read.input_tokens": work.cached,
+        "gen_ai.usage.input_tokens": work.prompt_tokens,
+        "gen_ai.usage.output_tokens": work.generated_tokens,
+        "gen_ai.usage.cache_read.input_tokens": work.cached_tokens,
     }
 
 
-OF_STAGES: Mapping[Stage, Callable[[Work], Facts]] = {
-    "queue": lambda work: {"polyhead.requests": work.requests, "polyhead.longest_wait": work.waited},
-    "steps": tokens,
+STAGE_ATTRIBUTES: Mapping[Stage, Callable[[EngineSummary], SpanAttributes]] = {
+    "queue": lambda work: {"polyhead.requests": work.requests, "polyhead.longest_wait": work.queue_seconds},
+    "steps": token_attributes,
     # It began with the first token and ended with the last text, but was at work so many seconds only.
-    "detokenise": lambda work: {"polyhead.busy": work.writing, "gen_ai.usage.output_tokens": work.tokens},
+    "detokenise": lambda work: {
+        "polyhead.busy": work.detokenise_seconds,
+        "gen_ai.usage.output_tokens": work.generated_tokens,
+    },
 }

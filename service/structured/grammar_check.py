@@ -13,26 +13,26 @@ import sys
 from queue import SimpleQueue
 from typing import Any
 
-from ..concurrency.child_process import end, exchanged, started
+from ..concurrency.child_process import exchange_lines, kill_child, start_child
 from ..core.errors import BadRequest, PolyheadError, Unavailable
-from ..core.grammar import LONGEST_REGEX, Grammar
+from ..core.grammar import MAX_REGEX_CHARS, Grammar
 from . import grammar_child as compiler
 
-SECONDS = 1.0  # of a processor: what takes more is refused
-PATIENCE = 10.0  # seconds of the clock
+CPU_LIMIT_S = 1.0  # of a processor: what takes more is refused
+TIMEOUT_S = 10.0  # seconds of the clock
 PROCESSES = 2  # so that one who has to be waited for holds up no other
 
 
-class Trials:
+class GrammarCheck:
     """As many grammars at a time as there are processes, which start when they are first needed."""
 
     def __init__(self) -> None:
-        self._idle: SimpleQueue[Trial] = SimpleQueue()
-        self._all = [Trial() for _ in range(PROCESSES)]
-        for each in self._all:
+        self._idle: SimpleQueue[CheckProcess] = SimpleQueue()
+        self._processes = [CheckProcess() for _ in range(PROCESSES)]
+        for each in self._processes:
             self._idle.put(each)
 
-    def written(self, grammar: Grammar, outline: dict[str, Any]) -> str:
+    def compile(self, grammar: Grammar, outline: dict[str, Any]) -> str:
         """The grammar as llguidance reads it, for a vocabulary of which `outline` says enough.
 
         Raises BadRequest, naming the field and the place in it; Unavailable if the machine is too busy to say.  Any
@@ -40,7 +40,7 @@ class Trials:
         """
         trial = self._idle.get()
         try:
-            asked = {"kind": grammar.kind, "source": grammar.source, "seconds": SECONDS, "pattern": LONGEST_REGEX}
+            asked = {"kind": grammar.kind, "source": grammar.source, "seconds": CPU_LIMIT_S, "pattern": MAX_REGEX_CHARS}
             told = trial.ask(asked | outline)
         finally:
             self._idle.put(trial)
@@ -50,11 +50,11 @@ class Trials:
         return told["grammar"]
 
     def close(self) -> None:
-        for each in self._all:
-            each.end()
+        for each in self._processes:
+            each.kill()
 
 
-class Trial:
+class CheckProcess:
     """One process."""
 
     def __init__(self) -> None:
@@ -62,25 +62,25 @@ class Trial:
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
         if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
-            self.end()
+            self.kill()
         try:
-            process = self._process = self._process or started([sys.executable, "-P", compiler.__file__])
-            line = exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE)
+            process = self._process = self._process or start_child([sys.executable, "-P", compiler.__file__])
+            line = exchange_lines(process, json.dumps(question).encode() + b"\n", TIMEOUT_S)
         except TimeoutError:
-            self.end()
-            wrong = f"the machine is too busy to compile the answer's form: it had {PATIENCE:g} s"
-            raise Unavailable(wrong, retry_after=math.ceil(PATIENCE)) from None
+            self.kill()
+            wrong = f"the machine is too busy to compile the answer's form: it had {TIMEOUT_S:g} s"
+            raise Unavailable(wrong, retry_after=math.ceil(TIMEOUT_S)) from None
         except BrokenPipeError:
             if self._process is None:
                 raise PolyheadError("the process that compiles the answer's form cannot be started") from None
             late = self._process.wait() == -signal.SIGPROF
-            self.end()
-            wrong = f"takes more than {SECONDS:g} s of a processor" if late else "takes too much memory"
+            self.kill()
+            wrong = f"takes more than {CPU_LIMIT_S:g} s of a processor" if late else "takes too much memory"
             return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
         told: dict[str, str] = json.loads(line)
         return told
 
-    def end(self) -> None:
+    def kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            end(process)
+            kill_child(process)

@@ -17,20 +17,20 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-MEMORY, STACK = 1 << 30, 4 << 20  # bytes: half of what a thread's stack has in the server
-MOST_TRIALS = 300  # of parts of a schema, to find the one at fault
-LONGEST_SENTENCE = 300
+MEMORY_LIMIT, STACK_LIMIT = 1 << 30, 4 << 20  # bytes: half of what a thread's stack has in the server
+MAX_TRIALS = 300  # of parts of a schema, to find the one at fault
+MAX_ERROR_CHARS = 300
 
 # A schema's documents are written on one line, as Python writes them: where spaces are no matter of taste, most of
 # what is no value is forced.  A model that may write any number of spaces sometimes writes nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
-LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
+PARSER_LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
 
-NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # schemas by names
-LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
-SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "contains", "not")
+NAMED_SUBSCHEMAS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # schemas by names
+LISTED_SUBSCHEMAS = ("prefixItems", "anyOf", "oneOf", "allOf")
+SINGLE_SUBSCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "contains", "not")
 
-REWORDED = {
+ERROR_MESSAGES = {
     r"Unimplemented keys: \[(.*)\]": "keywords that are not supported: {}",
     r"Expecting object schema.*": "must be an object",
     r"Unknown format: (.*)": "the format {} is not supported",
@@ -42,7 +42,7 @@ REWORDED = {
 }
 
 
-def written(kind: str, source: str) -> str:
+def to_llguidance(kind: str, source: str) -> str:
     """As llguidance reads it.  ValueError for what is not even that."""
     match kind:
         case "object":
@@ -62,33 +62,33 @@ def written(kind: str, source: str) -> str:
             return source
 
 
-def fault(tokenizer: LLTokenizer, grammar: str) -> str:
+def grammar_error(tokenizer: LLTokenizer, grammar: str) -> str:
     """What llguidance says against it; empty if nothing."""
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS).get_error()
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS).get_error()
 
 
-def answer(asked: dict[str, Any]) -> dict[str, str]:
+def check_grammar(asked: dict[str, Any]) -> dict[str, str]:
     """The `grammar`, or what is wrong with it and where: `place` in a schema, as people write it."""
     kind, source = asked["kind"], asked["source"]
-    if kind == "schema" and (place := long_pattern(source, asked["pattern"])):
+    if kind == "schema" and (place := find_long_pattern(source, asked["pattern"])):
         return {"wrong": f"must have at most {asked['pattern']} characters", "place": place}
-    tokenizer = outlined(asked["size"], tuple(asked["ends"]), tuple(map(tuple, asked["special"])))
+    tokenizer = build_byte_tokenizer(asked["size"], tuple(asked["ends"]), tuple(map(tuple, asked["special"])))
     try:
-        grammar = written(kind, source)
+        grammar = to_llguidance(kind, source)
     except (GbnfToLarkError, ValueError, RecursionError) as problem:
-        return {"wrong": sentence(str(problem)), "place": ""}
-    error = fault(tokenizer, grammar)
+        return {"wrong": readable_error(str(problem)), "place": ""}
+    error = grammar_error(tokenizer, grammar)
     if not error:
         return {"grammar": grammar}
     if kind != "schema":
-        return {"wrong": sentence(error), "place": ""}
-    place, error = narrowed(
-        json.loads(source), error, lambda part: fault(tokenizer, written("schema", json.dumps(part)))
+        return {"wrong": readable_error(error), "place": ""}
+    place, error = narrow_error(
+        json.loads(source), error, lambda part: grammar_error(tokenizer, to_llguidance("schema", json.dumps(part)))
     )
-    return {"wrong": sentence(error), "place": place}
+    return {"wrong": readable_error(error), "place": place}
 
 
-def long_pattern(source: str, longest: int) -> str:
+def find_long_pattern(source: str, longest: int) -> str:
     """The place of a pattern in a schema that has more than so many characters; empty if there is none."""
     if len(source) <= longest:
         return ""
@@ -111,7 +111,7 @@ def long_pattern(source: str, longest: int) -> str:
 
 
 @lru_cache(maxsize=4)
-def outlined(size: int, ends: tuple[int, ...], special: tuple[tuple[int, str], ...]) -> LLTokenizer:
+def build_byte_tokenizer(size: int, ends: tuple[int, ...], special: tuple[tuple[int, str], ...]) -> LLTokenizer:
     """A vocabulary of single bytes, and of the special tokens that a grammar may name."""
     tokens = [b""] * size
     for token, spelled in special:
@@ -119,28 +119,30 @@ def outlined(size: int, ends: tuple[int, ...], special: tuple[tuple[int, str], .
     free = (token for token in range(size) if not tokens[token] and token not in ends)
     for byte, token in zip(range(256), free, strict=False):
         tokens[token] = bytes([byte])
-    return LLTokenizer(TokenizerWrapper(Outline(tokens, ends, [token for token, _ in special])), eos_token=list(ends))
+    return LLTokenizer(
+        TokenizerWrapper(ByteTokenizer(tokens, ends, [token for token, _ in special])), eos_token=list(ends)
+    )
 
 
-class Outline:
+class ByteTokenizer:
     """A tokenizer as TokenizerWrapper wants one."""
 
     bos_token_id = None
 
     def __init__(self, tokens: list[bytes], ends: tuple[int, ...], special: list[int]) -> None:
         self.tokens, self.eos_token_id, self.special_token_ids = tokens, ends[0], special
-        self._of_byte = {spelled: token for token, spelled in enumerate(tokens) if token not in special}
+        self._token_of_byte = {spelled: token for token, spelled in enumerate(tokens) if token not in special}
 
     def __call__(self, text: bytes) -> list[int]:
-        return [self._of_byte[bytes([byte])] for byte in text if bytes([byte]) in self._of_byte]
+        return [self._token_of_byte[bytes([byte])] for byte in text if bytes([byte]) in self._token_of_byte]
 
 
-def narrowed(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[str, str]:
+def narrow_error(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[str, str]:
     """The smallest part of a schema that is wrong in the same way by itself: its place, and what is said of it."""
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema} if schema else {}
-    path, part, left = "", schema, MOST_TRIALS
+    path, part, left = "", schema, MAX_TRIALS
     while left > 0:
-        for step, child in parts(part):
+        for step, child in subschemas(part):
             left -= 1
             if fault(shared | child) == error:
                 path, part = path + step, child
@@ -152,52 +154,52 @@ def narrowed(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[str,
     return path, error
 
 
-def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The schemas right inside a schema, and the way to each."""
-    for key in NAMED:
+    for key in NAMED_SUBSCHEMAS:
         if isinstance(named := schema.get(key), dict):
             yield from ((f".{key}.{name}", child) for name, child in named.items() if isinstance(child, dict))
-    for key in LISTED:
+    for key in LISTED_SUBSCHEMAS:
         if isinstance(listed := schema.get(key), list):
             yield from ((f".{key}[{at}]", child) for at, child in enumerate(listed) if isinstance(child, dict))
-    for key in SINGLE:
+    for key in SINGLE_SUBSCHEMAS:
         if isinstance(child := schema.get(key), dict):
             yield f".{key}", child
 
 
-def sentence(error: str) -> str:
+def readable_error(error: str) -> str:
     """What llguidance says, for people: one line, without what it repeats of the source."""
     error = error.removesuffix("\n<non-verbose/>")
-    for pattern, words in REWORDED.items():
+    for pattern, words in ERROR_MESSAGES.items():
         if found := re.fullmatch(pattern, error, re.DOTALL):
             return words.format(*(group.replace('"', "") for group in found.groups()))
     if "\nerror: " in error:  # of a regular expression; the line before shows the column
         before, _, after = error.rpartition("\nerror: ")
         column = len(before.rpartition("\n")[2].rstrip("^")) - 3
-        return shortened(f"character {column}: {after.splitlines()[0]}")
+        return shorten(f"character {column}: {after.splitlines()[0]}")
     if found := re.match(r"(?:at )?(\d+)\((\d+)\): ([^\n]*)", error):
-        return shortened(f"line {found[1]}, column {found[2]}: {found[3]}")
-    return shortened(error.partition("\n")[0])
+        return shorten(f"line {found[1]}, column {found[2]}: {found[3]}")
+    return shorten(error.partition("\n")[0])
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_SENTENCE else text[:LONGEST_SENTENCE] + "..."
+def shorten(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
-    say("")  # ready
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
+    write_line("")  # ready
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # of all our threads' time; then this process is killed
-        told = answer(asked)
+        told = check_grammar(asked)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        say(json.dumps(told))
+        write_line(json.dumps(told))
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

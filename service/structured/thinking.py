@@ -10,170 +10,180 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.grammar import Thinking
-from ..core.guide import Asked, Walk
-from .vocabulary_bytes import Lexicon
+from ..core.guide import GuideSpec, GuideState
+from .vocabulary_bytes import VocabularyBytes
 
-GAP = "\n\n"  # what templates write between a thought and what follows it, at most
+BLANK_LINES = "\n\n"  # what templates write between a thought and what follows it, at most
 
 
-class Taking(Walk, Protocol):
+class BranchingState(GuideState, Protocol):
     """A walk that can be asked whether it would go on with a token."""
 
-    def takes(self, token: int) -> bool:
+    def try_advance(self, token: int) -> bool:
         """Whether `token` may come next; if so, it has."""
 
 
-class Inner(Protocol):
+class AnswerGuide(Protocol):
     @property
-    def asked(self) -> Asked: ...
+    def spec(self) -> GuideSpec: ...
 
-    def begin(self) -> Taking: ...
+    def new_state(self) -> BranchingState: ...
 
 
-class Thoughtful:
+class ThinkingGuide:
     """A guide for an answer that begins with a thought, and goes on as `inner` says; None: anyhow."""
 
-    def __init__(self, lexicon: Lexicon, thinking: Thinking, inner: Inner | None) -> None:
-        self._lexicon, self._thinking, self._inner = lexicon, thinking, inner
-        self.asked = Asked(inner.asked.grammar if inner else None, thinking)
-        lexicon.tag(thinking.end)
+    def __init__(self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None) -> None:
+        self._vocabulary, self._thinking, self._answer_guide = lexicon, thinking, inner
+        self.spec = GuideSpec(inner.spec.grammar if inner else None, thinking)
+        lexicon.tag_tokens(thinking.end)
         if thinking.begin:
-            lexicon.tag(thinking.begin)
+            lexicon.tag_tokens(thinking.begin)
 
-    def begin(self) -> Walk:
-        thought = Thought(self._lexicon, self._thinking, self._inner)
-        return Opening(self._lexicon, self._thinking, self._inner, thought) if self._thinking.begin else thought
+    def new_state(self) -> GuideState:
+        thought = ThoughtState(self._vocabulary, self._thinking, self._answer_guide)
+        return (
+            UndecidedState(self._vocabulary, self._thinking, self._answer_guide, thought)
+            if self._thinking.begin
+            else thought
+        )
 
 
-class Thought:
+class ThoughtState:
     """Thinking has begun.  Nothing ends the answer before the thought has ended, where something must follow that."""
 
-    def __init__(self, lexicon: Lexicon, thinking: Thinking, inner: Inner | None) -> None:
-        self._lexicon, self._tag, self._left = lexicon, lexicon.tag(thinking.end), thinking.budget
-        self._inner = inner
-        self._said = b""  # what may be the beginning of the tag
-        self._closing: list[int] = []
-        self._over = False
-        self._after: Walk | None = None
-        self._hurry()
+    def __init__(self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None) -> None:
+        self._vocabulary, self._tag, self._budget_left = lexicon, lexicon.tag_tokens(thinking.end), thinking.budget
+        self._answer_guide = inner
+        self._tail = b""  # what may be the beginning of the tag
+        self._forced_end: list[int] = []
+        self._has_ended = False
+        self._answer: GuideState | None = None
+        self._end_on_budget()
 
     @property
-    def ended(self) -> bool:
-        return self._after is not None and self._after.ended
+    def is_finished(self) -> bool:
+        return self._answer is not None and self._answer.is_finished
 
-    def fill(self, words: NDArray[np.int32]) -> bool:
-        if self._over:
-            return self._after is not None and self._after.fill(words)
-        if self._closing:
-            words[:] = self._lexicon.bits(self._closing[:1])
-        elif self._inner is not None:
-            words[:] = self._lexicon.open
+    def fill_mask(self, words: NDArray[np.int32]) -> bool:
+        if self._has_ended:
+            return self._answer is not None and self._answer.fill_mask(words)
+        if self._forced_end:
+            words[:] = self._vocabulary.mask_of(self._forced_end[:1])
+        elif self._answer_guide is not None:
+            words[:] = self._vocabulary.continuing_mask
             for there in range(len(self._tag.text)):
-                if self._said.endswith(self._tag.text[:there]):
-                    words &= ~self._tag.over[there]
-        return bool(self._closing) or self._inner is not None
+                if self._tail.endswith(self._tag.text[:there]):
+                    words &= ~self._tag.crossing_masks[there]
+        return bool(self._forced_end) or self._answer_guide is not None
 
     def advance(self, token: int) -> None:
-        if self._over:
-            if self._after is not None:
-                self._after.advance(token)
+        if self._has_ended:
+            if self._answer is not None:
+                self._answer.advance(token)
             return
-        self._closing = self._closing[1:]
-        self._left -= self._left > 0
-        self.hear(self._lexicon.spelled[token])
+        self._forced_end = self._forced_end[1:]
+        self._budget_left -= self._budget_left > 0
+        self.append_bytes(self._vocabulary.token_bytes[token])
 
-    def forced(self) -> list[int]:
-        if self._over:
-            return self._after.forced() if self._after is not None else []
-        return list(self._closing)
+    def forced_tokens(self) -> list[int]:
+        if self._has_ended:
+            return self._answer.forced_tokens() if self._answer is not None else []
+        return list(self._forced_end)
 
-    def hear(self, said: bytes) -> None:
+    def append_bytes(self, said: bytes) -> None:
         """More of the thought."""
-        self._said += said
-        if self._tag.text in self._said:
-            self._over, self._closing = True, []
-            self._after = Gap(self._lexicon, self._inner.begin()) if self._inner is not None else None
+        self._tail += said
+        if self._tag.text in self._tail:
+            self._has_ended, self._forced_end = True, []
+            self._answer = (
+                BlankLinesState(self._vocabulary, self._answer_guide.new_state())
+                if self._answer_guide is not None
+                else None
+            )
             return
-        self._said = self._said[-len(self._tag.text) :]
-        self._hurry()
+        self._tail = self._tail[-len(self._tag.text) :]
+        self._end_on_budget()
 
-    def _hurry(self) -> None:
+    def _end_on_budget(self) -> None:
         """Where nothing is left of the budget, what is missing of the tag must come."""
-        if self._left == 0 and not self._closing:
-            there = max(n for n in range(len(self._tag.text)) if self._said.endswith(self._tag.text[:n]))
-            self._closing = list(self._tag.rest[there])
+        if self._budget_left == 0 and not self._forced_end:
+            there = max(n for n in range(len(self._tag.text)) if self._tail.endswith(self._tag.text[:n]))
+            self._forced_end = list(self._tag.completions[there])
 
 
-class Gap:
+class BlankLinesState:
     """After a thought, whoever ended it: lines may be left empty, as templates do, before `inner` begins."""
 
-    def __init__(self, lexicon: Lexicon, inner: Walk) -> None:
-        self._lexicon, self._gap, self._inner = lexicon, lexicon.tag(GAP), inner
-        self._left = self._gap.text  # of the gap; none once `inner` has begun
+    def __init__(self, lexicon: VocabularyBytes, inner: GuideState) -> None:
+        self._vocabulary, self._tag, self._answer = lexicon, lexicon.tag_tokens(BLANK_LINES), inner
+        self._remaining = self._tag.text  # of the gap; none once `inner` has begun
 
     @property
-    def ended(self) -> bool:
-        return self._inner.ended
+    def is_finished(self) -> bool:
+        return self._answer.is_finished
 
-    def fill(self, words: NDArray[np.int32]) -> bool:
-        filled = self._inner.fill(words)
-        if filled and self._left:
-            words |= self._gap.along[-len(self._left)]
+    def fill_mask(self, words: NDArray[np.int32]) -> bool:
+        filled = self._answer.fill_mask(words)
+        if filled and self._remaining:
+            words |= self._tag.inside_masks[-len(self._remaining)]
         return filled
 
     def advance(self, token: int) -> None:
-        said = self._lexicon.spelled[token]
-        if said and self._left.startswith(said):
-            self._left = self._left.removeprefix(said)
+        said = self._vocabulary.token_bytes[token]
+        if said and self._remaining.startswith(said):
+            self._remaining = self._remaining.removeprefix(said)
         else:
-            self._left = b""
-            self._inner.advance(token)
+            self._remaining = b""
+            self._answer.advance(token)
 
-    def forced(self) -> list[int]:
-        return [] if self._left else self._inner.forced()
+    def forced_tokens(self) -> list[int]:
+        return [] if self._remaining else self._answer.forced_tokens()
 
 
-class Opening:
+class UndecidedState:
     """Thinking may begin, with a tag; or, where what comes is not that tag, the answer itself has begun."""
 
-    def __init__(self, lexicon: Lexicon, thinking: Thinking, inner: Inner | None, thought: Thought) -> None:
-        self._lexicon, self._tag, self._thought = lexicon, lexicon.tag(thinking.begin), thought
-        self._direct: Taking | None = inner.begin() if inner is not None else None  # no thought at all
-        self._guided = inner is not None
-        self._there = 0  # bytes of the tag
-        self._walk: Walk | None = None  # once it is known
-        self._known = False
+    def __init__(
+        self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None, thought: ThoughtState
+    ) -> None:
+        self._vocabulary, self._tag, self._thought = lexicon, lexicon.tag_tokens(thinking.begin), thought
+        self._answer: BranchingState | None = inner.new_state() if inner is not None else None  # no thought at all
+        self._has_guide = inner is not None
+        self._tag_bytes = 0  # bytes of the tag
+        self._state: GuideState | None = None  # once it is known
+        self._is_decided = False
 
     @property
-    def ended(self) -> bool:
-        return self._walk is not None and self._walk.ended
+    def is_finished(self) -> bool:
+        return self._state is not None and self._state.is_finished
 
-    def fill(self, words: NDArray[np.int32]) -> bool:
-        if self._known or not self._guided:
-            return self._walk is not None and self._walk.fill(words)
-        if self._direct is not None:
-            self._direct.fill(words)
-        words |= self._tag.along[self._there]
+    def fill_mask(self, words: NDArray[np.int32]) -> bool:
+        if self._is_decided or not self._has_guide:
+            return self._state is not None and self._state.fill_mask(words)
+        if self._answer is not None:
+            self._answer.fill_mask(words)
+        words |= self._tag.inside_masks[self._tag_bytes]
         return True
 
     def advance(self, token: int) -> None:
-        if self._known:
-            if self._walk is not None:
-                self._walk.advance(token)
+        if self._is_decided:
+            if self._state is not None:
+                self._state.advance(token)
             return
-        if self._direct is not None and not self._direct.takes(token):
-            self._direct = None
-        self._hear(self._lexicon.spelled[token])
+        if self._answer is not None and not self._answer.try_advance(token):
+            self._answer = None
+        self._append_bytes(self._vocabulary.token_bytes[token])
 
-    def forced(self) -> list[int]:
-        return self._walk.forced() if self._walk is not None else []
+    def forced_tokens(self) -> list[int]:
+        return self._state.forced_tokens() if self._state is not None else []
 
-    def _hear(self, said: bytes) -> None:
-        missing = self._tag.text[self._there :]
+    def _append_bytes(self, said: bytes) -> None:
+        missing = self._tag.text[self._tag_bytes :]
         if said.startswith(missing):
-            self._known, self._walk, self._direct = True, self._thought, None
-            self._thought.hear(said[len(missing) :])
+            self._is_decided, self._state, self._answer = True, self._thought, None
+            self._thought.append_bytes(said[len(missing) :])
         elif said and missing.startswith(said):
-            self._there += len(said)
+            self._tag_bytes += len(said)
         else:
-            self._known, self._walk = True, self._direct
+            self._is_decided, self._state = True, self._answer

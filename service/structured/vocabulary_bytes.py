@@ -18,104 +18,110 @@ from numpy.typing import NDArray
 from ..core.errors import BadRequest
 from ..core.model import Model
 
-Bits = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
+TokenMask = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
 MOST_BYTES = 1 << 22  # of all tokens, and one for each; llguidance's tree of them holds so many nodes
 LONGEST = 1 << 10  # bytes of a token, not included, that the tree holds
-WALL = "\x02"  # before a text so that it is not the first, where that would make it begin with a space
+TEXT_BEFORE = "\x02"  # before a text so that it is not the first, where that would make it begin with a space
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class TagTokens:
     """A text that ends or begins a part of an answer, and what may write it.  Each list is by how much is there."""
 
     text: bytes
-    rest: tuple[list[int], ...]  # the tokens that write what is missing
-    along: tuple[Bits, ...]  # that go on with it, to its end at most
-    over: tuple[Bits, ...]  # that write it to its end and go on
+    completions: tuple[list[int], ...]  # the tokens that write what is missing
+    inside_masks: tuple[TokenMask, ...]  # that go on with it, to its end at most
+    crossing_masks: tuple[TokenMask, ...]  # that write it to its end and go on
 
 
-class Lexicon:
+class VocabularyBytes:
     """`ends` are the tokens that end an answer.  BadRequest if the model has none, nor one that says nothing, or if its
     tokens are more bytes than llguidance takes."""
 
     def __init__(self, model: Model) -> None:
         tokenizer, self.size = model.tokenizer, model.vocab_size
-        self.spelled = token_bytes(model)
+        self.token_bytes = token_bytes(model)
         special = {token for token in range(self.size) if tokenizer.is_special(token)}
-        silent = [token for token, spelled in enumerate(self.spelled) if token in special or not spelled]
-        self.ends = tuple(sorted(model.stop_tokens)) or tuple(silent[:1])
-        if not self.ends:
+        silent = [token for token, spelled in enumerate(self.token_bytes) if token in special or not spelled]
+        self.end_tokens = tuple(sorted(model.stop_tokens)) or tuple(silent[:1])
+        if not self.end_tokens:
             raise BadRequest(f"{model.name} has no token that could end an answer: its form cannot be given")
-        self.special = special | set(self.ends)
+        self.special_tokens = special | set(self.end_tokens)
         self._tokenizer = weakref.ref(tokenizer)  # which keeps this
-        self._tags: dict[str, Tag] = {}
-        self.tokenizer = LLTokenizer(TokenizerWrapper(Spoken(self)), eos_token=list(self.ends))
+        self._tags: dict[str, TagTokens] = {}
+        self.tokenizer = LLTokenizer(TokenizerWrapper(LibraryTokenizer(self)), eos_token=list(self.end_tokens))
 
     @property
     def outline(self) -> dict[str, Any]:
         """What a grammar may name, and how large the vocabulary is."""
-        special = [(token, self.spelled[token].decode(errors="replace")) for token in sorted(self.special)]
-        return {"size": self.size, "ends": self.ends, "special": special}
+        special = [(token, self.token_bytes[token].decode(errors="replace")) for token in sorted(self.special_tokens)]
+        return {"size": self.size, "ends": self.end_tokens, "special": special}
 
-    def tokens(self, text: bytes, *, special: bool = False) -> list[int]:
+    def tokenize(self, text: bytes, *, special: bool = False) -> list[int]:
         """Tokens that spell exactly `text` within a text: the tokenizer's own if it can be, `special` ones too."""
         tokenizer = self._tokenizer()
         if tokenizer is None:
-            return self._greedy(text)
-        for before in ("", WALL):
+            return self._tokenize_greedily(text)
+        for before in ("", TEXT_BEFORE):
             cut = tokenizer.encode_batch([before, before + text.decode()], special=False, offsets=False)
             ids = cut[1].ids[len(cut[0]) :]
-            if b"".join(self.spelled[token] for token in ids) == text and (special or self.special.isdisjoint(ids)):
+            if b"".join(self.token_bytes[token] for token in ids) == text and (
+                special or self.special_tokens.isdisjoint(ids)
+            ):
                 return ids
-        return self._greedy(text)
+        return self._tokenize_greedily(text)
 
-    def tag(self, text: str) -> Tag:
+    def tag_tokens(self, text: str) -> TagTokens:
         if text not in self._tags:
             whole = text.encode()
             ahead = [whole[at:] for at in range(len(whole))]
-            inside = [token for token, spelled in enumerate(self.spelled) if whole in spelled]
-            self._tags[text] = Tag(
+            inside = [token for token, spelled in enumerate(self.token_bytes) if whole in spelled]
+            self._tags[text] = TagTokens(
                 whole,
-                tuple(self.tokens(rest, special=True) for rest in ahead),
+                tuple(self.tokenize(rest, special=True) for rest in ahead),
                 tuple(
-                    self.bits(t for n in range(1, len(rest) + 1) for t in self._spelling(rest[:n])) for rest in ahead
+                    self.mask_of(t for n in range(1, len(rest) + 1) for t in self._tokens_equal_to(rest[:n]))
+                    for rest in ahead
                 ),
                 (
-                    self.bits(token for token in inside if not self.spelled[token].endswith(whole)),
-                    *(self.bits(set(self._beginning(rest)) - set(self._spelling(rest))) for rest in ahead[1:]),
+                    self.mask_of(token for token in inside if not self.token_bytes[token].endswith(whole)),
+                    *(
+                        self.mask_of(set(self._tokens_starting_with(rest)) - set(self._tokens_equal_to(rest)))
+                        for rest in ahead[1:]
+                    ),
                 ),
             )
         return self._tags[text]
 
-    def bits(self, tokens: Iterable[int]) -> Bits:
+    def mask_of(self, tokens: Iterable[int]) -> TokenMask:
         marks = np.zeros(-(-self.size // 32) * 32, np.uint8)
         marks[list(tokens)] = 1
         return np.packbits(marks, bitorder="little").view(np.int32)
 
     @cached_property
-    def open(self) -> Bits:
+    def continuing_mask(self) -> TokenMask:
         """All tokens but those that end an answer."""
-        return self.bits(set(range(self.size)) - set(self.ends))
+        return self.mask_of(set(range(self.size)) - set(self.end_tokens))
 
     @cached_property
-    def _order(self) -> list[int]:
-        return sorted(range(self.size), key=self.spelled.__getitem__)
+    def _sorted_tokens(self) -> list[int]:
+        return sorted(range(self.size), key=self.token_bytes.__getitem__)
 
-    def _place(self, spelled: bytes) -> int:
-        return bisect_left(self._order, spelled, key=self.spelled.__getitem__)
+    def _sorted_index(self, spelled: bytes) -> int:
+        return bisect_left(self._sorted_tokens, spelled, key=self.token_bytes.__getitem__)
 
-    def _spelling(self, text: bytes) -> list[int]:
-        return self._order[self._place(text) : self._place(text + b"\0")]
+    def _tokens_equal_to(self, text: bytes) -> list[int]:
+        return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text + b"\0")]
 
-    def _beginning(self, text: bytes) -> list[int]:
+    def _tokens_starting_with(self, text: bytes) -> list[int]:
         """Tokens that begin with `text`, whose last byte is of ASCII."""
-        return self._order[self._place(text) : self._place(text[:-1] + bytes([text[-1] + 1]))]
+        return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text[:-1] + bytes([text[-1] + 1]))]
 
-    def _greedy(self, text: bytes) -> list[int]:
+    def _tokenize_greedily(self, text: bytes) -> list[int]:
         found = []
         while text:
             sizes = range(min(len(text), 64), 0, -1)
-            known = ((size, set(self._spelling(text[:size])) - self.special) for size in sizes)
+            known = ((size, set(self._tokens_equal_to(text[:size])) - self.special_tokens) for size in sizes)
             size, tokens = next(((size, tokens) for size, tokens in known if tokens), (len(text), set()))
             found += [min(tokens)] if tokens else []
             text = text[size:]
@@ -136,16 +142,16 @@ def token_bytes(model: Model) -> list[bytes]:
     return found
 
 
-class Spoken:
+class LibraryTokenizer:
     """A lexicon as TokenizerWrapper wants it; the lexicon itself may be forgotten meanwhile."""
 
     bos_token_id = None
 
-    def __init__(self, lexicon: Lexicon) -> None:
-        self._lexicon = weakref.ref(lexicon)
-        self.tokens, self.eos_token_id = lexicon.spelled, lexicon.ends[0]
-        self.special_token_ids = sorted(lexicon.special)
+    def __init__(self, lexicon: VocabularyBytes) -> None:
+        self._vocabulary = weakref.ref(lexicon)
+        self.tokens, self.eos_token_id = lexicon.token_bytes, lexicon.end_tokens[0]
+        self.special_token_ids = sorted(lexicon.special_tokens)
 
     def __call__(self, text: bytes) -> list[int]:
-        lexicon = self._lexicon()
-        return lexicon.tokens(text) if lexicon is not None else []
+        lexicon = self._vocabulary()
+        return lexicon.tokenize(text) if lexicon is not None else []

@@ -10,169 +10,183 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from polyhead.models.chat.chat_format import Format
+from polyhead.models.chat.chat_format import ChatFormat
 
-from ..concurrency.time_slices import spaced
-from .detokenizer import Drawn, Piece, Usage, parted
-from .tool_call_parser import Arguments, Call, Calls, Part, Thought, Words, certain
+from ..concurrency.time_slices import iterate_in_slices
+from .detokenizer import AnswerDelta, TokenLogprobs, Usage, collect_parts
+from .tool_call_parser import (
+    ArgumentsDelta,
+    ChatPart,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallParser,
+    ToolCallStart,
+    certain_length,
+)
 
-__all__ = ["Arguments", "Call", "Part", "Thought", "Words"]
+__all__ = ["ArgumentsDelta", "ChatPart", "ReasoningDelta", "TextDelta", "ToolCallStart"]
 
-FREE, PLAIN_FORMAT = Usage(), Format()
+NO_USAGE, PLAIN_FORMAT = Usage(), ChatFormat()
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class ChatDelta:
     """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
 
     `stop` is the stop string or token that ended it, where the answer itself did not.  Of the answer's tokens
     `thought_tokens` were thoughts.  The tokens of the `prompt` are in the first one, where they were asked for.
     """
 
-    parts: tuple[Part, ...]
-    drawn: tuple[Drawn, ...] = ()
+    parts: tuple[ChatPart, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Literal["", "stop", "length", "calls"] = ""
-    usage: Usage = FREE
-    thought_tokens: int = 0
+    usage: Usage = NO_USAGE
+    reasoning_tokens: int = 0
     stop: str | int = ""
-    prompt: tuple[Drawn, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-Utterances = AsyncGenerator[tuple[int, Utterance], None]
+ChatDeltas = AsyncGenerator[tuple[int, ChatDelta], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedOutput:
     """What may be in an answer beside words: calls of `tools`, thoughts where the model `thinks`.
 
     "may": it says so itself; "does": the prompt ends within its thoughts.
     """
 
-    format: Format = PLAIN_FORMAT
+    format: ChatFormat = PLAIN_FORMAT
     tools: frozenset[str] = frozenset()
-    thinks: Literal["", "may", "does"] = ""
+    reasoning: Literal["", "may", "does"] = ""
 
 
-class Thoughts:
+class ReasoningParser:
     """What stands before the words of one answer, between tags.  Space round the tags is theirs."""
 
     def __init__(self, begin: str, end: str, thinks: Literal["", "may", "does"]) -> None:
         self.begin, self.end = begin, end
         self.state: Literal["", "may", "does", "did"] = thinks
-        self.held, self.told = "", False
+        self.pending, self.has_output = "", False
 
     def push(self, text: str) -> tuple[str, str]:
         """What is thought, and what follows it."""
-        self.held += text
+        self.pending += text
         if self.state == "may":
-            start = self.held.lstrip()
+            start = self.pending.lstrip()
             if start.startswith(self.begin):
-                self.state, self.held = "does", start.removeprefix(self.begin)
+                self.state, self.pending = "does", start.removeprefix(self.begin)
             elif not self.begin.startswith(start):
                 self.state = ""
-        thought = self.thought() if self.state == "does" else ""
+        thought = self.take_reasoning() if self.state == "does" else ""
         if self.state == "did":
-            self.held = self.held.lstrip()
-            self.state = "" if self.held else "did"
-        return thought, self.taken(len(self.held)) if not self.state else ""
+            self.pending = self.pending.lstrip()
+            self.state = "" if self.pending else "did"
+        return thought, self.take(len(self.pending)) if not self.state else ""
 
-    def thought(self) -> str:
-        if not self.told:
-            self.held = self.held.lstrip()
-        at = self.held.find(self.end)
+    def take_reasoning(self) -> str:
+        if not self.has_output:
+            self.pending = self.pending.lstrip()
+        at = self.pending.find(self.end)
         if at < 0:
-            said = self.taken(certain(self.held, self.end))
+            said = self.take(certain_length(self.pending, self.end))
         else:
-            said = self.taken(at).rstrip()
-            self.held, self.state = self.held.removeprefix(self.end), "did"
-        self.told = self.told or bool(said)
+            said = self.take(at).rstrip()
+            self.pending, self.state = self.pending.removeprefix(self.end), "did"
+        self.has_output = self.has_output or bool(said)
         return said
 
-    def taken(self, count: int) -> str:
-        said, self.held = self.held[:count], self.held[count:]
+    def take(self, count: int) -> str:
+        said, self.pending = self.pending[:count], self.pending[count:]
         return said
 
     def close(self) -> tuple[str, str]:
         """What was held back, now that nothing follows."""
         thinking = self.state == "does"
-        held = self.taken(len(self.held))
+        held = self.take(len(self.pending))
         return (held.rstrip(), "") if thinking else ("", held)
 
 
-class Hearing:
+class ChatParser:
     """One answer: its pieces in, what they say out."""
 
-    def __init__(self, expected: Expected) -> None:
+    def __init__(self, expected: ExpectedOutput) -> None:
         format = expected.format
-        self.thoughts = Thoughts(format.begin, format.end, expected.thinks if format.end else "")
-        self.calls = Calls(format.style, expected.tools) if expected.tools else None
-        self.thought_tokens = 0
+        self.reasoning = ReasoningParser(format.begin, format.end, expected.reasoning if format.end else "")
+        self.tool_calls = ToolCallParser(format.style, expected.tools) if expected.tools else None
+        self.reasoning_tokens = 0
 
-    def hear(self, piece: Piece) -> Utterance:
-        thinking = self.thoughts.state == "does"
-        thought, text = self.thoughts.push(piece.text)
+    def push(self, piece: AnswerDelta) -> ChatDelta:
+        thinking = self.reasoning.state == "does"
+        thought, text = self.reasoning.push(piece.text)
         if thinking or thought:
-            self.thought_tokens = piece.tokens
-        parts = self.parts(thought, text)
+            self.reasoning_tokens = piece.token_count
+        parts = self.parse_parts(thought, text)
         if not piece.finish:
-            return Utterance(merged(parts), piece.drawn, prompt=piece.prompt)
-        parts += self.parts(*self.thoughts.close())
-        parts += self.calls.close() if self.calls else []
-        called = piece.finish == "stop" and self.calls is not None and self.calls.called
+            return ChatDelta(merge_parts(parts), piece.logprobs, prompt_logprobs=piece.prompt_logprobs)
+        parts += self.parse_parts(*self.reasoning.close())
+        parts += self.tool_calls.close() if self.tool_calls else []
+        called = piece.finish == "stop" and self.tool_calls is not None and self.tool_calls.has_complete_calls
         finish: Literal["", "stop", "length", "calls"] = "calls" if called else piece.finish
-        return Utterance(
-            merged(parts), piece.drawn, finish, piece.usage, self.thought_tokens, piece.stop, prompt=piece.prompt
+        return ChatDelta(
+            merge_parts(parts),
+            piece.logprobs,
+            finish,
+            piece.usage,
+            self.reasoning_tokens,
+            piece.stop,
+            prompt_logprobs=piece.prompt_logprobs,
         )
 
-    def parts(self, thought: str, text: str) -> list[Part]:
-        parts: list[Part] = [Thought(thought)] if thought else []
+    def parse_parts(self, thought: str, text: str) -> list[ChatPart]:
+        parts: list[ChatPart] = [ReasoningDelta(thought)] if thought else []
         if text:
-            parts += self.calls.push(text) if self.calls else [Words(text)]
+            parts += self.tool_calls.push(text) if self.tool_calls else [TextDelta(text)]
         return parts
 
 
-def merged(parts: Sequence[Part]) -> tuple[Part, ...]:
+def merge_parts(parts: Sequence[ChatPart]) -> tuple[ChatPart, ...]:
     """Neighbours of one kind as one."""
-    joined: list[Part] = []
+    joined: list[ChatPart] = []
     for part in parts:
         match joined[-1] if joined else None, part:
-            case Words(text=before), Words(text=after):
-                joined[-1] = Words(before + after)
-            case Thought(text=before), Thought(text=after):
-                joined[-1] = Thought(before + after)
-            case Arguments(index=one, text=before), Arguments(index=other, text=after) if one == other:
-                joined[-1] = Arguments(one, before + after)
+            case TextDelta(text=before), TextDelta(text=after):
+                joined[-1] = TextDelta(before + after)
+            case ReasoningDelta(text=before), ReasoningDelta(text=after):
+                joined[-1] = ReasoningDelta(before + after)
+            case ArgumentsDelta(index=one, text=before), ArgumentsDelta(index=other, text=after) if one == other:
+                joined[-1] = ArgumentsDelta(one, before + after)
             case _:
                 joined.append(part)
     return tuple(joined)
 
 
-async def conversed(answers: AsyncGenerator[tuple[int, Piece], None], expected: Expected) -> Utterances:
+async def parse_answers(answers: AsyncGenerator[tuple[int, AnswerDelta], None], expected: ExpectedOutput) -> ChatDeltas:
     """What `answers` say, each as `expected`; closing it closes them."""
-    hearings: defaultdict[int, Hearing] = defaultdict(lambda: Hearing(expected))
+    hearings: defaultdict[int, ChatParser] = defaultdict(lambda: ChatParser(expected))
     async with aclosing(answers):
         async for index, piece in answers:
-            said = hearings[index].hear(piece)
-            if said.parts or said.drawn or said.finish or said.prompt:
+            said = hearings[index].push(piece)
+            if said.parts or said.logprobs or said.finish or said.prompt_logprobs:
                 yield index, said
 
 
-async def silent(utterances: Utterances) -> Utterances:
+async def drop_reasoning(utterances: ChatDeltas) -> ChatDeltas:
     """Without the thoughts, which are counted all the same."""
     async with aclosing(utterances):
         async for index, said in utterances:
-            yield index, replace(said, parts=tuple(part for part in said.parts if not isinstance(part, Thought)))
+            yield index, replace(said, parts=tuple(part for part in said.parts if not isinstance(part, ReasoningDelta)))
 
 
-async def whole_utterances(count: int, utterances: Utterances) -> list[Utterance]:
+async def collect_chat_answers(count: int, utterances: ChatDeltas) -> list[ChatDelta]:
     """`count` answers, each in one."""
-    return [joined(every) async for every in spaced(await parted(count, utterances), 1)]
+    return [join_deltas(every) async for every in iterate_in_slices(await collect_parts(count, utterances), 1)]
 
 
-def joined(utterances: Sequence[Utterance]) -> Utterance:
+def join_deltas(utterances: Sequence[ChatDelta]) -> ChatDelta:
     return replace(
         utterances[-1],
-        parts=merged([part for each in utterances for part in each.parts]),
-        drawn=tuple(token for each in utterances for token in each.drawn),
-        prompt=tuple(token for each in utterances for token in each.prompt),
+        parts=merge_parts([part for each in utterances for part in each.parts]),
+        logprobs=tuple(token for each in utterances for token in each.logprobs),
+        prompt_logprobs=tuple(token for each in utterances for token in each.prompt_logprobs),
     )

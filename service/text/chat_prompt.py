@@ -10,23 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from polyhead.models.chat.chat_format import Format, Style
-from polyhead.models.chat.template_functions import weight
+from polyhead.models.chat.chat_format import ChatFormat, ToolCallStyle
+from polyhead.models.chat.template_functions import value_size
 
 from ..core.errors import BadRequest
-from ..core.grammar import LONGEST_REGEX, LONGEST_TOOLS, Grammar, Thinking
+from ..core.grammar import MAX_REGEX_CHARS, MAX_TOOL_SCHEMA_CHARS, Grammar, Thinking
 from ..core.model import Model
-from ..structured.grammar_child import long_pattern
-from .chat_parser import Expected
-from .prompts import Chat, Continuation, thinks
+from ..structured.grammar_child import find_long_pattern
+from .chat_parser import ExpectedOutput
+from .prompts import ChatMessages, GenerationRequest, reasoning_state
 
 Message = Mapping[str, Any]
-NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-LARGEST = 1 << 18  # characters of all tools together
-SPACE = r"[ \n\r\t]*"
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+MAX_TOOL_CHARACTERS = 1 << 18  # characters of all tools together
+SPACE_REGEX = r"[ \n\r\t]*"
 # of a call, until its name; some models say first that it is of a function
-OPENING = r'\{_("type"_:_"function"_,_)?"name"_:_"'.replace("_", SPACE)
-TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+CALL_OPENING_REGEX = r'\{_("type"_:_"function"_,_)?"name"_:_"'.replace("_", SPACE_REGEX)
+COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 
 INSTRUCTION = """You can call these functions, each described by a JSON object:
 {tools}
@@ -36,43 +36,43 @@ To call several, answer with a list of such objects. What they return comes in t
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolDefinition:
     """A function, with the JSON schema of its arguments, which calls keep to; `place` is the wire's name for that."""
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    place: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
+    schema_path: str = ""
 
     @property
-    def told(self) -> dict[str, Any]:
+    def as_template_object(self) -> dict[str, Any]:
         """As templates know it."""
         described = {"description": self.description} if self.description else {}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.parameters}}
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ToolOptions:
     """What an answer may call: any of `offered`, or of those in `only`; at most once unless `parallel`.
 
     `field` is the wire's name for them.  With the choice "none" the model is not told of any.
     """
 
-    offered: tuple[Tool, ...] = ()
+    offered: tuple[ToolDefinition, ...] = ()
     choice: Literal["none", "auto", "required"] = "auto"
     only: frozenset[str] = frozenset()
     parallel: bool = True
     field: str = "tools"
 
     @property
-    def callable(self) -> tuple[Tool, ...]:
+    def callable(self) -> tuple[ToolDefinition, ...]:
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.offered if not self.only or tool.name in self.only)
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningSettings:
     """Whether the model thinks before it answers ("": as its template says), for at most `budget` tokens.
 
     `field` is the wire's name for what asks for it, `effort` what templates are told of it.
@@ -85,45 +85,49 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class ChatPrompt:
     """A conversation to be gone on with: `asked` has one prompt, a Chat."""
 
-    asked: Continuation
-    tools: Tools = Tools()
-    reasoning: Reasoning = Reasoning()
+    call: GenerationRequest
+    tools: ToolOptions = ToolOptions()
+    reasoning: ReasoningSettings = ReasoningSettings()
 
 
-def fitted(talk: Talk, model: Model) -> Continuation:
+def fit_chat(talk: ChatPrompt, model: Model) -> GenerationRequest:
     """`talk` in the words of the model's template.  BadRequest for what cannot be asked of it."""
-    [chat] = talk.asked.prompts
-    assert isinstance(chat, Chat)
-    format = model.format
-    check(talk, chat, model)
-    grammar = called(talk.tools, format, talk.asked.grammar)
-    chat = told(replace(chat, variables=variables(talk.reasoning, chat)), talk.tools, format)
-    return replace(talk.asked, prompts=(chat,), grammar=grammar, thinking=thinking(talk.reasoning, format, grammar))
+    [chat] = talk.call.prompts
+    assert isinstance(chat, ChatMessages)
+    format = model.chat_format
+    check_chat(talk, chat, model)
+    grammar = build_answer_grammar(talk.tools, format, talk.call.grammar)
+    chat = add_tools(replace(chat, variables=template_variables(talk.reasoning, chat)), talk.tools, format)
+    return replace(
+        talk.call, prompts=(chat,), grammar=grammar, thinking=choose_thinking(talk.reasoning, format, grammar)
+    )
 
 
-def check(talk: Talk, chat: Chat, model: Model) -> None:
+def check_chat(talk: ChatPrompt, chat: ChatMessages, model: Model) -> None:
     field, wanted = talk.tools.field, talk.reasoning.field
-    if weight([tool.told for tool in talk.tools.offered]) > LARGEST:
-        raise BadRequest(f"{field}: may have at most {LARGEST:,} characters", param=field)
-    if talk.reasoning.mode == "on" and not model.format.end:
+    if value_size([tool.as_template_object for tool in talk.tools.offered]) > MAX_TOOL_CHARACTERS:
+        raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
+    if talk.reasoning.mode == "on" and not model.chat_format.end:
         raise BadRequest(f"{wanted}: the chat template of {model.name} knows no thinking", param=wanted)
-    if chat.variables.get("documents") and not (model.chat and model.chat.reads("documents")):
+    if chat.variables.get("documents") and not (model.chat and model.chat.uses_variable("documents")):
         raise BadRequest(f"documents: the chat template of {model.name} reads none", param="documents")
 
 
-def expected(asked: Continuation, tools: Tools, model: Model, tokens: Sequence[int]) -> Expected:
+def expected_output(
+    asked: GenerationRequest, tools: ToolOptions, model: Model, tokens: Sequence[int]
+) -> ExpectedOutput:
     """What may be in an answer to `tokens`, which are the prompt."""
     names = frozenset(tool.name for tool in tools.callable)
-    return Expected(model.format, names, thinks(model, asked.prompts[0], tokens))
+    return ExpectedOutput(model.chat_format, names, reasoning_state(model, asked.prompts[0], tokens))
 
 
 # Thoughts
 
 
-def variables(reasoning: Reasoning, chat: Chat) -> dict[str, Any]:
+def template_variables(reasoning: ReasoningSettings, chat: ChatMessages) -> dict[str, Any]:
     """What templates are told, by the two names they have for it; what was said to the template itself comes first."""
     on = reasoning.mode == "on"
     mode = {"enable_thinking": on, "thinking": on} if reasoning.mode else {}
@@ -131,7 +135,7 @@ def variables(reasoning: Reasoning, chat: Chat) -> dict[str, Any]:
     return {**mode, **effort, **chat.variables}
 
 
-def thinking(reasoning: Reasoning, format: Format, grammar: Grammar | None) -> Thinking | None:
+def choose_thinking(reasoning: ReasoningSettings, format: ChatFormat, grammar: Grammar | None) -> Thinking | None:
     """Of no interest to the engine unless it is to end in time, or something is to come after it."""
     if not format.end or not (grammar or reasoning.mode == "off" or reasoning.budget >= 0):
         return None
@@ -141,21 +145,21 @@ def thinking(reasoning: Reasoning, format: Format, grammar: Grammar | None) -> T
 # Messages
 
 
-def told(chat: Chat, tools: Tools, format: Format) -> Chat:
+def add_tools(chat: ChatMessages, tools: ToolOptions, format: ChatFormat) -> ChatMessages:
     """With the tools, as the template has them."""
     known = tools.offered if tools.choice != "none" else ()
     if format.listing:
-        return replace(chat, tools=tuple(tool.told for tool in known))
-    messages = tuple(worded(chat.messages, format.style))
+        return replace(chat, tools=tuple(tool.as_template_object for tool in known))
+    messages = tuple(calls_to_text(chat.messages, format.style))
     if not known:
         return replace(chat, messages=messages)
-    instruction = INSTRUCTION.format(tools="\n".join(written(tool.told["function"]) for tool in known))
+    instruction = INSTRUCTION.format(tools="\n".join(dump_json(tool.as_template_object["function"]) for tool in known))
     first = messages[0] if messages[0]["role"] == "system" else {"role": "system", "content": ""}
     system = {**first, "content": "\n\n".join(filter(None, (first["content"], instruction)))}
     return replace(chat, messages=(system, *(message for message in messages if message is not first)))
 
 
-def worded(messages: Sequence[Message], style: Style) -> Iterator[Message]:
+def calls_to_text(messages: Sequence[Message], style: ToolCallStyle) -> Iterator[Message]:
     """Calls and what they returned in words; what several returned is one message, since many templates want turns."""
     names: dict[str, str] = {}
     returned: list[str] = []
@@ -169,21 +173,21 @@ def worded(messages: Sequence[Message], style: Style) -> Iterator[Message]:
             returned = []
         calls = message.get("tool_calls", ())
         names |= {call.get("id", ""): call["function"]["name"] for call in calls}
-        yield spelled(message, style) if calls else message
+        yield message_to_text(message, style) if calls else message
     if returned:
         yield {"role": "user", "content": "\n\n".join(returned)}
 
 
-def spelled(message: Message, style: Style) -> Message:
+def message_to_text(message: Message, style: ToolCallStyle) -> Message:
     """A message that calls tools as text that does."""
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = [written({"name": each["name"], style.key: each["arguments"]}) for each in functions]
+    calls = [dump_json({"name": each["name"], style.key: each["arguments"]}) for each in functions]
     text = calls[0] if len(calls) == 1 else f"[{style.between.join(calls)}]"
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join(filter(None, (message["content"], text)))}
 
 
-def written(value: Any) -> str:
+def dump_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except RecursionError:
@@ -193,7 +197,7 @@ def written(value: Any) -> str:
 # What an answer must look like
 
 
-def called(tools: Tools, format: Format, document: Grammar | None) -> Grammar | None:
+def build_answer_grammar(tools: ToolOptions, format: ChatFormat, document: Grammar | None) -> Grammar | None:
     """A grammar of the answers that call tools as they may be called.
 
     An answer that calls none is free, or a `document`; where it must call one there is no room for that.
@@ -204,46 +208,48 @@ def called(tools: Tools, format: Format, document: Grammar | None) -> Grammar | 
     if tools.choice == "required":
         start = "GAP calls"
     elif document:
-        start = f"GAP ( calls | {form(document, style)} )"
-    calls = tagged(style, tools.parallel) if style.begin else bare(style, tools)
+        start = f"GAP ( calls | {document_rule(document, style)} )"
+    calls = tagged_call_rules(style, tools.parallel) if style.begin else bare_call_rules(style, tools)
     gap = rf"GAP: /[ \n]{{0,{2 if format.end else 0}}}/"
-    rules = [f"start: {start}", *calls, *spellings(tools.callable, style), gap]
+    rules = [f"start: {start}", *calls, *tool_rules(tools.callable, style), gap]
     source = "\n".join(rules) + "\n"
     check_size(tools, source)
     return Grammar("lark", source, tools.field)
 
 
-def check_size(tools: Tools, source: str) -> None:
+def check_size(tools: ToolOptions, source: str) -> None:
     """BadRequest where the schemas are too much to be compiled."""
-    if len(source) > LONGEST_TOOLS:
-        message = f"tools: their schemas must have at most {LONGEST_TOOLS} characters together, have {len(source)}"
+    if len(source) > MAX_TOOL_SCHEMA_CHARS:
+        message = (
+            f"tools: their schemas must have at most {MAX_TOOL_SCHEMA_CHARS} characters together, have {len(source)}"
+        )
         raise BadRequest(message, param="tools")
-    for each in parts(tools) if len(source) > LONGEST_REGEX else ():
-        if place := long_pattern(each.source, LONGEST_REGEX):
+    for each in parameter_grammars(tools) if len(source) > MAX_REGEX_CHARS else ():
+        if place := find_long_pattern(each.source, MAX_REGEX_CHARS):
             where = f"{each.field}{place}"
-            raise BadRequest(f"{where}: must have at most {LONGEST_REGEX} characters", param=where)
+            raise BadRequest(f"{where}: must have at most {MAX_REGEX_CHARS} characters", param=where)
 
 
-def tagged(style: Style, parallel: bool) -> list[str]:
+def tagged_call_rules(style: ToolCallStyle, parallel: bool) -> list[str]:
     """Calls between tags, in the middle of anything: once one has begun it is a call."""
-    begin, end = written(style.begin), written("\n" + style.end)
-    more = f" ( {written(style.between)} {begin} call )*" if parallel else ""
+    begin, end = dump_json(style.begin), dump_json("\n" + style.end)
+    more = f" ( {dump_json(style.between)} {begin} call )*" if parallel else ""
     return [
         f"calls: {begin} call{more}",
         f'call: "\\n" tool {end}',
         "free: ( head call )* text" if parallel else "free: text | head call",
-        f"head[lazy]: /(?s:.)*{expression(style.begin)}/",
+        f"head[lazy]: /(?s:.)*{escape_regex(style.begin)}/",
         "text: /(?s:.)*/",
     ]
 
 
-def bare(style: Style, tools: Tools) -> list[str]:
+def bare_call_rules(style: ToolCallStyle, tools: ToolOptions) -> list[str]:
     """Calls that are the whole answer.  A free one may begin as they do, with any space: the first name tells."""
-    more = f" ( {written(style.between)} tool )*" if tools.parallel else ""
+    more = f" ( {dump_json(style.between)} tool )*" if tools.parallel else ""
     alone, listed = ("", f'{more} "]"') if style.listed else (more, "")
-    mark = f"({expression(style.mark)}{SPACE})?" if style.mark else ""
-    first, bracket = f"{SPACE}{mark}{OPENING}", rf"{SPACE}\[{SPACE}{OPENING}"
-    names = "|".join(expression(tool.name) for tool in tools.callable)
+    mark = f"({escape_regex(style.mark)}{SPACE_REGEX})?" if style.mark else ""
+    first, bracket = f"{SPACE_REGEX}{mark}{CALL_OPENING_REGEX}", rf"{SPACE_REGEX}\[{SPACE_REGEX}{CALL_OPENING_REGEX}"
+    names = "|".join(escape_regex(tool.name) for tool in tools.callable)
     return [
         f"calls: tool{alone}" + (f' | "[" tool{listed}' if listed else ""),
         f"free: TEXT | FIRST ( OTHER | named{alone} )" + (f" | BRACKET ( OTHER | named{listed} )" if listed else ""),
@@ -254,23 +260,25 @@ def bare(style: Style, tools: Tools) -> list[str]:
     ]
 
 
-def spellings(tools: Sequence[Tool], style: Style) -> Iterator[str]:
+def tool_rules(tools: Sequence[ToolDefinition], style: ToolCallStyle) -> Iterator[str]:
     """A rule for a call of each, its name and arguments in this order."""
     yield r'tool: "{\"name\": \"" named'
     yield "named: " + " | ".join(f"named_{index}" for index in range(len(tools)))
     for index, tool in enumerate(tools):
-        head = written(f'{tool.name}", "{style.key}": ')
-        schema = written({**tool.parameters, "type": "object", "x-guidance": TIGHT})
+        head = dump_json(f'{tool.name}", "{style.key}": ')
+        schema = dump_json({**tool.parameters, "type": "object", "x-guidance": COMPACT_JSON})
         schema = schema.replace("::=", r"\u003a:=")  # which would make it another kind of grammar
         yield f'named_{index}: {head} %json {schema} "}}"'
 
 
-def parts(tools: Tools) -> list[Grammar]:
+def parameter_grammars(tools: ToolOptions) -> list[Grammar]:
     """The schemas of the tools, each by the name of its place."""
-    return [Grammar("schema", written(tool.parameters), tool.place) for tool in tools.callable if tool.place]
+    return [
+        Grammar("schema", dump_json(tool.parameters), tool.schema_path) for tool in tools.callable if tool.schema_path
+    ]
 
 
-def form(document: Grammar, style: Style) -> str:
+def document_rule(document: Grammar, style: ToolCallStyle) -> str:
     """A document that may stand in the place of calls.  BadRequest where the two could not be told apart."""
     match document.kind if style.begin else "":
         case "object":
@@ -278,11 +286,11 @@ def form(document: Grammar, style: Style) -> str:
         case "schema":
             return f"%json {document.source}"
         case "choice":
-            return " | ".join(written(choice) for choice in json.loads(document.source))
+            return " | ".join(dump_json(choice) for choice in json.loads(document.source))
     said = 'together with tools that may be called or not; tool_choice "none" or "required" says which'
     raise BadRequest(f"{document.field}: is not done {said}", param=document.field)
 
 
-def expression(text: str) -> str:
+def escape_regex(text: str) -> str:
     """A regular expression of `text` alone."""
     return re.sub(r"([^\w\s<>])", r"\\\1", text)

@@ -17,13 +17,13 @@ from typing import Literal, Protocol, TypeVar
 
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
-from ..concurrency.outcome import Failure, attempt, result
-from ..concurrency.time_slices import SLICE, TOKENS, run_sliced, spaced
+from ..concurrency.outcome import Failure, attempt, unwrap
+from ..concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE, call_in_slices, iterate_in_slices
 from ..core.errors import PolyheadError
-from ..core.request import Done, Event, Failed, Generate, Prompted, Request, Token
-from ..engine.worker import Course
+from ..core.request import Done, Event, Failed, Generate, GeneratedToken, PromptScores, Request
+from ..engine.worker import RequestTiming
 
-LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
+MIN_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
 
 
 class EventSource(Protocol):
@@ -33,7 +33,7 @@ class EventSource(Protocol):
     """
 
     @property
-    def course(self) -> Course: ...
+    def timing(self) -> RequestTiming: ...
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -57,7 +57,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopRules:
     """What ends an answer beside the model's own tokens; `keep` leaves it at the end of the text."""
 
     strings: tuple[str, ...] = ()
@@ -65,13 +65,13 @@ class Stops:
     keep: bool = False
 
     @cached_property
-    def tables(self) -> tuple[Sequence[int], ...]:
+    def failure_tables(self) -> tuple[Sequence[int], ...]:
         """The failure table of each string, made once for all answers of a call."""
         return tuple(failure_table(string) for string in self.strings)
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredToken:
     """A token and its log probability, None where nothing stands before it; `id` is what the vocabulary calls it."""
 
     data: bytes
@@ -88,18 +88,18 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class TokenLogprobs:
     """A generated token: `offset` is where its text begins in the answer, `top` the likeliest in its place, `id` what
     the vocabulary calls it."""
 
-    token: Scored
+    token: ScoredToken
     offset: int
-    top: tuple[Scored, ...]
+    top: tuple[ScoredToken, ...]
     id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerDelta:
     """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
 
     `stop` is the stop string that was found, or the token asked for that ended it.  The tokens of the `prompt` are in
@@ -107,12 +107,12 @@ class Piece:
     """
 
     text: str
-    drawn: tuple[Drawn, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Literal["", "stop", "length"] = ""
     usage: Usage = Usage()
     stop: str | int = ""
-    prompt: tuple[Drawn, ...] = ()
-    tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    token_count: int = 0
 
 
 def failure_table(stop: str) -> list[int]:
@@ -145,108 +145,116 @@ class StopString:
         return self.matched == len(self.stop)
 
 
-class Tail:
+class StopBuffer:
     """Holds back the end of a text while it may turn out to begin a stop string.
 
     The string that is complete first stops the text, before it, or after it where it is to be kept.  Of those complete
     at the same character, the longest.
     """
 
-    def __init__(self, stops: Stops) -> None:
-        self.stops = [StopString(stop, falls) for stop, falls in zip(stops.strings, stops.tables, strict=True)]
-        self.held = ""
+    def __init__(self, stops: StopRules) -> None:
+        self.stops = [StopString(stop, falls) for stop, falls in zip(stops.strings, stops.failure_tables, strict=True)]
+        self.pending = ""
         self.found = ""
         self.keep = stops.keep
 
     def push(self, text: str) -> str:
         """More text; returns what is certain to come before any stop string."""
-        self.held += text
-        for end, char in enumerate(text, len(self.held) - len(text) + 1):
+        self.pending += text
+        for end, char in enumerate(text, len(self.pending) - len(text) + 1):
             # every one takes the character, found or not
             ended = [stop.stop for stop in self.stops if stop.push(char)]
             if ended:
                 self.found = max(ended, key=len)
-                self.held = self.held[: end if self.keep else end - len(self.found)]
+                self.pending = self.pending[: end if self.keep else end - len(self.found)]
                 return self.flush()
         return self.release(max((stop.matched for stop in self.stops), default=0))
 
     def release(self, keep: int) -> str:
-        certain = len(self.held) - keep
-        shown, self.held = self.held[:certain], self.held[certain:]
+        certain = len(self.pending) - keep
+        shown, self.pending = self.pending[:certain], self.pending[certain:]
         return shown
 
     def flush(self) -> str:
         return self.release(0)
 
 
-class Transcript:
+class Detokenizer:
     """One answer as it is written: token events in, pieces out.  `counted`: the prompt is part of what it cost."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Stops, request: Generate, *, counted: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: StopRules, request: Generate, *, counted: bool = True) -> None:
         self.tokenizer, self.request, self.stops = tokenizer, request, stops
-        self.stream, self.tail = tokenizer.stream(), Tail(stops)
-        self.tokens = self.length = self.shown = 0  # tokens drawn; characters written, and of these shown
-        self.cached = 0  # tokens of the prompt
-        self.counted = counted
-        self.waiting: deque[Drawn] = deque()  # tokens of which no character was shown yet
+        self.stream, self.tail = tokenizer.stream(), StopBuffer(stops)
+        self.token_count = self.length = self.shown_length = 0  # tokens drawn; characters written, and of these shown
+        self.cached_tokens = 0  # tokens of the prompt
+        self.counts_prompt = counted
+        self.unshown_tokens: deque[TokenLogprobs] = deque()  # tokens of which no character was shown yet
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return bool(self.tail.found)
 
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(self.request.prompt_tokens, self.tokens, self.cached) if self.counted else Usage(0, self.tokens, 0)
+        return (
+            Usage(self.request.prompt_tokens, self.token_count, self.cached_tokens)
+            if self.counts_prompt
+            else Usage(0, self.token_count, 0)
+        )
 
-    def prompt(self, event: Prompted) -> Iterator[Drawn]:
+    def prompt_logprobs(self, event: PromptScores) -> Iterator[TokenLogprobs]:
         """The prompt's own tokens; of the first nothing is known."""
         stream, offset = self.tokenizer.stream(skip_special=False), 0
         for id, (logprob, top) in zip(self.request.tokens, ((None, ()), *event.scores), strict=True):
-            yield Drawn(self.scored(id, logprob), offset, self.top(top), id)
+            yield TokenLogprobs(self.score_token(id, logprob), offset, self.score_top(top), id)
             offset += len(stream.push(id))
 
-    def push(self, event: Token) -> Piece:
+    def push(self, event: GeneratedToken) -> AnswerDelta:
         """What `event` lets be shown, which may be nothing."""
         text = self.stream.push(event.id)
         if self.request.logprobs >= 0:
-            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event.top), event.id))
-        self.tokens += 1
-        self.cached = event.cached
+            self.unshown_tokens.append(
+                TokenLogprobs(
+                    self.score_token(event.id, event.logprob), self.length, self.score_top(event.top), event.id
+                )
+            )
+        self.token_count += 1
+        self.cached_tokens = event.cached_tokens
         return self.show(text)
 
-    def show(self, text: str) -> Piece:
+    def show(self, text: str) -> AnswerDelta:
         self.length += len(text)
-        early = self.tokens < self.request.sampling.min_tokens  # nothing ends the answer yet
+        early = self.token_count < self.request.sampling.min_tokens  # nothing ends the answer yet
         shown = text if early else self.tail.push(text)
-        self.shown += len(shown)
-        return Piece(shown, self.released(), tokens=self.tokens)
+        self.shown_length += len(shown)
+        return AnswerDelta(shown, self.take_shown_tokens(), token_count=self.token_count)
 
-    def released(self) -> tuple[Drawn, ...]:
+    def take_shown_tokens(self) -> tuple[TokenLogprobs, ...]:
         """The tokens that begin before the end of what is shown; half a character waits for its other half."""
         drawn = []
-        while self.waiting and self.waiting[0].offset < self.shown:
-            drawn.append(self.waiting.popleft())
+        while self.unshown_tokens and self.unshown_tokens[0].offset < self.shown_length:
+            drawn.append(self.unshown_tokens.popleft())
         return tuple(drawn)
 
-    def close(self, done: Done) -> Piece:
+    def close(self, done: Done) -> AnswerDelta:
         """What was held back, now that nothing follows."""
         asked = done.token in self.stops.tokens
         piece = self.show((self.stream.push(done.token) if asked and self.stops.keep else "") + self.stream.flush())
-        self.tokens, self.cached = done.completion_tokens, done.cached_tokens
-        if self.stopped:
+        self.token_count, self.cached_tokens = done.completion_tokens, done.cached_tokens
+        if self.is_stopped:
             return replace(piece, finish="stop", usage=self.usage, stop=self.tail.found)
         finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
-        text, drawn = piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting)
-        return Piece(text, drawn, finish, self.usage, done.token if asked else "", tokens=self.tokens)
+        text, drawn = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
+        return AnswerDelta(text, drawn, finish, self.usage, done.token if asked else "", token_count=self.token_count)
 
-    def top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[Scored, ...]:
-        return tuple(self.scored(id, logprob) for id, logprob in likeliest)
+    def score_top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[ScoredToken, ...]:
+        return tuple(self.score_token(id, logprob) for id, logprob in likeliest)
 
-    def scored(self, id: int, logprob: float | None) -> Scored:
-        if logprob is not None and not logprob > LOWEST_LOGPROB:  # minus infinity, or no number
-            logprob = LOWEST_LOGPROB
-        return Scored(self.tokenizer.piece_bytes(id), logprob, id)
+    def score_token(self, id: int, logprob: float | None) -> ScoredToken:
+        if logprob is not None and not logprob > MIN_LOGPROB:  # minus infinity, or no number
+            logprob = MIN_LOGPROB
+        return ScoredToken(self.tokenizer.piece_bytes(id), logprob, id)
 
 
 Submit = Callable[[Sequence[Request]], Sequence[EventSource]]
@@ -254,9 +262,9 @@ SubmitCall = Callable[[Sequence[Request]], Awaitable[Sequence[EventSource]]]
 T = TypeVar("T")
 
 
-async def continued(
-    tokenizer: Tokenizer, stops: Stops, requests: Sequence[Generate], submit: SubmitCall
-) -> AsyncGenerator[tuple[int, Piece], None]:
+async def stream_answers(
+    tokenizer: Tokenizer, stops: StopRules, requests: Sequence[Generate], submit: SubmitCall
+) -> AsyncGenerator[tuple[int, AnswerDelta], None]:
     """The answers to `requests` as they are written: which one, and its next piece.
 
     Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.  A prompt
@@ -266,63 +274,63 @@ async def continued(
     try:
         firsts = {request.group or request.id: request.id for request in reversed(requests)}
         answers = [
-            pieces(partial(Transcript, tokenizer, stops, request, counted=first == request.id), source)
+            stream_answer(partial(Detokenizer, tokenizer, stops, request, counted=first == request.id), source)
             for request, source in zip(requests, sources, strict=True)
             for first in (firsts[request.group or request.id],)
         ]
-        async with aclosing(merged(answers)) as every:
+        async with aclosing(merge_streams(answers)) as every:
             async for index, piece in every:
                 yield index, piece
     finally:
-        run_sliced(methodcaller("close"), sources)
+        call_in_slices(methodcaller("close"), sources)
 
 
-async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncGenerator[Piece, None]:
+async def stream_answer(begun: Callable[[], Detokenizer], source: EventSource) -> AsyncGenerator[AnswerDelta, None]:
     """The pieces of one answer.  Others get a turn after every TOKENS tokens, even where all events are there."""
-    transcript = spelled(begun)
+    transcript = call_tokenizer(begun)
     async for event in source:
         match event:
-            case Token():
-                if transcript.tokens % TOKENS == TOKENS - 1:
+            case GeneratedToken():
+                if transcript.token_count % TOKENS_PER_SLICE == TOKENS_PER_SLICE - 1:
                     await asyncio.sleep(0)
                 began = perf_counter()
-                piece = spelled(partial(transcript.push, event))
-                source.course.wrote(began)
-                if transcript.stopped:
+                piece = call_tokenizer(partial(transcript.push, event))
+                source.timing.record_text(began)
+                if transcript.is_stopped:
                     source.close(answered=True)
                     yield replace(piece, finish="stop", usage=transcript.usage, stop=transcript.tail.found)
                     return
-                if piece.text or piece.drawn:
+                if piece.text or piece.logprobs:
                     yield piece
-            case Prompted():
-                yield Piece("", prompt=await written_prompt(transcript, event))
+            case PromptScores():
+                yield AnswerDelta("", prompt_logprobs=await collect_prompt_logprobs(transcript, event))
             case Done():
                 began = perf_counter()
-                piece = spelled(partial(transcript.close, event))
-                source.course.wrote(began)
+                piece = call_tokenizer(partial(transcript.close, event))
+                source.timing.record_text(began)
                 yield piece
             case Failed():
                 raise event.error
 
 
-async def written_prompt(transcript: Transcript, event: Prompted) -> tuple[Drawn, ...]:
+async def collect_prompt_logprobs(transcript: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
     """The prompt's tokens, TOKENS in one turn of the event loop."""
-    left, drawn = transcript.prompt(event), list[Drawn]()
-    while some := spelled(lambda: tuple(islice(left, TOKENS))):
+    left, drawn = transcript.prompt_logprobs(event), list[TokenLogprobs]()
+    while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
         drawn += some
         await asyncio.sleep(0)
     return tuple(drawn)
 
 
-def spelled(write: Callable[[], T]) -> T:
+def call_tokenizer(write: Callable[[], T]) -> T:
     """What `write` returns.  Raises PolyheadError where the tokenizer fails, be it by a panic of its library."""
     outcome = attempt(write)
     if isinstance(outcome, Failure) and isinstance(outcome.error, TokenizerError):
         raise PolyheadError(f"the answer cannot be made text: {outcome.error}")
-    return result(outcome)
+    return unwrap(outcome)
 
 
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """The items of all `sources` as they come, each with the index of its source.
 
     They are begun, and given up, SLICE in one turn of the event loop.
@@ -332,20 +340,20 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             async for item in only:
                 yield 0, item
         return
-    queue: Items[T] = asyncio.Queue()
+    queue: ItemQueue[T] = asyncio.Queue()
     tasks, taken = list[asyncio.Task[None]](), 0
     try:
         left = len(sources)
         while left:
             if len(tasks) < len(sources):
-                some = sources[len(tasks) : len(tasks) + SLICE]
-                tasks += [pumped(index, source, queue) for index, source in enumerate(some, len(tasks))]
+                some = sources[len(tasks) : len(tasks) + SLICE_SIZE]
+                tasks += [start_pump(index, source, queue) for index, source in enumerate(some, len(tasks))]
                 await asyncio.sleep(0)
                 if queue.empty():
                     continue
             got = await queue.get()
             taken += 1
-            if not taken % SLICE:
+            if not taken % SLICE_SIZE:
                 await asyncio.sleep(0)
             if isinstance(got, tuple):
                 yield got
@@ -353,14 +361,14 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
                 got.result()  # raises what the source raised
                 left -= 1
     finally:
-        run_sliced(methodcaller("cancel"), tasks)
-        await asyncio.gather(*tasks[:SLICE], return_exceptions=True)
+        call_in_slices(methodcaller("cancel"), tasks)
+        await asyncio.gather(*tasks[:SLICE_SIZE], return_exceptions=True)
 
 
-Items = asyncio.Queue[tuple[int, T] | asyncio.Task[None]]
+ItemQueue = asyncio.Queue[tuple[int, T] | asyncio.Task[None]]
 
 
-def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyncio.Task[None]:
+def start_pump(index: int, source: AsyncGenerator[T, None], queue: ItemQueue[T]) -> asyncio.Task[None]:
     """Puts the items of `source` into `queue`, and then itself."""
 
     async def pump() -> None:
@@ -377,12 +385,14 @@ def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyn
     return task
 
 
-async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:
+async def collect_answers(count: int, items: AsyncGenerator[tuple[int, AnswerDelta], None]) -> list[AnswerDelta]:
     """`count` answers, each in one piece."""
-    return [joined(pieces) async for pieces in spaced(await parted(count, items), TOKENS)]
+    return [
+        join_answer(pieces) async for pieces in iterate_in_slices(await collect_parts(count, items), TOKENS_PER_SLICE)
+    ]
 
 
-async def parted(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:
+async def collect_parts(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:
     """All parts of each of `count` answers."""
     parts: list[list[T]] = [[] for _ in range(count)]
     async with aclosing(items):
@@ -391,7 +401,7 @@ async def parted(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list
     return parts
 
 
-def joined(parts: Sequence[Piece]) -> Piece:
-    drawn = tuple(token for part in parts for token in part.drawn)
-    prompt = tuple(token for part in parts for token in part.prompt)
-    return replace(parts[-1], text="".join(part.text for part in parts), drawn=drawn, prompt=prompt)
+def join_answer(parts: Sequence[AnswerDelta]) -> AnswerDelta:
+    drawn = tuple(token for part in parts for token in part.logprobs)
+    prompt = tuple(token for part in parts for token in part.prompt_logprobs)
+    return replace(parts[-1], text="".join(part.text for part in parts), logprobs=drawn, prompt_logprobs=prompt)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyhead.models.tokenizer import Encoding, Tokenizer
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-Scores = NDArray[np.float32]
+ScoreArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Entity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging:
+class TaggingSettings:
     """How a text is to be read.  `none` tells of every token; `simple` groups neighbours that are of one kind, whatever
     words they are parts of; the others first make one of a word's tokens: by the first, by the mean of their
     scores, or by whichever is surest.  What is labelled one of `ignored` is left out."""
@@ -38,33 +38,33 @@ class Tagging:
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     aggregation: Aggregation = "none"
-    ignored: frozenset[str] = field(default=frozenset(("O",)))
+    ignored_labels: frozenset[str] = field(default=frozenset(("O",)))
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A token of the text or, put together, a word of it."""
 
     word: str
-    scores: Scores  # [labels]
+    scores: ScoreArray  # [labels]
     start: int
     end: int
     index: int
-    continues: bool  # the word before it
+    continues_word: bool  # the word before it
 
 
-def entities(tagging: Tagging, text: str, encoding: Encoding, scores: Scores) -> list[Entity]:
+def find_entities(tagging: TaggingSettings, text: str, encoding: Encoding, scores: ScoreArray) -> list[Entity]:
     """What is found in `text`, whose tokens have the probabilities `scores` [T, labels], in its order."""
-    pieces = pieces_of(tagging.tokenizer, text, encoding, scores)
+    pieces = text_pieces(tagging.tokenizer, text, encoding, scores)
     if tagging.aggregation not in ("none", "simple"):
-        pieces = [word_of(tagging, parts) for parts in words(pieces)]
-    found = [labelled(tagging, piece) for piece in pieces]
+        pieces = [merge_word(tagging, parts) for parts in group_words(pieces)]
+    found = [label_piece(tagging, piece) for piece in pieces]
     if tagging.aggregation != "none":
-        found = [group_of(tagging.tokenizer, members) for members in groups(found)]
-    return [entity for entity in found if entity.label not in tagging.ignored]
+        found = [merge_group(tagging.tokenizer, members) for members in group_entities(found)]
+    return [entity for entity in found if entity.label not in tagging.ignored_labels]
 
 
-def pieces_of(tokenizer: Tokenizer, text: str, encoding: Encoding, scores: Scores) -> list[Piece]:
+def text_pieces(tokenizer: Tokenizer, text: str, encoding: Encoding, scores: ScoreArray) -> list[TextPiece]:
     """The tokens of the text itself.  Where pieces do not tell, a token goes on with a word if no space is near."""
     pieces = []
     for index, (word, (start, end)) in enumerate(zip(encoding.pieces, encoding.offsets, strict=True)):
@@ -76,21 +76,21 @@ def pieces_of(tokenizer: Tokenizer, text: str, encoding: Encoding, scores: Score
             continues = len(word) != end - start
         else:
             continues = start > 0 and " " not in text[start - 1 : start + 1]
-        pieces.append(Piece(word, scores[index], start, end, index, continues))
+        pieces.append(TextPiece(word, scores[index], start, end, index, continues))
     return pieces
 
 
-def words(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    found: list[list[Piece]] = []
+def group_words(pieces: Iterable[TextPiece]) -> list[list[TextPiece]]:
+    found: list[list[TextPiece]] = []
     for piece in pieces:
-        if found and piece.continues:
+        if found and piece.continues_word:
             found[-1].append(piece)
         else:
             found.append([piece])
     return found
 
 
-def word_of(tagging: Tagging, parts: Sequence[Piece]) -> Piece:
+def merge_word(tagging: TaggingSettings, parts: Sequence[TextPiece]) -> TextPiece:
     """One piece of all of a word's."""
     match tagging.aggregation:
         case "first":
@@ -99,39 +99,39 @@ def word_of(tagging: Tagging, parts: Sequence[Piece]) -> Piece:
             scores = max(parts, key=lambda part: float(part.scores.max())).scores
         case _:
             scores = np.mean([part.scores for part in parts], axis=0)
-    word = tagging.tokenizer.joined([part.word for part in parts])
-    return Piece(word, scores, parts[0].start, parts[-1].end, -1, False)
+    word = tagging.tokenizer.join_pieces([part.word for part in parts])
+    return TextPiece(word, scores, parts[0].start, parts[-1].end, -1, False)
 
 
-def labelled(tagging: Tagging, piece: Piece) -> Entity:
+def label_piece(tagging: TaggingSettings, piece: TextPiece) -> Entity:
     best = int(piece.scores.argmax())
     return Entity(tagging.labels[best], float(piece.scores[best]), piece.word, piece.start, piece.end, piece.index)
 
 
-def groups(found: Iterable[Entity]) -> list[list[Entity]]:
+def group_entities(found: Iterable[Entity]) -> list[list[Entity]]:
     """Neighbours of one kind; what is marked as a beginning ("B-") begins one."""
     made: list[list[Entity]] = []
     for entity in found:
-        if made and not entity.label.startswith("B-") and kind(entity.label) == kind(made[-1][-1].label):
+        if made and not entity.label.startswith("B-") and label_kind(entity.label) == label_kind(made[-1][-1].label):
             made[-1].append(entity)
         else:
             made.append([entity])
     return made
 
 
-def kind(label: str) -> str:
+def label_kind(label: str) -> str:
     """Without the mark that it begins or goes on."""
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def group_of(tokenizer: Tokenizer, members: Sequence[Entity]) -> Entity:
+def merge_group(tokenizer: Tokenizer, members: Sequence[Entity]) -> Entity:
     score = sum(member.score for member in members) / len(members)
     name = members[0].label.split("-", 1)[-1]
-    word = tokenizer.joined([member.word for member in members])
+    word = tokenizer.join_pieces([member.word for member in members])
     return Entity(name, score, word, members[0].start, members[-1].end)
 
 
-def merged(found: Iterable[Entity]) -> list[Entity]:
+def merge_windows(found: Iterable[Entity]) -> list[Entity]:
     """Of the entities of overlapping windows: where two overlap, the longer one, or else the surer one."""
     kept: list[Entity] = []
     for entity in sorted(found, key=lambda entity: entity.start):

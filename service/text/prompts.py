@@ -13,16 +13,16 @@ from polyhead.models.tokenizer import Encoding
 from ..core.errors import BadRequest, EmptyInput, TooLong
 from ..core.grammar import Grammar, Thinking
 from ..core.model import Model
-from ..core.request import Beams, Generate, Sampling, Terms
-from ..core.text_limits import check_characters, known_tokens, place
+from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
+from ..core.text_limits import check_characters, check_token_ids, input_label
 
-SEEDS = 1 << 63
-TAIL = 16  # tokens of a prompt in which a tag is looked for that ends it
-STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
+SEED_LIMIT = 1 << 63
+TAG_SEARCH_TOKENS = 16  # tokens of a prompt in which a tag is looked for that ends it
+SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatMessages:
     """Messages for the checkpoint's template, with the `tools` and other `variables` that it may read.
 
     `continued`: the last message is the beginning of the answer, to be gone on with.  `opened`: the prompt says that an
@@ -32,15 +32,15 @@ class Chat:
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
-    continued: bool = False
-    opened: bool = True
+    continues_last: bool = False
+    opens_answer: bool = True
 
 
-Prompt = str | tuple[int, ...] | Chat
+Prompt = str | tuple[int, ...] | ChatMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
+class GenerationRequest:
     """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit.
 
     Each is answered `count` times, `counted` to the wire: the best of `best_of`, by the mean log-probability of their
@@ -51,106 +51,108 @@ class Continuation:
     field: str
     prompts: tuple[Prompt, ...]
     sampling: Sampling
-    seeded: bool = False  # the sampling's seed was asked for; otherwise every request draws its own
+    has_seed: bool = False  # the sampling's seed was asked for; otherwise every request draws its own
     max_tokens: int = 0  # 0: the request does not say
-    usual: int = 0  # where the request does not say, as far as the context has room; 0: as many as it leaves
+    default_max_tokens: int = (
+        0  # where the request does not say, as far as the context has room; 0: as many as it leaves
+    )
     stops: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
-    limit: str = "max_tokens"
-    within: bool = False  # where the context leaves fewer than max_tokens, as many as it leaves
+    limit_field: str = "max_tokens"
+    fits_context: bool = False  # where the context leaves fewer than max_tokens, as many as it leaves
     truncate: int = 0
     count: int = 1
-    counted: str = "n"
+    count_field: str = "n"
     best_of: int = 0  # 0: as many as count
-    beams: Beams | None = None
+    beams: BeamSearchOptions | None = None
     keep_stop: bool = False
     prompt_logprobs: int = -1  # as in Generate
-    scoring: bool = False  # nothing is to follow: what is asked for is how likely the prompt is
+    only_scores: bool = False  # nothing is to follow: what is asked for is how likely the prompt is
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     salt: str = ""
 
     @property
-    def longest(self) -> int:
+    def token_limit(self) -> int:
         """Tokens of an answer, as far as the context has room; 0: as many as it leaves."""
-        return self.max_tokens or self.usual
+        return self.max_tokens or self.default_max_tokens
 
     @property
-    def tries(self) -> int:
+    def attempts(self) -> int:
         return max(self.count, self.best_of)
 
 
 def read_prompts(
-    model: Model, asked: Continuation, call: str, terms: Terms, check: Callable[[], None]
+    model: Model, asked: GenerationRequest, call: str, terms: Terms, check: Callable[[], None]
 ) -> list[Generate]:
     """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
 
     `check` is called before each prompt, and ends the work by raising.
     """
-    sampling = sampled(model, asked)
+    sampling = build_sampling(model, asked)
     requests = []
     for index, prompt in enumerate(asked.prompts):
         check()
-        where = place(asked.field, index, len(asked.prompts))
+        where = input_label(asked.field, index, len(asked.prompts))
         tokens = prompt_tokens(model, prompt, where, asked.truncate)
-        before = tokens if model.customs is None else model.customs.opening
-        most = room(model, len(before), asked, where)
-        for number in range(asked.tries):
-            seed = asked.sampling.seed + number * STRIDE if asked.seeded else random.getrandbits(63)
+        before = tokens if model.generation_defaults is None else model.generation_defaults.decoder_prompt
+        most = max_new_tokens(model, len(before), asked, where)
+        for number in range(asked.attempts):
+            seed = asked.sampling.seed + number * SEED_STRIDE if asked.has_seed else random.getrandbits(63)
             requests.append(
                 Generate(
-                    id=f"{call}-{index}" if asked.tries == 1 else f"{call}-{index}-{number}",
+                    id=f"{call}-{index}" if asked.attempts == 1 else f"{call}-{index}-{number}",
                     tokens=before,
                     max_tokens=most,
                     stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
-                    sampling=replace(sampling, seed=seed % SEEDS),
-                    logprobs=asked.logprobs if asked.tries == asked.count else max(asked.logprobs, 0),
+                    sampling=replace(sampling, seed=seed % SEED_LIMIT),
+                    logprobs=asked.logprobs if asked.attempts == asked.count else max(asked.logprobs, 0),
                     terms=terms,
                     adapter=model.adapter,
-                    group="" if asked.tries == 1 else f"{call}-{index}",
-                    beams=searched(model, asked.beams),
+                    group="" if asked.attempts == 1 else f"{call}-{index}",
+                    beams=apply_beam_defaults(model, asked.beams),
                     prompt_logprobs=-1 if number else asked.prompt_logprobs,
                     salt=asked.salt,
-                    source=() if model.customs is None else tokens,
+                    source=() if model.generation_defaults is None else tokens,
                 )
             )
     return requests
 
 
-def searched(model: Model, beams: Beams | None) -> Beams | None:
+def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSearchOptions | None:
     """By the rules that the checkpoint has besides those that can be asked for."""
-    if beams is None or model.customs is None:
+    if beams is None or model.generation_defaults is None:
         return beams
-    usual = model.customs.beams
+    usual = model.generation_defaults.beams
     return replace(
         usual,
         width=beams.width,
         length_penalty=beams.length_penalty,
-        early=beams.early,
-        patient=usual.patient and not beams.early,
+        early_stopping=beams.early_stopping,
+        never_stop_early=usual.never_stop_early and not beams.early_stopping,
     )
 
 
-def sampled(model: Model, asked: Continuation) -> Sampling:
+def build_sampling(model: Model, asked: GenerationRequest) -> Sampling:
     """With the words that must not come as tokens.  All tokens named must be known."""
     sampling = asked.sampling
-    if model.customs and asked.prompt_logprobs >= 0:
+    if model.generation_defaults and asked.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
         raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")
-    known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
-    known_tokens(model, [token for token, _ in sampling.bias], "logit_bias")
-    known_tokens(model, sampling.allowed, "allowed_token_ids")
+    check_token_ids(model, list(asked.stop_tokens), "stop_token_ids")
+    check_token_ids(model, [token for token, _ in sampling.bias], "logit_bias")
+    check_token_ids(model, sampling.allowed, "allowed_token_ids")
     for row in sampling.banned:
-        known_tokens(model, row, "bad_words_ids or suppress_tokens")
-    words = [row for word in asked.bad_words for row in spelled(model, word)]
-    words += model.customs.sampling.banned if model.customs else ()
+        check_token_ids(model, row, "bad_words_ids or suppress_tokens")
+    words = [row for word in asked.bad_words for row in encode_word(model, word)]
+    words += model.generation_defaults.sampling.banned if model.generation_defaults else ()
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
 
 
-def spelled(model: Model, word: str) -> list[tuple[int, ...]]:
+def encode_word(model: Model, word: str) -> list[tuple[int, ...]]:
     """How a word may be written: at the beginning of a text, and, where that is another token, after others."""
     check_characters(model, len(word), "bad_words")
     encodings = model.tokenizer.encode_batch([word.lstrip(), " " + word.lstrip()], special=False, offsets=False)
@@ -161,19 +163,19 @@ def spelled(model: Model, word: str) -> list[tuple[int, ...]]:
 def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tuple[int, ...]:
     match prompt:
         case str():
-            ids = encoded(model, prompt, where, special=True, last=last) if prompt else []
-        case Chat():
-            parts = encoded_chat(model, rendered(model, prompt, where), where)
+            ids = encode_prompt(model, prompt, where, special=True, last=last) if prompt else []
+        case ChatMessages():
+            parts = encode_chat(model, render_chat(model, prompt, where), where)
             check_length(model, sum(map(len, parts)), where)
             ids = [id for part in parts for id in part.ids]
         case _:
             ids = list(prompt)
     if not ids:
         raise EmptyInput(f"{where}: is empty, there is nothing to continue", param=where)
-    return tuple(known_tokens(model, ids, where))
+    return tuple(check_token_ids(model, ids, where))
 
 
-def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
+def encode_prompt(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
     """The text's tokens, or the `last` of them; TooLong before there is a list of them."""
     check_characters(model, len(text), where)
     [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
@@ -181,7 +183,7 @@ def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0
     return encoding.ids[-last:]
 
 
-def encoded_chat(model: Model, text: str, where: str) -> list[Encoding]:
+def encode_chat(model: Model, text: str, where: str) -> list[Encoding]:
     """What a template wrote, the special tokens too: its parts."""
     check_characters(model, len(text), where)
     return model.tokenizer.encode_quoted(text)
@@ -192,7 +194,7 @@ def check_length(model: Model, length: int, where: str) -> None:
         raise TooLong(f"{where}: the prompt has {length} tokens, the model takes {model.max_tokens}", param=where)
 
 
-def rendered(model: Model, prompt: Chat, where: str) -> str:
+def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
     """What the template writes, with all that it was given quoted: only it writes control tokens.  TooLong where it is
     given more characters than a prompt may have."""
     if model.chat is None:
@@ -200,8 +202,8 @@ def rendered(model: Model, prompt: Chat, where: str) -> str:
     check_characters(model, characters((prompt.messages, prompt.tools, prompt.variables)), where)
     return model.chat.render(
         prompt.messages,
-        add_generation_prompt=prompt.opened and not prompt.continued,
-        continued=prompt.continued,
+        add_generation_prompt=prompt.opens_answer and not prompt.continues_last,
+        continued=prompt.continues_last,
         variables={"tools": prompt.tools or None, **prompt.variables},
         quote=model.tokenizer.quote,
     )
@@ -221,11 +223,11 @@ def characters(given: Any) -> int:
     return count
 
 
-def thinking_left(model: Model, asked: Continuation, tokens: Sequence[int]) -> Thinking | None:
+def remaining_thinking(model: Model, asked: GenerationRequest, tokens: Sequence[int]) -> Thinking | None:
     """What of the thinking that is asked for the prompt, which `tokens` are, leaves to the answer."""
     if asked.thinking is None:
         return None
-    match thinks(model, asked.prompts[0], tokens):
+    match reasoning_state(model, asked.prompts[0], tokens):
         case "does":
             return replace(asked.thinking, begin="")
         case "may":
@@ -234,31 +236,32 @@ def thinking_left(model: Model, asked: Continuation, tokens: Sequence[int]) -> T
             return None
 
 
-def thinks(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "may", "does"]:
+def reasoning_state(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "may", "does"]:
     """Whether the answer to `tokens`, which are the `prompt`, begins among thoughts, or may begin with some."""
-    begin, end = model.format.begin, model.format.end
-    if not end or not isinstance(prompt, Chat):
+    begin, end = model.chat_format.begin, model.chat_format.end
+    if not end or not isinstance(prompt, ChatMessages):
         return ""
-    last = model.tokenizer.decode(tokens[-TAIL:], skip_special=False).rstrip()
-    if prompt.continued:
+    last = model.tokenizer.decode(tokens[-TAG_SEARCH_TOKENS:], skip_special=False).rstrip()
+    if prompt.continues_last:
         said = str(prompt.messages[-1]["content"])
         return "does" if said.rfind(begin) > said.rfind(end) or last.endswith(begin) else ""
     return "does" if last.endswith(begin) else "" if last.endswith(end) else "may"
 
 
-def room(model: Model, length: int, asked: Continuation, where: str) -> int:
+def max_new_tokens(model: Model, length: int, asked: GenerationRequest, where: str) -> int:
     """How many tokens may follow a prompt of `length`: as many as wanted, else as usual, else as the context leaves."""
     check_length(model, length, where)
     limit, wanted = model.max_tokens, asked.max_tokens
-    if asked.scoring:
+    if asked.only_scores:
         return 0
     if length == limit:
         raise TooLong(
             f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
         )
-    if length + wanted > limit and not asked.within:
+    if length + wanted > limit and not asked.fits_context:
         raise TooLong(
-            f"{asked.limit}: the prompt has {length} tokens and {wanted} more are asked for, the model takes {limit}",
-            param=asked.limit,
+            f"{asked.limit_field}: the prompt has {length} tokens and {wanted} more are asked for, "
+            f"the model takes {limit}",
+            param=asked.limit_field,
         )
-    return min(asked.longest or limit, limit - length)
+    return min(asked.token_limit or limit, limit - length)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .pipelines import Scores
+from .encoder_outputs import ScoreOutput
 
 
-def cosines(answers: Sequence[Scores]) -> list[float]:
+def cosine_similarities(answers: Sequence[ScoreOutput]) -> list[float]:
     """Of the first of N vectors of length one with each of the others, [N - 1]."""
     vectors = np.array([answer.values for answer in answers], dtype=np.float32)
     found: list[float] = (vectors[1:] @ vectors[0]).tolist()

@@ -13,46 +13,57 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from polyhead.models.chat.template_functions import weight
+from polyhead.models.chat.template_functions import value_size
 from polyhead.models.core.errors import EncodingError, TemplateError
 from polyhead.models.tokenizer import Encoding, TokenizerError
 
-from ..concurrency.thread_pool import Piece, Threads
-from ..concurrency.time_slices import spaced
+from ..concurrency.thread_pool import ThreadPool, WorkInfo
+from ..concurrency.time_slices import iterate_in_slices
 from ..core.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLong, TooMany
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide
-from ..core.model import Model, concerning
-from ..core.request import UNCONDITIONAL, Generate, Task, Terms
-from ..core.text_limits import FEWEST, MOST_WRITTEN, check_characters, known_tokens, place
-from ..resources.request_memory import CHARACTER, UNBOUNDED, WRITTEN, Claim, Headroom
+from ..core.model import Model, name_model_in_errors
+from ..core.request import DEFAULT_TERMS, Generate, Task, Terms
+from ..core.text_limits import MIN_CHARS, MOST_WRITTEN, check_characters, check_token_ids, input_label
+from ..resources.request_memory import BYTES_PER_CHARACTER, UNBOUNDED_HEADROOM, WRITTEN, Headroom, MemoryClaim
 from ..structured.grammar_check import PROCESSES
-from ..structured.guide_compiler import Guides
-from .inputs import MOST_WINDOWED, Input, Read, Reading, batched, encoded_texts, prompt_length, read_inputs
-from .prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
+from ..structured.guide_compiler import GuideCompiler
+from .encoder_inputs import (
+    MAX_WINDOW_TOKENS,
+    EncodedInput,
+    EncoderInput,
+    EncodingRequest,
+    checked_batches,
+    encode_texts,
+    prompt_length,
+    read_inputs,
+)
+from .prompts import ChatMessages, GenerationRequest, Prompt, encode_chat, read_prompts, remaining_thinking, render_chat
 
-LONG = 1 << 18  # characters of one call
-HOLD = 1.0  # seconds for one call until another thread has its thread's place
-PATIENCE = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
-GRAMMAR = 1 << 14  # characters of text that take about as long as a small grammar; more for those of a grammar itself
-TOKENISING = "the text was being made tokens"
+LONG_CHARACTERS = 1 << 18  # characters of one call
+HOLD_SECONDS = 1.0  # seconds for one call until another thread has its thread's place
+CALL_SECONDS = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
+GRAMMAR_CHARACTERS = (
+    1 << 14
+)  # characters of text that take about as long as a small grammar; more for those of a grammar itself
+TOKENISING_PHRASE = "the text was being made tokens"
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Job:
+class TokenizerJob:
     """One call of the tokeniser: the wire's name for its texts, how long they are, and for whom, until when."""
 
     field: str
     characters: int
     terms: Terms
-    given_up: bool = False  # its request waits for it no more
+    is_abandoned: bool = False  # its request waits for it no more
 
     def check(self) -> None:
         """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
-        if self.given_up or time.perf_counter() >= self.terms.deadline:
-            raise Expired(f"the deadline has passed while {TOKENISING}")
+        if self.is_abandoned or time.perf_counter() >= self.terms.deadline:
+            raise Expired(f"the deadline has passed while {TOKENISING_PHRASE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,7 @@ class Decoding:
     plain: bool = False
 
 
-class Text:
+class TextProcessor:
     """Turns what is asked into requests, on `threads` threads of its own, and one for the longest texts.
 
     `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows.  `tokenised(model, task,
@@ -77,89 +88,91 @@ class Text:
         *,
         threads: int,
         batch_limit: int,
-        window_limit: int = MOST_WINDOWED,
+        window_limit: int = MAX_WINDOW_TOKENS,
         tokenised: Callable[[str, Task, float], None],
-        headroom: Headroom = UNBOUNDED,
+        headroom: Headroom = UNBOUNDED_HEADROOM,
     ) -> None:
-        self._short = Threads(threads, "text", PATIENCE, HOLD)
-        self._long = Threads(1, "text-long", PATIENCE, HOLD)
-        self._grammars = Threads(PROCESSES, "grammars", PATIENCE)
-        self._guides = Guides()
+        self._short = ThreadPool(threads, "text", CALL_SECONDS, HOLD_SECONDS)
+        self._long = ThreadPool(1, "text-long", CALL_SECONDS, HOLD_SECONDS)
+        self._grammars = ThreadPool(PROCESSES, "grammars", CALL_SECONDS)
+        self._guides = GuideCompiler()
         self._batch_limit, self._window_limit = batch_limit, window_limit
-        self._tokenised, self._headroom = tokenised, headroom
+        self._on_tokenised, self._headroom = tokenised, headroom
 
-    async def prompts(
-        self, model: Model, asked: Continuation, call: str, terms: Terms = UNCONDITIONAL
+    async def read_prompts(
+        self, model: Model, asked: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[Generate]:
         """One request a prompt, `call` in its id.  Raises BadRequest, EmptyInput or TooLong, naming the prompt, and
         Expired at the deadline."""
-        with concerning(model):
+        with name_model_in_errors(model):
             self._check_count(asked.field, len(asked.prompts))
-            self._check_tries(asked)
-            work = Job(asked.field, sum(map(length, asked.prompts)), terms)
+            self._check_attempts(asked)
+            work = TokenizerJob(asked.field, sum(map(text_length, asked.prompts)), terms)
             requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms, work.check))
-            thinking = thinking_left(model, asked, requests[0].tokens)
-            guide = await self.guide(model, asked.grammar, thinking, terms)
+            thinking = remaining_thinking(model, asked, requests[0].tokens)
+            guide = await self.find_guide(model, asked.grammar, thinking, terms)
             if guide is None:
                 return requests
             if asked.beams is not None:
                 field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
                 raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
-            return [replace(request, guide=guide) async for request in spaced(requests)]
+            return [replace(request, guide=guide) async for request in iterate_in_slices(requests)]
 
-    def expect(self, model: Model) -> None:
+    def prepare_grammars(self, model: Model) -> None:
         """Its answers may be asked for in a form: what all forms need is made meanwhile."""
         if model.task == "generate":
-            self._grammars.start(lambda: self._guides.expect(model), compiling(model, None, UNCONDITIONAL))
+            self._grammars.start(lambda: self._guides.prepare(model), compilation_piece(model, None, DEFAULT_TERMS))
 
-    async def check(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
+    async def check_grammars(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
         """Raises what is wrong with the first one that cannot be compiled."""
-        with concerning(model):
+        with name_model_in_errors(model):
             for grammar in grammars:
-                await self.guide(model, grammar, None, terms)
+                await self.find_guide(model, grammar, None, terms)
 
-    async def inputs(
-        self, model: Model, asked: Reading, call: str, terms: Terms = UNCONDITIONAL
-    ) -> list[Read | BadRequest]:
+    async def read_inputs(
+        self, model: Model, asked: EncodingRequest, call: str, terms: Terms = DEFAULT_TERMS
+    ) -> list[EncodedInput | BadRequest]:
         """Each input as requests, `call` in their ids.  Raises as `prompts` does; of an input alone only if all are
         wanted."""
-        with concerning(model):
+        with name_model_in_errors(model):
             self._check_count(asked.field, len(asked.inputs))
-            characters = sum(length(given) + prompt_length(model, asked, given) for given in asked.inputs)
-            work = Job(asked.field, characters, terms)
-            bounded = replace(asked, most_windowed=self._window_limit)
+            characters = sum(text_length(given) + prompt_length(model, asked, given) for given in asked.inputs)
+            work = TokenizerJob(asked.field, characters, terms)
+            bounded = replace(asked, max_window_tokens=self._window_limit)
             return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
 
-    async def tokens(
-        self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = UNCONDITIONAL
+    async def tokenize(
+        self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = DEFAULT_TERMS
     ) -> list[Encoding]:
         """The texts, `inputs` to the wire, as they are tokenised.  Raises as `prompts` does."""
-        with concerning(model):
+        with name_model_in_errors(model):
             self._check_count("inputs", len(texts))
-            work = Job("inputs", sum(map(len, texts)), terms)
-            return await self._run(model, work, lambda: read_tokens(model, texts, work.check, special=special))
+            work = TokenizerJob("inputs", sum(map(len, texts)), terms)
+            return await self._run(model, work, lambda: tokenize_texts(model, texts, work.check, special=special))
 
-    async def prompted(
-        self, model: Model, prompt: str | Chat, field: str, *, special: bool, terms: Terms
+    async def render_prompt(
+        self, model: Model, prompt: str | ChatMessages, field: str, *, special: bool, terms: Terms
     ) -> tuple[str, list[int]]:
         """A prompt as the model would get it: its text and its tokens.  Raises as `prompts` does."""
-        with concerning(model):
-            work = Job(field, length(prompt), terms)
+        with name_model_in_errors(model):
+            work = TokenizerJob(field, text_length(prompt), terms)
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
 
-    async def decoded(self, model: Model, asked: Decoding, claim: Claim, terms: Terms = UNCONDITIONAL) -> list[str]:
+    async def decode(
+        self, model: Model, asked: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
+    ) -> list[str]:
         """The texts of tokens; memory for them is claimed before they are made.  Raises as `prompts` and `claim` do."""
-        with concerning(model):
+        with name_model_in_errors(model):
             self._check_count(asked.field, len(asked.rows))
-            work = Job(asked.field, sum(map(len, asked.rows)), terms)
-            return await self._run(model, work, lambda: write_texts(model, asked, claim, work.check))
+            work = TokenizerJob(asked.field, sum(map(len, asked.rows)), terms)
+            return await self._run(model, work, lambda: decode_texts(model, asked, claim, work.check))
 
-    async def run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
+    async def run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
         """What `function` returns: it makes tokens of text or text of tokens, on one of these threads.
 
         Raises as `prompts` does.
         """
-        with concerning(model):
+        with name_model_in_errors(model):
             return await self._run(model, job, function)
 
     def close(self) -> None:
@@ -173,54 +186,60 @@ class Text:
         if count > self._batch_limit:
             raise TooMany(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
 
-    def _check_tries(self, asked: Continuation) -> None:
-        if len(asked.prompts) * asked.tries > self._batch_limit:
-            said = f"{len(asked.prompts)} prompts x {asked.tries} tries" if len(asked.prompts) > 1 else f"{asked.tries}"
+    def _check_attempts(self, asked: GenerationRequest) -> None:
+        if len(asked.prompts) * asked.attempts > self._batch_limit:
+            said = (
+                f"{len(asked.prompts)} prompts x {asked.attempts} tries"
+                if len(asked.prompts) > 1
+                else f"{asked.attempts}"
+            )
             raise TooMany(
-                f"{asked.counted}: at most {self._batch_limit} answers a call, got {said}", param=asked.counted
+                f"{asked.count_field}: at most {self._batch_limit} answers a call, got {said}", param=asked.count_field
             )
 
-    async def guide(
+    async def find_guide(
         self, model: Model, grammar: Grammar | None, thinking: Thinking | None, terms: Terms
     ) -> Guide | None:
         """What they ask for; compiled where it is not known."""
         if grammar is None and thinking is None:
             return None
         wanted = model, grammar, thinking
-        if known := self._guides.known(*wanted):
+        if known := self._guides.find_cached(*wanted):
             return known
-        work = self._grammars.run(lambda: self._guides.guide(*wanted), compiling(model, grammar, terms))
-        return await before(terms.deadline, work, "the answer's form was being compiled")
+        work = self._grammars.run(lambda: self._guides.compile(*wanted), compilation_piece(model, grammar, terms))
+        return await wait_until(terms.deadline, work, "the answer's form was being compiled")
 
-    async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
+    async def _run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
         """What `function` returns or raises."""
 
         def run() -> T:
-            with self._headroom.taken(CHARACTER * job.characters, f"{job.field} of {job.characters} characters"):
+            with self._headroom.reserved(
+                BYTES_PER_CHARACTER * job.characters, f"{job.field} of {job.characters} characters"
+            ):
                 return function()
 
         began = time.perf_counter()
-        pool = self._long if job.characters > LONG else self._short
+        pool = self._long if job.characters > LONG_CHARACTERS else self._short
         try:
-            piece = Piece(
+            piece = WorkInfo(
                 f"{job.field}: making its text tokens", model.tokenizer, job.terms.owner, max(job.characters, 1)
             )
-            return await before(job.terms.deadline, pool.run(run, piece), TOKENISING)
+            return await wait_until(job.terms.deadline, pool.run(run, piece), TOKENISING_PHRASE)
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None
         except TokenizerError as error:
             raise PolyheadError(f"{job.field}: {error}", param=job.field) from None
         finally:
-            job.given_up = True
-            self._tokenised(model.name, model.task, time.perf_counter() - began)
+            job.is_abandoned = True
+            self._on_tokenised(model.name, model.task, time.perf_counter() - began)
 
 
-def compiling(model: Model, grammar: Grammar | None, terms: Terms) -> Piece:
-    size = GRAMMAR + len(grammar.source if grammar is not None else "")
-    return Piece("compiling the answer's form", model.tokenizer, terms.owner, size)
+def compilation_piece(model: Model, grammar: Grammar | None, terms: Terms) -> WorkInfo:
+    size = GRAMMAR_CHARACTERS + len(grammar.source if grammar is not None else "")
+    return WorkInfo("compiling the answer's form", model.tokenizer, terms.owner, size)
 
 
-async def before(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
+async def wait_until(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
     """What `work` returns or raises.  At the deadline its request waits no longer, though a thread may go on."""
     try:
         async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
@@ -229,59 +248,61 @@ async def before(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) 
         raise Expired(f"the deadline has passed while {meanwhile}") from None
 
 
-def length(given: Prompt | Input) -> int:
+def text_length(given: Prompt | EncoderInput) -> int:
     """In characters, about; ids are tokens already, and cost nothing."""
     match given:
         case str():
             return len(given)
-        case Chat(messages=messages):
-            return weight((messages, given.tools))
+        case ChatMessages(messages=messages):
+            return value_size((messages, given.tools))
         case _:
             return sum(len(part) for part in given if isinstance(part, str))
 
 
-def read_tokens(model: Model, texts: Sequence[str], check: Callable[[], None], *, special: bool) -> list[Encoding]:
-    places = [place("inputs", index, len(texts)) for index in range(len(texts))]
+def tokenize_texts(model: Model, texts: Sequence[str], check: Callable[[], None], *, special: bool) -> list[Encoding]:
+    places = [input_label("inputs", index, len(texts)) for index in range(len(texts))]
     for text, where in zip(texts, places, strict=True):
         if not text:
             raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
         check_characters(model, len(text), where)
-    encodings = list(encoded_texts(model, texts, check, special=special))
+    encodings = list(encode_texts(model, texts, check, special=special))
     for encoding, where in zip(encodings, places, strict=True):
-        check_listed(model, [encoding], where)
+        check_listed_length(model, [encoding], where)
     return encodings
 
 
-def read_prompt(model: Model, prompt: str | Chat, where: str, *, special: bool) -> tuple[str, list[int]]:
-    if isinstance(prompt, Chat):
-        text = rendered(model, prompt, where)
-        parts = encoded_chat(model, text, where)
+def read_prompt(model: Model, prompt: str | ChatMessages, where: str, *, special: bool) -> tuple[str, list[int]]:
+    if isinstance(prompt, ChatMessages):
+        text = render_chat(model, prompt, where)
+        parts = encode_chat(model, text, where)
     else:
         text = prompt
         check_characters(model, len(text), where)
         parts = model.tokenizer.encode_batch([text], special=special, offsets=False)
-    check_listed(model, parts, where)
+    check_listed_length(model, parts, where)
     return model.tokenizer.unquote(text), [id for part in parts for id in part.ids]
 
 
-def check_listed(model: Model, parts: Sequence[Encoding], where: str) -> None:
-    most, length = max(FEWEST, model.max_tokens), sum(map(len, parts))
+def check_listed_length(model: Model, parts: Sequence[Encoding], where: str) -> None:
+    most, length = max(MIN_CHARS, model.max_tokens), sum(map(len, parts))
     if length > most:
         raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
 
 
-def write_texts(model: Model, asked: Decoding, claim: Claim, check: Callable[[], None]) -> list[str]:
+def decode_texts(model: Model, asked: Decoding, claim: MemoryClaim, check: Callable[[], None]) -> list[str]:
     for index, ids in enumerate(asked.rows):
-        known_tokens(model, ids, place(asked.field, index, len(asked.rows)))
+        check_token_ids(model, ids, input_label(asked.field, index, len(asked.rows)))
     counts = Counter(token for ids in asked.rows for token in ids)
     size = sum(count * len(model.tokenizer.piece_bytes(token)) for token, count in counts.items())
     claim_text(claim, size, f"{asked.field}: the text of the tokens", asked.field)
     return [
-        model.tokenizer.decode(ids, skip_special=asked.plain) for some in batched(asked.rows, check) for ids in some
+        model.tokenizer.decode(ids, skip_special=asked.plain)
+        for some in checked_batches(asked.rows, check)
+        for ids in some
     ]
 
 
-def spell_tokens(model: Model, ids: Sequence[int], claim: Claim, field: str) -> list[str]:
+def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: str) -> list[str]:
     """Each token, of the text in `field`, as the vocabulary spells it.  Memory to write them all is claimed first."""
     counts = Counter(ids)
     pieces = {token: model.tokenizer.piece(token) for token in counts}
@@ -290,7 +311,7 @@ def spell_tokens(model: Model, ids: Sequence[int], claim: Claim, field: str) -> 
     return [pieces[token] for token in ids]
 
 
-def claim_text(claim: Claim, size: int, what: str, field: str) -> None:
+def claim_text(claim: MemoryClaim, size: int, what: str, field: str) -> None:
     """Memory for a text of that many bytes that is made and written.  TooLong where no answer has that many."""
     if size > MOST_WRITTEN:
         raise TooLong(f"{what}: {size} bytes, at most {MOST_WRITTEN} are written", param=field)

@@ -10,33 +10,33 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polyhead.models.chat.chat_format import Style
+from polyhead.models.chat.chat_format import ToolCallStyle
 
 SPACE = " \n\r\t"
-SPELLED = r'_\{_(?:"type"_:_"function"_,_)?"name"_:_"([^"\\]*)"_,_"(?:arguments|parameters)"_:_(?=\{)'
-HEAD = re.compile(SPELLED.replace("_", f"[{SPACE}]*"))
-TIGHT_HEADS = [
+HEAD_PATTERN = r'_\{_(?:"type"_:_"function"_,_)?"name"_:_"([^"\\]*)"_,_"(?:arguments|parameters)"_:_(?=\{)'
+HEAD_REGEX = re.compile(HEAD_PATTERN.replace("_", f"[{SPACE}]*"))
+COMPACT_HEADS = [
     f'{{{kind}"name":"%s","{key}":{{' for kind in ("", '"type":"function",') for key in ("arguments", "parameters")
 ]
-LONGEST_HEAD = 1024  # characters in which a name is looked for
+MAX_HEAD = 1024  # characters in which a name is looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningDelta:
     """More of what the model thinks before it answers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextDelta:
     """More of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallStart:
     """A tool is called, the `index`-th of the answer; its arguments follow."""
 
     index: int
@@ -45,23 +45,23 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ArgumentsDelta:
     """More of the JSON object that a tool is called with."""
 
     index: int
     text: str
 
 
-Part = Thought | Words | Call | Arguments
+ChatPart = ReasoningDelta | TextDelta | ToolCallStart | ArgumentsDelta
 
 
-def certain(text: str, tag: str) -> int:
+def certain_length(text: str, tag: str) -> int:
     """How many characters can be shown before it is known whether `tag` follows; space before a tag is part of it."""
     matched = next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
     return len(text[: len(text) - matched].rstrip())
 
 
-class Extent:
+class JsonExtent:
     """Where a JSON object ends that is looked for a bit at a time."""
 
     def __init__(self) -> None:
@@ -85,151 +85,151 @@ class Extent:
         return -1
 
 
-class Calls:
+class ToolCallParser:
     """One answer: text in, words and calls of `tools` out.
 
     `step` is what is done with the text that is held; it says whether there is more to do.  `raw` is what was taken
     for the beginning of a call.
     """
 
-    def __init__(self, style: Style, tools: frozenset[str]) -> None:
+    def __init__(self, style: ToolCallStyle, tools: frozenset[str]) -> None:
         self.style, self.tools = style, tools
-        self.heads = [head % name for head in TIGHT_HEADS for name in tools]
-        self.step: Callable[[], bool] = self.words if style.begin else self.opening
-        self.held = self.raw = ""
-        self.count, self.listing = 0, False
-        self.extent = Extent()
-        self.wanted: list[str] = []
-        self.parts: list[Part] = []
+        self.heads = [head % name for head in COMPACT_HEADS for name in tools]
+        self.step: Callable[[], bool] = self.parse_text if style.begin else self.parse_opening
+        self.pending = self.unparsed = ""
+        self.count, self.is_in_list = 0, False
+        self.extent = JsonExtent()
+        self.endings: list[str] = []
+        self.parts: list[ChatPart] = []
 
     @property
-    def called(self) -> bool:
+    def has_complete_calls(self) -> bool:
         """Tools were called, and the last call is whole."""
-        return self.count > 0 and self.step != self.arguments
+        return self.count > 0 and self.step != self.parse_arguments
 
-    def push(self, text: str) -> list[Part]:
-        self.held += text
-        return self.told()
+    def push(self, text: str) -> list[ChatPart]:
+        self.pending += text
+        return self.take_parts()
 
-    def close(self) -> list[Part]:
+    def close(self) -> list[ChatPart]:
         """What was held back, now that nothing follows: the end of a call that was told needs no words."""
         parts = []
-        while self.step == self.head:
-            self.broken()
-            parts += self.told()
-        if self.step in (self.words, self.opening) and not (self.count and not self.held.strip()):
-            self.say(len(self.held))
+        while self.step == self.parse_head:
+            self.reject_call()
+            parts += self.take_parts()
+        if self.step in (self.parse_text, self.parse_opening) and not (self.count and not self.pending.strip()):
+            self.add_text(len(self.pending))
         return parts + self.parts
 
-    def told(self) -> list[Part]:
+    def take_parts(self) -> list[ChatPart]:
         while self.step():
             pass
         parts, self.parts = self.parts, []
         return parts
 
-    def say(self, count: int) -> None:
+    def add_text(self, count: int) -> None:
         if count:
-            self.parts.append(Words(self.held[:count]))
-            self.held = self.held[count:]
+            self.parts.append(TextDelta(self.pending[:count]))
+            self.pending = self.pending[count:]
 
     # Steps
 
-    def words(self) -> bool:
+    def parse_text(self) -> bool:
         """Words until a call begins."""
-        at = self.held.find(self.style.begin)
+        at = self.pending.find(self.style.begin)
         if at < 0:
-            self.say(certain(self.held, self.style.begin))
+            self.add_text(certain_length(self.pending, self.style.begin))
             return False
-        self.say(len(self.held[:at].rstrip()))
-        return self.begin(self.held.index(self.style.begin) + len(self.style.begin))
+        self.add_text(len(self.pending[:at].rstrip()))
+        return self.begin_call(self.pending.index(self.style.begin) + len(self.style.begin))
 
-    def opening(self) -> bool:
+    def parse_opening(self) -> bool:
         """Where calls are the whole answer, only a bracket may begin one."""
-        start, mark = self.held.lstrip(SPACE), self.style.mark
+        start, mark = self.pending.lstrip(SPACE), self.style.mark
         if mark.startswith(start):
             return False
         start = start.removeprefix(mark).lstrip(SPACE)
         if start.startswith("[") and self.style.listed:
-            self.listing = True
-            return self.begin(len(self.held) - len(start) + 1)
+            self.is_in_list = True
+            return self.begin_call(len(self.pending) - len(start) + 1)
         if start.startswith("{"):
-            return self.begin(len(self.held) - len(start))
-        self.step = self.rest if start else self.step
+            return self.begin_call(len(self.pending) - len(start))
+        self.step = self.parse_rest if start else self.step
         return bool(start)
 
-    def rest(self) -> bool:
+    def parse_rest(self) -> bool:
         """Nothing but words follows."""
-        self.say(len(self.held))
+        self.add_text(len(self.pending))
         return False
 
-    def begin(self, count: int) -> bool:
+    def begin_call(self, count: int) -> bool:
         """So many characters lead to a call."""
-        self.raw, self.held = self.held[:count], self.held[count:]
-        self.step = self.head
+        self.unparsed, self.pending = self.pending[:count], self.pending[count:]
+        self.step = self.parse_head
         return True
 
-    def head(self) -> bool:
+    def parse_head(self) -> bool:
         """Which tool is called, once that is certain."""
-        match = HEAD.match(self.held, 0, LONGEST_HEAD)
+        match = HEAD_REGEX.match(self.pending, 0, MAX_HEAD)
         if match and match[1] in self.tools:
-            self.call(match[1])
-            self.held, self.extent = self.held[match.end() :], Extent()
-            self.step = self.arguments
+            self.add_call(match[1])
+            self.pending, self.extent = self.pending[match.end() :], JsonExtent()
+            self.step = self.parse_arguments
             return True
-        return not self.beginning() and self.broken()
+        return not self.may_become_head() and self.reject_call()
 
-    def beginning(self) -> bool:
+    def may_become_head(self) -> bool:
         """Whether this may still become a head."""
-        tight = re.sub(f"[{SPACE}]", "", self.held)
-        return len(self.held) < LONGEST_HEAD and any(head.startswith(tight) and head != tight for head in self.heads)
+        tight = re.sub(f"[{SPACE}]", "", self.pending)
+        return len(self.pending) < MAX_HEAD and any(head.startswith(tight) and head != tight for head in self.heads)
 
-    def call(self, name: str) -> None:
-        self.parts.append(Call(self.count, f"call_{uuid.uuid4().hex[:24]}", name))
+    def add_call(self, name: str) -> None:
+        self.parts.append(ToolCallStart(self.count, f"call_{uuid.uuid4().hex[:24]}", name))
         self.count += 1
-        self.raw = ""
+        self.unparsed = ""
 
-    def arguments(self) -> bool:
-        end = self.extent.push(self.held)
-        count = end if end >= 0 else len(self.held)
+    def parse_arguments(self) -> bool:
+        end = self.extent.push(self.pending)
+        count = end if end >= 0 else len(self.pending)
         if count:
-            self.parts.append(Arguments(self.count - 1, self.held[:count]))
-        self.held = self.held[count:]
-        return end >= 0 and self.close_with("}", self.style.end)
+            self.parts.append(ArgumentsDelta(self.count - 1, self.pending[:count]))
+        self.pending = self.pending[count:]
+        return end >= 0 and self.expect_endings("}", self.style.end)
 
-    def close_with(self, *wanted: str) -> bool:
-        self.wanted = [each for each in wanted if each]
-        self.step = self.closing
+    def expect_endings(self, *wanted: str) -> bool:
+        self.endings = [each for each in wanted if each]
+        self.step = self.parse_endings
         return True
 
-    def closing(self) -> bool:
+    def parse_endings(self) -> bool:
         """What still belongs to the call."""
-        while self.wanted:
-            start = self.held.lstrip()
-            if start.startswith(self.wanted[0]):
-                self.held = start.removeprefix(self.wanted.pop(0))
-            elif self.wanted[0].startswith(start):
+        while self.endings:
+            start = self.pending.lstrip()
+            if start.startswith(self.endings[0]):
+                self.pending = start.removeprefix(self.endings.pop(0))
+            elif self.endings[0].startswith(start):
                 return False
             else:
-                return self.broken()
-        self.step = self.words if self.style.begin else self.next
+                return self.reject_call()
+        self.step = self.parse_text if self.style.begin else self.parse_next
         return True
 
-    def next(self) -> bool:
+    def parse_next(self) -> bool:
         """Another call, or the end of them, where they are the whole answer."""
-        start, divider = self.held.lstrip(), self.style.between.strip()
+        start, divider = self.pending.lstrip(), self.style.between.strip()
         if not start:
             return False
-        if start.startswith(divider) and (self.listing or not self.style.listed):
-            return self.begin(len(self.held) - len(start) + len(divider))
-        if start[0] != "]" or not self.listing:
-            return self.broken()
-        self.held, self.listing = start[1:], False
+        if start.startswith(divider) and (self.is_in_list or not self.style.listed):
+            return self.begin_call(len(self.pending) - len(start) + len(divider))
+        if start[0] != "]" or not self.is_in_list:
+            return self.reject_call()
+        self.pending, self.is_in_list = start[1:], False
         return True
 
-    def broken(self) -> bool:
+    def reject_call(self) -> bool:
         """It is none; what was told of it remains."""
-        if self.raw:
-            self.parts.append(Words(self.raw))
-        self.raw = ""
-        self.step = self.words if self.style.begin else self.rest
+        if self.unparsed:
+            self.parts.append(TextDelta(self.unparsed))
+        self.unparsed = ""
+        self.step = self.parse_text if self.style.begin else self.parse_rest
         return True

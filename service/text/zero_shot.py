@@ -10,20 +10,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-HOLE = "{}"
+PLACEHOLDER = "{}"
 
 
-def entailment(labels: Sequence[str]) -> int | None:
+def find_entailment_label(labels: Sequence[str]) -> int | None:
     """Which of a classifier's labels says that one text follows from the other, if one does."""
     return next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
 
 
-def hypothesis(template: str, name: str) -> str:
+def fill_hypothesis(template: str, name: str) -> str:
     """The class in the template's hole."""
-    return template.replace(HOLE, name)
+    return template.replace(PLACEHOLDER, name)
 
 
-def probabilities(logits: NDArray[np.float64], entails: int, *, several: bool) -> list[float]:
+def class_probabilities(logits: NDArray[np.float64], entails: int, *, several: bool) -> list[float]:
     """[classes, labels] to one each: together they are 1, or, where `several` may be true, each is between 0 and 1."""
     if several or len(logits) == 1:
         contradicts = -1 if entails == 0 else 0

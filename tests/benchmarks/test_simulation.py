@@ -12,7 +12,7 @@ from benchmarks.simulation.costs import IngressCosts, StepCosts
 from benchmarks.simulation.fleet import Fleet, Plan, named
 from benchmarks.simulation.replica import Limits
 from benchmarks.simulation.traffic import CODE, CONVERSATION, SHARES, Shape, Traffic, Turn, drawn, many, turns_expected
-from polyhead.service.engine.scheduler import Scheduler, Sequence
+from polyhead.service.engine.scheduler import Scheduler, TokenSequence
 
 STEP = StepCosts((0, 1, 8, 64, 512), (0.006, 0.006, 0.01, 0.06, 0.5), 1e-4, 1e-7, 2e-5)
 FREE = IngressCosts(0.0, 0.0, 0.0)
@@ -41,9 +41,9 @@ def test_every_request_ends_once_and_leaves_nothing_behind(policy: str) -> None:
     for replica in fleet.replicas.values():
         replica.scheduler.check()
         assert not replica.busy
-        assert not replica.scheduler.blocks.used
+        assert not replica.scheduler.blocks.used_count
     for ingress in fleet.ingresses:
-        assert all(one.queued == one.elsewhere and not one.open for one in ingress.candidates)
+        assert all(one.queued_tokens == one.queued_by_others and not one.open_requests for one in ingress.candidates)
 
 
 def test_a_run_is_known_by_its_seed() -> None:
@@ -119,9 +119,9 @@ def test_blocks_are_named_as_the_scheduler_names_them() -> None:
     tokens = list(range(100))
     fleet = Fleet(planned(1, 0))
     scheduler: Scheduler = next(iter(fleet.replicas.values())).scheduler
-    scheduler.add(sequence := Sequence(tokens))
+    scheduler.add(sequence := TokenSequence(tokens))
     scheduler.commit(scheduler.schedule().chunks)
-    assert tuple(sequence.keys) == named(tokens, 16)
+    assert tuple(sequence.block_keys) == named(tokens, 16)
 
 
 def test_costs_that_were_measured_are_a_machines() -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from polyhead.service.engine import pause_detector as pulse
-from polyhead.service.engine.pause_detector import Pulse
+from polyhead.service.engine.pause_detector import PauseDetector
 from tests.support.faults import Fault
 from tests.support.processes import Faulted, Process
 
@@ -52,7 +52,7 @@ def launched() -> Iterator[Callable[..., Process]]:
 def test_a_pause_of_the_process_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(pulse, "perf_counter", lambda: now)
-    seen = Pulse()
+    seen = PauseDetector()
     now = 101.5
     assert seen.paused_since(99) == 0, "a late beat is no pause"
     now = 162.5
@@ -60,7 +60,7 @@ def test_a_pause_of_the_process_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen.paused_since(163) == 0, "what was begun afterwards was not paused"
     for _ in range(60):
         now += 1
-        seen._look()
+        seen._check()
     assert seen.paused_since(99) == 60, "a step that hangs is no pause"
 
 

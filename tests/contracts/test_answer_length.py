@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from polyhead.service.core.model import Customs
-from polyhead.service.core.request import Beams, Generate, Sampling
+from polyhead.service.core.model import GenerationDefaults
+from polyhead.service.core.request import BeamSearchOptions, Generate, Sampling
 from tests.support.scripted import Registry, application, ask, echo, model
 
 CONTEXT, CUSTOM = 64, 9
@@ -32,7 +32,9 @@ CALLS: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.fixture
 def registry(tiny_generator: Path) -> Registry:
-    customs = Customs(opening=(1,), most=CUSTOM, sampling=Sampling(temperature=0), beams=Beams(1))
+    customs = GenerationDefaults(
+        decoder_prompt=(1,), max_tokens=CUSTOM, sampling=Sampling(temperature=0), beams=BeamSearchOptions(1)
+    )
     writer = model(tiny_generator, "writer", "generate", max_tokens=CONTEXT, customs=customs)
     return Registry([model(tiny_generator, "talker", "generate", max_tokens=CONTEXT), writer], echo)
 

@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 from huggingface_hub import InferenceClient
 
-from polyhead.service.text.answer_spans import Asking
+from polyhead.service.text.answer_spans import SpanOptions
 from tests.service.text.test_answer_spans import CONTEXT, EPSILON, QUESTION, Case, expected
 from tests.support import checkpoints
 from tests.support.processes import Process
@@ -129,7 +129,7 @@ def test_question_answering(
     whole_words: bool,
     size: tuple[int, int],
 ) -> None:
-    asking = Asking(top_k=top_k, most_tokens=5, impossible=impossible, whole_words=whole_words)
+    asking = SpanOptions(top_k=top_k, max_tokens=5, allows_no_answer=impossible, whole_words=whole_words)
     wanted = expected(asking, *Case(folders["reader"], None).windows(*size))
     cut = {"max_seq_len": size[0], "doc_stride": size[1]} if size[1] else {}
     found = client.question_answering(

@@ -7,13 +7,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyhead.models.checkpoint import describe as described
+from polyhead.models.checkpoint import describe_source as described
 from polyhead.models.checkpoint import hub
-from polyhead.models.checkpoint.source_policy import Reach
+from polyhead.models.checkpoint.source_policy import SourcePolicy
 from polyhead.models.core.errors import CheckpointError
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.names import is_name
-from polyhead.service.runtime.loader import known
+from polyhead.service.runtime.loader import known_sources
 from tests.service.api.operations.test_admin import Client, serving
 from tests.support.hostile import Watch, describe
 
@@ -91,14 +91,14 @@ def test_an_adapter_inside_does_not_bring_in_a_base_outside(root: Path) -> None:
         adapter.mkdir()
         describe(adapter, "adapter_config.json", peft_type="LORA", base_model_name_or_path=name)
         with pytest.raises(CheckpointError, match="lies outside"):
-            described("adapter", Reach(root))
+            described("adapter", SourcePolicy(root))
 
 
 def test_who_may_not_look_does_not_learn_what_is_there(root: Path) -> None:
     said = set()
     for name in ("the-outside-file", "nothing-at-all", "the-outside-file/config.json"):
         with pytest.raises(CheckpointError) as raised:
-            Reach(root).place(f"../{name}")
+            SourcePolicy(root).locate(f"../{name}")
         said.add(str(raised.value).replace(name, ""))
     assert len(said) == 1
 
@@ -152,4 +152,9 @@ def test_names_in_an_address_are_no_paths(root: Path) -> None:
 
 def test_what_the_settings_name_may_lie_anywhere_and_so_may_what_is_merged_there() -> None:
     settings = Settings(models={"a": "/far/model+/farther/adapter", "b": "/far/c++/model"})
-    assert known(settings) >= {"/far/model+/farther/adapter", "/far/model", "/farther/adapter", "/far/c++/model"}
+    assert known_sources(settings) >= {
+        "/far/model+/farther/adapter",
+        "/far/model",
+        "/farther/adapter",
+        "/far/c++/model",
+    }

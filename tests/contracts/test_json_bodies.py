@@ -13,14 +13,14 @@ import pytest
 from polyhead.service.api.dialects.openai import chat_messages
 from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.shared import json_body as body
-from polyhead.service.api.shared.json_body import members, read, value_of
+from polyhead.service.api.shared.json_body import count_members, parse_body, parse_json
 from polyhead.service.core.errors import BadRequest
 from tests.support.scripted import Registry, application, ask, echo, model
 
 
 def complaint(content: bytes) -> str:
     with pytest.raises(BadRequest) as caught:
-        read(content)
+        parse_json(content)
     return caught.value.message
 
 
@@ -83,31 +83,31 @@ def test_refused(content: bytes, says: str) -> None:
     ],
 )
 def test_taken_as_it_is(content: bytes) -> None:
-    assert read(content) == json.loads(content)
+    assert parse_json(content) == json.loads(content)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 20])
 def test_what_is_looked_for_is_found_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(body, "SLICE", size)
+    monkeypatch.setattr(body, "SCAN_BYTES", size)
     assert "does not fit" in complaint(b'{"a\\\\":"\\"1","b":[1, 18446744073709551616]}')
     assert "the key 'a\"' twice" in complaint(b'{"a\\"": 1, "b": ":", "a\\"": 1}')
-    assert read(b'["1234567890", 1234567890, 1234567890, "123456789012345678901"]')[1] == 1234567890
+    assert parse_json(b'["1234567890", 1234567890, 1234567890, "123456789012345678901"]')[1] == 1234567890
 
 
 def test_members_are_those_of_all_objects() -> None:
     value: Any = {"a": {"b": 1, "c": [{"d": {}}, [{"e": 1}]]}}
-    assert members(value, 100) == 5
-    assert members(value, 1) == 1, "no need to look further"
+    assert count_members(value, 100) == 5
+    assert count_members(value, 1) == 1, "no need to look further"
 
 
 def test_any_size_is_read_alike() -> None:
     """The large ones beside the event loop."""
-    padding = b'"x": "%s", ' % (b"y" * 2 * body.SLICE)
+    padding = b'"x": "%s", ' % (b"y" * 2 * body.SCAN_BYTES)
     for content in (b'{%s"a": [1], "b": 2}', b'{%s"a": 1, "a": 2}', b'{%s"a": 99999999999999999999}'):
         outcomes = []
         for size in (b"", padding):
             try:
-                value = asyncio.run(value_of(content % size))
+                value = asyncio.run(parse_body(content % size))
                 value.pop("x", None)
                 outcomes.append(value)
             except BadRequest as error:
@@ -116,7 +116,7 @@ def test_any_size_is_read_alike() -> None:
 
 
 def test_a_body_in_pieces_is_one_value() -> None:
-    assert read(bytearray(b'{"a": [1, 2]}')) == {"a": [1, 2]}
+    assert parse_json(bytearray(b'{"a": [1, 2]}')) == {"a": [1, 2]}
 
 
 PATHS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyhead.service.api.shared.encoding_calls import STEPS
+from polyhead.service.api.shared.encoding_calls import STEPS_AHEAD
 from polyhead.service.config.settings import Settings
 from tests.support.processes import Process
 
@@ -46,7 +46,7 @@ def test_others_are_answered_while_ten_thousand_texts_are(server: Process) -> No
     assert answers[0].status_code == 200, answers[0].text[:200]
     assert len(answers[0].json()) == COUNT
     assert beside >= 5, "others waited for all of them"
-    assert 0 < most <= STEPS * Settings().encoder_step_tokens, "no more of them are with the engine at a time"
+    assert 0 < most <= STEPS_AHEAD * Settings().encoder_step_tokens, "no more of them are with the engine at a time"
 
 
 def test_lines_come_before_all_is_known(server: Process) -> None:

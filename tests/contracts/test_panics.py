@@ -14,16 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.parallel import Ask
+from polyhead.models.parallel import StepCommand
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
-from polyhead.models.tokenizer.panics import failed, followed
+from polyhead.models.tokenizer.panics import run_library, text_failure
 from polyhead.service.cli.main import app
-from polyhead.service.concurrency.outcome import aside, attempt, on_thread
+from polyhead.service.concurrency.outcome import attempt, run_on_daemon_thread, run_on_thread
 from polyhead.service.core.errors import PolyheadError
-from polyhead.service.engine.batch_sampling import masks
+from polyhead.service.engine.batch_sampling import build_masks
 from polyhead.service.metrics import Metrics
 from polyhead.service.runtime import follower, loader
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 from tests.service.runtime.test_registry import serving
@@ -59,7 +59,7 @@ def test_a_tokenizer_on_which_the_library_panics_is_refused(panicking: Path) -> 
 
 def test_one_that_a_replica_tells_of_is_refused_too(panicking: Path) -> None:
     with pytest.raises(CheckpointError, match="the tokenizers library fails on the tokenizer: "):
-        Tokenizer.of((panicking / "tokenizer.json").read_text("utf-8"), *[""] * 5)
+        Tokenizer.from_parts((panicking / "tokenizer.json").read_text("utf-8"), *[""] * 5)
 
 
 class Panicking:
@@ -85,12 +85,12 @@ def test_a_check_of_it_says_so(panicking: Path, tiny_classifier: Path) -> None:
 
 
 def test_a_server_has_the_others(panicking: Path, tiny_classifier: Path) -> None:
-    async def act(registry: Registry) -> None:
+    async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
         states = registry.states()
         assert states["sick"].phase == "broken"
-        assert "the tokenizers library fails" in states["sick"].why
+        assert "the tokenizers library fails" in states["sick"].reason
         assert states["well"].phase == "ready"
 
     serving({"sick": panicking, "well": tiny_classifier}, act)
@@ -119,7 +119,7 @@ def test_a_panic_over_a_request_s_text_is_that_request_s_error(
             def encode_batch(self: Tokenizer, texts: Sequence[str], **options: Any) -> Any:
                 threads.add(threading.current_thread().name)
                 if "panic" in texts[0]:
-                    return followed(panic, failed)
+                    return run_library(panic, text_failure)
                 return panic() if "raw" in texts[0] else real(self, texts, **options)
 
             monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
@@ -147,10 +147,10 @@ def test_what_a_thread_raises_comes_back_as_an_exception() -> None:
                 def fail(raised: BaseException = raised) -> None:
                     raise raised
 
-                for hand in (on_thread(fail), on_thread(fail, pool), aside(fail)):
+                for hand in (run_on_thread(fail), run_on_thread(fail, pool), run_on_daemon_thread(fail)):
                     with pytest.raises((PolyheadError, ValueError, RuntimeError)):
                         await asyncio.wait_for(hand, PATIENCE_S)
-            assert await on_thread(lambda: 5, pool) == 5
+            assert await run_on_thread(lambda: 5, pool) == 5
 
     asyncio.run(run())
 
@@ -165,7 +165,7 @@ def test_what_ends_the_process_goes_through(kind: type[BaseException]) -> None:
 
 
 def test_a_panic_on_the_engine_s_thread_is_that_call_s_error() -> None:
-    async def act(registry: Registry) -> None:
+    async def act(registry: ModelRegistry) -> None:
         engine = registry._engine
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(PolyheadError, match="index out of bounds"):
@@ -184,26 +184,26 @@ def test_a_panic_while_a_model_is_described_or_read_breaks_that_model(
     def stages(source: str, *rest: Any, **options: Any) -> Any:
         return panic() if source == str(tiny_ranker) else real(source, *rest, **options)
 
-    async def act(registry: Registry) -> None:
+    async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
         assert [state.phase for state in registry.states().values()] == ["broken", "ready"]
-        assert "a library failed: PanicException: index out of bounds" in registry.states()["sick"].why
+        assert "a library failed: PanicException: index out of bounds" in registry.states()["sick"].reason
 
     monkeypatch.setattr(loader.checkpoint, stage, stages)
     serving({"sick": tiny_ranker, "well": tiny_classifier}, act)
 
 
 def test_a_panic_while_an_explanation_s_network_is_read(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(registry: Registry) -> None:
+    async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
             model = registry.models()[0]
             with monkeypatch.context() as patched:
-                patched.setattr(loader.checkpoint, "describe", panic)
+                patched.setattr(loader.checkpoint, "describe_source", panic)
                 with pytest.raises(PolyheadError, match="a library failed"):
-                    await registry.watch(model)
-            assert await registry.watch(model)
+                    await registry.load_explainer(model)
+            assert await registry.load_explainer(model)
 
     serving({"judge": tiny_classifier}, act)
 
@@ -211,7 +211,7 @@ def test_a_panic_while_an_explanation_s_network_is_read(tiny_classifier: Path, m
 def test_a_panic_over_one_mask_fails_that_answer_alone() -> None:
     walks = [SimpleNamespace(fill=lambda _: True), SimpleNamespace(fill=panic)]
     talks: list[Any] = [Talked(walk) for walk in walks]
-    made = masks(talks, 40)
+    made = build_masks(talks, 40)
     assert list(made.row_of) == talks[:1]
     assert "a library failed" in str(made.failed[talks[1]])
 
@@ -223,22 +223,22 @@ class Talked:
 
 def test_a_panic_over_a_share_is_told_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
-    words: list[list[Any]] = [[Ask.LOAD, 1], [Ask.READY, 1]]
+    words: list[list[Any]] = [[StepCommand.LOAD, 1], [StepCommand.READY, 1]]
     group = SimpleNamespace(hear=lambda: words.pop(0), confirm=told.append, share=SimpleNamespace(rank=1))
-    monkeypatch.setattr(follower, "joined", panic)
-    monkeypatch.setattr(follower.Asked, "of", lambda _: None)
-    following = follower.Following(group)  # type: ignore[arg-type]
-    following.next()
-    following.next()
+    monkeypatch.setattr(follower, "load_share", panic)
+    monkeypatch.setattr(follower.ShareRequest, "decode", lambda _: None)
+    following = follower.FollowerLoop(group)  # type: ignore[arg-type]
+    following.handle_message()
+    following.handle_message()
     assert told == [False]
-    following._reading.shutdown()
+    following._read_pool.shutdown()
 
 
 def test_a_panic_over_the_metrics_page(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics({})
-    monkeypatch.setattr(metrics._series, "page", panic)
+    monkeypatch.setattr(metrics._series, "render", panic)
     with pytest.raises(PolyheadError, match="a library failed"):
-        asyncio.run(metrics.written(""))
+        asyncio.run(metrics.render_on_thread(""))
 
 
 def test_no_thread_is_given_work_by_another_way() -> None:

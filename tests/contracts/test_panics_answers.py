@@ -10,11 +10,11 @@ import orjson
 import pytest
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.models.tokenizer.panics import failed, followed
-from polyhead.models.tokenizer.token_text import Spelling, TokenStream
+from polyhead.models.tokenizer.panics import run_library, text_failure
+from polyhead.models.tokenizer.token_text import TokenSpelling, TokenStream
 from polyhead.service.api.dialects.openai import routes as openai
 from polyhead.service.core.request import Generate
-from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.structured import guide_compiler as guides
 from tests.contracts.test_panics import PATIENCE_S, PanicException, panic
 from tests.service.api.operations.test_admin import Client
@@ -32,7 +32,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "tgi": ("/models/chat/generate", {"inputs": "The fox", "parameters": {"max_new_tokens": 4}}),
     "hf": ("/models/chat", {"inputs": "The fox", "parameters": {"max_new_tokens": 4}}),
 }
-PANICS: dict[str, Callable[..., Any]] = {"told": lambda *_: followed(panic, failed), "raw": panic}
+PANICS: dict[str, Callable[..., Any]] = {"told": lambda *_: run_library(panic, text_failure), "raw": panic}
 
 
 async def settled(client: Client) -> None:
@@ -94,17 +94,17 @@ def test_a_panic_while_an_answer_becomes_text_is_that_answer_s_error(
 
 
 def test_others_are_answered_meanwhile(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Spelling.spell
+    real = TokenSpelling.token_bytes
 
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             fine = await client.says("chat", 20)
             [token, *_] = (await client.ask("POST", "/tokenize", {"inputs": ODD})).json()[0]
 
-            def spell(self: Spelling, id: int, *, first: bool = False) -> bytes:
+            def spell(self: TokenSpelling, id: int, *, first: bool = False) -> bytes:
                 return panic() if id == token["id"] else real(self, id, first=first)
 
-            monkeypatch.setattr(Spelling, "spell", spell)
+            monkeypatch.setattr(TokenSpelling, "token_bytes", spell)
             odd = ASKED | {"logit_bias": {str(token["id"]): 100}, "stream": True}
             answers = await asyncio.gather(
                 client.says("chat", 20), client.ask("POST", "/v1/completions", odd), client.says("chat", 20)
@@ -135,13 +135,13 @@ def test_a_panic_of_the_guide_s_library_is_that_answer_s_error(
         def deep_copy(self) -> Any:
             return panic() if method == "begin" else Panicking(self._matcher.deep_copy())
 
-    real = guides.Compiled.__init__
+    real = guides.CompiledGuide.__init__
 
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             with monkeypatch.context() as patched:
                 patched.setattr(
-                    guides.Compiled, "__init__", lambda self, matcher, asked: real(self, Panicking(matcher), asked)
+                    guides.CompiledGuide, "__init__", lambda self, matcher, asked: real(self, Panicking(matcher), asked)
                 )
                 answers = await asyncio.gather(
                     client.ask("POST", "/v1/completions", ASKED | {"guided_regex": "[a-z]{40}"}), client.says("chat", 9)
@@ -155,9 +155,9 @@ def test_a_panic_of_the_guide_s_library_is_that_answer_s_error(
 
 def test_a_request_that_a_worker_cannot_take_is_told_so(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that come with it are taken."""
-    real = Generator.submit
+    real = GeneratorWorker.submit
 
-    def submit(self: Generator, ticket: Any) -> None:
+    def submit(self: GeneratorWorker, ticket: Any) -> None:
         assert isinstance(ticket.request, Generate)
         if ticket.request.max_tokens == 3:
             raise PanicException("as it is begun")
@@ -166,7 +166,7 @@ def test_a_request_that_a_worker_cannot_take_is_told_so(tiny_generator: Path, mo
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             with monkeypatch.context() as patched:
-                patched.setattr(Generator, "submit", submit)
+                patched.setattr(GeneratorWorker, "submit", submit)
                 answers = await asyncio.gather(client.says("chat", 3), client.says("chat", 4))
             assert [answer.status_code for answer in answers] == [500, 200]
             assert "a library failed: PanicException: as it is begun" in answers[0].text
@@ -194,7 +194,7 @@ def test_a_tokenizer_that_fails_outside_its_threads_says_so(
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             with monkeypatch.context() as patched:
-                patched.setattr(Tokenizer, "is_special", lambda *_: followed(panic, failed))
+                patched.setattr(Tokenizer, "is_special", lambda *_: run_library(panic, text_failure))
                 asked = {"inputs": "The fox", "parameters": {"max_new_tokens": 4, "details": True}}
                 answer = await client.ask("POST", "/models/chat/generate", asked)
             assert answer.status_code >= 424

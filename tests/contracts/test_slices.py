@@ -16,29 +16,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.app_state import Server, slices_of
-from polyhead.service.api.access.request_context import Visit
-from polyhead.service.api.shared.streaming import NUMBERS, dumps_sliced
-from polyhead.service.concurrency.time_slices import SLICE, run_sliced, sliced, spaced
+from polyhead.service.api.access.app_state import AppState, split_requests
+from polyhead.service.api.access.request_context import RequestContext
+from polyhead.service.api.shared.streaming import NUMPY_OPTION, dumps_sliced
+from polyhead.service.concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices, split_in_slices
 from polyhead.service.core.errors import Expired, Overloaded, Unavailable
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import UNCONDITIONAL, Request, Sampling, Terms
+from polyhead.service.core.request import DEFAULT_TERMS, Request, Sampling, Terms
 from polyhead.service.engine import engine as engine_module
 from polyhead.service.engine.engine import Engine
-from polyhead.service.engine.event_stream import Link, Stream
-from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.event_stream import Stream, StreamContext
+from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.text import tokenization as text_module
-from polyhead.service.text.detokenizer import Transcript
-from polyhead.service.text.inputs import BATCH, Reading, read_inputs
-from polyhead.service.text.prompts import Continuation, read_prompts
-from polyhead.service.text.tokenization import Job
+from polyhead.service.text.detokenizer import Detokenizer
+from polyhead.service.text.encoder_inputs import TEXTS_PER_CHECK, EncodingRequest, read_inputs
+from polyhead.service.text.prompts import GenerationRequest, read_prompts
+from polyhead.service.text.tokenization import TokenizerJob
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 from tests.support.engine_fakes import generate
 from tests.support.scripted import WAIT, Connection, Registry, Source, application, echo, until
 from tests.support.scripted import model as scripted_model
 
-MANY = 5 * SLICE + 17
+MANY = 5 * SLICE_SIZE + 17
 IDS = [5, 6, 7]
 
 
@@ -71,7 +71,7 @@ def beats(monkeypatch: pytest.MonkeyPatch) -> Beats:
     for what, owner, name in (
         ("submitted", Stream, "start"),
         ("ended", Stream, "_end"),
-        ("begun", Transcript, "__init__"),
+        ("begun", Detokenizer, "__init__"),
     ):
         monkeypatch.setattr(owner, name, found.count(what, getattr(owner, name)))
     return found
@@ -95,14 +95,14 @@ def test_no_turn_of_the_loop_has_more_than_a_slice(
 
     served(act, {"chat": tiny_generator, "embed": tiny_embedder})
     assert beats.total["submitted"] == beats.total["ended"] == MANY
-    assert max(beats.most["submitted"], beats.most["begun"]) <= SLICE
+    assert max(beats.most["submitted"], beats.most["begun"]) <= SLICE_SIZE
 
 
 def test_a_call_whose_client_leaves_is_given_up_in_slices(
     beats: Beats, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(client: Client) -> None:
-        monkeypatch.setattr(Engine, "_turn", lambda self: False)  # nothing is computed meanwhile
+        monkeypatch.setattr(Engine, "_run_step", lambda self: False)  # nothing is computed meanwhile
         beats.beat()
         body = {"model": "chat", "prompt": [IDS] * MANY, "max_tokens": 1}
         asked = asyncio.create_task(client.ask("POST", "/v1/completions", body))
@@ -113,12 +113,12 @@ def test_a_call_whose_client_leaves_is_given_up_in_slices(
         assert float(await client.metric("polyhead_tokens_in_flight")) == 0
 
     served(act, {"chat": tiny_generator})
-    assert max(beats.most.values()) <= SLICE
+    assert max(beats.most.values()) <= SLICE_SIZE
 
 
 def test_the_engine_takes_a_slice_between_two_steps(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = [0]
-    turn, submit = Engine._turn, Generator.submit
+    turn, submit = Engine._run_step, GeneratorWorker.submit
 
     def turned(self: Engine) -> bool:
         taken.append(0)
@@ -132,15 +132,15 @@ def test_the_engine_takes_a_slice_between_two_steps(tiny_generator: Path, monkey
         return note
 
     async def act(client: Client) -> None:
-        monkeypatch.setattr(Engine, "_turn", turned)
-        monkeypatch.setattr(Generator, "submit", noted(submit))
+        monkeypatch.setattr(Engine, "_run_step", turned)
+        monkeypatch.setattr(GeneratorWorker, "submit", noted(submit))
         body = {"model": "chat", "prompt": [IDS] * MANY, "max_tokens": 200, "ignore_eos": True}
         asked = asyncio.create_task(client.ask("POST", "/v1/completions", body))
         await until(lambda: sum(taken) >= MANY, 60)
         asked.cancel()
 
     served(act, {"chat": tiny_generator})
-    assert max(taken) <= engine_module.SENT + SLICE
+    assert max(taken) <= engine_module.INBOX_LIMIT + SLICE_SIZE
 
 
 # Deadlines, while texts are made tokens
@@ -163,44 +163,50 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 def test_prompts_are_tokenised_until_the_deadline(clock: SimpleNamespace, tiny_generator: Path) -> None:
-    talker, job = scripted_model(tiny_generator, "talker", "generate"), Job("prompt", 0, Terms(deadline=5.0))
+    talker, job = scripted_model(tiny_generator, "talker", "generate"), TokenizerJob("prompt", 0, Terms(deadline=5.0))
     clock.seconds = clock.texts = 0
-    many = Continuation(field="prompt", prompts=("a fox",) * MANY, sampling=Sampling())
+    many = GenerationRequest(field="prompt", prompts=("a fox",) * MANY, sampling=Sampling())
     with pytest.raises(Expired, match="while the text was being made tokens"):
-        read_prompts(talker, many, "call", UNCONDITIONAL, job.check)
+        read_prompts(talker, many, "call", DEFAULT_TERMS, job.check)
     assert clock.texts == 5
 
 
 def test_texts_are_tokenised_until_the_deadline(clock: SimpleNamespace, tiny_embedder: Path) -> None:
-    embedder, job = scripted_model(tiny_embedder, "embedder", "embed"), Job("input", 0, Terms(deadline=5.0))
+    embedder, job = scripted_model(tiny_embedder, "embedder", "embed"), TokenizerJob("input", 0, Terms(deadline=5.0))
     clock.seconds = clock.texts = 0
     with pytest.raises(Expired):
-        read_inputs(embedder, Reading(field="input", inputs=("a fox",) * MANY), "call", UNCONDITIONAL, job.check)
-    assert clock.texts == 5 * BATCH
+        read_inputs(
+            embedder, EncodingRequest(field="input", inputs=("a fox",) * MANY), "call", DEFAULT_TERMS, job.check
+        )
+    assert clock.texts == 5 * TEXTS_PER_CHECK
 
 
 def test_nothing_is_tokenised_for_a_client_that_has_left(clock: SimpleNamespace, tiny_generator: Path) -> None:
-    talker, job = scripted_model(tiny_generator, "talker", "generate"), Job("prompt", 0, UNCONDITIONAL)
+    talker, job = scripted_model(tiny_generator, "talker", "generate"), TokenizerJob("prompt", 0, DEFAULT_TERMS)
     clock.seconds = clock.texts = 0
     prompts = ("a fox",) * MANY
 
     def check() -> None:
-        job.given_up = clock.texts == 7
+        job.is_abandoned = clock.texts == 7
         job.check()
 
     with pytest.raises(Expired):
         read_prompts(
-            talker, Continuation(field="prompt", prompts=prompts, sampling=Sampling()), "call", UNCONDITIONAL, check
+            talker,
+            GenerationRequest(field="prompt", prompts=prompts, sampling=Sampling()),
+            "call",
+            DEFAULT_TERMS,
+            check,
         )
     assert clock.texts == 7
 
 
 def test_a_client_that_leaves_stops_the_tokenizer(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in its own thread, in the middle of a call."""
-    jobs: list[Job] = []
-    real, talker = Job.__init__, scripted_model(tiny_generator, "talker", "generate")
+    jobs: list[TokenizerJob] = []
+    real, talker = TokenizerJob.__init__, scripted_model(tiny_generator, "talker", "generate")
 
-    def noted(self: Job, *given: Any, **named: Any) -> None:
+    def noted(self: TokenizerJob, *given: Any, **named: Any) -> None:
         real(self, *given, **named)
         jobs.append(self)
 
@@ -210,11 +216,11 @@ def test_a_client_that_leaves_stops_the_tokenizer(tiny_generator: Path, monkeypa
 
         def encode_batch(self: Tokenizer, texts: Sequence[Any], **options: Any) -> Any:
             loop.call_soon_threadsafe(begun.set)
-            while not jobs[0].given_up:
+            while not jobs[0].is_abandoned:
                 pass
             return encode(self, texts, **options)
 
-        monkeypatch.setattr(Job, "__init__", noted)
+        monkeypatch.setattr(TokenizerJob, "__init__", noted)
         monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
         registry = Registry([talker], echo)
         connection = Connection("/v1/completions", orjson.dumps({"model": "talker", "prompt": ["a fox"] * 9}))
@@ -225,7 +231,7 @@ def test_a_client_that_leaves_stops_the_tokenizer(tiny_generator: Path, monkeypa
         assert not registry.requests
 
     asyncio.run(run())
-    assert jobs[0].given_up
+    assert jobs[0].is_abandoned
 
 
 # All of one call, or none
@@ -248,10 +254,10 @@ def asked(count: int) -> list[Request]:
     return [replace(generate(IDS), id=f"call-{number}") for number in range(count)]
 
 
-def submitted(registry: Registry, visit: Visit, **settings: Any) -> tuple[Server, Any]:
-    server = cast(Server, application(registry, **settings).state.server)
+def submitted(registry: Registry, visit: RequestContext, **settings: Any) -> tuple[AppState, Any]:
+    server = cast(AppState, application(registry, **settings).state.server)
     [talker] = registry.models()
-    return server, server.submit_call(visit, talker, asked(MANY))
+    return server, server.submit_in_slices(visit, talker, asked(MANY))
 
 
 @pytest.fixture
@@ -261,36 +267,36 @@ def talker(tiny_generator: Path) -> Model:
 
 def test_where_a_later_slice_is_refused_the_earlier_are_aborted(talker: Model) -> None:
     async def run() -> None:
-        registry = Refusing(talker, 3 * SLICE)
-        server, call = submitted(registry, Visit("id"))
+        registry = Refusing(talker, 3 * SLICE_SIZE)
+        server, call = submitted(registry, RequestContext("id"))
         with pytest.raises(Unavailable):
             await call
         await until(lambda: all(source.aborted for source in registry.sources))
-        assert len(registry.sources) == 3 * SLICE
-        assert server.admission._all.reserved == 0
+        assert len(registry.sources) == 3 * SLICE_SIZE
+        assert server.admission._total.reserved_tokens == 0
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("why", ["deadline", "left"])
 def test_a_deadline_or_a_client_that_leaves_ends_the_submitting(talker: Model, why: str) -> None:
-    class Hurried(Visit):
+    class Hurried(RequestContext):
         def hurry(self) -> None:
-            if why == "deadline" and len(registry.requests) >= 2 * SLICE:
-                raise self.late()
+            if why == "deadline" and len(registry.requests) >= 2 * SLICE_SIZE:
+                raise self.deadline_error()
 
     async def run() -> None:
         server, call = submitted(registry, Hurried("id"))
         task = asyncio.create_task(call)
         if why == "left":
-            while len(registry.requests) < 2 * SLICE:
+            while len(registry.requests) < 2 * SLICE_SIZE:
                 await asyncio.sleep(0)
             task.cancel()
         with pytest.raises(Expired if why == "deadline" else asyncio.CancelledError):
             await task
         await until(lambda: all(source.aborted for source in registry.sources))
-        assert 2 * SLICE <= len(registry.sources) < MANY
-        assert server.admission._all.reserved == 0
+        assert 2 * SLICE_SIZE <= len(registry.sources) < MANY
+        assert server.admission._total.reserved_tokens == 0
 
     registry = Registry([talker], lambda *_: [WAIT])
     asyncio.run(run())
@@ -299,14 +305,14 @@ def test_a_deadline_or_a_client_that_leaves_ends_the_submitting(talker: Model, w
 def test_the_room_of_a_call_is_its_own_while_it_is_submitted(talker: Model) -> None:
     async def run() -> None:
         registry = Registry([talker], lambda *_: [WAIT])
-        server, call = submitted(registry, Visit("id"), max_tokens_in_flight=MANY * len(IDS))
+        server, call = submitted(registry, RequestContext("id"), max_tokens_in_flight=MANY * len(IDS))
         task = asyncio.create_task(call)
         while not registry.requests:
             await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            server.submit(Visit("other"), talker, asked(2 * SLICE))
+            server.submit(RequestContext("other"), talker, asked(2 * SLICE_SIZE))
         assert len(await task) == MANY
-        assert server.admission._all.reserved == 0
+        assert server.admission._total.reserved_tokens == 0
 
     asyncio.run(run())
 
@@ -314,7 +320,7 @@ def test_the_room_of_a_call_is_its_own_while_it_is_submitted(talker: Model) -> N
 def test_a_call_without_room_is_refused_whole(talker: Model) -> None:
     async def run() -> None:
         registry = Registry([talker], lambda *_: [WAIT])
-        server, call = submitted(registry, Visit("id"), max_tokens_in_flight=MANY)
+        server, call = submitted(registry, RequestContext("id"), max_tokens_in_flight=MANY)
         cast(Any, server.engine).tokens = 1
         with pytest.raises(Overloaded):
             await call
@@ -326,9 +332,9 @@ def test_a_call_without_room_is_refused_whole(talker: Model) -> None:
 def test_a_group_is_submitted_at_once() -> None:
     groups = [f"g{number // 3}" if number % 9 < 6 else "" for number in range(MANY)]
     requests = [replace(one, group=group) for one, group in zip(asked(MANY), groups, strict=True)]
-    slices = [list(some) for some in slices_of(requests)]
+    slices = [list(some) for some in split_requests(requests)]
     assert [request for some in slices for request in some] == requests
-    assert all(SLICE <= len(some) < SLICE + 3 for some in slices[:-1])
+    assert all(SLICE_SIZE <= len(some) < SLICE_SIZE + 3 for some in slices[:-1])
     ends = [(some[-1].group, after[0].group) for some, after in pairwise(slices)]
     assert all(last != first or not last for last, first in ends)
 
@@ -336,8 +342,8 @@ def test_a_group_is_submitted_at_once() -> None:
 # The pieces
 
 
-def link() -> Link:
-    return Link("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+def link() -> StreamContext:
+    return StreamContext("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
 
 
 def test_streams_of_one_deadline_have_one_timer() -> None:
@@ -348,27 +354,27 @@ def test_streams_of_one_deadline_have_one_timer() -> None:
         endless = Stream(generate(IDS), one)
         for stream in (*streams, endless):
             stream.start()
-        assert len(one.alarms) == 1
+        assert len(one.timers) == 1
         streams[0].close()
-        while any(stream.open for stream in streams):
+        while any(stream.is_open for stream in streams):
             await asyncio.sleep(0)
-            ends.append(sum(not stream.open for stream in streams))
-        assert max(after - before for before, after in pairwise(ends)) <= SLICE
-        assert endless.open
-        assert len(one.alarms) == 0
+            ends.append(sum(not stream.is_open for stream in streams))
+        assert max(after - before for before, after in pairwise(ends)) <= SLICE_SIZE
+        assert endless.is_open
+        assert len(one.timers) == 0
         streams[0].start()  # it has ended, and is watched no more
-        assert len(one.alarms) == 0
+        assert len(one.timers) == 0
 
     asyncio.run(run())
 
 
 def test_slices() -> None:
-    assert [list(some) for some in sliced([1, 2, 3, 4, 5], 2)] == [[1, 2], [3, 4], [5]]
+    assert [list(some) for some in split_in_slices([1, 2, 3, 4, 5], 2)] == [[1, 2], [3, 4], [5]]
     done: list[int] = []
 
     async def run() -> None:
-        assert [item async for item in spaced(range(7), 3)] == list(range(7))
-        run_sliced(done.append, range(7), 3)
+        assert [item async for item in iterate_in_slices(range(7), 3)] == list(range(7))
+        call_in_slices(done.append, range(7), 3)
         assert done == [0, 1, 2]
         await asyncio.sleep(0)
         assert done == [0, 1, 2, 3, 4, 5]
@@ -405,4 +411,4 @@ def test_so_are_numbers_and_long_lists() -> None:
         [],
         {},
     ):
-        assert dumps_sliced(value) == orjson.dumps(value, option=NUMBERS)
+        assert dumps_sliced(value) == orjson.dumps(value, option=NUMPY_OPTION)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import uvicorn.server
 
-from polyhead.service.api.http.connection import PROGRESS, Connection
-from polyhead.service.api.http.connection_limits import Edge
+from polyhead.service.api.http.connection import MIN_PROGRESS, Connection
+from polyhead.service.api.http.connection_limits import ConnectionLimits
 from polyhead.service.server.process import SEND_BUFFER
 from tests.support.crowd import ask, completion
 from tests.support.edits import edited
@@ -133,22 +133,22 @@ def test_a_reader_takes_a_least_amount_or_all_that_is_left() -> None:
     async def run() -> tuple[int | None, list[bool], int]:
         cuts: list[int] = []
         state = uvicorn.server.ServerState()
-        edge = Edge(
+        edge = ConnectionLimits(
             header_seconds=60_000,
             keep_alive_seconds=60_000,
             write_seconds=300,
-            most=1,
-            words=str,
-            refused=print,
-            cut=lambda: cuts.append(1),
+            max_connections=1,
+            write_error=str,
+            count_refused=print,
+            count_cut_off=lambda: cuts.append(1),
         )
         connection = Connection(uvicorn.Config(None), state, {}, edge=edge)  # type: ignore[arg-type]
         pipe, seen = Pipe(), []
         connection.connection_made(pipe)
-        pipe.size = 2 * PROGRESS
+        pipe.size = 2 * MIN_PROGRESS
         connection.pause_writing()
         await asyncio.sleep(150)
-        pipe.size = PROGRESS  # enough was taken in time
+        pipe.size = MIN_PROGRESS  # enough was taken in time
         await asyncio.sleep(250)
         seen.append(pipe.aborted)
         connection.resume_writing()  # all taken

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.core.request import Done, Generate, Token
-from polyhead.service.text.detokenizer import Stops, Transcript
+from polyhead.service.core.request import Done, Generate, GeneratedToken
+from polyhead.service.text.detokenizer import Detokenizer, StopRules
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion, prompts
 from tests.support.faults import Fault
 from tests.support.processes import Faulted
@@ -152,17 +152,17 @@ def test_nothing_of_a_stop_string_is_shown_and_nothing_before_it_lost(
     tokens = spelled(pieces, text.encode(), lambda: next(draws))
     expected = cut(text, stops)
     request = Generate("test", (5,), len(tokens) + 1, logprobs=logprobs)
-    transcript = Transcript(tokenizer, Stops(tuple(stops)), request)
+    transcript = Detokenizer(tokenizer, StopRules(tuple(stops)), request)
     shown = ""
     for token in tokens:
-        piece = transcript.push(Token(token))
+        piece = transcript.push(GeneratedToken(token))
         shown += piece.text
         assert expected.startswith(shown)
-        if transcript.stopped:
+        if transcript.is_stopped:
             break
     else:
         last = transcript.close(Done("length", 1, len(tokens)))
         shown += last.text
-        assert last.finish == ("stop" if transcript.stopped else "length")
+        assert last.finish == ("stop" if transcript.is_stopped else "length")
     assert shown == expected
-    assert transcript.stopped == (expected != text)
+    assert transcript.is_stopped == (expected != text)

@@ -13,22 +13,25 @@ import transformers as tf
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.network.heads import MaskHead
 from polyhead.service.cli import determinism
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BadRequest, StepFailed
-from polyhead.service.core.request import Encode, Failed, Filled, Table
-from polyhead.service.engine.encoder_worker import Encoder
-from polyhead.service.engine.head_outputs import PIECE
-from polyhead.service.runtime.executor_choice import executor_of, prepare
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.core.request import Encode, Failed, TokenCandidates, TokenOutputs
+from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.head_outputs import VOCABULARY_ROWS
+from polyhead.service.runtime.executor_choice import build_executor, make_deterministic
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.service.runtime.test_registry import serving
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 from tests.support.engine_fakes import ask, finish
 
-EXECUTORS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not runnable(), reason="nothing is compiled"))]
+EXECUTORS = [
+    "torch",
+    pytest.param("native", marks=pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled")),
+]
 KINDS = [
     *(tf.BertForTokenClassification, tf.BertForQuestionAnswering, tf.BertForMaskedLM),
     *(tf.RobertaForTokenClassification, tf.RobertaForQuestionAnswering, tf.RobertaForMaskedLM),
@@ -53,18 +56,18 @@ def settings(executor: str = "torch", **given: Any) -> Settings:
     return Settings(device="cpu", executor=executor, precision="float32", **given)  # type: ignore[arg-type]
 
 
-def worker(folder: Path, how: Settings | None = None, **budgets: int) -> Encoder:
+def worker(folder: Path, how: Settings | None = None, **budgets: int) -> EncoderWorker:
     loaded, how = checkpoint.load(str(folder)), how or settings()
-    prepare(loaded, how)
+    make_deterministic(loaded, how)
     return encoder(loaded, how, **budgets)
 
 
-def encoder(loaded: Checkpoint, how: Settings, **budgets: int) -> Encoder:
+def encoder(loaded: Checkpoint, how: Settings, **budgets: int) -> EncoderWorker:
     head: Any = loaded.head
-    return Encoder(executor_of(loaded, how), head, model="reader", task=loaded.task, **budgets)
+    return EncoderWorker(build_executor(loaded, how), head, model="reader", task=loaded.task, **budgets)
 
 
-def answered(worker: Encoder, *requests: Encode) -> list[Any]:
+def answered(worker: EncoderWorker, *requests: Encode) -> list[Any]:
     tickets = ask(worker, *requests)
     finish(worker)
     return [ticket.events[0] for ticket in tickets]
@@ -74,9 +77,9 @@ def read(tokens: Sequence[int], **asked: Any) -> Encode:
     return Encode("test", tuple(tokens), **asked)
 
 
-def dense(event: Table | Filled) -> np.ndarray[Any, Any]:
+def dense(event: TokenOutputs | TokenCandidates) -> np.ndarray[Any, Any]:
     """[rows, columns]; of words, in the order of the vocabulary."""
-    if isinstance(event, Table):
+    if isinstance(event, TokenOutputs):
         return np.asarray(event.scores)
     return np.array([[score for _, score in sorted(row)] for row in event.candidates])
 
@@ -152,7 +155,7 @@ def test_only_the_rows_asked_for(tagger: Path, tiny_embedder: Path) -> None:
     assert vector.values != pytest.approx(part.values), "a head that pools, pools over these"
     for wrong in ((40,), (3, 3), (4, 3), (-1, 2)):
         with pytest.raises(BadRequest, match="of the 40 tokens, in their order"):
-            reader.refuse(read(text, rows=wrong))
+            reader.validate(read(text, rows=wrong))
 
 
 def test_no_more_rows_are_computed_than_asked_for(filler: Path) -> None:
@@ -183,7 +186,7 @@ def test_the_likeliest_words(filler: Path) -> None:
         assert [word for word, _ in some.candidates[row]] == list(wanted)
         assert two.candidates[row] == some.candidates[row][:2]
     with pytest.raises(BadRequest, match="top_k: at least 1"):
-        worker(filler).refuse(read(text, top_k=0))
+        worker(filler).validate(read(text, top_k=0))
 
 
 def test_a_text_that_is_no_number_fails_alone(filler: Path, tagger: Path) -> None:
@@ -195,7 +198,7 @@ def test_a_text_that_is_no_number_fails_alone(filler: Path, tagger: Path) -> Non
         good, failed = answered(encoder(loaded, settings()), read(TEXTS[3]), bad)
         assert isinstance(failed, Failed)
         assert isinstance(failed.error, StepFailed)
-        assert isinstance(good, Table | Filled)
+        assert isinstance(good, TokenOutputs | TokenCandidates)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -205,18 +208,18 @@ def test_company_changes_no_bit(request: pytest.FixtureRequest, kind: str, execu
     reader = worker(request.getfixturevalue(kind), settings(executor, deterministic=True))
     ways: list[dict[str, Any]] = [{}, {"raw": True, "top_k": 3}, {"rows": (0,)}, {"targets": (7, 8), "top_k": 1}]
     requests = [read(text, **way) for text in (*TEXTS, TEXTS[2]) for way in ways]
-    assert sum(len(each.rows or each.tokens) for each in requests) > 3 * PIECE
-    together, _ = determinism.asked(reader, requests)
+    assert sum(len(each.rows or each.tokens) for each in requests) > 3 * VOCABULARY_ROWS
+    together, _ = determinism.run_batch(reader, requests)
     for question in together:
-        [alone], _ = determinism.asked(reader, [question.request])
+        [alone], _ = determinism.run_batch(reader, [question.request])
         assert question.events == alone.events
-        assert determinism.difference(question.events, alone.events) == 0
+        assert determinism.max_difference(question.events, alone.events) == 0
 
 
 def test_how_far_answers_differ_is_seen(tagger: Path) -> None:
     reader = worker(tagger)
-    (one, other), _ = determinism.asked(reader, [read(TEXTS[0]), read(TEXTS[0][::-1])])
-    assert determinism.difference(one.events, other.events) > 0.01
+    (one, other), _ = determinism.run_batch(reader, [read(TEXTS[0]), read(TEXTS[0][::-1])])
+    assert determinism.max_difference(one.events, other.events) > 0.01
 
 
 def test_an_output_matrix_that_is_that_of_the_tokens(filler: Path, tmp_path: Path) -> None:
@@ -249,15 +252,15 @@ def test_names_of_older_checkpoints(filler: Path, tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+@pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
 def test_served_by_the_compiled_step(filler: Path) -> None:
     """Which lets go of the network's own matrix, that the head reads too."""
 
-    async def act(served: Registry) -> Filled:
+    async def act(served: ModelRegistry) -> TokenCandidates:
         await served.load_all()
         [stream] = served.submit(served.models()[0], [read(TEXTS[0], rows=(3,), raw=True)])
         events = [event async for event in stream]
-        assert isinstance(events[0], Filled), events
+        assert isinstance(events[0], TokenCandidates), events
         return events[0]
 
     found = serving({"words": str(filler)}, act, precision="float32")

@@ -13,9 +13,9 @@ import transformers as tf
 
 from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint import recurrent_folder as recurrent
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
-from polyhead.models.seq2seq.decoding import write
+from polyhead.models.seq2seq.decoding import generate
 from polyhead.models.seq2seq.protocol import Seq2Seq
 from tests.support.processes import Process
 from tests.support.translators import translator
@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     network = RecurrentTranslator(RecurrentConfig(**SHAPE))
     for weight in network.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    recurrent.save(root / "recurrent", network, root / "t5" / "tokenizer.json")
+    recurrent.save_recurrent(root / "recurrent", network, root / "t5" / "tokenizer.json")
     return {kind: root / kind for kind in (*HOW, "recurrent")}
 
 
@@ -85,10 +85,10 @@ def test_options_are_followed_alike(server: Process, folders: dict[str, Path], k
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_recurrent_network_writes_as_it_does_by_itself(server: Process, folders: dict[str, Path], width: int) -> None:
     loaded = load(str(folders["recurrent"]))
-    assert loaded.writing is not None
+    assert loaded.decoding is not None
     sources = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
-    how = replace(loaded.writing, most=9, beams=width)
-    answers = write(cast(Seq2Seq, loaded.head), Ragged.of(sources), how)
+    how = replace(loaded.decoding, most=9, beams=width)
+    answers = generate(cast(Seq2Seq, loaded.head), RaggedBatch.of(sources), how)
     options = {"num_beams": width, "max_new_tokens": 9}
     found = post(server, "/models/recurrent/pipeline/translation", {"inputs": TEXTS, "parameters": options})
     said = [loaded.tokenizer.decode(answer.tokens, skip_special=True) for answer in answers]

@@ -16,20 +16,20 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from polyhead.models.checkpoint import load
-from polyhead.models.checkpoint.default_precision import precision_of
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.checkpoint.default_precision import kind_precision
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from tests.models.native.test_step import pieces, rows_of
 from tests.support import zoo
 from tests.support.zoo import ENCODERS, GENERATORS, LENGTHS, RECIPES, Grown, grown
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 
-SETS = runnable()
+SETS = runnable_targets()
 BLOCKS = 16
 
 
@@ -46,7 +46,7 @@ def tables(choice: random.Random) -> list[list[int]]:
     return [[free.pop() for _ in range(-(-length // 16))] for length in LENGTHS]
 
 
-def all_rows(of: Grown) -> Rows:
+def all_rows(of: Grown) -> StepInput:
     """Every token of all texts, in one step."""
     asked = zip(zoo.texts(of.network.config), tables(random.Random(1)), strict=True)
     return rows_of([(tokens, 0, table if of.head else []) for tokens, table in asked], last_only=False)
@@ -111,7 +111,7 @@ def test_a_file_is_answered_as_it_says(name: str, kind: str, tmp_path: Path) -> 
     checkpoint = load(str(zoo.gguf_file(tmp_path / "network.gguf", name, kind)))
     of = Grown(checkpoint.network, checkpoint.head if RECIPES[name].config.causal else None)
     recipe = RECIPES[name]
-    assert not excess(of, precision_of(kind), recipe.bounds.get(kind, recipe.bound))
+    assert not excess(of, kind_precision(kind), recipe.bounds.get(kind, recipe.bound))
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].files])
@@ -179,7 +179,7 @@ def test_the_next_token_depends_on_the_context(name: str) -> None:
     assert of.head
     text = zoo.texts(of.network.config)[-1]
     other = [*text[:1], *zoo.texts(of.network.config)[-2][1:17], *text[17:]]
-    a, b = (of.head(of.network(Ragged.of([tokens]))).log_softmax(-1)[40:] for tokens in (text, other))
+    a, b = (of.head(of.network(RaggedBatch.of([tokens]))).log_softmax(-1)[40:] for tokens in (text, other))
     entropy = float(-(a.exp() * a).sum(-1).mean())
     assert 1 < entropy < 4.5
     assert float((a.exp() * (a - b)).sum(-1).mean()) > 0.1

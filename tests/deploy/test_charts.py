@@ -17,7 +17,7 @@ import yaml
 from polyhead.service.api.operations.health import router
 from polyhead.service.config.settings import Settings
 from polyhead.service.metrics import Metrics
-from polyhead.service.server.process import GRACE
+from polyhead.service.server.process import EXIT_SECONDS
 from tests.support import manifests
 from tests.support.manifests import CHART, KUSTOMIZE, ROOT, Manifest, built, kinds, rendered, template, tool, validate
 
@@ -156,7 +156,7 @@ def test_a_pod_has_more_time_to_leave_than_its_server_takes(values: Manifest) ->
     found = kinds(rendered(values))
     hook = container(found).get("lifecycle", {"preStop": {"sleep": {"seconds": 0}}})["preStop"]["sleep"]["seconds"]
     drain = settings(found).get("drain_seconds", Settings.model_fields["drain_seconds"].default)
-    assert pod(found)["terminationGracePeriodSeconds"] > hook + drain + GRACE
+    assert pod(found)["terminationGracePeriodSeconds"] > hook + drain + EXIT_SECONDS
     assert hook == values.get("preStopSeconds", 5)
     assert drain == values.get("config", {}).get("drain_seconds", 30)
 
@@ -233,7 +233,7 @@ def test_one_thing_alone_counts_the_pods(by: str, scaler: str | None) -> None:
 
 
 def test_autoscalers_ask_for_metrics_that_there_are() -> None:
-    page = Metrics(["chat"]).page("")[0].decode()
+    page = Metrics(["chat"]).render("")[0].decode()
     exposed = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
     hpa = kinds(rendered(MATRIX["a horizontal autoscaler"]))["HorizontalPodAutoscaler"]["spec"]["metrics"]
     asked = {metric["pods"]["metric"]["name"]: metric["pods"]["target"]["averageValue"] for metric in hpa}

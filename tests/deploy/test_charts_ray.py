@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from polyhead.service.config.settings import Settings
-from polyhead.service.fleet.deployment_settings import parts
-from polyhead.service.fleet.frames import LEFT_S
-from polyhead.service.server.process import GRACE
+from polyhead.service.fleet.deployment_settings import split_settings
+from polyhead.service.fleet.frames import LEAVE_TIMEOUT_S
+from polyhead.service.server.process import EXIT_SECONDS
 from tests.support.manifests import Manifest, pods_of, rendered, template, validate
 
 MODELS = {"chat": "/models/a", "chat:tone": "/models/b", "mood": "/models/m", "spam": "/models/s"}
@@ -105,7 +105,7 @@ def test_what_cannot_be_meant_is_refused_by_name(given: str, complaint: str) -> 
 def test_settings_are_those_of_a_server_and_have_no_keys(values: Manifest) -> None:
     args = application(values)["args"]
     known = Settings(**args)
-    assert known.ports == range(9100, 9200)
+    assert known.replica_port_range == range(9100, 9200)
     assert not {"api_key", "api_keys", "admin_key", "fleet_key"} & args.keys()
     for pod in pods_of(of(values)["RayService"]).values():
         (container,) = pod["spec"]["containers"]
@@ -116,21 +116,21 @@ def test_settings_are_those_of_a_server_and_have_no_keys(values: Manifest) -> No
 def test_each_model_is_counted_but_adapters_and_those_in_a_pool() -> None:
     assert deployments(PLAIN).keys() == {"Ingress"}
     assert deployments(EVERYTHING).keys() == {"Ingress", "chat", "small"}
-    assert parts(Settings(**application(EVERYTHING)["args"])).keys() == {"chat", "small"}
-    assert parts(Settings(**application(PLAIN)["args"])).keys() == {"chat", "mood", "spam"}
+    assert split_settings(Settings(**application(EVERYTHING)["args"])).keys() == {"chat", "small"}
+    assert split_settings(Settings(**application(PLAIN)["args"])).keys() == {"chat", "mood", "spam"}
 
 
 def test_replicas_are_counted_by_tokens_unless_a_deployment_says_how_many() -> None:
-    assert Settings(**application(PLAIN)["args"]).bounds == (1, 1)
+    assert Settings(**application(PLAIN)["args"]).replica_bounds == (1, 1)
     known = Settings(**application(EVERYTHING)["args"])
-    assert (known.bounds, known.queued_tokens) == ((2, 6), 4096)
+    assert (known.replica_bounds, known.queued_tokens) == ((2, 6), 4096)
     counted = deployments(EVERYTHING)
     chat = counted["chat"]["autoscaling_config"]
     assert (chat["min_replicas"], chat["max_replicas"]) == (3, 3)
     assert "num_replicas" not in counted["chat"]
     assert counted["Ingress"]["num_replicas"] == 2
     small = counted["small"]["autoscaling_config"]
-    assert (small["min_replicas"], small["max_replicas"]) == known.bounds
+    assert (small["min_replicas"], small["max_replicas"]) == known.replica_bounds
     assert small["policy"]["policy_kwargs"] == {"target": known.queued_tokens}
 
 
@@ -159,13 +159,15 @@ def test_whoever_has_to_go_has_the_time_to_finish(values: Manifest) -> None:
     drain = values["config"].get("drain_seconds", 30)
     for name, pod in pods_of(of(values)["RayService"]).items():
         patience = pod["spec"]["terminationGracePeriodSeconds"]
-        assert service["rayClusterDeletionDelaySeconds"] >= max(60, drain + GRACE)
+        assert service["rayClusterDeletionDelaySeconds"] >= max(60, drain + EXIT_SECONDS)
         if name:
             said, waited = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1].split(" && ", 1)
             assert said.startswith("timeout 20 ray drain-node ")
             deadline = int(said.split()[-1])
             assert f"$(seq {deadline})" in waited
-            ending = LEFT_S + drain + GRACE  # at the deadline less this Ray stops what is still there, replaced or not
+            ending = (
+                LEAVE_TIMEOUT_S + drain + EXIT_SECONDS
+            )  # at the deadline less this Ray stops what is still there, replaced or not
             assert deadline == 120 + ending
             assert patience > 20 + deadline
 

@@ -104,7 +104,7 @@ def test_recorded_names_say_which_labels_are_left() -> None:
 
 def exposed() -> set[str]:
     """Names of all samples that there can be on a server's page."""
-    page, _ = Metrics(["chat"]).page("")
+    page, _ = Metrics(["chat"]).render("")
     kinds = re.findall(r"^# TYPE (\S+) (\w+)$", page.decode(), re.MULTILINE)
     parts = {"histogram": ("_bucket", "_sum", "_count")}
     return {name + part for name, kind in kinds for part in parts.get(kind, ("",))}

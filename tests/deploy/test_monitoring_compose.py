@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from polyhead.service.config.settings import PREFIX, Settings
-from polyhead.service.server.process import GRACE
+from polyhead.service.config.settings import ENVIRONMENT_PREFIX, Settings
+from polyhead.service.server.process import EXIT_SECONDS
 from tests.support.prometheus import DEPLOYED, ROOT
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
@@ -90,11 +90,11 @@ def test_no_password_stands_in_the_file() -> None:
 
 def test_what_the_server_is_told_are_settings_of_its(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SERVICES["polyhead"]["environment"]:
-        assert name.removeprefix(PREFIX).lower() in Settings.model_fields
+        assert name.removeprefix(ENVIRONMENT_PREFIX).lower() in Settings.model_fields
     monkeypatch.setenv("POLYHEAD_API_KEY", "")  # what is put there if none is chosen
     assert not Settings().api_key.get_secret_value()
 
 
 def test_a_drain_has_the_time_it_needs() -> None:
     allowed = int(SERVICES["polyhead"]["stop_grace_period"].removesuffix("s"))
-    assert allowed > Settings().drain_seconds + GRACE
+    assert allowed > Settings().drain_seconds + EXIT_SECONDS

@@ -49,11 +49,11 @@ ROUTES = {
         {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
         {},
     ),
-    "/generate": Route(tgi.GenerateRequest, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
-    "/models/chat": Route(hf_wire.GenerateCall, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
+    "/generate": Route(tgi.TgiGenerateRequest, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
+    "/models/chat": Route(hf_wire.HfGenerateRequest, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
     "/v2/models/chat/generate": Route(oip_wire.TextRequest, {"text_input": "a", "max_tokens": 1}, DRAWN),
     "/v2/models/chat/infer": Route(
-        oip_wire.GenerateRequest, {"inputs": [TENSOR], "parameters": {"max_tokens": 1}}, INSIDE
+        oip_wire.OipGenerateRequest, {"inputs": [TENSOR], "parameters": {"max_tokens": 1}}, INSIDE
     ),
 }
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polyhead.models.executors.contract import Rows
-from polyhead.service.core.request import Done, Event, Failed, Generate, Request, Sampling, Token
-from polyhead.service.engine.worker import Course, Ended, StepReport, Worker
+from polyhead.models.executors.contract import StepInput
+from polyhead.service.core.request import Done, Event, Failed, Generate, GeneratedToken, Request, Sampling
+from polyhead.service.engine.worker import RequestEnd, RequestTiming, StepReport, Worker
 
 WORDS = 23
 GREEDY = Sampling(temperature=0)
@@ -49,20 +49,20 @@ class FakeGenerator:
         self.cache: dict[int, tuple[int, int]] = {}
         self.poison: set[int] = set()
         self.poisoned: set[int] = set()
-        self.explode: Callable[[Rows], bool] = lambda rows: False
-        self.seen: list[Rows] = []
+        self.explode: Callable[[StepInput], bool] = lambda rows: False
+        self.seen: list[StepInput] = []
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         self.seen.append(rows)
         if self.explode(rows):
             raise RuntimeError("the device is on fire")
         wanted = []
-        for number, table in enumerate(rows.tables):
+        for number, table in enumerate(rows.block_tables):
             start, end = rows.starts[number], rows.starts[number + 1]
             assert len(table) == -(-(rows.positions[end - 1] + 1) // self.block_size)
             for row in range(start, end):
                 self.cache[self.slot(table, rows.positions[row])] = rows.positions[row], rows.tokens[row]
-            asked = [row for row in rows.wanted if start <= row < end]
+            asked = [row for row in rows.output_rows if start <= row < end]
             wanted += [self.answer(table, rows.positions[row] + 1) for row in asked]
         return torch.tensor(wanted).view(len(wanted), WORDS)
 
@@ -83,8 +83,8 @@ class FakeGenerator:
     def slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
 
-    def padding(self, rows: Rows) -> int:
-        return len(rows.tables)
+    def padding(self, rows: StepInput) -> int:
+        return len(rows.block_tables)
 
 
 class FakeEncoder:
@@ -97,16 +97,16 @@ class FakeEncoder:
         self.explode = False
         self.cursed: set[int] = set()
         self.poisoned: set[int] = set()
-        self.seen: list[Rows] = []
+        self.seen: list[StepInput] = []
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         self.seen.append(rows)
         if self.explode or self.cursed & set(rows.tokens):
             raise RuntimeError("the device is on fire")
         segments = rows.segments or [0] * len(rows.tokens)
-        return torch.tensor([rows.tokens, rows.positions, segments], dtype=torch.float32).T[rows.wanted]
+        return torch.tensor([rows.tokens, rows.positions, segments], dtype=torch.float32).T[rows.output_rows]
 
-    def padding(self, rows: Rows) -> int:
+    def padding(self, rows: StepInput) -> int:
         return 0
 
 
@@ -116,7 +116,7 @@ class FakeHead:
     A token 13 makes its text infinite.
     """
 
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+    def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         return list(range(starts[-1])), starts
 
     def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
@@ -124,7 +124,7 @@ class FakeHead:
         cursed = [bool((states[start:end, 0] == 13).any()) for start, end in itertools.pairwise(starts)]
         return torch.stack([row * float("inf") if bad else row for row, bad in zip(rows, cursed, strict=True)])
 
-    def close(self, raw: Tensor) -> Tensor:
+    def postprocess(self, raw: Tensor) -> Tensor:
         return raw / raw.norm(dim=-1, keepdim=True)
 
 
@@ -135,7 +135,7 @@ class Ask:
     request: Request
     submitted: float = 0.0
     events: list[Event] = field(default_factory=list)
-    course: Course = field(default_factory=Course)
+    timing: RequestTiming = field(default_factory=RequestTiming)
 
     def receive(self, event: Event) -> None:
         assert not self.ended, "an event after the end"
@@ -147,29 +147,29 @@ class Ask:
 
     @property
     def tokens(self) -> list[int]:
-        return [event.id for event in self.events if isinstance(event, Token)]
+        return [event.id for event in self.events if isinstance(event, GeneratedToken)]
 
 
 def ask(worker: Worker, *requests: Request) -> list[Ask]:
     tickets = [Ask(request) for request in requests]
     for ticket in tickets:
-        worker.refuse(ticket.request)
+        worker.validate(ticket.request)
         worker.submit(ticket)
     return tickets
 
 
 def turn(worker: Worker) -> StepReport:
     step = worker.step()
-    for ticket, event in step.answers:
+    for ticket, event in step.events:
         ticket.receive(event)
     return step.report
 
 
 def finish(worker: Worker) -> list[StepReport]:
     reports = []
-    while worker.busy:
+    while worker.has_work:
         reports.append(turn(worker))
-    worker.check()
+    worker.check_invariants()
     return reports
 
 
@@ -183,18 +183,18 @@ class Notes:
     """An observer."""
 
     steps: list[StepReport] = field(default_factory=list)
-    ends: list[Ended] = field(default_factory=list)
+    ends: list[RequestEnd] = field(default_factory=list)
     rests: list[str] = field(default_factory=list)
 
-    def step(self, report: StepReport) -> None:
+    def record_step(self, report: StepReport) -> None:
         asyncio.get_running_loop()  # raises anywhere but on the event loop thread
         self.steps.append(report)
 
-    def ended(self, ended: Ended) -> None:
+    def record_end(self, ended: RequestEnd) -> None:
         asyncio.get_running_loop()
         self.ends.append(ended)
 
-    def rested(self, model: str, task: str) -> None:
+    def record_idle(self, model: str, task: str) -> None:
         asyncio.get_running_loop()
         self.rests.append(model)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyhead.service.core.request import Task, Terms
-from polyhead.service.engine.worker import Ended, StepReport
+from polyhead.service.engine.worker import RequestEnd, StepReport
 from polyhead.service.metrics import Metrics
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -64,30 +64,30 @@ def report(**changes: Any) -> StepReport:
     return StepReport(**(known | changes))
 
 
-def ended(outcome: str, **changes: Any) -> Ended:
+def ended(outcome: str, **changes: Any) -> RequestEnd:
     known: dict[str, Any] = {"model": "chat", "task": "generate", "seconds": 2.0, "prompt_tokens": 7}
-    return Ended(outcome=outcome, **({"completion_tokens": 5} | known | changes))  # type: ignore[arg-type]
+    return RequestEnd(outcome=outcome, **({"completion_tokens": 5} | known | changes))  # type: ignore[arg-type]
 
 
 def eventful(*, vllm: bool = False) -> Metrics:
     metrics = Metrics(["chat", "chat:dressed", "judge"], ["alice"], vllm=vllm)
     for model in (Known(), Known("chat:dressed"), Known("judge", "classify", "bert")):
-        metrics.loaded(model)
+        metrics.record_loaded(model)
     metrics.watch_engine(Busy())
     metrics.watch_in_flight(lambda: 3)
     metrics.watch_drain(lambda: 1.5, 30)
-    metrics.received("chat", "generate", 4)
-    metrics.tokenised("chat", "generate", 0.001)
-    metrics.step(report())
-    metrics.step(report(model="judge", task="classify"))
-    metrics.ended(ended("done", finish="length", terms=Terms("alice", trace=TRACE)))
-    metrics.ended(ended("done", finish="stop", completion_tokens=3))
-    metrics.ended(ended("failed", reason="step_failed"))
-    metrics.ended(ended("expired", reason="expired", completion_tokens=0))
-    metrics.ended(ended("aborted", model="chat:dressed"))
-    metrics.ended(ended("done", model="judge", task="classify", finish="encoded", completion_tokens=0))
-    metrics.missed("rejected", "overloaded")
-    metrics.missed("expired", "expired", "chat", "generate")
-    metrics.answered("POST", "/v1/completions", 429, "alice")
-    metrics.cut()
+    metrics.record_submitted("chat", "generate", 4)
+    metrics.record_tokenisation("chat", "generate", 0.001)
+    metrics.record_step(report())
+    metrics.record_step(report(model="judge", task="classify"))
+    metrics.record_end(ended("done", finish="length", terms=Terms("alice", trace=TRACE)))
+    metrics.record_end(ended("done", finish="stop", completion_tokens=3))
+    metrics.record_end(ended("failed", reason="step_failed"))
+    metrics.record_end(ended("expired", reason="expired", completion_tokens=0))
+    metrics.record_end(ended("aborted", model="chat:dressed"))
+    metrics.record_end(ended("done", model="judge", task="classify", finish="encoded", completion_tokens=0))
+    metrics.record_early_end("rejected", "overloaded")
+    metrics.record_early_end("expired", "expired", "chat", "generate")
+    metrics.record_response("POST", "/v1/completions", 429, "alice")
+    metrics.record_cut_connection()
     return metrics

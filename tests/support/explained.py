@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 from polyhead.models.checkpoint import load
-from polyhead.models.explain import Explanation, Watched
+from polyhead.models.explain import Explanation, InstrumentedNetwork
 from tests.support import checkpoints
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[type[tf.PreTrainedConfig], dict[str, Any], Any]] = {
 }
 
 
-def both(kind: str, folder: Path) -> tuple[Any, Watched]:
+def both(kind: str, folder: Path) -> tuple[Any, InstrumentedNetwork]:
     """The same network twice: as transformers has it, and to be watched; read as a server might, under its mode."""
     make, shape, made = KINDS[kind]
     torch.manual_seed(4)
@@ -65,7 +65,7 @@ def both(kind: str, folder: Path) -> tuple[Any, Watched]:
     theirs.set_attn_implementation("eager")
     with torch.inference_mode():
         loaded = load(str(folder))
-    return theirs, Watched(loaded.network, loaded.head)
+    return theirs, InstrumentedNetwork(loaded.network, loaded.head)
 
 
 def driven(steps: Generator[None, None, T]) -> tuple[T, int]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.lora import Lora
@@ -93,7 +93,7 @@ class Faulty:
 
     @property
     def poisoned(self) -> AbstractSet[int]:
-        return self.executor.poisoned
+        return self.executor.nonfinite_blocks
 
     @property
     def likeliest(self) -> None:
@@ -108,10 +108,10 @@ class Faulty:
     def detach(self, number: int) -> None:
         self.executor.detach(number)
 
-    def padding(self, rows: Rows) -> int:
+    def padding(self, rows: StepInput) -> int:
         return self.executor.padding(rows)
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         self._note(rows)
         faults = self.armed.now()
         if self.version != self.armed.version:
@@ -125,22 +125,24 @@ class Faulty:
             self._after(fault, rows, out)
         return out
 
-    def _note(self, rows: Rows) -> None:
-        for table, start in zip(rows.tables, rows.starts, strict=False):
+    def _note(self, rows: StepInput) -> None:
+        for table, start in zip(rows.block_tables, rows.starts, strict=False):
             if table and rows.positions[start] == 0:
                 self.first_tokens[table[0]] = rows.tokens[start]
 
-    def _concerned(self, fault: Fault, rows: Rows) -> list[int]:
+    def _concerned(self, fault: Fault, rows: StepInput) -> list[int]:
         """The sequences of `rows` that are marked for it."""
         everybody = range(len(rows.starts) - 1)
         if fault.token == EVERY:
             return list(everybody)
         if self.kind == "generator":
-            return [number for number in everybody if self.first_tokens.get(rows.tables[number][0]) == fault.token]
+            return [
+                number for number in everybody if self.first_tokens.get(rows.block_tables[number][0]) == fault.token
+            ]
         bounds = list(pairwise(rows.starts))
         return [number for number in everybody if fault.token in rows.tokens[slice(*bounds[number])]]
 
-    def _strikes(self, fault: Fault, rows: Rows) -> bool:
+    def _strikes(self, fault: Fault, rows: StepInput) -> bool:
         if fault.of != self.kind or len(rows.starts) <= fault.among or not self._concerned(fault, rows):
             return False
         self.seen[fault] += 1
@@ -167,10 +169,10 @@ class Faulty:
             case _:
                 pass  # afterwards
 
-    def _after(self, fault: Fault, rows: Rows, out: Tensor) -> None:
+    def _after(self, fault: Fault, rows: StepInput, out: Tensor) -> None:
         concerned = self._concerned(fault, rows)
         theirs = {row for number in concerned for row in range(rows.starts[number], rows.starts[number + 1])}
-        for index, row in enumerate(rows.wanted):
+        for index, row in enumerate(rows.output_rows):
             if fault.kind == "nan" and row in theirs:
                 out[index] = float("nan")
             elif fault.kind == "say" and row in theirs:
@@ -185,5 +187,5 @@ def die(_: object) -> None:
 def embedding(executor: Executor) -> Any:
     """The numbers of every token, wherever this executor keeps them."""
     if isinstance(executor, NativeExecutor):
-        return executor.table
+        return executor.token_table
     return cast(TorchExecutor, executor).network.tokens.weight.data

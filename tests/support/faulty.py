@@ -24,12 +24,12 @@ def census(sig: int, frame: FrameType | None) -> None:
 
 
 def main(faults: Path, arguments: list[str]) -> int:
-    chosen = settings.read(flags.parse(arguments))
-    settings.prepare_process()  # before torch is loaded
+    chosen = settings.read_settings(flags.parse_flags(arguments))
+    settings.set_library_defaults()  # before torch is loaded
     from polyhead.service.server.assembly import serve
     from tests.support.faults import Armed, Faulty
 
-    logs.configure(chosen.log_format, chosen.log_level)
+    logs.configure_logging(chosen.log_format, chosen.log_level)
     signal.signal(signal.SIGUSR1, census)
     armed = Armed(faults)
     return serve(chosen, executed=lambda executor: Faulty(executor, armed))

@@ -23,18 +23,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from polyhead.models.checkpoint.description import unsound
-from polyhead.models.core.errors import RowsError
-from polyhead.models.executors.bounds import MOST, Arrays, Bounds
-from polyhead.models.executors.contract import Rows
+from polyhead.models.checkpoint.description import invalid_fields
+from polyhead.models.core.errors import StepInputError
+from polyhead.models.executors.bounds import INT32_LIMIT, Bounds, StepArrays
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.native import library
-from polyhead.models.native.packed_network import unfit
+from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Sampling
-from polyhead.service.engine.native_sampling import Compiled
-from polyhead.service.engine.sampler import Ask
+from polyhead.service.engine.native_sampling import CompiledSampler
+from polyhead.service.engine.sampler import SampleRow
 from tests.models.executors.test_bounds import HUGE, disturbed
 from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of
 from tests.support import zoo
@@ -44,8 +44,30 @@ BLOCK = 16  # tokens
 STEPS = 24  # of a round
 SIZES = (1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200, 257, 300)  # tokens of a chunk
 WIDTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 128, 130)
-ODD_NUMBERS = (-HUGE, -MOST, -17, -1, 0, 1, 2, 15, 16, 17, 31, 39, 40, 63, 64, 77, 90, 255, 256, HUGE, MOST - 1)
-WINDOWS = (0, 0, 0, 1, 2, 15, 16, 17, 100, 2**30, MOST - 2, MOST - 1)
+ODD_NUMBERS = (
+    -HUGE,
+    -INT32_LIMIT,
+    -17,
+    -1,
+    0,
+    1,
+    2,
+    15,
+    16,
+    17,
+    31,
+    39,
+    40,
+    63,
+    64,
+    77,
+    90,
+    255,
+    256,
+    HUGE,
+    INT32_LIMIT - 1,
+)
+WINDOWS = (0, 0, 0, 1, 2, 15, 16, 17, 100, 2**30, INT32_LIMIT - 2, INT32_LIMIT - 1)
 OUTLIERS = (0.0, -0.0, 1e-45, 1e-38, -1e20, 3e38, -3e38, float("inf"), float("-inf"), float("nan"))
 KINDS = (("float32", 0.0, 0), ("int8", 0.0, 0), ("int4", 0.0, 16), ("int4", -3.5, 16), ("int8", -3.5, 32))
 COUNTS: Counter[str] = Counter()
@@ -96,8 +118,8 @@ def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | Non
         grown = zoo.grown(choice.choice([*zoo.GENERATORS, *zoo.ENCODERS]))
         return grown.network, grown.head
     config = drawn_config(choice) if source < 0.8 else choice.choice([*GENERATORS.values(), *ENCODERS.values()])
-    assert not unfit(config)
-    assert not [*unsound(config)]
+    assert not unsupported_reason(config)
+    assert not [*invalid_fields(config)]
     net = network(config)
     return net, head(config) if config.causal and choice.random() < 0.9 else None
 
@@ -115,7 +137,7 @@ class Replacing(Bounds):
 
     choice: random.Random | None = None  # None: nothing is replaced
 
-    def check(self, rows: Rows, attached: Any) -> Arrays:
+    def check(self, rows: StepInput, attached: Any) -> StepArrays:
         arrays = super().check(rows, attached)
         if self.choice is None:
             return arrays
@@ -136,7 +158,7 @@ class Round:
     executor: Any
     numbers: list[int]  # of its adapters
     blocks: int
-    again: Rows | None = None
+    again: StepInput | None = None
     expected: Tensor | None = None
 
     @classmethod
@@ -161,7 +183,7 @@ class Round:
         numbers = adapters(config, executor) if choice.random() < 0.4 else [0]
         return cls(choice, config, executor, numbers, blocks)
 
-    def valid(self) -> Rows:
+    def valid(self) -> StepInput:
         """Sequences of random lengths; with a cache some go on behind blocks that they share with others."""
         choice, parts = self.choice, []
         free = choice.sample(range(self.blocks), self.blocks)
@@ -186,13 +208,13 @@ class Round:
         parts = parts or [(self.tokens(1), 0, [0] if self.blocks else [])]
         return self.dressed(rows_of(parts, last_only=choice.random() < 0.5))
 
-    def dressed(self, rows: Rows) -> Rows:
+    def dressed(self, rows: StepInput) -> StepInput:
         """With segments, adapters and rows that are wanted."""
         choice, count = self.choice, len(rows.tokens)
         if self.config.segments and choice.random() < 0.7:
             rows = replace(rows, segments=[choice.randrange(self.config.segments) for _ in range(count)])
         if len(self.numbers) > 1 and choice.random() < 0.7:
-            rows = replace(rows, adapters=[choice.choice(self.numbers) for _ in rows.tables])
+            rows = replace(rows, adapters=[choice.choice(self.numbers) for _ in rows.block_tables])
         if choice.random() < 0.3:
             rows = replace(rows, wanted=sorted(choice.sample(range(count), choice.randint(0, count))))
         return rows
@@ -208,24 +230,24 @@ class Round:
             self.choice.choices(ACTIONS, WEIGHTS)[0](self)
         self.repeat()
 
-    def fresh(self, rows: Rows) -> bool:
+    def fresh(self, rows: StepInput) -> bool:
         """Whether it does not depend on what the cache holds."""
         return not any(rows.positions[start] for start in rows.starts[:-1])
 
     def step(self) -> None:
         """Valid rows: answered."""
         rows = self.valid()
-        if len(rows.wanted) == len(rows.tokens) and self.choice.random() < 0.5:
+        if len(rows.output_rows) == len(rows.tokens) and self.choice.random() < 0.5:
             self.executor.step_with_states(rows)
         else:
             self.executor.step(rows)
         COUNTS["answered"] += 1
 
-    def refusal(self, rows: Rows) -> str:
+    def refusal(self, rows: StepInput) -> str:
         """Why rows are refused; empty if they are answered."""
         try:
             self.executor.step(rows)
-        except RowsError as error:
+        except StepInputError as error:
             return str(error)
         return ""
 
@@ -251,7 +273,7 @@ class Round:
         pairs = [(self.choice.choice(numbers), self.choice.choice(numbers)) for _ in range(self.choice.randint(0, 3))]
         try:
             self.executor.copy(pairs)
-        except RowsError:
+        except StepInputError:
             assert any(not 0 <= number < self.blocks for pair in pairs for number in pair)
 
     def repeat(self) -> None:
@@ -271,7 +293,7 @@ def draw(number: int, instructions: str) -> None:
     choice = random.Random(number)
     words = choice.choice((1, 2, 31, 32, 33, 64, 257, 1000))
     logits = torch.randn(5, words) * choice.choice((0.0, 1.0, 1e-30, 1e30, 1e37))
-    edges = (0, 1, 2, words - 1, words, words + 1, MOST - 1)
+    edges = (0, 1, 2, words - 1, words, words + 1, INT32_LIMIT - 1)
     asks = []
     for row in range(5):
         sampling = Sampling(
@@ -283,10 +305,10 @@ def draw(number: int, instructions: str) -> None:
         )
         bits: NDArray[Any] | None = None
         if choice.random() < 0.4:
-            bits = np.array([choice.choice((0, -1, -MOST, 5)) for _ in range(-(-words // 32))], np.int32)
+            bits = np.array([choice.choice((0, -1, -INT32_LIMIT, 5)) for _ in range(-(-words // 32))], np.int32)
         uniform = choice.choice((0.0, 1 - 2**-53, choice.random()))
-        asks.append(Ask(row, sampling, uniform, None, bits, choice.choice((-1, *edges[:-1]))))
-    for token, _ in Compiled(instructions, choice.choice((1, 2))).draw(logits, asks):
+        asks.append(SampleRow(row, sampling, uniform, None, bits, choice.choice((-1, *edges[:-1]))))
+    for token, _ in CompiledSampler(instructions, choice.choice((1, 2))).sample(logits, asks):
         assert -1 <= token < words
     COUNTS["drawn"] += len(asks)
 
@@ -297,7 +319,7 @@ def decode(number: int, instructions: str) -> None:
     kind, count = choice.randrange(3), choice.choice((1, 2, 7, 100))
     raw = np.frombuffer(choice.randbytes(count * (18, 20, 34)[kind]), np.uint8).copy()
     out = np.empty(count * 32, np.float32)
-    library.library(instructions).polyhead_decode(kind, raw.ctypes.data, count, out.ctypes.data)
+    library.load_library(instructions).polyhead_decode(kind, raw.ctypes.data, count, out.ctypes.data)
 
 
 def drive(instructions: str, first: int, seconds: float, rounds: int = 1) -> str:

@@ -24,7 +24,7 @@ from polyhead.service.core.request import Encode, Generate, Request, Sampling
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.resources import machine
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.registry import ModelRegistry
 
 M_MMAP_THRESHOLD, SMALLEST = -3, 1 << 16
 MIB = 1 << 20
@@ -60,7 +60,7 @@ def waves(model: Model, settings: Settings) -> list[list[Request]]:
     return [many, alike, long, scored]
 
 
-async def asked(registry: Registry, model: Model, requests: Sequence[Request]) -> None:
+async def asked(registry: ModelRegistry, model: Model, requests: Sequence[Request]) -> None:
     for stream in registry.submit(model, requests):
         events = [event async for event in stream]
         assert "Failed" not in type(events[-1]).__name__, events[-1]
@@ -69,32 +69,32 @@ async def asked(registry: Registry, model: Model, requests: Sequence[Request]) -
 async def measured(warm: str, source: str, settings: Settings) -> dict[str, float]:
     engine, metrics = Engine(Metrics([]), threads=1), Metrics([])
     engine.start()
-    registry = Registry(engine, settings, told=metrics)
-    await registry.load("warm", warm).end()
+    registry = ModelRegistry(engine, settings, told=metrics)
+    await registry.load("warm", warm).wait_and_raise()
     small = registry.models()[0]
     for wave in waves(small, settings):
         await asked(registry, small, wave[:4])
     del small
     lives = 1 if settings.precision in ("auto", "float32") else 2
     for _ in range(lives):  # of the first the libraries keep up to 45 MiB, for kernels and their buffers
-        machine.give_back()
+        machine.return_free_memory()
         found = await one_life(registry, source, settings)
     await engine.close(0)
     return found
 
 
-async def one_life(registry: Registry, source: str, settings: Settings) -> dict[str, float]:
+async def one_life(registry: ModelRegistry, source: str, settings: Settings) -> dict[str, float]:
     """MiB that were added: at most while it was loaded, at most while it was asked, and after it was unloaded."""
     forget()
     base = resident("VmRSS")
-    await registry.load("model", source).end()
+    await registry.load("model", source).wait_and_raise()
     loading = resident("VmHWM")
     forget()
     model = registry.models()[1]
     for wave in waves(model, settings):
         await asked(registry, model, wave)
     peak = resident("VmHWM")
-    await registry.unload("model", 0).end()
+    await registry.unload("model", 0).wait_and_raise()
     return {"loading": loading - base, "peak": peak - base, "gone": resident("VmRSS") - base}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint.load_estimate import size
+from polyhead.models.checkpoint.load_estimate import estimate_load
 from polyhead.models.core.errors import ModelError
 from polyhead.service.runtime import tokenizer_check as vetting
 
@@ -651,14 +651,14 @@ def memory(what: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
 
-def tried(name: str, source: str, watch: Watch, vet: vetting.Vetting) -> Outcome:
+def tried(name: str, source: str, watch: Watch, vet: vetting.TokenizerCheck) -> Outcome:
     """Who describes it first and finds it too large for memory reads nothing of it."""
     outcome = Outcome(name)
     Path("/proc/self/clear_refs").write_text("5")
     before, began = memory("VmRSS"), time.process_time()
     watch.heard, watch.on = [], True
     try:
-        needed = size(checkpoint.describe(source, vet=vet.vet)).weights(torch.float32)
+        needed = estimate_load(checkpoint.describe_source(source, vet=vet.check_folder)).weight_bytes(torch.float32)
         if needed > 1 << 30:
             raise ModelError(f"it needs {needed} bytes")
         template = checkpoint.load(source).chat
@@ -675,8 +675,8 @@ def tried(name: str, source: str, watch: Watch, vet: vetting.Vetting) -> Outcome
 
 
 def main(cases: Path) -> None:
-    watch, vet = Watch(), vetting.Vetting()
-    vetting.SECONDS = 2  # of a processor
+    watch, vet = Watch(), vetting.TokenizerCheck()
+    vetting.CPU_SECONDS = 2  # of a processor
     for name, source in json.loads(cases.read_text()):
         sys.stdout.write(json.dumps(asdict(tried(name, source, watch, vet))) + "\n")
         sys.stdout.flush()

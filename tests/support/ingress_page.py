@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from polyhead.service.metrics.metric_table import METRICS
-from polyhead.service.metrics.series import Series
+from polyhead.service.metrics.metric_table import ALL_METRICS
+from polyhead.service.metrics.series import MetricSeries
 
 MODEL = "chat"
 REPLICAS = ("127.0.0.1:9100", "127.0.0.1:9101")
 WHYS = ("affinity", "load", "only")
 
 
-def counted(page: Series) -> bytes:
+def counted(page: MetricSeries) -> bytes:
     """A little more than last time of all that grows."""
     page.gauge("replicas", MODEL).set(len(REPLICAS))
     page.gauge("wanted_replicas", MODEL).set(len(REPLICAS))
@@ -26,13 +26,13 @@ def counted(page: Series) -> bytes:
         page.counter("routed", MODEL, why).inc()
     for name in ("replicas_lost", "rerouted"):
         page.counter(name, MODEL).inc()
-    return page.page("")[0]
+    return page.render("")[0]
 
 
 @contextmanager
 def ingress_page() -> Iterator[str]:
     """Its address while it is served."""
-    page = Series(METRICS)
+    page = MetricSeries(ALL_METRICS)
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint.load_estimate import size
+from polyhead.models.checkpoint.load_estimate import estimate_load
 from polyhead.models.core.errors import ModelError
 from polyhead.service.runtime import tokenizer_check as vetting
 
@@ -101,11 +101,11 @@ def cases(sources: list[Path], chance: random.Random, count: int) -> Iterator[tu
                 yield f"{source.name}/{name} {number}", source, name, mutated(name, file.read_bytes(), chance)
 
 
-def tried(source: Path, vet: vetting.Vetting) -> str:
+def tried(source: Path, vet: vetting.TokenizerCheck) -> str:
     """A model that reads a text, or the sentence that refuses it; everything else is raised."""
     try:
-        what = checkpoint.describe(str(source), vet=vet.vet)
-        if size(what).weights(torch.float32) > SMALL:
+        what = checkpoint.describe_source(str(source), vet=vet.check_folder)
+        if estimate_load(what).weight_bytes(torch.float32) > SMALL:
             return "large"
         loaded = checkpoint.load(str(source))
         loaded.tokenizer.encode_batch(["a fox", ("a fox", "b")])
@@ -118,8 +118,8 @@ def tried(source: Path, vet: vetting.Vetting) -> str:
 
 
 def main(seed: int, count: int, place: Path, sources: list[Path]) -> None:
-    chance, vet = random.Random(seed), vetting.Vetting()
-    vetting.SECONDS = 4
+    chance, vet = random.Random(seed), vetting.TokenizerCheck()
+    vetting.CPU_SECONDS = 4
     for name, source, file, content in cases(sources, chance, count):
         copy = place / "case" if source.is_dir() else place / "case.gguf"
         if source.is_dir():

@@ -93,7 +93,7 @@ def main(wishes: socket.socket) -> None:
     """Grants wishes until nobody is left to make any.  Returns in children only when they have ended."""
     from polyhead.service.config import settings
 
-    settings.prepare_process()
+    settings.set_library_defaults()
     import polyhead.service.server.assembly  # noqa: F401
     from polyhead.service.cli.main import app
     from tests.support import (

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from polyhead.service.cli.main import app
-from polyhead.training.recipes import recipe
+from polyhead.training.recipes import finetune_recipe as recipe
 
 RECIPES = Path(recipe.__file__).parent
 

@@ -37,7 +37,7 @@ def encoded(config: RecurrentConfig, own: Weights, x: Tensor) -> tuple[Tensor, l
         read, ends = [], []
         for suffix in ("", "_reverse") if config.bidirectional else ("",):
             backwards = bool(suffix) or config.reversed_source
-            memory = [torch.zeros(config.hidden // config.directions).to(x)] * config.memories
+            memory = [torch.zeros(config.hidden // config.directions).to(x)] * config.state_tensors
             states: list[Tensor] = []
             for row in reversed(x) if backwards else x:
                 memory = cell(config.cell, own, f"l{layer}{suffix}", row, memory)

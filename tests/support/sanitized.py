@@ -21,15 +21,15 @@ from polyhead.models.executors.contract import Executor
 from polyhead.models.native import large_pages as memory
 from polyhead.models.native import library
 from polyhead.models.native import native_executor as native
-from polyhead.models.native.packed_network import Packed, Precision
+from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.lora import LowRank, products
+from polyhead.models.network.lora import LowRank, adaptable_shapes
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.logits_processors import Shape
-from polyhead.service.engine.native_sampling import Compiled
-from polyhead.service.engine.sampler import Ask
+from polyhead.service.engine.logits_processors import LogitsProcessor
+from polyhead.service.engine.native_sampling import CompiledSampler
+from polyhead.service.engine.sampler import SampleRow
 from tests.models.executors.test_bounds import LEARNED, disturbed, fits, fuzzed, good, passed, texts, unchecked
 from tests.models.native.test_step import BERT, ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
 
@@ -61,7 +61,7 @@ def exact_bytes(size: int) -> NDArray[np.uint8]:
     return np.zeros(size, np.uint8)
 
 
-def exact(self: memory.Memory, count: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+def exact(self: memory.PageAllocator, count: int, dtype: type[np.generic]) -> NDArray[np.generic]:
     return np.zeros(count, dtype)
 
 
@@ -124,7 +124,7 @@ def adapters(config: ModelConfig, executor: Executor) -> list[int]:
     def low(rank: int, inputs: int, outputs: int) -> LowRank:
         return LowRank(torch.randn(rank, inputs), torch.randn(outputs, rank) / 64)
 
-    shapes = products(config)
+    shapes = adaptable_shapes(config)
     everywhere = {name: low(5, *shape) for name, shape in shapes.items()}
     somewhere = {name: low(3, *shape) for name, shape in shapes.items() if "value" in name or "mlp.up" in name}
     return [0, executor.attach(everywhere), executor.attach(somewhere)]
@@ -155,7 +155,7 @@ def encode(config: ModelConfig, instructions: str) -> int:
             rows = replace(rows, adapters=[choice.choice(numbers) for _ in texts])
             rows = replace(rows, segments=[1] * len(rows.tokens)) if config.segments else rows
             executor.step(rows)
-            if len(rows.wanted) == len(rows.tokens):
+            if len(rows.output_rows) == len(rows.tokens):
                 executor.step_with_states(rows)
             steps += 1
     return steps
@@ -164,12 +164,12 @@ def encode(config: ModelConfig, instructions: str) -> int:
 def multiply(instructions: str) -> int:
     """Products of all the heights that a tile can have, in all formats."""
     for format, (precision, least, steps) in enumerate(FORMATS):
-        pack = Packed(library.library(instructions), LLAMA, precision)
+        pack = PackedNetwork(library.load_library(instructions), LLAMA, precision)
         for rows in range(1, 15):
             linear = nn.Linear(FINE + rows, 29 + rows, bias=rows % 2 > 0)
             if steps:
                 narrow(linear, least, steps)
-            assert pack.linear([linear]).format == format
+            assert pack.pack_linear([linear]).format == format
             multiplied(pack, linear, torch.randn(rows, FINE + rows))
     return 14 * len(FORMATS)
 
@@ -201,15 +201,17 @@ def fuzz(instructions: str) -> int:
 
 def draw(instructions: str) -> int:
     """Rows of all kinds of lengths, drawn from in all ways."""
-    sampler, choice, steps = Compiled(instructions, 2), random.Random(3), 0
+    sampler, choice, steps = CompiledSampler(instructions, 2), random.Random(3), 0
     for words in (1, 31, 64, 257, 512):
         logits = torch.randn(9, words)
         bits = np.full(-(-words // 32), -2, np.int32)  # not the first
         shaped = Sampling(allowed=tuple(range(0, words + 3, 2)), bias=((0, 2.0), (words - 1, -1.0), (words, 1.0)))
-        shape = Shape(Generate("", (1, 2), 5, sampling=shaped))
+        shape = LogitsProcessor(Generate("", (1, 2), 5, sampling=shaped))
         for way, logprobs, one, guide in product(WAYS, (-1, 0, 4, 1000), (None, shape), (None, bits)):
             uniforms = [0.0, 1 - 2**-53, *(choice.random() for _ in range(7))]
-            sampler.draw(logits, [Ask(row, way, uniform, one, guide, logprobs) for row, uniform in enumerate(uniforms)])
+            sampler.sample(
+                logits, [SampleRow(row, way, uniform, one, guide, logprobs) for row, uniform in enumerate(uniforms)]
+            )
             steps += 1
     return steps
 
@@ -217,8 +219,8 @@ def draw(instructions: str) -> int:
 def exactly(folder: Path) -> None:
     """From now on libraries are those of `folder`, and what they are given has exactly its size."""
     torch.set_num_threads(1)
-    memory.Memory.zeros = exact  # type: ignore[method-assign]
-    native.mapped = exact_bytes
+    memory.PageAllocator.zeros = exact  # type: ignore[method-assign]
+    native.map_pages = exact_bytes
     library.LIBRARIES = folder
 
 

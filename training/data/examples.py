@@ -40,7 +40,7 @@ class Corpus(Generic[Answer]):
 
     examples: list[Example[Answer]]
     labels: tuple[str, ...]
-    alike: bool = True
+    group_similar: bool = True
     left_out: int = 0
 
 
@@ -53,7 +53,7 @@ class Split(Generic[Answer]):
     held_out: list[Example[Answer]]
 
 
-class Sets:
+class DisjointSets:
     """Disjoint sets of the numbers below `size` (union-find with path halving)."""
 
     def __init__(self, size: int) -> None:
@@ -69,7 +69,7 @@ class Sets:
         self.parents[self.find(one)] = self.find(other)
 
 
-def words(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
     """The words of a text, case and punctuation gone; a text without any (an emoticon) is its own word."""
     return frozenset(WORD.findall(text.lower())) or frozenset((text,))
 
@@ -80,33 +80,33 @@ def near_duplicates(texts: Sequence[str], threshold: float) -> list[tuple[int, i
     Two such texts share one of their rarest words, so only those are compared (prefix filtering, Chaudhuri et al.
     2006, "A primitive operator for similarity joins in data cleaning").
     """
-    bags = [words(text) for text in texts]
+    bags = [word_set(text) for text in texts]
     counts = Counter(word for bag in bags for word in bag)
     holders: dict[str, list[int]] = defaultdict(list)
     pairs: list[tuple[int, int]] = []
     for index, bag in enumerate(bags):
         rarest = sorted(bag, key=lambda word: (counts[word], word))[: len(bag) - math.ceil(threshold * len(bag)) + 1]
-        near = sorted({other for word in rarest for other in holders[word] if fits(bag, bags[other], threshold)})
+        near = sorted({other for word in rarest for other in holders[word] if sizes_allow(bag, bags[other], threshold)})
         pairs.extend((other, index) for other in near if len(bag & bags[other]) >= threshold * len(bag | bags[other]))
         for word in rarest:
             holders[word].append(index)
     return pairs
 
 
-def fits(one: frozenset[str], other: frozenset[str], threshold: float) -> bool:
+def sizes_allow(one: frozenset[str], other: frozenset[str], threshold: float) -> bool:
     """Whether their sizes alone let them overlap so much."""
     return min(len(one), len(other)) >= threshold * max(len(one), len(other))
 
 
-def groups(examples: Sequence[Example[Any]], alike: bool = True, threshold: float = 0.6) -> list[str]:
+def group_names(examples: Sequence[Example[Any]], alike: bool = True, threshold: float = 0.6) -> list[str]:
     """Each example's group, named after its alphabetically first source so that order does not matter."""
-    sets = Sets(len(examples))
+    sets = DisjointSets(len(examples))
     first: dict[tuple[str, str], int] = {}
     for index, example in enumerate(examples):
         for key in [(example.domain, example.source), *(("subject", subject) for subject in example.subjects)]:
             sets.join(index, first.setdefault(key, index))
     if alike:
-        for one, other in near_duplicates([joined(example.text) for example in examples], threshold):
+        for one, other in near_duplicates([join_texts(example.text) for example in examples], threshold):
             sets.join(one, other)
     names: dict[int, str] = {}
     for index, example in enumerate(examples):
@@ -115,11 +115,11 @@ def groups(examples: Sequence[Example[Any]], alike: bool = True, threshold: floa
     return [names[sets.find(index)] for index in range(len(examples))]
 
 
-def joined(text: str | tuple[str, str]) -> str:
+def join_texts(text: str | tuple[str, str]) -> str:
     return text if isinstance(text, str) else "\n".join(text)
 
 
-def share(group: str) -> float:
+def hash_share(group: str) -> float:
     """Where in [0, 1) a group falls: the same on every machine, whatever else is in the data."""
     return int.from_bytes(hashlib.sha256(group.encode()).digest()[:8]) / 2**64
 
@@ -127,8 +127,8 @@ def share(group: str) -> float:
 def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) -> Split[Answer]:
     """Divide by group; `validation` and `held_out` are shares of the groups."""
     parts: Split[Answer] = Split([], [], [])
-    for example, group in zip(corpus.examples, groups(corpus.examples, corpus.alike), strict=True):
-        place = share(group)
+    for example, group in zip(corpus.examples, group_names(corpus.examples, corpus.group_similar), strict=True):
+        place = hash_share(group)
         if place < held_out:
             parts.held_out.append(example)
         elif place < held_out + validation:
@@ -140,7 +140,7 @@ def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) 
 
 def split_by_domain(corpus: Corpus[Answer], left_out: str, validation: float) -> Split[Answer]:
     """Hold out one domain whole; the others are divided by group.  Groups that reach into the domain are dropped."""
-    examples, names = corpus.examples, groups(corpus.examples, corpus.alike)
+    examples, names = corpus.examples, group_names(corpus.examples, corpus.group_similar)
     touched = {name for example, name in zip(examples, names, strict=True) if example.domain == left_out}
     held_out = [example for example in examples if example.domain == left_out]
     rest = [example for example, name in zip(examples, names, strict=True) if name not in touched]

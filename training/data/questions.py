@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .examples import Corpus, Example, groups
-from .wiki import PARENTHESES, fetched, first_sentence, leads
+from .examples import Corpus, Example, group_names
+from .wiki import PARENTHESES, fetch_articles, first_sentence, leads
 
 WORD = r"[A-Z](?:[\w'’–-]+|\.)"
 NAME = rf"{WORD}(?: (?:(?:of|the|and|de|la) )*{WORD})*"
@@ -19,16 +19,16 @@ STOP = (
     r"(?=,|;|:| \(| (?:that|which|who|whose|whom|where|when|in which|typically|often|usually|used|known|located"
     r"|situated|consisting)\b|\.?$)"
 )
-IS = re.compile(rf"(?P<subject>.+?) (?P<verb>is|was|are|were) (?P<answer>(?:an?|the|one of the) .+?){STOP}")
+DEFINITION = re.compile(rf"(?P<subject>.+?) (?P<verb>is|was|are|were) (?P<answer>(?:an?|the|one of the) .+?){STOP}")
 RELATIVE = re.compile(r"\b(?:that|which|who|whose|where|when)\b")
 ORIGIN = re.compile(rf"an? (?P<answer>{NAME})(?= [a-z])")
 PLACE = re.compile(rf"\b(?:in|on|of) (?P<answer>(?:the )?(?:[a-z-]+ )?{NAME})(?=$| (?:and|with|near|between)\b)")
 END = r"(?=[,.;:]|$| (?:in|and|as|with|who|which)\b)"  # of a name: it describes nothing behind it
-LONGEST = 100  # characters of an answer
+MAX_ANSWER_CHARACTERS = 100  # characters of an answer
 
 
 @dataclass(frozen=True)
-class Template:
+class QuestionTemplate:
     """How a question is put about a "{title}", and what in a sentence answers it."""
 
     question: str
@@ -36,16 +36,16 @@ class Template:
 
 
 TEMPLATES = {
-    "field": Template("In which field is {title}?", re.compile(r"In (?P<answer>[a-z]+(?: [a-z]+){0,2}),")),
-    "name": Template(
+    "field": QuestionTemplate("In which field is {title}?", re.compile(r"In (?P<answer>[a-z]+(?: [a-z]+){0,2}),")),
+    "name": QuestionTemplate(
         "What is {title} also called?",
         re.compile(r"\balso (?:known as|called) (?P<answer>(?:the )?[^,.;:()]+?)(?=,| (?:is|was|are|were|or|and)\b)"),
     ),
-    "capital": Template(
+    "capital": QuestionTemplate(
         "What is {title} the capital of?",
         re.compile(rf" is the capital(?:,? and [a-z ]+ city,?)? of (?:the )?(?P<answer>{NAME}){END}"),
     ),
-    "maker": Template(
+    "maker": QuestionTemplate(
         "By whom was {title} made?",
         re.compile(rf" (?:written|directed|composed|painted|created) by (?:the )?(?:[a-z]+ )?(?P<answer>{NAME}){END}"),
     ),
@@ -64,23 +64,23 @@ class Question:
 def corpus(downloads: Path) -> Corpus[tuple[int, int]]:
     """Pairs of a question and a lead, and where in the lead the answer stands.  Leads that no rule is certain of are
     left out.  What is asked about one article, or one in nearly the same words or described alike, belongs together."""
-    articles = fetched(downloads)
+    articles = fetch_articles(downloads)
     kin = [*leads(downloads).examples]
-    group = dict(zip((each.source for each in kin), groups(kin), strict=True))
+    group = dict(zip((each.source for each in kin), group_names(kin), strict=True))
     examples = [
         Example((question.text, article["extract"]), question.answer, question.kind, title, (group.get(title, title),))
         for title, article in articles.items()
-        for question in asked(title, article["topic"], article["extract"])
+        for question in generate_questions(title, article["topic"], article["extract"])
     ]
     silent = len(articles) - len({example.source for example in examples})
-    return Corpus(examples, (), alike=False, left_out=silent)
+    return Corpus(examples, (), group_similar=False, left_out=silent)
 
 
-def asked(title: str, topic: str, lead: str) -> Iterator[Question]:
+def generate_questions(title: str, topic: str, lead: str) -> Iterator[Question]:
     """All questions whose answer is found with certainty."""
     sentence, name = first_sentence(lead), PARENTHESES.sub("", title)
-    found = IS.match(sentence)
-    if found and is_about(name, found["subject"]) and len(found["answer"]) <= LONGEST:
+    found = DEFINITION.match(sentence)
+    if found and is_about(name, found["subject"]) and len(found["answer"]) <= MAX_ANSWER_CHARACTERS:
         start, end = found.span("answer")
         yield Question("what", f"{'Who' if topic == 'People' else 'What'} {found['verb']} {name}?", (start, end))
         if topic == "People" and (origin := ORIGIN.match(sentence, start, end)):
@@ -88,7 +88,7 @@ def asked(title: str, topic: str, lead: str) -> Iterator[Question]:
         if topic == "Geography" and (place := PLACE.search(sentence, start, end)):
             yield Question("where", f"Where is {name}?", place.span("answer"))
     for kind, template in TEMPLATES.items():
-        if (found := template.pattern.search(sentence)) and len(found["answer"]) <= LONGEST:
+        if (found := template.pattern.search(sentence)) and len(found["answer"]) <= MAX_ANSWER_CHARACTERS:
             yield Question(kind, template.question.format(title=name), found.span("answer"))
 
 

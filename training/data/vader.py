@@ -35,7 +35,7 @@ TITLE = re.compile(r"(?<=[a-z,;:'\"(] )([A-Z][\w'&]+(?: (?:(?:of|the|and|a|in|to
 
 def corpus(downloads: Path) -> Corpus[int]:
     """Every rated sentence."""
-    return Corpus(read(fetch_archive(downloads)), LABELS)
+    return Corpus(read_archive(fetch_archive(downloads)), LABELS)
 
 
 def fetch_archive(folder: Path) -> Path:
@@ -44,7 +44,7 @@ def fetch_archive(folder: Path) -> Path:
     return folder / ARCHIVE
 
 
-def read(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
+def read_archive(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
     """All sentences whose mean rating is at least `threshold` away from neutral."""
     examples: list[Example[int]] = []
     with tarfile.open(archive) as members:
@@ -52,21 +52,21 @@ def read(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
             content = members.extractfile(member)
             assert content is not None, f"{member} is no file"
             lines = io.TextIOWrapper(content, encoding="utf-8").read().splitlines()
-            examples.extend(rated(domain, lines, threshold))
+            examples.extend(read_rated(domain, lines, threshold))
     return examples
 
 
-def rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example[int]]:
+def read_rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example[int]]:
     """One file's examples.  Amazon ids read review_sentence; elsewhere nothing says which lines are of one document."""
     for line in lines:
         number, mean, text = line.split("\t")
         if abs(float(mean)) < threshold:
             continue
-        text = clean(text)
+        text = clean_text(text)
         subjects = tuple(TITLE.findall(text)) if domain == "movie" else ()
         yield Example(text, int(float(mean) > 0), domain, number.split("_")[0], subjects)
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Undo what the collection did to the text and no client will: HTML entities, doubled quotes, gaps."""
     return re.sub(r"\s+", " ", html.unescape(text).replace("''", '"')).strip()

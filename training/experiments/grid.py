@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.models.literature.glimpse import Glimpse, Hard, Reinforcement, Soft
-from polyhead.models.literature.score_functions import SCORES, Widths
+from polyhead.models.literature.glimpse import Glimpse, HardAttention, ReinforceLoss, SoftAttention
+from polyhead.models.literature.score_functions import SCORE_FUNCTIONS, ScoreWidths
 
 from ..loop.descent import descend
 
-ASKED = 1000  # questions that are measured
-LOOKS: dict[str, type[Soft]] = {"soft": Soft, "hard": Hard}
+TEST_QUESTIONS = 1000  # questions that are measured
+ATTENTIONS: dict[str, type[SoftAttention]] = {"soft": SoftAttention, "hard": HardAttention}
 
 
 @dataclass(frozen=True)
-class Questions:
+class GridQuestions:
     """N grids of P cells, no two of a colour; a colour each, where its cell is, and the digit in it."""
 
     cells: Tensor  # [N, P, P + digits], each a colour and a digit, one-hot
@@ -30,45 +30,45 @@ class Questions:
     answers: Tensor  # [N]
 
 
-def draw(count: int, generator: torch.Generator, cells: int = 6, digits: int = 5) -> Questions:
+def sample_questions(count: int, generator: torch.Generator, cells: int = 6, digits: int = 5) -> GridQuestions:
     colours = torch.rand(count, cells, generator=generator).argsort(dim=1)
     written = torch.randint(digits, (count, cells), generator=generator)
     places = torch.randint(cells, (count,), generator=generator)
     picture = torch.cat((F.one_hot(colours, cells), F.one_hot(written, digits)), dim=-1).float()
     rows = torch.arange(count)
-    return Questions(picture, F.one_hot(colours[rows, places], cells).float(), places, written[rows, places])
+    return GridQuestions(picture, F.one_hot(colours[rows, places], cells).float(), places, written[rows, places])
 
 
-class Looker(nn.Module):
+class GlimpseNetwork(nn.Module):
     """Answers from one glimpse."""
 
     def __init__(self, look: str, cells: int = 6, digits: int = 5) -> None:
         super().__init__()
-        self.look = LOOKS[look](SCORES["general"](Widths(query=cells, key=cells + digits)))
+        self.look = ATTENTIONS[look](SCORE_FUNCTIONS["general"](ScoreWidths(query=cells, key=cells + digits)))
         self.answer = nn.Linear(cells + digits, digits)
 
-    def forward(self, asked: Questions) -> tuple[Tensor, Glimpse]:
+    def forward(self, asked: GridQuestions) -> tuple[Tensor, Glimpse]:
         """[N, digits] scores, and what was seen."""
         glimpse = self.look(asked.colours, asked.cells, torch.ones(asked.cells.shape[:2], dtype=torch.bool))
         return self.answer(glimpse.seen), glimpse
 
 
-def learned(looker: Looker, steps: int, size: int = 64, seed: int = 0) -> list[float]:
+def train_network(looker: GlimpseNetwork, steps: int, size: int = 64, seed: int = 0) -> list[float]:
     """Train on as many batches of `size` questions; the losses.  A glimpse is worth what it makes of the answer's
     likelihood."""
-    generator, reinforcement = torch.Generator().manual_seed(seed), Reinforcement()
+    generator, reinforcement = torch.Generator().manual_seed(seed), ReinforceLoss()
 
     def loss() -> Tensor:
-        asked = draw(size, generator)
+        asked = sample_questions(size, generator)
         scores, glimpse = looker(asked)
         each = F.cross_entropy(scores, asked.answers, reduction="none")
-        return each.mean() + (reinforcement.loss(glimpse, -each) if isinstance(looker.look, Hard) else 0.0)
+        return each.mean() + (reinforcement.loss(glimpse, -each) if isinstance(looker.look, HardAttention) else 0.0)
 
     return descend(looker, loss, steps, 0.03, sys.stderr.write)
 
 
 @torch.no_grad()
-def measured(looker: Looker, asked: Questions) -> tuple[float, float]:
+def measure_network(looker: GlimpseNetwork, asked: GridQuestions) -> tuple[float, float]:
     """How often the answer is right, and how much of the weight lies where it stands."""
     scores, glimpse = looker(asked)
     right = (scores.argmax(dim=-1) == asked.answers).float().mean()
@@ -76,12 +76,12 @@ def measured(looker: Looker, asked: Questions) -> tuple[float, float]:
 
 
 def main() -> None:
-    asked = draw(ASKED, torch.Generator().manual_seed(1))
-    for look in LOOKS:
+    asked = sample_questions(TEST_QUESTIONS, torch.Generator().manual_seed(1))
+    for look in ATTENTIONS:
         torch.manual_seed(0)
-        looker = Looker(look)
-        learned(looker, 1000)
-        right, there = measured(looker, asked)
+        looker = GlimpseNetwork(look)
+        train_network(looker, 1000)
+        right, there = measure_network(looker, asked)
         sys.stdout.write(f"{look}: {right:.3f} right, {there:.3f} of the weight where the answer stands\n")
 
 

@@ -14,111 +14,125 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyhead.models.literature.score_functions import Gaussian, LearnedGaussian, Score, Widths, attend
+from polyhead.models.literature.score_functions import (
+    Gaussian,
+    LearnedGaussian,
+    ScoreFunction,
+    ScoreWidths,
+    weighted_sum,
+)
 
 from ..loop.descent import descend
 
-PRESENT = find_spec("matplotlib") is not None
-if PRESENT:
+HAS_MATPLOTLIB = find_spec("matplotlib") is not None
+if HAS_MATPLOTLIB:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "kernel-regression.svg"
-END = 5.0  # of what is seen and asked for, which begins at 0
-ONE = Widths(query=1, key=1)
+FIGURE_FILE = Path(__file__).resolve().parents[2] / "docs" / "kernel-regression.svg"
+X_END = 5.0  # of what is seen and asked for, which begins at 0
+SCALAR_WIDTHS = ScoreWidths(query=1, key=1)
 
 
-class Even(Score):
+class UniformScore(ScoreFunction):
     """Near or far, all the same: the plain mean."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query.new_zeros(query.size(-2), keys.size(-2))
 
 
-WAYS: dict[str, type[Score]] = {"average": Even, "Gaussian kernel": Gaussian, "learned width": LearnedGaussian}
+KERNELS: dict[str, type[ScoreFunction]] = {
+    "average": UniformScore,
+    "Gaussian kernel": Gaussian,
+    "learned width": LearnedGaussian,
+}
 
 
-def truth(x: Tensor) -> Tensor:
+def true_function(x: Tensor) -> Tensor:
     return 2 * x.sin() + x**0.8
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observations:
     """[K, 1] places, in order, and the values that were seen there."""
 
     x: Tensor
     y: Tensor
 
     @classmethod
-    def drawn(cls, count: int, generator: torch.Generator, noise: float = 0.5) -> "Seen":
-        x = (torch.rand(count, 1, generator=generator) * END).sort(dim=0).values
-        return cls(x, truth(x) + noise * torch.randn(count, 1, generator=generator))
+    def sample(cls, count: int, generator: torch.Generator, noise: float = 0.5) -> "Observations":
+        x = (torch.rand(count, 1, generator=generator) * X_END).sort(dim=0).values
+        return cls(x, true_function(x) + noise * torch.randn(count, 1, generator=generator))
 
 
-def foretold(score: Score, seen: Seen, x: Tensor) -> Tensor:
+def predict(score: ScoreFunction, seen: Observations, x: Tensor) -> Tensor:
     """[Q, 1] values at [Q, 1] places."""
-    mixed, _ = attend(x, seen.x, seen.y, score, torch.ones(1, dtype=torch.bool))
+    mixed, _ = weighted_sum(x, seen.x, seen.y, score, torch.ones(1, dtype=torch.bool))
     return mixed
 
 
-def left_out(score: Score, seen: Seen) -> Tensor:
+def leave_one_out_loss(score: ScoreFunction, seen: Observations) -> Tensor:
     """The mean square of what is wrong about each value that was seen, foretold from the others: of itself a value is
     foretold best by the narrowest kernel there is."""
-    mixed, _ = attend(seen.x, seen.x, seen.y, score, ~torch.eye(len(seen.x), dtype=torch.bool))
+    mixed, _ = weighted_sum(seen.x, seen.x, seen.y, score, ~torch.eye(len(seen.x), dtype=torch.bool))
     return (mixed - seen.y).square().mean()
 
 
-def learned(score: Score, seen: Seen, steps: int = 100) -> list[float]:
+def learn_width(score: ScoreFunction, seen: Observations, steps: int = 100) -> list[float]:
     """The width that foretells values from each other best; the losses."""
-    return descend(score, lambda: left_out(score, seen), steps, 0.1)
+    return descend(score, lambda: leave_one_out_loss(score, seen), steps, 0.1)
 
 
-def wrong(score: Score, seen: Seen) -> float:
+def mean_squared_error(score: ScoreFunction, seen: Observations) -> float:
     """The mean square of what is wrong at places all along."""
-    x = torch.linspace(0, END, 101)[:, None]
+    x = torch.linspace(0, X_END, 101)[:, None]
     with torch.no_grad():
-        return float((foretold(score, seen, x) - truth(x)).square().mean())
+        return float((predict(score, seen, x) - true_function(x)).square().mean())
 
 
-def fitted(seen: Seen) -> dict[str, Score]:
+def fit_kernels(seen: Observations) -> dict[str, ScoreFunction]:
     """Each way to weigh, with its width learned where it has one."""
-    scores = {name: way(ONE) for name, way in WAYS.items()}
+    scores = {name: way(SCALAR_WIDTHS) for name, way in KERNELS.items()}
     for score in scores.values():
         if list(score.parameters()):
-            learned(score, seen)
+            learn_width(score, seen)
     return scores
 
 
-def draw(seen: Seen, scores: dict[str, Score], picture: Path) -> None:
+def draw_figure(seen: Observations, scores: dict[str, ScoreFunction], picture: Path) -> None:
     """An SVG that is the same whenever it is made of the same."""
-    x = torch.linspace(0, END, 101)[:, None]
+    x = torch.linspace(0, X_END, 101)[:, None]
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyhead"}), torch.no_grad():
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         axes.plot(seen.x.numpy(), seen.y.numpy(), ".", color="0.6", label="seen")
-        axes.plot(x.numpy(), truth(x).numpy(), "k--", linewidth=1, label="2 sin x + x^0.8")
+        axes.plot(x.numpy(), true_function(x).numpy(), "k--", linewidth=1, label="2 sin x + x^0.8")
         for name, score in scores.items():
-            axes.plot(x.numpy(), foretold(score, seen, x).numpy(), label=f"{name}: off by {off(score, seen):.2f}")
+            axes.plot(
+                x.numpy(),
+                predict(score, seen, x).numpy(),
+                label=f"{name}: off by {root_mean_squared_error(score, seen):.2f}",
+            )
         axes.set(xlabel="x", ylabel="y")
         axes.legend()
         figure.savefig(picture, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
 
 
-def off(score: Score, seen: Seen) -> float:
-    return math.sqrt(wrong(score, seen))
+def root_mean_squared_error(score: ScoreFunction, seen: Observations) -> float:
+    return math.sqrt(mean_squared_error(score, seen))
 
 
 def main() -> None:
     torch.manual_seed(0)
-    seen = Seen.drawn(50, torch.Generator().manual_seed(0))
-    scores = fitted(seen)
+    seen = Observations.sample(50, torch.Generator().manual_seed(0))
+    scores = fit_kernels(seen)
     for name, score in scores.items():
-        sys.stdout.write(f"{name}: off by {off(score, seen):.3f}\n")
-    if not PRESENT:
+        sys.stdout.write(f"{name}: off by {root_mean_squared_error(score, seen):.3f}\n")
+    if not HAS_MATPLOTLIB:
         sys.stdout.write("no picture: drawing it needs an extra, pip install 'polyhead[explain]'\n")
         return
-    draw(seen, scores, PICTURE)
-    sys.stdout.write(f"drawn: {PICTURE.name}\n")
+    draw_figure(seen, scores, FIGURE_FILE)
+    sys.stdout.write(f"drawn: {FIGURE_FILE.name}\n")
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
-from polyhead.models.architectures import FAMILIES, Family, HeadSpec, rename
-from polyhead.models.checkpoint.tensor_files import safetensors
+from polyhead.models.architectures import FAMILIES, Family, HeadSpec, rename_weight
+from polyhead.models.checkpoint.tensor_files import read_safetensors
 
 from ..loop.errors import RecipeError
-from ..loop.lora_training import LoraLinear, LowRank
+from ..loop.lora_training import LoraConfig, LoraLinear
 
-WEIGHTS = "adapter_model.safetensors"
-TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's words for what a head does
-HEADS = (
+WEIGHTS_FILE = "adapter_model.safetensors"
+PEFT_TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's words for what a head does
+HEAD_MODULES = (
     "{prefix}.pooler.dense",
     "{prefix}.pooler",
     "pre_classifier",
@@ -37,20 +37,20 @@ HEADS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapter:
+class TrainedAdapter:
     """All that goes into the folder.  `base` is the folder trained on, `base_name` what others know it by."""
 
     base: Path
     base_name: str
     family: str
     architecture: str
-    shape: LowRank
+    lora: LoraConfig
     layers: Mapping[str, LoraLinear]
     head: nn.Module
     labels: Sequence[str]
 
 
-def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+def save_adapter(adapter: TrainedAdapter, folder: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write adapter_config.json, adapter_model.safetensors and config.json, as PEFT would."""
     family = FAMILIES[adapter.family]
     spec = family.heads[adapter.architecture]
@@ -65,15 +65,15 @@ def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> 
     kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
     saved = sorted({name.removeprefix(f"{family.prefix}.").split(".")[0] for name in head.values()})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS).write_bytes(serialized(kept, metadata={"format": "pt"}))
+    (folder / WEIGHTS_FILE).write_bytes(serialized(kept, metadata={"format": "pt"}))
     write_json(folder / "adapter_config.json", peft_config(adapter, [body[name] for name in adapter.layers], saved))
-    write_json(folder / "config.json", labels_config(adapter.architecture, spec.kind, adapter.labels))
+    write_json(folder / "config.json", labels_config(adapter.architecture, spec.task, adapter.labels))
 
 
 def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
     spec = family.heads.get(architecture)
-    if spec is None or spec.kind != kind:
-        known = ", ".join(name for name, spec in family.heads.items() if spec.kind == kind)
+    if spec is None or spec.task != kind:
+        known = ", ".join(name for name, spec in family.heads.items() if spec.task == kind)
         raise RecipeError(
             f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {known}"
         )
@@ -84,8 +84,8 @@ def body_names(base: Path, family: Family) -> dict[str, str]:
     """Our module name -> theirs, with the base model's prefix, for every weight matrix in the base folder."""
     names = {}
     for file in sorted(base.glob("*.safetensors")):
-        for theirs, entry in safetensors(file).items():
-            pieces = rename(family, (), theirs, torch.empty(entry.shape, device="meta"))
+        for theirs, entry in read_safetensors(file).items():
+            pieces = rename_weight(family, (), theirs, torch.empty(entry.shape, device="meta"))
             if len(pieces) == 1 and pieces[0][1].is_contiguous() and theirs.endswith(".weight"):
                 module = theirs.removeprefix(f"{family.prefix}.").removesuffix(".weight")
                 names[pieces[0][0].removesuffix(".weight")] = f"{family.prefix}.{module}"
@@ -94,7 +94,7 @@ def body_names(base: Path, family: Family) -> dict[str, str]:
     return names
 
 
-def refuse_unnamed(base: Path, family: Family, layers: Iterable[str]) -> None:
+def check_layer_names(base: Path, family: Family, layers: Iterable[str]) -> None:
     """RecipeError where the base's files hold a layer transposed, or as one with others: PEFT would adapt it so."""
     if missing := sorted(set(layers) - body_names(base, family).keys()):
         raise RecipeError(f"lora.targets: {missing[0]} is stored transposed or as one with others; name other layers")
@@ -103,26 +103,26 @@ def refuse_unnamed(base: Path, family: Family, layers: Iterable[str]) -> None:
 def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
     """Our module name in the head -> theirs."""
     names = {}
-    for theirs in (module.format(prefix=family.prefix) for module in HEADS):
+    for theirs in (module.format(prefix=family.prefix) for module in HEAD_MODULES):
         bare = f"{theirs}.weight".removeprefix(f"{family.prefix}.")
         if any(re.search(pattern, bare) for pattern, _ in spec.renames):
-            [(ours, _)] = rename(family, spec.renames, bare, torch.empty(0, device="meta"))
+            [(ours, _)] = rename_weight(family, spec.renames, bare, torch.empty(0, device="meta"))
             module = ours.removeprefix("head.").removesuffix(".weight")
             if "." not in module:  # another family's name that begins as this one's
                 names[module] = theirs
     return names
 
 
-def peft_config(adapter: Adapter, targets: list[str], saved: list[str]) -> dict[str, object]:
+def peft_config(adapter: TrainedAdapter, targets: list[str], saved: list[str]) -> dict[str, object]:
     """The fields of PEFT's LoraConfig that carry something; the others keep their defaults there."""
-    kind = FAMILIES[adapter.family].heads[adapter.architecture].kind
+    kind = FAMILIES[adapter.family].heads[adapter.architecture].task
     return {
         "peft_type": "LORA",
-        "task_type": TASKS[kind],
+        "task_type": PEFT_TASKS[kind],
         "base_model_name_or_path": adapter.base_name,
-        "r": adapter.shape.rank,
-        "lora_alpha": adapter.shape.alpha,
-        "lora_dropout": adapter.shape.dropout,
+        "r": adapter.lora.rank,
+        "lora_alpha": adapter.lora.alpha,
+        "lora_dropout": adapter.lora.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

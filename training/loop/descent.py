@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 WARM_UP = 10  # steps
-SHOWN = 50  # of as many losses the mean is told
+REPORT_EVERY = 50  # of as many losses the mean is told
 
 
 def descend(
@@ -28,7 +28,7 @@ def descend(
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         losses.append(value.item())
-        if len(losses) % SHOWN == 0:
-            tell(f"step {len(losses)}/{steps}  loss {sum(losses[-SHOWN:]) / SHOWN:.4f}\n")
+        if len(losses) % REPORT_EVERY == 0:
+            tell(f"step {len(losses)}/{steps}  loss {sum(losses[-REPORT_EVERY:]) / REPORT_EVERY:.4f}\n")
     network.eval()
     return losses

@@ -11,22 +11,22 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Share = Annotated[float, Field(ge=0, lt=1)]  # of what is left out
-PARTS = ("attention.output", "cross.output", "mlp.down", "embedding_norm")
+DropoutRate = Annotated[float, Field(ge=0, lt=1)]  # of what is left out
+DROPOUT_PARTS = ("attention.output", "cross.output", "mlp.down", "embedding_norm")
 
 
-def drop(network: nn.Module, share: float, parts: Iterable[str] = PARTS) -> None:
+def add_dropout(network: nn.Module, share: float, parts: Iterable[str] = DROPOUT_PARTS) -> None:
     """While it learns, a `share` of what comes out of every part whose name ends so is zero, and the rest larger."""
 
     def dropped(part: nn.Module, _: object, out: Tensor) -> Tensor:
-        return thinned(out, share) if part.training else out
+        return apply_dropout(out, share) if part.training else out
 
     for name, module in network.named_modules():
         if share and any(f".{name}".endswith(f".{part}") for part in parts):
             module.register_forward_hook(dropped)
 
 
-def thinned(x: Tensor, share: float) -> Tensor:
+def apply_dropout(x: Tensor, share: float) -> Tensor:
     """A `share` of it zero, and the rest as much larger.
 
     A CPU draws one number at a time.  Here one draw is for four: 16 bits tell a share to 1 in 65,536.

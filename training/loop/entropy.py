@@ -13,35 +13,35 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-PIECE = 1 << 22  # scores at once, 16 MiB: few enough for a cache, rows enough for products
-Last = tuple[Tensor, Tensor | None]  # what makes scores of states: a matrix [V, W], and a bias [V] or none
+CHUNK_SCORES = 1 << 22  # scores at once, 16 MiB: few enough for a cache, rows enough for products
+OutputLayer = tuple[Tensor, Tensor | None]  # what makes scores of states: a matrix [V, W], and a bias [V] or none
 
 
-def mean_entropy(states: Tensor, last: Last, right: Tensor, smoothing: float = 0.0) -> Tensor:
+def mean_entropy(states: Tensor, last: OutputLayer, right: Tensor, smoothing: float = 0.0) -> Tensor:
     """The mean cross-entropy of the [M] right choices by [M, W] states; 0 of none.
 
     With `smoothing`, that share of the target is spread over all (Szegedy et al. 2016, arXiv:1512.00567).
     """
-    loss: Tensor = Entropy.apply(states, right, smoothing, *last)  # type: ignore[no-untyped-call]
+    loss: Tensor = ChunkedEntropy.apply(states, right, smoothing, *last)  # type: ignore[no-untyped-call]
     return loss
 
 
-def told(states: Tensor, last: Last, right: Tensor) -> tuple[float, int]:
+def entropy_and_hits(states: Tensor, last: OutputLayer, right: Tensor) -> tuple[float, int]:
     """The sum of the cross-entropies, and how many of the right choices are the likeliest."""
     loss, hits = 0.0, 0
-    for rows in pieces(len(states), len(last[0])):
+    for rows in row_chunks(len(states), len(last[0])):
         scores = F.linear(states[rows], *last).float()
         loss += F.cross_entropy(scores, right[rows], reduction="sum").item()
         hits += int((scores.argmax(dim=-1) == right[rows]).sum())
     return loss, hits
 
 
-def pieces(rows: int, words: int) -> Iterator[slice]:
-    size = max(1, PIECE // words)
+def row_chunks(rows: int, words: int) -> Iterator[slice]:
+    size = max(1, CHUNK_SCORES // words)
     return (slice(at, at + size) for at in range(0, rows, size))
 
 
-class Entropy(torch.autograd.Function):
+class ChunkedEntropy(torch.autograd.Function):
     """The gradient is taken on the way forward, and only multiplied on the way back."""
 
     @staticmethod
@@ -50,7 +50,7 @@ class Entropy(torch.autograd.Function):
         assert weight is not None
         of_states, of_weight = torch.empty_like(states), torch.zeros_like(weight)
         of_bias = None if bias is None else torch.zeros_like(bias)
-        for rows in pieces(len(states), len(weight)):
+        for rows in row_chunks(len(states), len(weight)):
             x, wanted = states[rows], right[rows, None]
             scores = F.linear(x, weight, bias).float()  # [m, V]
             scores -= scores.amax(dim=-1, keepdim=True)

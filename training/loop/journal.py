@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-EVERY = 20  # steps of which one is told
-SHOWN = 4  # figures of an evaluation; the file has all
+WRITE_EVERY = 20  # steps of which one is told
+SHOWN_FIGURES = 4  # figures of an evaluation; the file has all
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Progress:
     loss: float = 0.0  # a running mean over some twenty steps
     written: int = 0  # bytes of the journal
 
-    def took(self, loss: float, tokens: int, seconds: float) -> None:
+    def add_step(self, loss: float, tokens: int, seconds: float) -> None:
         """One more step."""
         self.loss = loss if not self.step else 0.95 * self.loss + 0.05 * loss
         self.step += 1
@@ -47,24 +47,24 @@ class Journal:
         kept = path.read_bytes()[: progress.written] if path.exists() else b""
         path.write_bytes(kept)
 
-    def step(self, loss: float, rate: float, left: Callable[[], float], last: bool) -> None:
+    def write_step(self, loss: float, rate: float, left: Callable[[], float], last: bool) -> None:
         """The progress after a step of this `loss`; `left` says how many seconds there are still to go."""
         now = self.progress
-        if now.step % EVERY and not last:
+        if now.step % WRITE_EVERY and not last:
             return
-        self.write({"step": now.step, "loss": loss, "rate": rate, "tokens": now.tokens, "seconds": now.seconds})
+        self.write_record({"step": now.step, "loss": loss, "rate": rate, "tokens": now.tokens, "seconds": now.seconds})
         if self.stream.isatty():
             speed = f"{now.tokens / max(now.seconds, 1e-9):,.0f} tokens/s"
             self.show(f"\rstep {now.step}  loss {now.loss:.4f}  {speed}  {left():.0f} s left   ")
 
-    def figures(self, epoch: int, figures: dict[str, float]) -> None:
+    def write_figures(self, epoch: int, figures: dict[str, float]) -> None:
         """An evaluation, of which the first few figures are shown."""
         now = self.progress
-        self.write({"epoch": epoch, "step": now.step, **figures})
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in islice(figures.items(), SHOWN))
+        self.write_record({"epoch": epoch, "step": now.step, **figures})
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in islice(figures.items(), SHOWN_FIGURES))
         self.show(f"\repoch {epoch}  step {now.step}  loss {now.loss:.4f}  {shown}\n")
 
-    def write(self, record: dict[str, float]) -> None:
+    def write_record(self, record: dict[str, float]) -> None:
         line = json.dumps({name: round(value, 6) for name, value in record.items()}) + "\n"
         with self.path.open("a") as file:
             file.write(line)

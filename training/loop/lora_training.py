@@ -17,7 +17,7 @@ from .errors import RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRank:
+class LoraConfig:
     """How layers are adapted: `targets` are ends of module names such as "attention.query"."""
 
     rank: PositiveInt
@@ -29,7 +29,7 @@ class LowRank:
 class LoraLinear(nn.Module):
     """A frozen linear layer and what is learned beside it.  B starts at zero, so nothing changes at first."""
 
-    def __init__(self, linear: nn.Linear, shape: LowRank) -> None:
+    def __init__(self, linear: nn.Linear, shape: LoraConfig) -> None:
         super().__init__()
         self.linear, self.dropout, self.scale = linear, nn.Dropout(shape.dropout), shape.alpha / shape.rank
         self.a = nn.Parameter(torch.empty(shape.rank, linear.in_features))
@@ -42,38 +42,38 @@ class LoraLinear(nn.Module):
         return out + F.linear(F.linear(self.dropout(x), self.a), self.scale * self.b)
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
+    def merge(self) -> nn.Linear:
         """The linear layer with what was learned added to it."""
         self.linear.weight += self.scale * self.b @ self.a
         return self.linear
 
 
-def wrap(network: nn.Module, shape: LowRank) -> dict[str, LoraLinear]:
+def add_adapters(network: nn.Module, shape: LoraConfig) -> dict[str, LoraLinear]:
     """Freeze the network and put adapters around the target layers, in place.  Returns them by module name."""
     linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     for target in shape.targets:
-        if not any(ends_in(name, target) for name in linears):
+        if not any(has_suffix(name, target) for name in linears):
             known = ", ".join(sorted({".".join(name.split(".")[2:]) or name for name in linears}))
             raise RecipeError(f"lora.targets: no linear layer ends in {target!r}; there are {known}")
     network.requires_grad_(False)
     adapted = {
         name: LoraLinear(linear, shape)
         for name, linear in linears.items()
-        if any(ends_in(name, target) for target in shape.targets)
+        if any(has_suffix(name, target) for target in shape.targets)
     }
-    replace(network, adapted)
+    replace_modules(network, adapted)
     return adapted
 
 
-def merge(network: nn.Module, adapted: dict[str, LoraLinear]) -> None:
+def merge_adapters(network: nn.Module, adapted: dict[str, LoraLinear]) -> None:
     """Put plain linear layers back, with what was learned inside them."""
-    replace(network, {name: layer.merged() for name, layer in adapted.items()})
+    replace_modules(network, {name: layer.merge() for name, layer in adapted.items()})
 
 
-def replace(network: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+def replace_modules(network: nn.Module, modules: Mapping[str, nn.Module]) -> None:
     for name, module in modules.items():
         network.set_submodule(name, module)
 
 
-def ends_in(name: str, target: str) -> bool:
+def has_suffix(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}")

@@ -4,14 +4,14 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-PRESENT = find_spec("matplotlib") is not None
-if PRESENT:
+HAS_MATPLOTLIB = find_spec("matplotlib") is not None
+if HAS_MATPLOTLIB:
     from matplotlib.figure import Figure
 
 
-def draw(journal: Path, picture: Path) -> str:
+def draw_loss(journal: Path, picture: Path) -> str:
     """Write `picture`, a PNG, from the lines of `journal`; what there is to be told of it."""
-    if not PRESENT:
+    if not HAS_MATPLOTLIB:
         return f"no {picture.name}: drawing it needs an extra, pip install 'polyhead[explain]'; all figures are kept"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 NEIGHBOURS = 32  # batches whose items are sorted
 
 
-def packed(items: Sequence[Item], sizes: Sequence[int], most: int, draw: random.Random) -> list[list[Item]]:
+def pack_items(items: Sequence[Item], sizes: Sequence[int], most: int, draw: random.Random) -> list[list[Item]]:
     """Batches of at most `most` tokens, in an order that `draw` decides; RecipeError if items are too long for that.
 
     An item belongs to the part in which its first token lies, so no part is empty if none is shorter than an item, and
@@ -29,16 +29,16 @@ def packed(items: Sequence[Item], sizes: Sequence[int], most: int, draw: random.
     order = list(range(len(items)))
     draw.shuffle(order)
     batches: list[list[int]] = []
-    apart, groups = cut(order, sizes, count), max(1, count // NEIGHBOURS)
+    apart, groups = cut_evenly(order, sizes, count), max(1, count // NEIGHBOURS)
     for group in range(groups):
         parts = apart[group * count // groups : (group + 1) * count // groups]
         near = sorted((row for part in parts for row in part), key=sizes.__getitem__)
-        batches += cut(near, sizes, len(parts))
+        batches += cut_evenly(near, sizes, len(parts))
     draw.shuffle(batches)
     return [[items[row] for row in batch] for batch in batches]
 
 
-def cut(rows: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:
+def cut_evenly(rows: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:
     """So many parts of the rows in their order, as equal as their sizes let them be."""
     total = sum(sizes[row] for row in rows)
     parts: list[list[int]] = [[] for _ in range(count)]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from .errors import RecipeError
 
-CHANCE = "chance"  # of torch, by device
+RANDOM_STATE = "chance"  # of torch, by device
 
 
-def named(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
+def named_tensors(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
     """What is learned, and what a network keeps beside it, each once, in an order of its own."""
     found: dict[int, tuple[str, Tensor]] = {}
     for number, module in enumerate(modules):
@@ -30,21 +30,25 @@ def named(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def write(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, place: Mapping[str, Any]) -> None:
+def write_run(
+    path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, place: Mapping[str, Any]
+) -> None:
     """Save a run; `place` is what JSON can say of where it is."""
-    tensors = {f"weight.{name}": tensor.detach() for name, tensor in named(modules).items()}
+    tensors = {f"weight.{name}": tensor.detach() for name, tensor in named_tensors(modules).items()}
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{kind}": torch.as_tensor(value) for kind, value in state.items()}
-    tensors |= {f"{CHANCE}.{device}": state for device, state in chance().items()}
-    replace(path, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, place)
+    tensors |= {f"{RANDOM_STATE}.{device}": state for device, state in random_states().items()}
+    replace_file(path, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, place)
 
 
 def write_weights(path: Path, modules: Sequence[nn.Module]) -> None:
     """The weights alone."""
-    replace(path, {f"weight.{name}": each.detach().cpu().contiguous() for name, each in named(modules).items()}, {})
+    replace_file(
+        path, {f"weight.{name}": each.detach().cpu().contiguous() for name, each in named_tensors(modules).items()}, {}
+    )
 
 
-def replace(path: Path, tensors: Mapping[str, Tensor], place: Mapping[str, Any]) -> None:
+def replace_file(path: Path, tensors: Mapping[str, Tensor], place: Mapping[str, Any]) -> None:
     """A file appears whole or not at all, even if the machine goes down."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
@@ -55,17 +59,17 @@ def replace(path: Path, tensors: Mapping[str, Tensor], place: Mapping[str, Any])
     os.replace(scratch, path)
 
 
-def read(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def read_run(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Put a run back as it was saved; what was said of its place.  RecipeError if the file is of another network."""
-    tensors, place = opened(path)
-    fill(path, tensors, modules)
+    tensors, place = read_tensors(path)
+    copy_weights(path, tensors, modules)
     states: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
             number, _, what = rest.partition(".")
             states.setdefault(int(number), {})[what] = tensor
-        elif kind == CHANCE:
+        elif kind == RANDOM_STATE:
             torch.set_rng_state(tensor) if rest == "cpu" else torch.cuda.set_rng_state(tensor, rest)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     return place
@@ -73,10 +77,10 @@ def read(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimi
 
 def read_weights(path: Path, modules: Sequence[nn.Module]) -> None:
     """The weights alone, of a run or of its best moment."""
-    fill(path, opened(path)[0], modules)
+    copy_weights(path, read_tensors(path)[0], modules)
 
 
-def opened(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["place"])  # noqa: SIM118
@@ -85,8 +89,11 @@ def opened(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 @torch.no_grad()
-def fill(path: Path, tensors: Mapping[str, Tensor], modules: Sequence[nn.Module]) -> None:
-    wanted, held = named(modules), {name.removeprefix("weight.") for name in tensors if name.startswith("weight.")}
+def copy_weights(path: Path, tensors: Mapping[str, Tensor], modules: Sequence[nn.Module]) -> None:
+    wanted, held = (
+        named_tensors(modules),
+        {name.removeprefix("weight.") for name in tensors if name.startswith("weight.")},
+    )
     if differing := held ^ wanted.keys():
         raise RecipeError(f"{path}: it is of another network: {min(differing)} is only in one of both")
     for name, tensor in wanted.items():
@@ -96,7 +103,7 @@ def fill(path: Path, tensors: Mapping[str, Tensor], modules: Sequence[nn.Module]
         tensor.copy_(saved)
 
 
-def chance() -> dict[str, Tensor]:
+def random_states() -> dict[str, Tensor]:
     """The states of torch's generators of random numbers."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return {"cpu": torch.get_rng_state(), **{f"cuda:{number}": torch.cuda.get_rng_state(number) for number in gpus}}

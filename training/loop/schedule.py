@@ -41,7 +41,7 @@ SCHEDULES: Mapping[Schedule, Callable[[int, int, int], float]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """How a task is trained.
 
     `warm_up` is the share of all steps over which the rate rises to `rate`; `warm_up_steps`, if given, says how many
@@ -68,12 +68,12 @@ class Plan:
     patience: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
-    def factor(self, step: int, steps: int) -> float:
+    def rate_factor(self, step: int, steps: int) -> float:
         """What the rate is multiplied by in `step` of `steps`."""
         rise = self.warm_up_steps or max(1, round(self.warm_up * steps))
         return SCHEDULES[self.schedule](step, steps, rise)
 
-    def short(self) -> "Plan":
+    def smoke_plan(self) -> "TrainingPlan":
         """The same in a few steps."""
         return replace(self, steps=4, minutes=0.0, accumulate=1, evaluate_every=2, warm_up_steps=1)
 

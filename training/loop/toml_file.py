@@ -14,19 +14,19 @@ from .errors import RecipeError
 Read = TypeVar("Read")
 
 
-def content(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """What stands in the file and in those that it is based on; RecipeError if one cannot be read."""
-    said, seen = table(path), [path]
+    said, seen = read_table(path), [path]
     while base := said.pop("base", None):
         path = path.parent / str(base)
         if path in seen:
             raise RecipeError(f"{path}: base: it is based on itself")
         seen.append(path)
-        said = merged(table(path), said)
+        said = merge_tables(read_table(path), said)
     return said
 
 
-def table(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
     """What stands in the file, as it stands there."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
@@ -36,13 +36,13 @@ def table(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path}: no TOML: {error}") from None
 
 
-def merged(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+def merge_tables(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
     """Both, and what `then` says where both say something; tables are merged in turn."""
     tables = [name for name, value in then.items() if isinstance(value, dict) and isinstance(first.get(name), dict)]
-    return {**first, **then, **{name: merged(first[name], then[name]) for name in tables}}
+    return {**first, **then, **{name: merge_tables(first[name], then[name]) for name in tables}}
 
 
-def checked(kind: type[Read], given: Any, path: Path, *within: str) -> Read:
+def validate(kind: type[Read], given: Any, path: Path, *within: str) -> Read:
     """The same as a `kind`, where it stood `within` the tables of the file; RecipeError names the fields at fault."""
     try:
         return TypeAdapter(kind).validate_python(given)

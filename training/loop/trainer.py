@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from . import saved_runs as saved
 from .errors import RecipeError
 from .journal import Journal, Progress
-from .schedule import Plan
+from .schedule import TrainingPlan
 
 Batch = TypeVar("Batch")
-RUN, BEST = "run.safetensors", "best.safetensors"
+RUN_FILE, BEST_FILE = "run.safetensors", "best.safetensors"
 
 
-class Task(Protocol[Batch]):
+class Trainable(Protocol[Batch]):
     """What is learned and how well it is known."""
 
     def modules(self) -> list[nn.Module]:
@@ -49,7 +49,7 @@ class Task(Protocol[Batch]):
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFolder:
     """Where a run is kept: its journal, and, at every evaluation, all that it takes to go on.
 
     `resume`: it goes on from there, if there is anything.  `made_of` says what it depends on besides the network: a run
@@ -58,11 +58,11 @@ class Place:
 
     folder: Path
     resume: bool = False
-    made_of: str = ""
+    recipe_text: str = ""
 
 
 @dataclass
-class Watch:
+class BestEvaluation:
     """The best evaluation by the figure that is watched, and how many came after it."""
 
     figures: dict[str, float] = field(default_factory=dict)
@@ -70,16 +70,16 @@ class Watch:
 
 
 @dataclass
-class Run(Generic[Batch]):
+class TrainingRun(Generic[Batch]):
     """One run of a plan, of so many steps at most; `figures` are those of the last evaluation."""
 
-    task: Task[Batch]
-    plan: Plan
+    trainable: Trainable[Batch]
+    plan: TrainingPlan
     steps: int
     optimizer: torch.optim.Optimizer
     journal: Journal
-    place: Place
-    watch: Watch = field(default_factory=Watch)
+    run_folder: RunFolder
+    best: BestEvaluation = field(default_factory=BestEvaluation)
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -91,71 +91,71 @@ class Run(Generic[Batch]):
         """All is done, the time is up, or it gets no better."""
         plan, now = self.plan, self.progress
         late = 0 < 60 * plan.minutes <= now.seconds
-        return now.epoch >= plan.epochs or now.step >= self.steps or late or 0 < plan.patience <= self.watch.since
+        return now.epoch >= plan.epochs or now.step >= self.steps or late or 0 < plan.patience <= self.best.since
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds to go."""
         now, limit = self.progress, 60 * self.plan.minutes or math.inf
         return min(now.seconds / now.step * (self.steps - now.step), limit - now.seconds)
 
 
-def train(task: Task[Batch], plan: Plan, place: Place) -> dict[str, float]:
+def train(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> dict[str, float]:
     """Run the plan and return the last evaluation, or the best where a figure is watched: the weights are those of it.
 
     RecipeError if what is saved is of another run, if no figure has the name that is watched, or if the loss is lost.
     """
-    run = begun(task, plan, place)
+    run = start_run(task, plan, place)
     now = run.progress
     while not run.is_over:
         batches = task.batches(now.epoch)
         portions = [batches[at : at + plan.accumulate] for at in range(0, len(batches), plan.accumulate)]
         for portion in portions[now.batch :]:
-            step(run, portion, len(portions))
+            train_step(run, portion, len(portions))
             if run.is_over or (now.step % plan.evaluate_every if plan.evaluate_every else now.batch) == 0:
-                evaluate(run)
+                evaluate_run(run)
             if run.is_over:
                 break
     if plan.watch:
-        saved.read_weights(place.folder / BEST, task.modules())
-        return run.watch.figures
+        saved.read_weights(place.folder / BEST_FILE, task.modules())
+        return run.best.figures
     return run.figures
 
 
-def begun(task: Task[Batch], plan: Plan, place: Place) -> Run[Batch]:
+def start_run(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> TrainingRun[Batch]:
     """A run at its beginning, or where it was saved."""
-    modules, last = task.modules(), place.folder / RUN
+    modules, last = task.modules(), place.folder / RUN_FILE
     learned = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
         learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
     )
-    kept = saved.read(last, modules, optimizer) if place.resume and last.exists() else {}
-    if kept and kept["made_of"] != place.made_of:
+    kept = saved.read_run(last, modules, optimizer) if place.resume and last.exists() else {}
+    if kept and kept["made_of"] != place.recipe_text:
         raise RecipeError(f"{last}: it is of a recipe that said something else; start anew, or put the recipe back")
     steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
     steps = min(steps, plan.steps or steps)
     journal = Journal(place.folder / "metrics.jsonl", Progress(**kept.get("progress", {})))
-    watch = Watch(**kept.get("watch", {}))
-    return Run(task, plan, steps, optimizer, journal, place, watch, kept.get("figures", {}))
+    watch = BestEvaluation(**kept.get("watch", {}))
+    return TrainingRun(task, plan, steps, optimizer, journal, place, watch, kept.get("figures", {}))
 
 
-def step(run: Run[Batch], portion: Sequence[Batch], portions: int) -> None:
+def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int) -> None:
     """One step down the gradient of the loss over a portion of the epoch's batches."""
-    started, task, plan, now = time.monotonic(), run.task, run.plan, run.progress
+    started, task, plan, now = time.monotonic(), run.trainable, run.plan, run.progress
     for module in task.modules():
         module.train()
-    rate = plan.rate * plan.factor(now.step, run.steps)
-    loss = gradient(task, plan, portion)
+    rate = plan.rate * plan.rate_factor(now.step, run.steps)
+    loss = add_gradients(task, plan, portion)
     if not math.isfinite(loss):
         raise RecipeError(f"plan.rate: in step {now.step + 1} the loss is {loss}; a smaller one, or a longer warm_up")
-    advance(run.optimizer, rate, plan.clip)
-    now.took(loss, sum(map(task.size, portion)), time.monotonic() - started)
+    apply_gradients(run.optimizer, rate, plan.clip)
+    now.add_step(loss, sum(map(task.size, portion)), time.monotonic() - started)
     now.batch += 1
     if now.batch == portions:
         now.epoch, now.batch = now.epoch + 1, 0
-    run.journal.step(loss, rate, run.left, run.is_over)
+    run.journal.write_step(loss, rate, run.seconds_left, run.is_over)
 
 
-def gradient(task: Task[Batch], plan: Plan, portion: Sequence[Batch]) -> float:
+def add_gradients(task: Trainable[Batch], plan: TrainingPlan, portion: Sequence[Batch]) -> float:
     """Add up the gradient of the mean over all batches; the mean."""
     counts = [task.counts(batch) for batch in portion]
     totals = [max(1, sum(part)) for part in zip(*counts, strict=True)]
@@ -170,7 +170,7 @@ def gradient(task: Task[Batch], plan: Plan, portion: Sequence[Batch]) -> float:
     return loss
 
 
-def advance(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> None:
+def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> None:
     """One step down the gradient that was added up."""
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -179,24 +179,24 @@ def advance(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> None:
     optimizer.zero_grad()
 
 
-def device_of(task: Task[Batch]) -> torch.device:
+def device_of(task: Trainable[Batch]) -> torch.device:
     return next(parameter.device for module in task.modules() for parameter in module.parameters())
 
 
 @torch.no_grad()
-def evaluate(run: Run[Batch]) -> None:
+def evaluate_run(run: TrainingRun[Batch]) -> None:
     """Measure, tell, keep what is best, and save the run."""
-    modules, watched, folder = run.task.modules(), run.plan.watch, run.place.folder
+    modules, watched, folder = run.trainable.modules(), run.plan.watch, run.run_folder.folder
     for module in modules:
         module.eval()
-    run.figures = run.task.evaluate()
-    run.journal.figures(run.progress.epoch, run.figures)
+    run.figures = run.trainable.evaluate()
+    run.journal.write_figures(run.progress.epoch, run.figures)
     if watched and watched not in run.figures:
         raise RecipeError(f"plan.watch: {watched!r} is none of {', '.join(run.figures)}")
-    run.watch.since += 1
-    best = run.watch.figures
+    run.best.since += 1
+    best = run.best.figures
     if watched and (not best or run.plan.is_better(run.figures[watched], best[watched])):
-        run.watch = Watch(run.figures)
-        saved.write_weights(folder / BEST, modules)
-    place = {"progress": asdict(run.progress), "watch": asdict(run.watch), "figures": run.figures}
-    saved.write(folder / RUN, modules, run.optimizer, place | {"made_of": run.place.made_of})
+        run.best = BestEvaluation(run.figures)
+        saved.write_weights(folder / BEST_FILE, modules)
+    place = {"progress": asdict(run.progress), "watch": asdict(run.best), "figures": run.figures}
+    saved.write_run(folder / RUN_FILE, modules, run.optimizer, place | {"made_of": run.run_folder.recipe_text})

@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.models.architectures import FAMILIES, Family, HeadSpec, rename
+from polyhead.models.architectures import FAMILIES, Family, HeadSpec, rename_weight
 from polyhead.models.checkpoint import Checkpoint
-from polyhead.models.checkpoint.folder import tensors_of
+from polyhead.models.checkpoint.folder import list_tensors
 from polyhead.models.checkpoint.package_files import Package, fetch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.tokenizer import Tokenizer
 
-from ..data.examples import Example, joined
+from ..data.examples import Example, join_texts
 from ..loop.errors import RecipeError
-from .named_networks import NETWORKS, begin, write
+from .named_networks import NETWORKS, initialise_weights, write_in_family
 
-KINDS = {"bert": "bert", "gpt2": "gpt"}  # of networks that are made here, by family
-TINY_WORDS, TINY_CONTEXT = 320, 96
+TINY_KINDS = {"bert": "bert", "gpt2": "gpt"}  # of networks that are made here, by family
+TINY_VOCABULARY, TINY_CONTEXT = 320, 96
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trunk:
+class BaseModelSpec:
     """The checkpoint that is learned on: what another run made (`run`, its name, beside this one), a folder beside the
     recipe, or one inside a package.
 
@@ -44,7 +44,7 @@ class Trunk:
     delimited: bool = False
 
 
-def trunk_folder(trunk: Trunk, beside: Path, runs: Path) -> Path:
+def find_base_folder(trunk: BaseModelSpec, beside: Path, runs: Path) -> Path:
     """Where it lies, after it was fetched; RecipeError if the run that makes it has not been."""
     if trunk.run:
         folder = runs / trunk.run / "model"
@@ -58,50 +58,50 @@ def trunk_folder(trunk: Trunk, beside: Path, runs: Path) -> Path:
     return runs / "downloads" / trunk.folder
 
 
-def drawn(network: Transformer) -> Transformer:
+def with_fresh_weights(network: Transformer) -> Transformer:
     """Another of its form, with first weights."""
     fresh = Transformer(network.config)
-    begin([fresh], network.config.depth if network.config.causal else 1)
+    initialise_weights([fresh], network.config.depth if network.config.causal else 1)
     return fresh
 
 
 @torch.no_grad()
-def begin_head(head: nn.Module, trunk: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
+def initialise_head(head: nn.Module, trunk: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
     """First weights; unless all is `fresh`, what stands before its scores is the trunk's where the trunk has it."""
-    begin([head], 1)
+    initialise_weights([head], 1)
     if not fresh:
         known = head.state_dict()
-        for name, tensor in kept(Path(trunk.source), FAMILIES[trunk.family], spec).items():
+        for name, tensor in read_head_tensors(Path(trunk.source), FAMILIES[trunk.family], spec).items():
             if not name.startswith("out.") and name in known and known[name].shape == tensor.shape:
                 known[name].copy_(tensor)
 
 
-def kept(folder: Path, family: Family, spec: HeadSpec) -> dict[str, Tensor]:
+def read_head_tensors(folder: Path, family: Family, spec: HeadSpec) -> dict[str, Tensor]:
     """The tensors of a folder that such a head would take, by our names in it."""
     found = {}
-    for name, entry in tensors_of(folder).items():
-        for ours, _ in rename(family, spec.renames, name, torch.empty(0, device="meta")):
+    for name, entry in list_tensors(folder).items():
+        for ours, _ in rename_weight(family, spec.renames, name, torch.empty(0, device="meta")):
             if ours.startswith("head."):
                 found[ours.removeprefix("head.")] = entry.read(torch.float32, torch.device("cpu"))
     return found
 
 
-def made_up(architecture: str, examples: Sequence[Example[Any]], folder: Path, embeds: bool) -> None:
+def write_tiny_base(architecture: str, examples: Sequence[Example[Any]], folder: Path, embeds: bool) -> None:
     """A tiny trunk of the architecture's family, in the words of the examples: as if pretrained, or one that
     `embeds`, if it is of BERT's.  RecipeError if the family is none that is made here."""
     family = next((name for name, each in FAMILIES.items() if architecture in each.heads), "")
-    if family not in KINDS:
-        raise RecipeError(f"architecture: {architecture!r} is of no family that is made here: {', '.join(KINDS)}")
-    network = NETWORKS[KINDS[family]]
-    network.words([said for example in examples for said in texts(example)], TINY_WORDS, folder)
+    if family not in TINY_KINDS:
+        raise RecipeError(f"architecture: {architecture!r} is of no family that is made here: {', '.join(TINY_KINDS)}")
+    network = NETWORKS[TINY_KINDS[family]]
+    network.train_vocabulary([said for example in examples for said in example_texts(example)], TINY_VOCABULARY, folder)
     words = Tokenizer.from_folder(folder)
-    modules = network.build(network.shape(**network.smoke), words, TINY_CONTEXT)
+    modules = network.build(network.size_type(**network.smoke_size), words, TINY_CONTEXT)
     if embeds and family == "bert":
-        write(modules[:1], family, "BertModel", folder, {})
+        write_in_family(modules[:1], family, "BertModel", folder, {})
     else:
         network.write(modules, words, folder)
 
 
-def texts(example: Example[Any]) -> list[str]:
+def example_texts(example: Example[Any]) -> list[str]:
     """All that is said in it: a label may be a text too."""
-    return [joined(example.text), *([example.label] if isinstance(example.label, str) else [])]
+    return [join_texts(example.text), *([example.label] if isinstance(example.label, str) else [])]

@@ -7,12 +7,12 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 
 from polyhead.models.network.model_config import ModelConfig
 
-from ..loop.dropout import Share
+from ..loop.dropout import DropoutRate
 from ..loop.errors import RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class TransformerSize:
     """A transformer's: features, layers, heads, features inside (0: four times those outside)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -21,9 +21,9 @@ class Shape:
     depth: PositiveInt
     heads: PositiveInt
     mlp_width: NonNegativeInt = 0
-    dropout: Share = 0.0
+    dropout: DropoutRate = 0.0
 
-    def config(self, tokens: int, most: int, **others: Any) -> ModelConfig:
+    def model_config(self, tokens: int, most: int, **others: Any) -> ModelConfig:
         """Over so many tokens, of which `most` are read at once.  RecipeError if heads don't divide the width."""
         if self.width % self.heads:
             raise RecipeError(f"network.heads: {self.width} features cannot be shared evenly among {self.heads} heads")

@@ -16,23 +16,23 @@ from polyhead.models.checkpoint import recurrent_folder as folders
 from polyhead.models.network.encoder_decoder import EncoderDecoder
 from polyhead.models.network.model_config import EncoderDecoderConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator, sized
+from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator, fit_hidden_width
 from polyhead.models.tokenizer import Tokenizer
 
-from ..export import export
-from ..loop.dropout import drop
-from .network_size import Shape
+from ..export import network_folder as export
+from ..loop.dropout import add_dropout
+from .network_size import TransformerSize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Halves(Shape):
+class EncoderDecoderSize(TransformerSize):
     """Two stacks of `depth` layers each; the norm stands behind what is added, as it was first, or before."""
 
     norm: Literal["post", "pre"] = "post"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class RecurrentSize:
     """A recurrent network's (models.recurrent): its `hidden` width, or `parameters`, to which a width comes nearest."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -57,10 +57,10 @@ class Cells:
             raise ValueError("say either how wide it is, hidden, or how many parameters it has")
 
 
-def transformer(shape: Halves, words: Tokenizer, most: int) -> list[nn.Module]:
+def build_transformer(shape: EncoderDecoderSize, words: Tokenizer, most: int) -> list[nn.Module]:
     """The Transformer (Vaswani et al. 2017): positions by sines, embeddings times the root of the width, and tied."""
     halves = [
-        shape.config(
+        shape.model_config(
             words.vocab_size,
             most,
             causal=causal,
@@ -71,7 +71,7 @@ def transformer(shape: Halves, words: Tokenizer, most: int) -> list[nn.Module]:
         )
         for causal in (False, True)
     ]
-    config = EncoderDecoderConfig(encoder=halves[0], decoder=halves[1], start=id_of(words.bos_id))
+    config = EncoderDecoderConfig(encoder=halves[0], decoder=halves[1], start=required_id(words.bos_id))
     network = EncoderDecoder(Transformer(halves[0]), config)
     for part in network.modules():
         if isinstance(part, nn.Linear) and part is not network.output:
@@ -79,19 +79,23 @@ def transformer(shape: Halves, words: Tokenizer, most: int) -> list[nn.Module]:
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
     nn.init.normal_(network.encoder.tokens.weight, std=shape.width**-0.5)
-    drop(network, shape.dropout)
+    add_dropout(network, shape.dropout)
     return [network]
 
 
-def cells(shape: Cells, words: Tokenizer, most: int) -> list[nn.Module]:
+def build_recurrent(shape: RecurrentSize, words: Tokenizer, most: int) -> list[nn.Module]:
     said = {name: value for name, value in asdict(shape).items() if name != "parameters"}
     said["hidden"] = shape.hidden or 2  # for both directions
-    ids: dict[str, Any] = {"start": id_of(words.bos_id), "end": id_of(words.eos_id), "pad": id_of(words.pad_id)}
+    ids: dict[str, Any] = {
+        "start": required_id(words.bos_id),
+        "end": required_id(words.eos_id),
+        "pad": required_id(words.pad_id),
+    }
     config = RecurrentConfig(vocab_size=words.vocab_size, max_positions=most, **said, **ids)
-    return [RecurrentTranslator(sized(config, shape.parameters) if shape.parameters else config)]
+    return [RecurrentTranslator(fit_hidden_width(config, shape.parameters) if shape.parameters else config)]
 
 
-def id_of(role: int | None) -> int:
+def required_id(role: int | None) -> int:
     assert role is not None, "the vocabulary was made for translators"
     return role
 
@@ -99,10 +103,10 @@ def id_of(role: int | None) -> int:
 def write_transformer(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:
     network = modules[0]
     assert isinstance(network, EncoderDecoder)
-    export.write_translator(network, network.config, (id_of(words.pad_id), id_of(words.eos_id)), folder)
+    export.write_translator(network, network.config, (required_id(words.pad_id), required_id(words.eos_id)), folder)
 
 
-def write_cells(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
+def write_recurrent(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
     network = modules[0]
     assert isinstance(network, RecurrentTranslator)
-    folders.save(folder, network, folder / "tokenizer.json")
+    folders.save_recurrent(folder, network, folder / "tokenizer.json")

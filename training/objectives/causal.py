@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from polyhead.models.network.heads import LanguageHead
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.tokenizer import Tokenizer
 
 from ..data.examples import Example
-from .objective import Part
+from .objective import LossPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class Causal:
+class CausalObjective:
     """`limit` tokens are read at once."""
 
     network: Transformer
@@ -51,11 +51,11 @@ class Causal:
     def counts(self, items: Sequence[list[int]]) -> tuple[int, ...]:
         return (sum(map(self.size, items)),)
 
-    def parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, Part]:  # noqa: ARG002 - no chance
+    def loss_parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.network.tokens.weight.device
-        states = self.network(Ragged.of([item[:-1] for item in items], device=device))
+        states = self.network(RaggedBatch.of([item[:-1] for item in items], device=device))
         right = torch.tensor([token for item in items for token in item[1:]], device=device)
-        return {"next": Part(states, (self.head.output.weight, None), right)}
+        return {"next": LossPart(states, (self.head.output.weight, None), right)}
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         """Of tokens: cross-entropy in nats, perplexity, and the share that was the likeliest."""

@@ -16,20 +16,20 @@ import torch
 from torch import nn
 
 from polyhead.models.network.heads import MaskHead, SequenceHead
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.tokenizer import Tokenizer
 
 from ..data.examples import Example
-from ..data.prose import sentences
-from .objective import Part
+from ..data.prose import split_sentences
+from .objective import LossPart
 
-HIDDEN, AS_MASK, AS_OTHER = 0.15, 0.8, 0.1
-AROUND = 3  # [CLS] first [SEP] second [SEP]
+HIDDEN_SHARE, MASK_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
+SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextPair:
     """Two texts, one of which follows the other."""
 
     first: list[int]
@@ -37,69 +37,71 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Veiled:
+class MaskedPair:
     """A sequence as it is shown; the `rows` that are to be told, and what stands there."""
 
     tokens: list[int]
     segments: list[int]
     rows: list[int]
-    right: list[int]
+    targets: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked:
+class MaskedObjective:
     """`limit` tokens are read at once.  Without a head for what follows, hidden tokens are all that is learned."""
 
     network: Transformer
     head: MaskHead
-    follows: SequenceHead | None
+    next_head: SequenceHead | None
     tokenizer: Tokenizer
     limit: int
-    hidden: float = HIDDEN
+    hidden_share: float = HIDDEN_SHARE
 
     def modules(self) -> list[nn.Module]:
-        return [self.network, self.head, *([self.follows] if self.follows is not None else [])]
+        return [self.network, self.head, *([self.next_head] if self.next_head is not None else [])]
 
-    def items(self, examples: Sequence[Example[Any]]) -> list[Pair]:
+    def items(self, examples: Sequence[Example[Any]]) -> list[TextPair]:
         """Sentences of a document in turn, as many as there is room for on either side."""
         found = []
         for example in examples:
-            texts = self.tokenizer.encode_batch(sentences(example.text), special=False, untrusted=True, offsets=False)
-            found += pairs([text.ids for text in texts if len(text)], self.limit - AROUND)
+            texts = self.tokenizer.encode_batch(
+                split_sentences(example.text), special=False, untrusted=True, offsets=False
+            )
+            found += pair_sentences([text.ids for text in texts if len(text)], self.limit - SPECIAL_TOKENS)
         return found
 
     @torch.no_grad()
-    def expect(self, items: Sequence[Pair]) -> None:
+    def initialise_bias(self, items: Sequence[TextPair]) -> None:
         """How often words come is where the bias of their logits begins: no rates are spent on learning it."""
         told = torch.tensor([token for item in items for side in (item.first, item.second) for token in side])
         counts = torch.bincount(told, minlength=self.tokenizer.vocab_size) + 1
         self.head.output.bias.copy_((counts / counts.sum()).log())
 
-    def size(self, item: Pair) -> int:
-        return len(item.first) + len(item.second) + AROUND
+    def size(self, item: TextPair) -> int:
+        return len(item.first) + len(item.second) + SPECIAL_TOKENS
 
-    def counts(self, items: Sequence[Pair]) -> tuple[int, ...]:
-        hidden = sum(self.told(item.first) + self.told(item.second) for item in items)
-        return (hidden, len(items)) if self.follows is not None else (hidden,)
+    def counts(self, items: Sequence[TextPair]) -> tuple[int, ...]:
+        hidden = sum(self.hidden_count(item.first) + self.hidden_count(item.second) for item in items)
+        return (hidden, len(items)) if self.next_head is not None else (hidden,)
 
-    def parts(self, items: Sequence[Pair], draw: random.Random) -> dict[str, Part]:
+    def loss_parts(self, items: Sequence[TextPair], draw: random.Random) -> dict[str, LossPart]:
         """What of the pairs is hidden, and, if that is learned, whether they belong together."""
-        shown, apart = shuffled(items, draw) if self.follows is not None else (list(items), [])
-        veiled = [self.veil(pair, draw) for pair in shown]
+        shown, apart = swap_seconds(items, draw) if self.next_head is not None else (list(items), [])
+        veiled = [self.mask_pair(pair, draw) for pair in shown]
         device = self.network.tokens.weight.device
-        batch = Ragged.of([each.tokens for each in veiled], [each.segments for each in veiled], device)
+        batch = RaggedBatch.of([each.tokens for each in veiled], [each.segments for each in veiled], device)
         states = self.network(batch)
         rows = [start + row for start, each in zip(batch.starts, veiled, strict=False) for row in each.rows]
-        right = [token for each in veiled for token in each.right]
-        hidden, last = self.head.inner(states[torch.tensor(rows, device=device)]), self.head.output
-        parts = {"hidden": Part(hidden, (last.weight, last.bias), torch.tensor(right, device=device))}
-        if self.follows is not None:
-            pooled, last = self.follows.inner(states, batch.starts), self.follows.out
-            parts["follows"] = Part(pooled, (last.weight, last.bias), torch.tensor(apart, device=device))
+        right = [token for each in veiled for token in each.targets]
+        hidden, last = self.head.hidden_states(states[torch.tensor(rows, device=device)]), self.head.output
+        parts = {"hidden": LossPart(hidden, (last.weight, last.bias), torch.tensor(right, device=device))}
+        if self.next_head is not None:
+            pooled, last = self.next_head.hidden_states(states, batch.starts), self.next_head.out
+            parts["follows"] = LossPart(pooled, (last.weight, last.bias), torch.tensor(apart, device=device))
         return parts
 
-    def veil(self, pair: Pair, draw: random.Random) -> Veiled:
-        find = self.tokenizer.find
+    def mask_pair(self, pair: TextPair, draw: random.Random) -> MaskedPair:
+        find = self.tokenizer.token_id
         cls, sep, mask = find("[CLS]"), find("[SEP]"), self.tokenizer.mask_id
         assert cls is not None
         assert sep is not None
@@ -107,19 +109,19 @@ class Masked:
         tokens = [cls, *pair.first, sep, *pair.second, sep]
         segments = [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1)
         first, second = range(1, len(pair.first) + 1), range(len(pair.first) + 2, len(tokens) - 1)
-        rows = [row for text in (first, second) for row in sorted(draw.sample(text, self.told(text)))]
+        rows = [row for text in (first, second) for row in sorted(draw.sample(text, self.hidden_count(text)))]
         right = [tokens[row] for row in rows]
         for row in rows:
             chance = draw.random()
-            if chance < AS_MASK:
+            if chance < MASK_SHARE:
                 tokens[row] = mask
-            elif chance < AS_MASK + AS_OTHER:
+            elif chance < MASK_SHARE + RANDOM_SHARE:
                 tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # behind the special ones
-        return Veiled(tokens, segments, rows, right)
+        return MaskedPair(tokens, segments, rows, right)
 
-    def told(self, text: Sequence[int]) -> int:
+    def hidden_count(self, text: Sequence[int]) -> int:
         """How many of a text's tokens are to be told; of each text its own share, whatever stands beside it."""
-        return round(self.hidden * len(text))
+        return round(self.hidden_share * len(text))
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         """Of hidden tokens and of pairs: the share told rightly."""
@@ -127,7 +129,7 @@ class Masked:
         return figures | ({"next accuracy": right["follows"]} if "follows" in right else {})
 
 
-def pairs(texts: Sequence[list[int]], room: int) -> list[Pair]:
+def pair_sentences(texts: Sequence[list[int]], room: int) -> list[TextPair]:
     """Sentences in turn, no more than half of `room` on a side, so that any first text fits with any second.
 
     A sentence that there is no room for is several; a side that is left alone is cut in two.
@@ -139,23 +141,23 @@ def pairs(texts: Sequence[list[int]], room: int) -> list[Pair]:
             sides.append([])
         sides[-1].append(piece)
     both = zip(sides[::2], sides[1::2], strict=False)
-    found = [Pair([*chain(*first)], [*chain(*second)]) for first, second in both]
+    found = [TextPair([*chain(*first)], [*chain(*second)]) for first, second in both]
     if len(sides) % 2:
-        found.append(halved(sides[-1]))
+        found.append(halve_text(sides[-1]))
     return [pair for pair in found if pair.first and pair.second]
 
 
-def halved(texts: list[list[int]]) -> Pair:
+def halve_text(texts: list[list[int]]) -> TextPair:
     """Cut at the end of the sentence that is nearest to the middle; one alone in its middle."""
     if len(texts) == 1:
         middle = len(texts[0]) // 2
-        return Pair(texts[0][:middle], texts[0][middle:])
+        return TextPair(texts[0][:middle], texts[0][middle:])
     half = sum(map(len, texts)) / 2
     cut = min(range(1, len(texts)), key=lambda at: abs(sum(map(len, texts[:at])) - half))
-    return Pair([*chain(*texts[:cut])], [*chain(*texts[cut:])])
+    return TextPair([*chain(*texts[:cut])], [*chain(*texts[cut:])])
 
 
-def shuffled(items: Sequence[Pair], draw: random.Random) -> tuple[list[Pair], list[int]]:
+def swap_seconds(items: Sequence[TextPair], draw: random.Random) -> tuple[list[TextPair], list[int]]:
     """About half of the pairs with each other's second texts; 1 for those, 0 for the others.
 
     The second texts go round, so none comes back to its own.  One pair alone has nobody to change with.
@@ -166,5 +168,5 @@ def shuffled(items: Sequence[Pair], draw: random.Random) -> tuple[list[Pair], li
     draw.shuffle(moved)
     shown, apart = list(items), [0] * len(items)
     for row, other in zip(moved, moved[1:] + moved[:1], strict=True):
-        shown[row], apart[row] = Pair(items[row].first, items[other].second), 1
+        shown[row], apart[row] = TextPair(items[row].first, items[other].second), 1
     return shown, apart

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.examples import Example
-from ..loop.entropy import Last, mean_entropy, told
-from ..loop.packing import packed
+from ..loop.entropy import OutputLayer, entropy_and_hits, mean_entropy
+from ..loop.packing import pack_items
 
 Item = TypeVar("Item")
 
@@ -32,7 +32,7 @@ class Objective(Protocol[Item]):
     def size(self, item: Item) -> int:
         """How many tokens it has."""
 
-    def parts(self, items: Sequence[Item], draw: random.Random) -> Mapping[str, "Part"]:
+    def loss_parts(self, items: Sequence[Item], draw: random.Random) -> Mapping[str, "LossPart"]:
         """The parts of the loss, by name; what is left to chance is drawn from `draw` alone."""
 
     def counts(self, items: Sequence[Item]) -> tuple[int, ...]:
@@ -43,25 +43,25 @@ class Objective(Protocol[Item]):
 
 
 @dataclass(frozen=True)
-class Part:
+class LossPart:
     """Choices of one kind: [M, W] states, what makes [M, V] scores of them, and the [M] right ones among these."""
 
     states: Tensor
-    last: Last
-    right: Tensor
+    output_layer: OutputLayer
+    targets: Tensor
     smoothing: float = 0.0
 
-    def mean(self) -> Tensor:
+    def mean_loss(self) -> Tensor:
         """The mean cross-entropy; with smoothing, the target is spread over all."""
-        return mean_entropy(self.states, self.last, self.right, self.smoothing)
+        return mean_entropy(self.states, self.output_layer, self.targets, self.smoothing)
 
-    def told(self) -> tuple[float, int]:
+    def loss_and_hits(self) -> tuple[float, int]:
         """The sum of the cross-entropies, without smoothing, and how many are right."""
-        return told(self.states, self.last, self.right)
+        return entropy_and_hits(self.states, self.output_layer, self.targets)
 
 
 @dataclass(frozen=True)
-class Batch(Generic[Item]):
+class ObjectiveBatch(Generic[Item]):
     """A few items, and what chance of theirs is drawn from."""
 
     items: list[Item]
@@ -69,7 +69,7 @@ class Batch(Generic[Item]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Practice(Generic[Item]):
+class ObjectiveTraining(Generic[Item]):
     """The task (`trainer.Task`): batches of at most `tokens`, measured on `validation`."""
 
     objective: Objective[Item]
@@ -81,31 +81,33 @@ class Practice(Generic[Item]):
     def modules(self) -> list[nn.Module]:
         return self.objective.modules()
 
-    def batches(self, epoch: int) -> list[Batch[Item]]:
-        return batches(self.objective, self.train, self.tokens, f"{self.seed} {epoch}")
+    def batches(self, epoch: int) -> list[ObjectiveBatch[Item]]:
+        return make_batches(self.objective, self.train, self.tokens, f"{self.seed} {epoch}")
 
-    def size(self, batch: Batch[Item]) -> int:
+    def size(self, batch: ObjectiveBatch[Item]) -> int:
         return sum(map(self.objective.size, batch.items))
 
-    def counts(self, batch: Batch[Item]) -> tuple[int, ...]:
+    def counts(self, batch: ObjectiveBatch[Item]) -> tuple[int, ...]:
         return self.objective.counts(batch.items)
 
-    def losses(self, batch: Batch[Item]) -> Tensor:
-        parts = self.objective.parts(batch.items, random.Random(batch.seed))
-        return torch.stack([part.mean() for part in parts.values()])
+    def losses(self, batch: ObjectiveBatch[Item]) -> Tensor:
+        parts = self.objective.loss_parts(batch.items, random.Random(batch.seed))
+        return torch.stack([part.mean_loss() for part in parts.values()])
 
     def evaluate(self) -> dict[str, float]:
-        return measure(self.objective, self.validation, self.tokens)
+        return measure_objective(self.objective, self.validation, self.tokens)
 
 
-def batches(objective: Objective[Item], items: Sequence[Item], tokens: int, seed: str) -> list[Batch[Item]]:
+def make_batches(
+    objective: Objective[Item], items: Sequence[Item], tokens: int, seed: str
+) -> list[ObjectiveBatch[Item]]:
     sizes = [objective.size(item) for item in items]
-    cut = packed(items, sizes, tokens, random.Random(seed))
-    return [Batch(some, f"{seed} {number}") for number, some in enumerate(cut)]
+    cut = pack_items(items, sizes, tokens, random.Random(seed))
+    return [ObjectiveBatch(some, f"{seed} {number}") for number, some in enumerate(cut)]
 
 
 @torch.no_grad()
-def measure(objective: Objective[Item], items: Sequence[Item], tokens: int) -> dict[str, float]:
+def measure_objective(objective: Objective[Item], items: Sequence[Item], tokens: int) -> dict[str, float]:
     """Figures of `items`; what is left to chance is the same every time."""
     modules = objective.modules()
     learning = [module.training for module in modules]
@@ -114,11 +116,11 @@ def measure(objective: Objective[Item], items: Sequence[Item], tokens: int) -> d
     losses: Counter[str] = Counter()
     right: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for batch in batches(objective, items, tokens, "measured"):
-        for name, part in objective.parts(batch.items, random.Random(batch.seed)).items():
-            loss, hits = part.told()
+    for batch in make_batches(objective, items, tokens, "measured"):
+        for name, part in objective.loss_parts(batch.items, random.Random(batch.seed)).items():
+            loss, hits = part.loss_and_hits()
             losses[name], right[name] = losses[name] + loss, right[name] + hits  # type: ignore[assignment]
-            counts[name] += len(part.right)
+            counts[name] += len(part.targets)
     for module, was in zip(modules, learning, strict=True):
         module.train(was)
     known = {name: max(1, count) for name, count in counts.items()}

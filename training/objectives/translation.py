@@ -12,16 +12,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.seq2seq.protocol import Seq2Seq
 from polyhead.models.tokenizer import Tokenizer
 
 from ..data.examples import Example
-from .objective import Part
+from .objective import LossPart
 
 
 @dataclass(frozen=True)
-class Sentence:
+class TranslationPair:
     """What is read and what is to be written, each with its end."""
 
     source: list[int]
@@ -29,7 +29,7 @@ class Sentence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation:
+class TranslationObjective:
     """Pairs of which a side has more than `limit` tokens are left out.
 
     `smoothing`: the share of the target that is spread over all words.
@@ -43,27 +43,29 @@ class Translation:
     def modules(self) -> list[nn.Module]:
         return [cast(nn.Module, self.network)]
 
-    def items(self, examples: Sequence[Example[Any]]) -> list[Sentence]:
-        sources = self.encoded([example.text for example in examples])
-        targets = self.encoded([example.label for example in examples])
+    def items(self, examples: Sequence[Example[Any]]) -> list[TranslationPair]:
+        sources = self.encode([example.text for example in examples])
+        targets = self.encode([example.label for example in examples])
         pairs = zip(sources, targets, strict=True)
-        return [Sentence(*pair) for pair in pairs if max(map(len, pair)) <= self.limit]
+        return [TranslationPair(*pair) for pair in pairs if max(map(len, pair)) <= self.limit]
 
-    def encoded(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [each.ids for each in self.tokenizer.encode_batch(texts, untrusted=True, offsets=False)]
 
-    def size(self, item: Sentence) -> int:
+    def size(self, item: TranslationPair) -> int:
         return len(item.source) + len(item.target)
 
-    def counts(self, items: Sequence[Sentence]) -> tuple[int, ...]:
+    def counts(self, items: Sequence[TranslationPair]) -> tuple[int, ...]:
         return (sum(len(item.target) for item in items),)
 
-    def parts(self, items: Sequence[Sentence], draw: random.Random) -> dict[str, Part]:  # noqa: ARG002 - no chance
+    def loss_parts(self, items: Sequence[TranslationPair], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.device
-        sources = Ragged.of([item.source for item in items], device=device)
-        given = Ragged.of([[self.network.start, *item.target[:-1]] for item in items], device=device)
+        sources = RaggedBatch.of([item.source for item in items], device=device)
+        given = RaggedBatch.of([[self.network.start_token, *item.target[:-1]] for item in items], device=device)
         right = torch.tensor([token for item in items for token in item.target], device=device)
-        return {"written": Part(self.network.readout(sources, given), self.network.last, right, self.smoothing)}
+        return {
+            "written": LossPart(self.network.readout(sources, given), self.network.output_layer, right, self.smoothing)
+        }
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         """Of tokens, given what stands before them: cross-entropy in nats, perplexity, the share told rightly."""

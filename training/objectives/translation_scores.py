@@ -7,36 +7,38 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from polyhead.models.network.ragged import Ragged
-from polyhead.models.seq2seq.decoding import Writing, write
+from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.seq2seq.decoding import DecodingConfig, generate
 
 from ..data.examples import Example
-from .translation import Translation
+from .translation import TranslationObjective
 
-PRESENT = find_spec("sacrebleu") is not None
-if PRESENT:
+HAS_SACREBLEU = find_spec("sacrebleu") is not None
+if HAS_SACREBLEU:
     import sacrebleu
 
 
-def quality(objective: Translation, examples: Sequence[Example[Any]], tokens: int) -> dict[str, float]:
+def score_translations(
+    objective: TranslationObjective, examples: Sequence[Example[Any]], tokens: int
+) -> dict[str, float]:
     """Of examples whose source fits, about so many `tokens` at a time; none where sacrebleu is missing."""
-    if not PRESENT:
+    if not HAS_SACREBLEU:
         return {}
-    sources = objective.encoded([example.text for example in examples])
+    sources = objective.encode([example.text for example in examples])
     fitting = [(source, each) for source, each in zip(sources, examples, strict=True) if len(source) <= objective.limit]
     fitting.sort(key=lambda pair: len(pair[0]))
     said: list[str] = []
     count = max(1, tokens // objective.limit)
     for at in range(0, len(fitting), count):
-        said += translated(objective, [source for source, _ in fitting[at : at + count]])
+        said += translate(objective, [source for source, _ in fitting[at : at + count]])
     right = [example.label for _, example in fitting]
     bleu, chrf = sacrebleu.corpus_bleu(said, [right]), sacrebleu.corpus_chrf(said, [right])
     return {"BLEU": bleu.score, "chrF": chrf.score}
 
 
-def translated(objective: Translation, sources: Sequence[list[int]]) -> list[str]:
+def translate(objective: TranslationObjective, sources: Sequence[list[int]]) -> list[str]:
     end = objective.tokenizer.eos_id
     assert end is not None
-    how = Writing(stops=frozenset({end}), most=objective.limit)
-    answers = write(objective.network, Ragged.of(sources, device=objective.device), how)
+    how = DecodingConfig(stop_tokens=frozenset({end}), max_tokens=objective.limit)
+    answers = generate(objective.network, RaggedBatch.of(sources, device=objective.device), how)
     return [objective.tokenizer.decode(answer.tokens) for answer in answers]

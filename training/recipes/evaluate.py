@@ -12,55 +12,58 @@ from polyhead.models.network.heads import LanguageHead, MaskHead
 
 from ..data.examples import Example, split_by_source
 from ..loop.errors import RecipeError
-from ..networks.base_model import trunk_folder
-from ..objectives.causal import Causal
-from ..objectives.masked import Masked
-from ..objectives.objective import Objective, measure
-from ..objectives.translation import Translation
-from ..objectives.translation_scores import quality
-from ..tasks.sources import SOURCES, TEXTS
-from ..tasks.task import measure as measure_lesson
-from . import recipe, whole
+from ..networks.base_model import find_base_folder
+from ..objectives.causal import CausalObjective
+from ..objectives.masked import MaskedObjective
+from ..objectives.objective import Objective, measure_objective
+from ..objectives.translation import TranslationObjective
+from ..objectives.translation_scores import score_translations
+from ..tasks.sources import TASK_SOURCES, TEXT_SOURCES
+from ..tasks.task import measure_task as measure_lesson
+from . import finetune_recipe as recipe
+from . import network_recipe as whole
 
-BATCHES = 16  # as many tokens as so many of the longest texts
+BATCH_TEXTS = 16  # as many tokens as so many of the longest texts
 
 
-def of_checkpoint(folder: Path, what: Path) -> dict[str, float]:
+def evaluate_checkpoint(folder: Path, what: Path) -> dict[str, float]:
     """Of a folder that generates or fills in: RecipeError if it does neither."""
     checkpoint = load(str(folder))
     limit = checkpoint.max_tokens
     if what.suffix == ".toml":
-        limit = min(limit, whole.read(what).data.context)
-    objective = asked(checkpoint, limit)
-    examples = texts(what, folder)
-    if isinstance(objective, Translation) and what.suffix not in (".toml", ".tsv"):
+        limit = min(limit, whole.read_recipe(what).data.context)
+    objective = choose_objective(checkpoint, limit)
+    examples = read_examples(what, folder)
+    if isinstance(objective, TranslationObjective) and what.suffix not in (".toml", ".tsv"):
         raise RecipeError(f"{what}: name a .tsv, of which a line is a sentence, a tab and its translation")
     items = objective.items(examples)
     if not items:
         raise RecipeError(f"{what}: there is nothing in it to be told")
-    tokens = BATCHES * max(map(objective.size, items))
-    written = quality(objective, examples, tokens) if isinstance(objective, Translation) else {}
-    return measure(objective, items, tokens) | written
+    tokens = BATCH_TEXTS * max(map(objective.size, items))
+    written = score_translations(objective, examples, tokens) if isinstance(objective, TranslationObjective) else {}
+    return measure_objective(objective, items, tokens) | written
 
 
-def asked(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
+def choose_objective(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
     network, head, words = checkpoint.network, checkpoint.head, checkpoint.tokenizer
     match checkpoint.task:
         case "generate":
-            return Causal(network=network, head=cast(LanguageHead, head), tokenizer=words, limit=limit)
+            return CausalObjective(network=network, head=cast(LanguageHead, head), tokenizer=words, limit=limit)
         case "fill":
-            return Masked(network=network, head=cast(MaskHead, head), follows=None, tokenizer=words, limit=limit)
+            return MaskedObjective(
+                network=network, head=cast(MaskHead, head), next_head=None, tokenizer=words, limit=limit
+            )
         case "translate":
-            return Translation(network=head, tokenizer=words, limit=limit)  # type: ignore[arg-type]
+            return TranslationObjective(network=head, tokenizer=words, limit=limit)  # type: ignore[arg-type]
         case other:
             raise RecipeError(f"{checkpoint.source}: it is made to {other}; name one that generates or fills in")
 
 
-def texts(what: Path, folder: Path) -> Sequence[Example[Any]]:
+def read_examples(what: Path, folder: Path) -> Sequence[Example[Any]]:
     """What a recipe holds out, or a file's paragraphs, as one document."""
     if what.suffix == ".toml":
-        data = whole.read(what).data
-        corpus = TEXTS[data.source].corpus(folder.absolute().parent / "downloads")
+        data = whole.read_recipe(what).data
+        corpus = TEXT_SOURCES[data.source].read_corpus(folder.absolute().parent / "downloads")
         return split_by_source(corpus, data.validation, data.held_out).held_out
     try:
         text = what.read_text("utf-8")
@@ -74,14 +77,14 @@ def texts(what: Path, folder: Path) -> Sequence[Example[Any]]:
     return [Example(ours, theirs, "file", ours) for ours, theirs in pairs]
 
 
-def of_task(folder: Path, what: Path) -> dict[str, float]:
+def evaluate_task(folder: Path, what: Path) -> dict[str, float]:
     """Of what a recipe made of its trunk: an adapter, or the whole of it."""
-    read = recipe.read(what)
+    read = recipe.read_recipe(what)
     runs = folder.absolute().parent.parent
-    source = SOURCES[read.data.source]
-    corpus = source.corpus(runs / "downloads")
-    trunk = f"{trunk_folder(read.trunk, what.parent, runs)}+" if read.lora else ""
-    served, lesson = load(f"{trunk}{folder}"), source.lesson(corpus.labels)
-    reader = recipe.reader(read.data, served)
-    items = lesson.items(recipe.divide(read.data, corpus).held_out, reader)
+    source = TASK_SOURCES[read.data.source]
+    corpus = source.read_corpus(runs / "downloads")
+    trunk = f"{find_base_folder(read.trunk, what.parent, runs)}+" if read.lora else ""
+    served, lesson = load(f"{trunk}{folder}"), source.create_task(corpus.labels)
+    reader = recipe.build_reader(read.data, served)
+    items = lesson.items(recipe.split_corpus(read.data, corpus).held_out, reader)
     return measure_lesson(lesson, served.network, served.head, reader, items)

@@ -16,29 +16,29 @@ from polyhead.models.tokenizer import Tokenizer
 from ..loop.entropy import mean_entropy
 
 
-def special(words: Tokenizer) -> frozenset[int]:
+def special_tokens(words: Tokenizer) -> frozenset[int]:
     """The tokens that no text has."""
     return frozenset(token for token in range(words.vocab_size) if words.is_special(token))
 
 
 @dataclass(frozen=True)
-class Language:
+class LanguageModelLoss:
     """What weighs so much beside the lesson; tokens `apart` need not be told."""
 
     weight: float
-    apart: frozenset[int]
+    excluded_tokens: frozenset[int]
 
-    def count(self, sequences: Sequence[Sequence[int]]) -> int:
-        return len(self.told(sequences)[1])
+    def target_count(self, sequences: Sequence[Sequence[int]]) -> int:
+        return len(self.next_token_targets(sequences)[1])
 
-    def told(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    def next_token_targets(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """Of sequences laid end to end the rows behind which a token of a text comes, and those tokens."""
         rows: list[int] = []
         right: list[int] = []
         start = 0
         for sequence in sequences:
             for row, token in enumerate(sequence[1:], start):
-                if token not in self.apart:
+                if token not in self.excluded_tokens:
                     rows.append(row)
                     right.append(token)
             start += len(sequence)
@@ -46,5 +46,7 @@ class Language:
 
     def loss(self, network: Transformer, states: Tensor, sequences: Sequence[Sequence[int]]) -> Tensor:
         """From the [T, W] states of sequences laid end to end; what tells a word is the matrix that it is read by."""
-        rows, right = (torch.tensor(each, dtype=torch.long, device=states.device) for each in self.told(sequences))
+        rows, right = (
+            torch.tensor(each, dtype=torch.long, device=states.device) for each in self.next_token_targets(sequences)
+        )
         return self.weight * mean_entropy(states[rows], (network.tokens.weight, None), right)

@@ -11,26 +11,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .pair_task import Pairs, Ranked
-from .similarity_task import overlap
-from .task import Embed, Figures
+from .pair_task import PairItem, PairTask
+from .similarity_task import jaccard_overlap
+from .task import EmbedTexts, Figures
 
-ANSWERS = 4
+ANSWER_COUNT = 4
 
 
 @dataclass(frozen=True)
-class Choices(Pairs):
+class ChoiceTask(PairTask):
     """One in four; half of the wrong ones share words with the question."""
 
-    measured: int = ANSWERS
-    learned: int = ANSWERS
+    measured_passages: int = ANSWER_COUNT
+    trained_passages: int = ANSWER_COUNT
 
-    def figures(self, items: Sequence[Ranked], scores: Tensor) -> Figures:  # noqa: ARG002 - the first is the right one
+    def figures(self, items: Sequence[PairItem], scores: Tensor) -> Figures:  # noqa: ARG002 - the first is the right one
         """The share of questions answered rightly; whoever scores as much is in the right one's way."""
         return {"accuracy": ((scores >= scores[:, :1]).sum(dim=1) == 1).float().mean().item()}
 
-    def baselines(self, learned: Sequence[Ranked], items: Sequence[Ranked], embed: Embed) -> Figures:  # noqa: ARG002
+    def baselines(self, learned: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """Drawing lots, and the answer that shares the largest part of its words with the question."""
-        shared = [[overlap(item.query, answer) for answer in item.passages[: self.measured]] for item in items]
+        shared = [
+            [jaccard_overlap(item.query, answer) for answer in item.passages[: self.measured_passages]]
+            for item in items
+        ]
         by_words = self.figures(items, torch.tensor(shared))
-        return {"by lot": 1 / self.measured, "words in common": by_words["accuracy"]}
+        return {"by lot": 1 / self.measured_passages, "words in common": by_words["accuracy"]}

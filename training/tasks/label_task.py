@@ -12,11 +12,11 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from ..data.examples import Example
-from .task import Embed, Figures, Packed
-from .text_reader import Read, Reader
+from .task import EmbedTexts, Figures, TaskBatch
+from .text_reader import EncodedText, TextReader
 
 
-class Known(Protocol):
+class LabelledItem(Protocol):
     """Something with a label."""
 
     @property
@@ -26,33 +26,33 @@ class Known(Protocol):
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelItem:
     """A text as it was read, and its label."""
 
-    read: Read
+    encoded: EncodedText
     label: int
     domain: str
 
 
 @dataclass(frozen=True)
-class Labels:
+class LabelTask:
     """Choices among `names`, one a text."""
 
     names: tuple[str, ...]
     kind: Literal["classify"] = "classify"
 
-    def items(self, examples: Sequence[Example[int]], read: Reader) -> list[Labelled]:
+    def items(self, examples: Sequence[Example[int]], read: TextReader) -> list[LabelItem]:
         texts = read([example.text for example in examples])
-        return [Labelled(text, each.label, each.domain) for text, each in zip(texts, examples, strict=True)]
+        return [LabelItem(text, each.label, each.domain) for text, each in zip(texts, examples, strict=True)]
 
-    def cut(self, items: Sequence[Labelled]) -> int:
-        return sum(item.read.cut for item in items)
+    def truncated_count(self, items: Sequence[LabelItem]) -> int:
+        return sum(item.encoded.is_truncated for item in items)
 
-    def pack(self, items: Sequence[Labelled], read: Reader, learning: bool) -> Packed:  # noqa: ARG002 - read once
-        tokens, segments = [item.read.tokens for item in items], [item.read.segments for item in items]
-        return Packed(tokens, segments, list(range(len(items))), [item.label for item in items])
+    def pack(self, items: Sequence[LabelItem], read: TextReader, learning: bool) -> TaskBatch:  # noqa: ARG002 - read once
+        tokens, segments = [item.encoded.tokens for item in items], [item.encoded.segments for item in items]
+        return TaskBatch(tokens, segments, list(range(len(items))), [item.label for item in items])
 
-    def figures(self, items: Sequence[Known], scores: Tensor) -> Figures:
+    def figures(self, items: Sequence[LabelledItem], scores: Tensor) -> Figures:
         """The share of texts labelled rightly: of all ("accuracy"), of each domain; precision and recall of each
         label."""
         said = scores.argmax(dim=-1).tolist()
@@ -70,11 +70,11 @@ class Labels:
             **{f"recall of {name}": right[name] / there[name] for name in self.names if there[name]},
         }
 
-    def baselines(self, learned: Sequence[Labelled], items: Sequence[Labelled], embed: Embed) -> Figures:  # noqa: ARG002
-        return {"majority": majority(learned, items)}
+    def baselines(self, learned: Sequence[LabelItem], items: Sequence[LabelItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+        return {"majority": majority_accuracy(learned, items)}
 
 
-def majority(learned: Sequence[Known], items: Sequence[Known]) -> float:
+def majority_accuracy(learned: Sequence[LabelledItem], items: Sequence[LabelledItem]) -> float:
     """The accuracy of always saying the label that is commonest in what was learned."""
     [(commonest, _)] = Counter(item.label for item in learned).most_common(1)
     return sum(item.label == commonest for item in items) / len(items)

@@ -17,50 +17,55 @@ from torch import Tensor
 
 from ..data.examples import WORD, Example
 from ..loop.errors import RecipeError
-from .task import Embed, Figures, Packed
-from .text_reader import Reader
+from .task import EmbedTexts, Figures, TaskBatch
+from .text_reader import TextReader
 
-MEASURED, LEARNED = 20, 3  # passages a query: a figure is of the first, a step of the first few of those
-SATURATION, LENGTH = 1.2, 0.75  # BM25's k1 and b, as usual
+MEASURED_PASSAGES, TRAINED_PASSAGES = (
+    20,
+    3,
+)  # passages a query: a figure is of the first, a step of the first few of those
+BM25_K1, BM25_B = 1.2, 0.75  # BM25's k1 and b, as usual
 
 
 @dataclass(frozen=True)
-class Ranked:
+class PairItem:
     """A query and the passages it is asked of; the first is the right one."""
 
     query: str
     passages: tuple[str, ...]
-    cut: bool
+    is_truncated: bool
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairTask:
     """Choices among passages, one a query: among `learned` in a step, among `measured` for a figure."""
 
-    measured: int = MEASURED
-    learned: int = LEARNED
+    measured_passages: int = MEASURED_PASSAGES
+    trained_passages: int = TRAINED_PASSAGES
     kind: Literal["classify"] = "classify"
 
-    def items(self, examples: Sequence[Example[str]], read: Reader) -> list[Ranked]:
-        if len(examples) <= 2 * MEASURED:
-            raise RecipeError(f"data: {len(examples)} passages are too few to find one among {MEASURED} others")
+    def items(self, examples: Sequence[Example[str]], read: TextReader) -> list[PairItem]:
+        if len(examples) <= 2 * MEASURED_PASSAGES:
+            raise RecipeError(
+                f"data: {len(examples)} passages are too few to find one among {MEASURED_PASSAGES} others"
+            )
         own = read([(example.label, example.text) for example in examples])
-        others = candidates(examples)
+        others = list_distractors(examples)
         return [
-            Ranked(each.label, (each.text, *(examples[row].text for row in rows)), text.cut)
+            PairItem(each.label, (each.text, *(examples[row].text for row in rows)), text.is_truncated)
             for text, each, rows in zip(own, examples, others, strict=True)
         ]
 
-    def cut(self, items: Sequence[Ranked]) -> int:
-        return sum(item.cut for item in items)
+    def truncated_count(self, items: Sequence[PairItem]) -> int:
+        return sum(item.is_truncated for item in items)
 
-    def pack(self, items: Sequence[Ranked], read: Reader, learning: bool) -> Packed:
-        among = self.learned if learning else self.measured
+    def pack(self, items: Sequence[PairItem], read: TextReader, learning: bool) -> TaskBatch:
+        among = self.trained_passages if learning else self.measured_passages
         texts = read([(item.query, passage) for item in items for passage in item.passages[:among]])
         tokens, segments = [text.tokens for text in texts], [text.segments for text in texts]
-        return Packed(tokens, segments, list(range(len(texts))), [0] * len(items))
+        return TaskBatch(tokens, segments, list(range(len(texts))), [0] * len(items))
 
-    def figures(self, items: Sequence[Ranked], scores: Tensor) -> Figures:  # noqa: ARG002 - the first is the right one
+    def figures(self, items: Sequence[PairItem], scores: Tensor) -> Figures:  # noqa: ARG002 - the first is the right one
         """Mean reciprocal rank, and the share of queries whose passage is first, or among the first five; whoever
         scores as much stands before it."""
         ranks = (scores >= scores[:, :1]).sum(dim=1).float()
@@ -70,7 +75,7 @@ class Pairs:
             "recall@5": (ranks <= 5).float().mean().item(),
         }
 
-    def baselines(self, learned: Sequence[Ranked], items: Sequence[Ranked], embed: Embed) -> Figures:  # noqa: ARG002
+    def baselines(self, learned: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """The same by the cosine of the trunk's vectors, and what drawing lots would give."""
         texts = sorted({text for item in items for text in (item.query, *item.passages)})
         row = {text: index for index, text in enumerate(texts)}
@@ -83,29 +88,37 @@ class Pairs:
         return {**{f"embeddings {name}": value for name, value in self.figures(items, near).items()}, **lots}
 
 
-def candidates(examples: Sequence[Example[str]]) -> list[list[int]]:
+def list_distractors(examples: Sequence[Example[str]]) -> list[list[int]]:
     """For each example MEASURED - 1 others that are not described as it is, hard and easy in turn."""
-    index = Words([example.text for example in examples])
+    index = Bm25Index([example.text for example in examples])
     domains: dict[str, list[int]] = defaultdict(list)
     for row, example in enumerate(examples):
         domains[example.domain].append(row)
-    return [chosen(examples, row, index.nearest(examples[row].label), domains) for row in range(len(examples))]
+    return [
+        choose_distractors(examples, row, index.nearest(examples[row].label), domains) for row in range(len(examples))
+    ]
 
 
-def chosen(examples: Sequence[Example[str]], row: int, near: Sequence[int], domains: dict[str, list[int]]) -> list[int]:
+def choose_distractors(
+    examples: Sequence[Example[str]], row: int, near: Sequence[int], domains: dict[str, list[int]]
+) -> list[int]:
     """Everything is drawn from the query alone, so that a rerun asks the same."""
     query, draw = examples[row].label, random.Random(examples[row].source)
-    hard = [other for other in near if examples[other].label != query][: MEASURED // 2]
+    hard = [other for other in near if examples[other].label != query][: MEASURED_PASSAGES // 2]
     kin, rest = domains[examples[row].domain], range(len(examples))
     easy: list[int] = []
     for pool in (kin, rest):
-        drawn = [other for other in draw.sample(pool, min(len(pool), 4 * MEASURED)) if examples[other].label != query]
+        drawn = [
+            other
+            for other in draw.sample(pool, min(len(pool), 4 * MEASURED_PASSAGES))
+            if examples[other].label != query
+        ]
         easy += [other for other in drawn if other not in hard and other not in easy]
     mixed = [each for pair in zip(hard, easy, strict=False) for each in pair]
-    return [*mixed, *(other for other in (*hard, *easy) if other not in mixed)][: MEASURED - 1]
+    return [*mixed, *(other for other in (*hard, *easy) if other not in mixed)][: MEASURED_PASSAGES - 1]
 
 
-class Words:
+class Bm25Index:
     """Which texts share words with a query, the most telling first (BM25)."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -113,19 +126,19 @@ class Words:
         mean = sum(bag.total() for bag in bags) / len(bags)
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for row, bag in enumerate(bags):
-            slack = SATURATION * (1 - LENGTH + LENGTH * bag.total() / mean)
+            slack = BM25_K1 * (1 - BM25_B + BM25_B * bag.total() / mean)
             for word, count in bag.items():
-                found[word].append((row, count * (SATURATION + 1) / (count + slack)))
-        self.count = len(texts)
-        self.holders = {word: tuple(map(torch.tensor, zip(*rows, strict=True))) for word, rows in found.items()}
+                found[word].append((row, count * (BM25_K1 + 1) / (count + slack)))
+        self.text_count = len(texts)
+        self.postings = {word: tuple(map(torch.tensor, zip(*rows, strict=True))) for word, rows in found.items()}
 
-    def nearest(self, query: str, count: int = 4 * MEASURED) -> list[int]:
+    def nearest(self, query: str, count: int = 4 * MEASURED_PASSAGES) -> list[int]:
         """Texts that share a word with the query, at most `count`, best first."""
-        sums = torch.zeros(self.count, dtype=torch.float64)
+        sums = torch.zeros(self.text_count, dtype=torch.float64)
         for word in sorted(set(WORD.findall(query.lower()))):
-            if word in self.holders:
-                rows, weights = self.holders[word]
-                rarity = math.log(1 + (self.count - len(rows) + 0.5) / (len(rows) + 0.5))
+            if word in self.postings:
+                rows, weights = self.postings[word]
+                rarity = math.log(1 + (self.text_count - len(rows) + 0.5) / (len(rows) + 0.5))
                 sums.index_add_(0, rows, weights.double() * rarity)
-        best = sums.topk(min(count, self.count))
+        best = sums.topk(min(count, self.text_count))
         return [row for row, value in zip(best.indices.tolist(), best.values.tolist(), strict=True) if value > 0]

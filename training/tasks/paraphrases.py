@@ -13,43 +13,43 @@ from pathlib import Path
 
 from ..data import home
 from ..data.examples import WORD, Corpus, Example
-from .pair_task import Words
-from .similarity_task import overlap
+from .pair_task import Bm25Index
+from .similarity_task import jaccard_overlap
 
-NAMES = ("different", "same")
+LABEL_NAMES = ("different", "same")
 NEAREST = 24  # in each language
-Meanings = Mapping[str, tuple[str, ...]]  # by sentence: its translations
+Translations = Mapping[str, tuple[str, ...]]  # by sentence: its translations
 
 
 def corpus(downloads: Path) -> Corpus[int]:
     """Of Home Assistant's screens, as `home` reads them."""
-    return compared(home.corpus(downloads).examples)
+    return pair_sentences(home.corpus(downloads).examples)
 
 
-def compared(translated: Sequence[Example[str]]) -> Corpus[int]:
+def pair_sentences(translated: Sequence[Example[str]]) -> Corpus[int]:
     """Pairs that share a sentence belong together."""
     spelled: dict[str, str] = {}
     found: dict[str, set[str]] = defaultdict(set)
     for example in translated:
-        if plain(example.text):
-            spelled.setdefault(plain(example.text), example.text)
-            found[plain(example.text)].add(plain(example.label))
+        if normalised_text(example.text):
+            spelled.setdefault(normalised_text(example.text), example.text)
+            found[normalised_text(example.text)].add(normalised_text(example.label))
     meanings = {text: tuple(sorted(meant)) for text, meant in found.items()}
-    pairs = alike(meanings)
-    both = [*((pair, 1) for pair in pairs), *((pair, 0) for pair in unlike(meanings, pairs))]
+    pairs = same_meaning_pairs(meanings)
+    both = [*((pair, 1) for pair in pairs), *((pair, 0) for pair in other_meaning_pairs(meanings, pairs))]
     examples = [
         Example((spelled[one], spelled[other]), label, "en", f"{one} / {other}", (one, other))
         for (one, other), label in both
     ]
-    return Corpus(examples, NAMES, alike=False)
+    return Corpus(examples, LABEL_NAMES, group_similar=False)
 
 
-def plain(text: str) -> str:
+def normalised_text(text: str) -> str:
     """Without case and punctuation."""
     return " ".join(WORD.findall(text.lower()))
 
 
-def alike(meanings: Meanings) -> list[tuple[str, str]]:
+def same_meaning_pairs(meanings: Translations) -> list[tuple[str, str]]:
     """Sentences with a translation in common."""
     said: dict[str, list[str]] = defaultdict(list)
     for text in sorted(meanings):
@@ -58,18 +58,18 @@ def alike(meanings: Meanings) -> list[tuple[str, str]]:
     return sorted({pair for texts in said.values() for pair in combinations(texts, 2)})
 
 
-def unlike(meanings: Meanings, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def other_meaning_pairs(meanings: Translations, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """To each pair its first sentence, and one of other meaning that is about as much like it.
 
     That one is in no other pair: else nearly all would belong together.
     """
     texts = sorted(set(meanings) - {text for pair in pairs for text in pair})
-    english, german = Words(texts), Words([" ".join(meanings[text]) for text in texts])
+    english, german = Bm25Index(texts), Bm25Index([" ".join(meanings[text]) for text in texts])
     chosen: dict[str, tuple[str, str]] = {}
     for one, other in pairs:
         near = [*english.nearest(one, NEAREST), *german.nearest(" ".join(meanings[one]), NEAREST)]
         fit = [
-            (apart(likeness(one, texts[row]), likeness(one, other)), rank)
+            (similarity_distance(surface_similarity(one, texts[row]), surface_similarity(one, other)), rank)
             for rank, row in enumerate(near)
             if texts[row] not in chosen
         ]
@@ -79,10 +79,10 @@ def unlike(meanings: Meanings, pairs: Sequence[tuple[str, str]]) -> list[tuple[s
     return list(chosen.values())
 
 
-def likeness(one: str, other: str) -> tuple[float, float]:
+def surface_similarity(one: str, other: str) -> tuple[float, float]:
     """Of two sentences' words and of their lengths, as they look."""
-    return overlap(one, other), min(len(one), len(other)) / max(len(one), len(other))
+    return jaccard_overlap(one, other), min(len(one), len(other)) / max(len(one), len(other))
 
 
-def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+def similarity_distance(one: tuple[float, float], other: tuple[float, float]) -> float:
     return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))

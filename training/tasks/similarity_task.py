@@ -11,68 +11,76 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..data.examples import Example, words
-from .label_task import Labels, majority
-from .task import Embed, Figures, Packed
-from .text_reader import Read, Reader
+from ..data.examples import Example, word_set
+from .label_task import LabelTask, majority_accuracy
+from .task import EmbedTexts, Figures, TaskBatch
+from .text_reader import EncodedText, TextReader
 
 ORDERS = 2
 
 
 @dataclass(frozen=True)
-class Compared:
+class SimilarityItem:
     """A pair as it was read in both orders; `shared` is the share of its words that both texts have."""
 
-    reads: tuple[Read, Read]
+    encoded: tuple[EncodedText, EncodedText]
     label: int
     domain: str
-    shared: float
+    word_overlap: float
 
 
 @dataclass(frozen=True)
-class Similar:
+class SimilarityTask:
     """Choices among `names`, one a pair."""
 
     names: tuple[str, ...]
     kind: Literal["classify"] = "classify"
 
-    def items(self, examples: Sequence[Example[int]], read: Reader) -> list[Compared]:
+    def items(self, examples: Sequence[Example[int]], read: TextReader) -> list[SimilarityItem]:
         pairs: list[tuple[str, str]] = [example.text for example in examples]
         forth, back = read(pairs), read([(second, first) for first, second in pairs])
         return [
-            Compared(both, each.label, each.domain, overlap(*pair))
+            SimilarityItem(both, each.label, each.domain, jaccard_overlap(*pair))
             for both, each, pair in zip(zip(forth, back, strict=True), examples, pairs, strict=True)
         ]
 
-    def cut(self, items: Sequence[Compared]) -> int:
-        return sum(item.reads[0].cut for item in items)
+    def truncated_count(self, items: Sequence[SimilarityItem]) -> int:
+        return sum(item.encoded[0].is_truncated for item in items)
 
-    def pack(self, items: Sequence[Compared], read: Reader, learning: bool) -> Packed:  # noqa: ARG002 - read once
-        reads = [each for item in items for each in item.reads]
+    def pack(self, items: Sequence[SimilarityItem], read: TextReader, learning: bool) -> TaskBatch:  # noqa: ARG002 - read once
+        reads = [each for item in items for each in item.encoded]
         tokens, segments = [each.tokens for each in reads], [each.segments for each in reads]
         right = [item.label for item in items]
-        return Packed(tokens, segments, list(range(len(reads))), right, orders=ORDERS)
+        return TaskBatch(tokens, segments, list(range(len(reads))), right, order_count=ORDERS)
 
-    def figures(self, items: Sequence[Compared], scores: Tensor) -> Figures:
+    def figures(self, items: Sequence[SimilarityItem], scores: Tensor) -> Figures:
         """As of texts with one label."""
-        return Labels(self.names).figures(items, scores)
+        return LabelTask(self.names).figures(items, scores)
 
-    def baselines(self, learned: Sequence[Compared], items: Sequence[Compared], embed: Embed) -> Figures:  # noqa: ARG002
+    def baselines(
+        self,
+        learned: Sequence[SimilarityItem],
+        items: Sequence[SimilarityItem],
+        embed: EmbedTexts,  # noqa: ARG002
+    ) -> Figures:
         """The commonest label, and the accuracy of a bound on the share of words that both texts have, the best one in
         what was learned."""
         bound, above = max(
-            ((bound, above) for bound in sorted({item.shared for item in learned}) for above in (0, 1)),
-            key=lambda rule: by_words(learned, *rule),
+            ((bound, above) for bound in sorted({item.word_overlap for item in learned}) for above in (0, 1)),
+            key=lambda rule: threshold_accuracy(learned, *rule),
         )
-        return {"majority": majority(learned, items), "words in common": by_words(items, bound, above)}
+        return {
+            "majority": majority_accuracy(learned, items),
+            "words in common": threshold_accuracy(items, bound, above),
+        }
 
 
-def overlap(first: str, second: str) -> float:
+def jaccard_overlap(first: str, second: str) -> float:
     """Jaccard's."""
-    one, other = words(first), words(second)
+    one, other = word_set(first), word_set(second)
     return len(one & other) / len(one | other)
 
 
-def by_words(items: Sequence[Compared], bound: float, above: int) -> float:
+def threshold_accuracy(items: Sequence[SimilarityItem], bound: float, above: int) -> float:
     """How often the label is `above` where at least so much is shared, and the other one where less is."""
-    return sum((above if item.shared >= bound else 1 - above) == item.label for item in items) / len(items)
+    return sum((above if item.word_overlap >= bound else 1 - above) == item.label for item in items) / len(items)

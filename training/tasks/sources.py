@@ -11,49 +11,49 @@ from typing import Any
 from ..data import brown, home, prose, questions, samples, spam, vader, wiki
 from ..data.examples import Corpus
 from . import paraphrases
-from .choice_task import Choices
-from .label_task import Labels
-from .pair_task import Pairs
-from .similarity_task import Similar
-from .span_task import Spans
-from .tag_task import Tags
-from .task import Lesson
+from .choice_task import ChoiceTask
+from .label_task import LabelTask
+from .pair_task import PairTask
+from .similarity_task import SimilarityTask
+from .span_task import SpanTask
+from .tag_task import TagTask
+from .task import Task
 
 
 @dataclass(frozen=True)
-class Source:
+class TaskSource:
     """`corpus` reads what it downloads into a folder; `lesson` is made for the labels found there; `sample` is a little
     that is made up, of the same shape; `said` is what a config.json says of a network that learned it."""
 
-    corpus: Callable[[Path], Corpus[Any]]
-    lesson: Callable[[tuple[str, ...]], Lesson[Any]]
-    sample: Callable[[], Corpus[Any]]
-    said: Mapping[str, bool] = field(default_factory=dict)
+    read_corpus: Callable[[Path], Corpus[Any]]
+    create_task: Callable[[tuple[str, ...]], Task[Any]]
+    create_sample: Callable[[], Corpus[Any]]
+    config_fields: Mapping[str, bool] = field(default_factory=dict)
 
 
-SOURCES: Mapping[str, Source] = {
-    "vader": Source(vader.corpus, Labels, samples.labelled),
-    "spam": Source(spam.corpus, Labels, samples.labelled),
-    "topics": Source(wiki.topics, Labels, samples.labelled),
-    "brown": Source(brown.corpus, lambda _: Tags(), samples.tagged),
-    "leads": Source(wiki.leads, lambda _: Pairs(), samples.described),
-    "entailment": Source(wiki.entailment, Labels, samples.entailed),
-    "questions": Source(questions.corpus, lambda _: Spans(), samples.asked),
-    "paraphrases": Source(paraphrases.corpus, Similar, samples.entailed, {"both_orders": True}),
-    "choices": Source(wiki.leads, lambda _: Choices(), samples.described),
+TASK_SOURCES: Mapping[str, TaskSource] = {
+    "vader": TaskSource(vader.corpus, LabelTask, samples.labelled_sentences),
+    "spam": TaskSource(spam.corpus, LabelTask, samples.labelled_sentences),
+    "topics": TaskSource(wiki.topics, LabelTask, samples.labelled_sentences),
+    "brown": TaskSource(brown.corpus, lambda _: TagTask(), samples.tagged_sentences),
+    "leads": TaskSource(wiki.leads, lambda _: PairTask(), samples.described_sentences),
+    "entailment": TaskSource(wiki.entailment, LabelTask, samples.entailment_pairs),
+    "questions": TaskSource(questions.corpus, lambda _: SpanTask(), samples.span_questions),
+    "paraphrases": TaskSource(paraphrases.corpus, SimilarityTask, samples.entailment_pairs, {"both_orders": True}),
+    "choices": TaskSource(wiki.leads, lambda _: ChoiceTask(), samples.described_sentences),
 }
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextSource:
     """What whole networks learn from: of one language, or with translations.  `sample` is a little that is made up."""
 
-    corpus: Callable[[Path], Corpus[Any]]
-    sample: Callable[[], Corpus[Any]]
-    translated: bool = False
+    read_corpus: Callable[[Path], Corpus[Any]]
+    create_sample: Callable[[], Corpus[Any]]
+    is_translated: bool = False
 
 
-TEXTS: Mapping[str, Texts] = {
-    "prose": Texts(prose.corpus, samples.documents),
-    "en-de": Texts(home.corpus, samples.pairs, translated=True),
+TEXT_SOURCES: Mapping[str, TextSource] = {
+    "prose": TextSource(prose.corpus, samples.documents),
+    "en-de": TextSource(home.corpus, samples.translated_sentences, is_translated=True),
 }

@@ -18,82 +18,84 @@ from torch import Tensor
 
 from ..data.examples import Example
 from ..loop.errors import RecipeError
-from .task import Embed, Figures, Packed
-from .text_reader import Read, Reader
+from .task import EmbedTexts, Figures, TaskBatch
+from .text_reader import EncodedText, TextReader
 
-LONGEST = 30  # tokens of an answer
+MAX_ANSWER_TOKENS = 30  # tokens of an answer
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-SILENT = str.maketrans("", "", string.punctuation)
+REMOVE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
-class Question:
+class SpanItem:
     """A question and a text as they were read; `rows` are the first token and those of the text, `right` the two of
     them between which the answer stands."""
 
-    read: Read
+    encoded: EncodedText
     rows: list[int]
-    right: tuple[int, int]
+    targets: tuple[int, int]
     text: str
     answer: str
     kind: str
 
-    def said(self, first: int, last: int) -> str:
+    def answer_text(self, first: int, last: int) -> str:
         """What stands in the text between two of its rows."""
-        return self.text[self.read.offsets[self.rows[first]][0] : self.read.offsets[self.rows[last]][1]]
+        return self.text[self.encoded.offsets[self.rows[first]][0] : self.encoded.offsets[self.rows[last]][1]]
 
 
 @dataclass(frozen=True)
-class Spans:
+class SpanTask:
     """Two choices a question: where its answer begins and where it ends."""
 
     kind: Literal["span"] = "span"
 
-    def items(self, examples: Sequence[Example[tuple[int, int]]], read: Reader) -> list[Question]:
+    def items(self, examples: Sequence[Example[tuple[int, int]]], read: TextReader) -> list[SpanItem]:
         texts = read([example.text for example in examples])
-        return [question(example, text) for text, example in zip(texts, examples, strict=True)]
+        return [build_item(example, text) for text, example in zip(texts, examples, strict=True)]
 
-    def cut(self, items: Sequence[Question]) -> int:
-        return sum(item.read.cut for item in items)
+    def truncated_count(self, items: Sequence[SpanItem]) -> int:
+        return sum(item.encoded.is_truncated for item in items)
 
-    def pack(self, items: Sequence[Question], read: Reader, learning: bool) -> Packed:  # noqa: ARG002 - read once
-        starts = accumulate((len(item.read.tokens) for item in items), initial=0)
+    def pack(self, items: Sequence[SpanItem], read: TextReader, learning: bool) -> TaskBatch:  # noqa: ARG002 - read once
+        starts = accumulate((len(item.encoded.tokens) for item in items), initial=0)
         widest = max(len(item.rows) for item in items)
         scores = [
             [2 * (start + row) + side for row in item.rows] + [-1] * (widest - len(item.rows))
             for start, item in zip(starts, items, strict=False)
             for side in (0, 1)
         ]
-        return Packed(
-            [item.read.tokens for item in items],
-            [item.read.segments for item in items],
+        return TaskBatch(
+            [item.encoded.tokens for item in items],
+            [item.encoded.segments for item in items],
             [score for some in scores for score in some],
-            [place for item in items for place in item.right],
-            each=True,
+            [place for item in items for place in item.targets],
+            rows_are_scores=True,
         )
 
-    def figures(self, items: Sequence[Question], scores: Tensor) -> Figures:
+    def figures(self, items: Sequence[SpanItem], scores: Tensor) -> Figures:
         """The share of questions answered in the right words ("exact"), of all and of each kind; the mean overlap in
         words ("F1")."""
         pairs = scores.reshape(len(items), 2, -1)
-        return told(items, [item.said(*best(*pair)) for item, pair in zip(items, pairs, strict=True)])
+        return squad_figures(
+            items, [item.answer_text(*best_span(*pair)) for item, pair in zip(items, pairs, strict=True)]
+        )
 
-    def baselines(self, learned: Sequence[Question], items: Sequence[Question], embed: Embed) -> Figures:  # noqa: ARG002
+    def baselines(self, learned: Sequence[SpanItem], items: Sequence[SpanItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """What stands where answers to questions of the kind stand most often; the whole of the text."""
         places: dict[str, Counter[tuple[int, int]]] = {item.kind: Counter() for item in [*items, *learned]}
         for item in learned:
-            places[item.kind][item.right] += 1
+            places[item.kind][item.targets] += 1
         usual = {kind: counts.most_common(1)[0][0] if counts else (1, 1) for kind, counts in places.items()}
         ends = [[min(place, len(item.rows) - 1) for place in usual[item.kind]] for item in items]
-        there = told(items, [item.said(*places) for item, places in zip(items, ends, strict=True)])
+        there = squad_figures(items, [item.answer_text(*places) for item, places in zip(items, ends, strict=True)])
         return {
             "usual place exact": there["exact"],
             "usual place F1": there["F1"],
-            "whole text F1": told(items, [item.text for item in items])["F1"],
+            "whole text F1": squad_figures(items, [item.text for item in items])["F1"],
         }
 
 
-def question(example: Example[tuple[int, int]], read: Read) -> Question:
+def build_item(example: Example[tuple[int, int]], read: EncodedText) -> SpanItem:
     """RecipeError if nothing tells the tokens of the text from those of the question."""
     rows = [row for row, (start, end) in enumerate(read.offsets) if read.segments[row] == 1 and end > start]
     if not rows:
@@ -102,39 +104,39 @@ def question(example: Example[tuple[int, int]], read: Read) -> Question:
     begins, ends = example.label
     found = [at for at, row in enumerate(rows, 1) if read.offsets[row][1] > begins and read.offsets[row][0] < ends]
     whole = bool(found) and read.offsets[rows[-1]][1] >= ends
-    return Question(
-        read=read,
+    return SpanItem(
+        encoded=read,
         rows=[0, *rows],
-        right=(found[0], found[-1]) if whole else (0, 0),
+        targets=(found[0], found[-1]) if whole else (0, 0),
         text=example.text[1],
         answer=example.text[1][begins:ends],
         kind=example.domain,
     )
 
 
-def best(begins: Tensor, ends: Tensor) -> tuple[int, int]:
+def best_span(begins: Tensor, ends: Tensor) -> tuple[int, int]:
     """The likeliest place [first, last] of at most LONGEST tokens, of [L] scores each; the first of them is none."""
     both = begins[1:, None] + ends[None, 1:]
-    allowed = torch.ones_like(both, dtype=torch.bool).triu().tril(LONGEST - 1)
+    allowed = torch.ones_like(both, dtype=torch.bool).triu().tril(MAX_ANSWER_TOKENS - 1)
     first, last = divmod(int(both.masked_fill(~allowed, -torch.inf).argmax()), len(both))
     return first + 1, last + 1
 
 
-def told(items: Sequence[Question], said: Sequence[str]) -> Figures:
+def squad_figures(items: Sequence[SpanItem], said: Sequence[str]) -> Figures:
     exact: Counter[str] = Counter()
     count = Counter(item.kind for item in items)
     overlap = 0.0
     for item, answer in zip(items, said, strict=True):
-        ours, theirs = plain(answer), plain(item.answer)
+        ours, theirs = answer_words(answer), answer_words(item.answer)
         exact[item.kind] += ours == theirs
         overlap += f1(ours, theirs)
     kinds = {kind: exact[kind] / count[kind] for kind in sorted(count)}
     return {"exact": exact.total() / len(items), "F1": overlap / len(items), **kinds}
 
 
-def plain(text: str) -> list[str]:
+def answer_words(text: str) -> list[str]:
     """Its words, without case, punctuation and articles."""
-    return ARTICLES.sub(" ", text.lower().translate(SILENT)).split()
+    return ARTICLES.sub(" ", text.lower().translate(REMOVE_PUNCTUATION)).split()
 
 
 def f1(said: Sequence[str], right: Sequence[str]) -> float:

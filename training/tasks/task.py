@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 
 from ..data.examples import Example
-from .auxiliary import Language
-from .text_reader import Reader
+from .auxiliary import LanguageModelLoss
+from .text_reader import TextReader
 
 Item = TypeVar("Item")
 Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Packed:
+class TaskBatch:
     """A batch as the network reads it.
 
     `rows` are those of the head's scores that are looked at; they are divided evenly among the `right` choices, each a
@@ -39,118 +39,118 @@ class Packed:
     sequences: list[list[int]]
     segments: list[list[int]]
     rows: list[int]
-    right: list[int]
-    each: bool = False
-    orders: int = 1
+    targets: list[int]
+    rows_are_scores: bool = False
+    order_count: int = 1
 
 
-class Lesson(Protocol[Item]):
+class Task(Protocol[Item]):
     """What is learned of examples of one shape."""
 
     @property
     def kind(self) -> Literal["classify", "tag", "span"]:
         """Of the head that answers."""
 
-    def items(self, examples: Sequence[Example[Any]], read: Reader) -> list[Item]:
+    def items(self, examples: Sequence[Example[Any]], read: TextReader) -> list[Item]:
         """One an example."""
 
-    def cut(self, items: Sequence[Item]) -> int:
+    def truncated_count(self, items: Sequence[Item]) -> int:
         """How many of them were not read to their end."""
 
-    def pack(self, items: Sequence[Item], read: Reader, learning: bool) -> Packed:
+    def pack(self, items: Sequence[Item], read: TextReader, learning: bool) -> TaskBatch:
         """A batch, `learning` from it or measuring."""
 
     def figures(self, items: Sequence[Item], scores: Tensor) -> Figures:
         """How well a head does, by its [choices, options] scores for all of the items, in their order."""
 
-    def baselines(self, learned: Sequence[Item], items: Sequence[Item], embed: "Embed") -> Figures:
+    def baselines(self, learned: Sequence[Item], items: Sequence[Item], embed: "EmbedTexts") -> Figures:
         """How well something simple does on the same items."""
 
 
-class Embed(Protocol):
+class EmbedTexts(Protocol):
     """Texts to their [N, W] vectors, as the trunk makes them before anything is learned."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning(Generic[Item]):
+class TaskTraining(Generic[Item]):
     """The task (`trainer.Task`): `train` in shuffled batches of `batch` items, measured on `validation`.
 
     `beside` is what else is learned of the same texts.
     """
 
-    lesson: Lesson[Item]
+    task: Task[Item]
     network: Transformer
     head: nn.Module
-    read: Reader
+    reader: TextReader
     train: Sequence[Item]
     validation: Sequence[Item]
     batch: int
     seed: int
-    beside: tuple[Language, ...] = ()
+    auxiliary: tuple[LanguageModelLoss, ...] = ()
 
     def modules(self) -> list[nn.Module]:
         return [self.network, self.head]
 
-    def batches(self, epoch: int) -> list[Packed]:
+    def batches(self, epoch: int) -> list[TaskBatch]:
         order = list(range(len(self.train)))
         random.Random(f"{self.seed} {epoch}").shuffle(order)
         shuffled = [self.train[row] for row in order]
-        return [self.lesson.pack(some, self.read, learning=True) for some in portions(shuffled, self.batch)]
+        return [self.task.pack(some, self.reader, learning=True) for some in split_batches(shuffled, self.batch)]
 
-    def size(self, batch: Packed) -> int:
+    def size(self, batch: TaskBatch) -> int:
         return sum(map(len, batch.sequences))
 
-    def counts(self, batch: Packed) -> tuple[int, ...]:
-        return (len(batch.right), *(each.count(batch.sequences) for each in self.beside))
+    def counts(self, batch: TaskBatch) -> tuple[int, ...]:
+        return (len(batch.targets), *(each.target_count(batch.sequences) for each in self.auxiliary))
 
-    def losses(self, batch: Packed) -> Tensor:
-        states = states_of(self.network, batch)
-        raw = answered(self.head, states, batch)
-        chosen = F.cross_entropy(raw, torch.tensor(batch.right, device=raw.device))
-        return torch.stack([chosen, *(each.loss(self.network, states, batch.sequences) for each in self.beside)])
+    def losses(self, batch: TaskBatch) -> Tensor:
+        states = batch_states(self.network, batch)
+        raw = choice_scores(self.head, states, batch)
+        chosen = F.cross_entropy(raw, torch.tensor(batch.targets, device=raw.device))
+        return torch.stack([chosen, *(each.loss(self.network, states, batch.sequences) for each in self.auxiliary)])
 
     def evaluate(self) -> Figures:
-        return measure(self.lesson, self.network, self.head, self.read, self.validation)
+        return measure_task(self.task, self.network, self.head, self.reader, self.validation)
 
 
-def portions(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
-def scores(network: Transformer, head: nn.Module, batch: Packed) -> Tensor:
+def score_batch(network: Transformer, head: nn.Module, batch: TaskBatch) -> Tensor:
     """[choices, options], before the head's closing function."""
-    return answered(head, states_of(network, batch), batch)
+    return choice_scores(head, batch_states(network, batch), batch)
 
 
-def states_of(network: Transformer, batch: Packed) -> Tensor:
+def batch_states(network: Transformer, batch: TaskBatch) -> Tensor:
     """[T, W]"""
     segments = batch.segments if any(map(any, batch.segments)) else None
-    states: Tensor = network(Ragged.of(batch.sequences, segments, device=network.tokens.weight.device))
+    states: Tensor = network(RaggedBatch.of(batch.sequences, segments, device=network.tokens.weight.device))
     return states
 
 
-def answered(head: nn.Module, states: Tensor, batch: Packed) -> Tensor:
+def choice_scores(head: nn.Module, states: Tensor, batch: TaskBatch) -> Tensor:
     """What the head says of a batch's [T, W] states: [choices, options]."""
     raw: Tensor = head(states, list(accumulate(map(len, batch.sequences), initial=0)))
-    if batch.each:
+    if batch.rows_are_scores:
         raw = F.pad(raw.reshape(-1, 1), (0, 0, 0, 1), value=-math.inf)
     shown = raw[torch.tensor(batch.rows, device=raw.device)]
-    return shown.reshape(-1, batch.orders, shown.size(-1)).sum(dim=1).reshape(len(batch.right), -1)
+    return shown.reshape(-1, batch.order_count, shown.size(-1)).sum(dim=1).reshape(len(batch.targets), -1)
 
 
 @torch.no_grad()
-def measure(
-    lesson: Lesson[Item], network: Transformer, head: nn.Module, read: Reader, items: Sequence[Item]
+def measure_task(
+    lesson: Task[Item], network: Transformer, head: nn.Module, read: TextReader, items: Sequence[Item]
 ) -> Figures:
     """Mean cross-entropy ("loss"), and the lesson's own figures."""
     found: list[Tensor] = []
     right: list[int] = []
-    for some in portions(items, 16):
+    for some in split_batches(items, 16):
         batch = lesson.pack(some, read, learning=False)
-        found.append(scores(network, head, batch).cpu())
-        right += batch.right
+        found.append(score_batch(network, head, batch).cpu())
+        right += batch.targets
     widest = max(each.size(1) for each in found)
     raw = torch.cat([F.pad(each, (0, widest - each.size(1)), value=-math.inf) for each in found])
     return {"loss": F.cross_entropy(raw, torch.tensor(right)).item(), **lesson.figures(items, raw)}

@@ -15,31 +15,31 @@ Text = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Read:
+class EncodedText:
     """A text, or a pair, as tokens; `offsets` are the code points that each covers, of its own text."""
 
     tokens: list[int]
     segments: list[int]
     offsets: list[tuple[int, int]]
-    cut: bool
+    is_truncated: bool
 
 
 @dataclass(frozen=True)
-class Reader:
+class TextReader:
     """Reads at most `limit` tokens; of longer texts the first ones if it may `cut`."""
 
     tokenizer: Tokenizer
     limit: int
-    cut: bool
+    may_truncate: bool
 
-    def __call__(self, texts: Sequence[Text]) -> list[Read]:
+    def __call__(self, texts: Sequence[Text]) -> list[EncodedText]:
         """RecipeError if a text is too long and may not be cut."""
-        return [self.fitted(text, each) for text, each in zip(texts, self.tokenizer.encode_batch(texts), strict=True)]
+        return [self.fit_text(text, each) for text, each in zip(texts, self.tokenizer.encode_batch(texts), strict=True)]
 
-    def fitted(self, text: Text, encoding: Encoding) -> Read:
+    def fit_text(self, text: Text, encoding: Encoding) -> EncodedText:
         if len(encoding) <= self.limit:
-            return Read(encoding.ids, encoding.segments, encoding.offsets, cut=False)
-        if not self.cut:
+            return EncodedText(encoding.ids, encoding.segments, encoding.offsets, is_truncated=False)
+        if not self.may_truncate:
             shown = text if isinstance(text, str) else " / ".join(text)
             message = f"data.most_tokens: {len(encoding)} tokens, at most {self.limit}; say how many are read"
             raise RecipeError(f"{message}: {shown[:60]!r}")
@@ -49,4 +49,4 @@ class Reader:
             [*values[:kept], *values[len(values) - closing :]]
             for values in (encoding.ids, encoding.segments, encoding.offsets)
         )
-        return Read(ids, segments, offsets, cut=True)
+        return EncodedText(ids, segments, offsets, is_truncated=True)

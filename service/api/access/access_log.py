@@ -14,18 +14,23 @@ from typing import Any, Literal, Protocol
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from ...engine.worker import Course
-from .request_context import Visit
+from ...engine.worker import RequestTiming
+from .request_context import RequestContext
 
-LONGEST_PATH = 200  # characters of a path that are told
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-WORSE = ("done", "aborted", "expired", "failed")  # of several that ended so or so, the last tells how all did
+MAX_PATH_CHARS = 200  # characters of a path that are told
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OUTCOMES_BY_SEVERITY = (
+    "done",
+    "aborted",
+    "expired",
+    "failed",
+)  # of several that ended so or so, the last tells how all did
 
 Stage = Literal["admission", "read", "tokenise", "queue", "steps", "detokenise"]
 
 
 @dataclass(frozen=True)
-class Work:
+class EngineSummary:
     """What the engine did for one HTTP request: all its texts and prompts, of which there is at least one, together.
 
     Times are those of `time.perf_counter`; 0: it never came to that.
@@ -33,39 +38,41 @@ class Work:
 
     requests: int
     submitted: float  # the first of them
-    begun: float  # when a step first computed one of them
-    first: float  # when the first token was heard of
+    first_step: float  # when a step first computed one of them
+    first_token: float  # when the first token was heard of
     ended: float  # the last of them
-    waited: float  # seconds that the one waited which waited longest
-    written: float  # when the last of it became text
-    writing: float  # seconds that took
-    prompt: int  # tokens
-    tokens: int  # generated
-    cached: int  # of the prompts'
+    queue_seconds: float  # seconds that the one waited which waited longest
+    detokenised: float  # when the last of it became text
+    detokenise_seconds: float  # seconds that took
+    prompt_tokens: int  # tokens
+    generated_tokens: int  # generated
+    cached_tokens: int  # of the prompts'
 
     @classmethod
-    def of(cls, courses: Sequence[Course], now: float) -> "Work":
+    def from_timings(cls, courses: Sequence[RequestTiming], now: float) -> "EngineSummary":
         return cls(
             requests=len(courses),
             submitted=min(course.submitted for course in courses),
             # a step may have begun with one that was given up a moment before
-            begun=min((course.begun for course in courses if 0 < course.begun < (course.ended or now)), default=0.0),
-            first=min((course.first for course in courses if course.first), default=0.0),
+            first_step=min(
+                (course.started for course in courses if 0 < course.started < (course.ended or now)), default=0.0
+            ),
+            first_token=min((course.first_token for course in courses if course.first_token), default=0.0),
             ended=max(course.ended or now for course in courses),
-            waited=max((course.begun or course.ended or now) - course.submitted for course in courses),
-            written=max(course.written for course in courses),
-            writing=sum(course.writing for course in courses),
-            prompt=sum(course.prompt for course in courses),
-            tokens=sum(course.tokens for course in courses),
-            cached=sum(course.cached for course in courses),
+            queue_seconds=max((course.started or course.ended or now) - course.submitted for course in courses),
+            detokenised=max(course.last_text for course in courses),
+            detokenise_seconds=sum(course.text_seconds for course in courses),
+            prompt_tokens=sum(course.prompt_tokens for course in courses),
+            generated_tokens=sum(course.generated_tokens for course in courses),
+            cached_tokens=sum(course.cached_tokens for course in courses),
         )
 
 
 @dataclass(frozen=True)
-class Record:
+class RequestRecord:
     """`method` and `path` are fit to be shown; `route` is the route's template, empty where there is none."""
 
-    visit: Visit
+    context: RequestContext
     method: str
     path: str
     route: str
@@ -75,35 +82,35 @@ class Record:
     client: str = ""  # its address, as the connection or a trusted proxy has it
 
     @classmethod
-    def of(cls, visit: Visit, scope: Scope, status: int) -> "Record":
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
+    def from_scope(cls, visit: RequestContext, scope: Scope, status: int) -> "RequestRecord":
+        method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
+        path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARS]
         route, client = getattr(scope.get("route"), "path", ""), (scope.get("client") or ("",))[0]
         return cls(visit, method, path, route, status, perf_counter(), scope.get("scheme", "http"), client)
 
     @cached_property
-    def work(self) -> Work | None:
-        return Work.of(self.visit.courses, self.ended) if self.visit.courses else None
+    def engine(self) -> EngineSummary | None:
+        return EngineSummary.from_timings(self.context.timings, self.ended) if self.context.timings else None
 
     @property
     def outcome(self) -> str:
         """done, failed, aborted, expired or rejected."""
-        ends = [course.outcome for course in self.visit.courses]
-        return self.visit.outcome or max(ends, key=WORSE.index, default="done")
+        ends = [course.outcome for course in self.context.timings]
+        return self.context.outcome or max(ends, key=OUTCOMES_BY_SEVERITY.index, default="done")
 
     @property
     def reason(self) -> str:
         """The code of the error that ended it; empty if none did."""
-        return self.visit.reason or next((course.reason for course in self.visit.courses if course.reason), "")
+        return self.context.reason or next((course.reason for course in self.context.timings if course.reason), "")
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.visit.arrived
+        return self.ended - self.context.arrived
 
     @property
-    def first_token(self) -> float:
+    def first_token_seconds(self) -> float:
         """Seconds from its arrival until the first token was heard of; 0: none was."""
-        return self.work.first - self.visit.arrived if self.work and self.work.first else 0.0
+        return self.engine.first_token - self.context.arrived if self.engine and self.engine.first_token else 0.0
 
     @property
     def stages(self) -> list[tuple[Stage, float, float]]:
@@ -112,26 +119,26 @@ class Record:
         Steps go on while text is written, and where the engine has a part of many texts at a time, some wait while
         others are computed: `queue` ends where the steps begin.
         """
-        visit, work = self.visit, self.work
+        visit, work = self.context, self.engine
         stages: list[tuple[Stage, float, float]] = [("admission", visit.arrived, visit.admitted or self.ended)]
-        if visit.tokenised:
-            stages.append(("read", visit.admitted, visit.tokenised[0][0]))
-            stages += [("tokenise", *times) for times in visit.tokenised]
+        if visit.tokenise_times:
+            stages.append(("read", visit.admitted, visit.tokenise_times[0][0]))
+            stages += [("tokenise", *times) for times in visit.tokenise_times]
         if work:
-            stages.append(("queue", work.submitted, work.begun or work.ended))
-            if work.begun:
-                stages.append(("steps", work.begun, work.ended))
-            if work.written:
-                stages.append(("detokenise", work.first or work.ended, work.written))
+            stages.append(("queue", work.submitted, work.first_step or work.ended))
+            if work.first_step:
+                stages.append(("steps", work.first_step, work.ended))
+            if work.detokenised:
+                stages.append(("detokenise", work.first_token or work.ended, work.detokenised))
         return stages
 
     @property
-    def fields(self) -> Mapping[str, Any]:
+    def log_fields(self) -> Mapping[str, Any]:
         """For machines.  What is not known of it is left out."""
-        visit, work = self.visit, self.work
+        visit, work = self.context, self.engine
         known = {
             "request_id": visit.id,
-            "trace_id": visit.trace,
+            "trace_id": visit.trace_id,
             "client": self.client,
             "method": self.method,
             "route": self.route,
@@ -143,24 +150,28 @@ class Record:
             "outcome": self.outcome,
             "reason": self.reason,
             "seconds": round(self.seconds, 6),
-            "queue_seconds": round(work.waited, 6) if work else "",
-            "first_token_seconds": round(self.first_token, 6) or "",
+            "queue_seconds": round(work.queue_seconds, 6) if work else "",
+            "first_token_seconds": round(self.first_token_seconds, 6) or "",
         }
         if work:
-            known |= {"requests": work.requests, "prompt_tokens": work.prompt}
-            known |= {"generated_tokens": work.tokens, "cached_tokens": work.cached}
+            known |= {"requests": work.requests, "prompt_tokens": work.prompt_tokens}
+            known |= {"generated_tokens": work.generated_tokens, "cached_tokens": work.cached_tokens}
         return {name: value for name, value in known.items() if value != ""}
 
     def __str__(self) -> str:
         """For people."""
-        visit, work = self.visit, self.work
+        visit, work = self.context, self.engine
         whose = f" for {visit.owner}" if visit.owner else ""
         told = [self.outcome, *filter(None, [self.reason, visit.model])]
         if work:
-            told.append(f"{work.prompt} + {work.tokens} tokens" if work.tokens else f"{work.prompt} tokens")
-            told.append(f"queued {work.waited * 1000:.1f} ms")
-        if self.first_token:
-            told.append(f"first token after {self.first_token * 1000:.1f} ms")
+            told.append(
+                f"{work.prompt_tokens} + {work.generated_tokens} tokens"
+                if work.generated_tokens
+                else f"{work.prompt_tokens} tokens"
+            )
+            told.append(f"queued {work.queue_seconds * 1000:.1f} ms")
+        if self.first_token_seconds:
+            told.append(f"first token after {self.first_token_seconds * 1000:.1f} ms")
         line = f"{self.method} {self.path} {self.status} in {self.seconds * 1000:.1f} ms{whose} [{visit.id}]"
         return f"{line}: {', '.join(told)}"
 
@@ -176,11 +187,11 @@ class Trace(Protocol):
     def headers(self) -> Mapping[str, str]:
         """What the response says of it."""
 
-    def end(self, record: Record) -> None:
+    def end(self, record: RequestRecord) -> None:
         """The request is over."""
 
 
-class Traces(Protocol):
+class RequestTracer(Protocol):
     """Where traces go."""
 
     def begin(self, arrived: float, headers: Headers) -> Trace:
@@ -190,7 +201,7 @@ class Traces(Protocol):
         """Send what is left, or leave it, in a few seconds."""
 
 
-class Untraced:
+class NoTracing:
     """Nobody wants to know: the trace of every request, and all of them."""
 
     id = ""
@@ -199,11 +210,11 @@ class Untraced:
     def begin(self, arrived: float, headers: Headers) -> Trace:  # noqa: ARG002
         return self
 
-    def end(self, record: Record) -> None:
+    def end(self, record: RequestRecord) -> None:
         """See `Trace`; nothing is kept of it."""
 
     async def close(self) -> None:
         """There is nothing to send."""
 
 
-UNTRACED = Untraced()
+NO_TRACING = NoTracing()

@@ -15,83 +15,92 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Scope
 
 from ...config.settings import Settings
-from ...core.errors import ForeignOrigin, Misdirected, UnsupportedType
-from ..http.request_head import IDS
+from ...core.errors import ForeignOrigin, MisdirectedRequest, UnsupportedType
+from ..http.request_head import REQUEST_ID_HEADERS
 
-ANY = "*"
+WILDCARD = "*"
 LOCAL_NAME = "localhost"
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-LONGEST_QUOTE = 100  # characters of a header that an error repeats
+MAX_QUOTED_CHARS = 100  # characters of a header that an error repeats
 # What a page may send to another origin without asking by a preflight (CORS-safelisted types).
 FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-METHODS = "GET, HEAD, POST, PUT, DELETE"
+ALLOWED_METHODS = "GET, HEAD, POST, PUT, DELETE"
 MAX_AGE_S = 7200  # of a preflight's answer; Chromium keeps none for longer
-LIMITS = tuple(product(("limit", "remaining", "reset"), ("requests", "tokens")))  # see service.api.access.rate_limit
-EXPOSED = ", ".join(  # what pages may read of an answer's headers, beside those that any may
+QUOTA_HEADERS = tuple(
+    product(("limit", "remaining", "reset"), ("requests", "tokens"))
+)  # see service.api.access.rate_limit
+EXPOSED_HEADERS = ", ".join(  # what pages may read of an answer's headers, beside those that any may
     (
-        *(*IDS, "Retry-After", "WWW-Authenticate", "Inference-Header-Content-Length"),
-        *(f"X-RateLimit-{name}-{what}" for name, what in LIMITS),
-        *(f"Anthropic-RateLimit-{what}-{name}" for name, what in LIMITS),
+        *(*REQUEST_ID_HEADERS, "Retry-After", "WWW-Authenticate", "Inference-Header-Content-Length"),
+        *(f"X-RateLimit-{name}-{what}" for name, what in QUOTA_HEADERS),
+        *(f"Anthropic-RateLimit-{what}-{name}" for name, what in QUOTA_HEADERS),
     )
 )
 FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]*")
 
 
-class Origins:
+class OriginPolicy:
     """Lives on the event loop thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._hosts = frozenset(settings.allowed_hosts)
         self._origins = frozenset(settings.cors_origins)
-        self._any = ANY in self._origins
+        self._allows_any = WILDCARD in self._origins
         self._checks_hosts = bool(self._hosts)
 
-    def listen(self, name: str, address: str) -> None:
+    def add_bound_address(self, name: str, address: str) -> None:
         """The server is bound to the IP address `address`, which its setting calls `name`."""
         if ipaddress.ip_address(address).is_loopback:
             self._checks_hosts = True
-            self._hosts |= {without_port(name)}
+            self._hosts |= {strip_port(name)}
 
     def check_host(self, headers: Headers, scope: Scope) -> None:
         """Raises Misdirected for another name.  No Host at all (HTTP/1.0) is no name: browsers always send one."""
-        host = without_port(headers.get("host", ""))
-        if not host or not self._checks_hosts or ANY in self._hosts or is_local(host) or host in self._hosts:
+        host = strip_port(headers.get("host", ""))
+        if (
+            not host
+            or not self._checks_hosts
+            or WILDCARD in self._hosts
+            or is_loopback_name(host)
+            or host in self._hosts
+        ):
             return
         own = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
         if host == own:  # probes and Prometheus ask a pod by its address; an address cannot be rebound
             return
         if any(f"*{host[dot:]}" in self._hosts for dot in range(len(host)) if host[dot] == "."):
             return
-        raise Misdirected(
-            f"Host: {host[:LONGEST_QUOTE]!r} is not a name of this server; it answers to localhost, to its address and "
-            "to the names in its setting allowed_hosts. If clients shall use this name, add it there (--allowed-hosts)",
+        raise MisdirectedRequest(
+            f"Host: {host[:MAX_QUOTED_CHARS]!r} is not a name of this server; it answers to localhost, to its address "
+            "and to the names in its setting allowed_hosts. If clients shall use this name, add it there "
+            "(--allowed-hosts)",
             param="Host",
         )
 
     def check_origin(self, method: str, headers: Headers) -> None:
         """Raises ForeignOrigin for a request of a page whose origin is neither this server's nor allowed."""
-        origin, site = origin_of(headers), headers.get("sec-fetch-site", "")
-        if self._any or site == "same-origin":  # no page can set Sec-Fetch-Site; a proxy may have changed Host
+        origin, site = read_origin(headers), headers.get("sec-fetch-site", "")
+        if self._allows_any or site == "same-origin":  # no page can set Sec-Fetch-Site; a proxy may have changed Host
             return
-        if not origin and (site not in ("cross-site", "same-site") or opens_page(method, headers)):
+        if not origin and (site not in ("cross-site", "same-site") or is_navigation(method, headers)):
             return
-        if origin in self._origins or is_own(origin, headers.get("host", "")):
+        if origin in self._origins or is_own_origin(origin, headers.get("host", "")):
             return
-        what = f"Origin: {origin[:LONGEST_QUOTE]!r}" if origin else f"Sec-Fetch-Site: {site!r}"
+        what = f"Origin: {origin[:MAX_QUOTED_CHARS]!r}" if origin else f"Sec-Fetch-Site: {site!r}"
         raise ForeignOrigin(
             f"{what} says that a web page of another origin asks, and this server allows only the origins in its "
             "setting cors_origins; to allow that page, add its origin there (--cors-origins https://app.example.com)",
             param="Origin" if origin else "Sec-Fetch-Site",
         )
 
-    def preflight(self, method: str, headers: Headers) -> Mapping[str, str]:
+    def preflight_headers(self, method: str, headers: Headers) -> Mapping[str, str]:
         """The headers that answer a preflight, after `check_origin`; none if the request is something else.
 
         Whatever header fields are asked for are allowed: the origin may use every route as any client may.
         """
-        if method != "OPTIONS" or "access-control-request-method" not in headers or not self._allows(headers):
+        if method != "OPTIONS" or "access-control-request-method" not in headers or not self._is_allowed(headers):
             return {}
-        told = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
+        told = {"Access-Control-Allow-Methods": ALLOWED_METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
         wanted = headers.get("access-control-request-headers", "")
         if wanted and FIELD_NAMES.fullmatch(wanted):
             told["Access-Control-Allow-Headers"] = wanted
@@ -99,21 +108,21 @@ class Origins:
             told["Access-Control-Allow-Private-Network"] = "true"
         return told
 
-    def mark(self, headers: Headers, answer: MutableHeaders) -> None:
+    def add_cors_headers(self, headers: Headers, answer: MutableHeaders) -> None:
         """Tell a browser in the headers of any answer, an error or a stream too, whether the page may read it."""
         if not self._origins:
             return
         answer.add_vary_header("Origin")
-        if self._allows(headers):
-            answer["Access-Control-Allow-Origin"] = ANY if self._any else origin_of(headers)
-            answer["Access-Control-Expose-Headers"] = EXPOSED
+        if self._is_allowed(headers):
+            answer["Access-Control-Allow-Origin"] = WILDCARD if self._allows_any else read_origin(headers)
+            answer["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
 
-    def _allows(self, headers: Headers) -> bool:
-        origin = origin_of(headers)
-        return bool(origin) and (self._any or origin in self._origins)
+    def _is_allowed(self, headers: Headers) -> bool:
+        origin = read_origin(headers)
+        return bool(origin) and (self._allows_any or origin in self._origins)
 
 
-def check_type(headers: Headers) -> None:
+def check_content_type(headers: Headers) -> None:
     """Raises UnsupportedType for a body that any web page could send without a preflight.
 
     A body without a type passes: a browser sends such a one only with an Origin, which is checked.
@@ -121,32 +130,32 @@ def check_type(headers: Headers) -> None:
     for given in headers.getlist("content-type"):
         if given.partition(";")[0].strip().lower() in FORM_TYPES:
             raise UnsupportedType(
-                f"Content-Type: {given[:LONGEST_QUOTE]!r} is not accepted, since any web page can send it; send JSON "
-                "as application/json (curl: add -H 'Content-Type: application/json')",
+                f"Content-Type: {given[:MAX_QUOTED_CHARS]!r} is not accepted, since any web page can send it; send "
+                "JSON as application/json (curl: add -H 'Content-Type: application/json')",
                 param="Content-Type",
             )
 
 
-def origin_of(headers: Headers) -> str:
+def read_origin(headers: Headers) -> str:
     """As the header has it; several are one that nothing equals, an empty one is null's."""
     given = headers.getlist("origin")
     return ", ".join(given).lower() or ("null" if given else "")
 
 
-def opens_page(method: str, headers: Headers) -> bool:
+def is_navigation(method: str, headers: Headers) -> bool:
     """Whether a user follows a link to this server: the page with the link sees nothing of the answer."""
     navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return method in ("GET", "HEAD") and navigates
 
 
-def is_own(origin: str, host: str) -> bool:
+def is_own_origin(origin: str, host: str) -> bool:
     """Whether the origin is that of pages of `host`; a proxy in front may have taken TLS away."""
     scheme, _, place = origin.partition("://")
     port = DEFAULT_PORTS.get(scheme, "")
     return bool(port and place) and place.removesuffix(port) == host.lower().removesuffix(port)
 
 
-def without_port(host: str) -> str:
+def strip_port(host: str) -> str:
     """The name or address in a header Host, in lower case, without brackets, port and the root's dot."""
     name = host.lower()
     if name.startswith("["):
@@ -156,7 +165,7 @@ def without_port(host: str) -> str:
     return name.removesuffix(".")
 
 
-def is_local(name: str) -> bool:
+def is_loopback_name(name: str) -> bool:
     """Whether it is a name or an address of the machine itself, which no DNS server can give away (RFC 6761)."""
     if name == LOCAL_NAME or name.endswith(f".{LOCAL_NAME}"):
         return True

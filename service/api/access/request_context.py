@@ -11,33 +11,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ...config.keys import NOBODY, Key
+from ...config.keys import ANONYMOUS, Key
 from ...core.errors import BadRequest, Expired
 from ...core.request import Terms
-from ...engine.worker import Course
-from ...resources.request_memory import UNBOUNDED, Claim
+from ...engine.worker import RequestTiming
+from ...resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
 
-SHORTEST, LONGEST = 0.001, 1e9  # seconds that a request may be given
-SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
-HEADER = "X-Request-Timeout"
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 1e9  # seconds that a request may be given
+SECONDS_PATTERN = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
+TIMEOUT_HEADER = "X-Request-Timeout"
 
 
 @dataclass
-class Visit:
+class RequestContext:
     """Lives on the event loop thread.  `counted` says that its end is, or will be, counted: by the engine or here."""
 
     id: str
     arrived: float = field(default_factory=perf_counter)
-    key: Key = NOBODY  # that it shows, where one is asked for
-    trace: str = ""  # its trace, if that is kept: 32 hex digits
+    key: Key = ANONYMOUS  # that it shows, where one is asked for
+    trace_id: str = ""  # its trace, if that is kept: 32 hex digits
     deadline: float = math.inf  # on `time.perf_counter`
     model: str = ""  # what it is about, and what that does, once they are known
     task: str = ""
-    counted: bool = False
+    is_counted: bool = False
     admitted: float = 0.0  # when it was let in, by `time.perf_counter`; 0: it was not
-    tokenised: list[tuple[float, float]] = field(default_factory=list)  # from when until when
-    courses: list[Course] = field(default_factory=list)  # what the engine was asked for
-    claim: Claim = field(default_factory=lambda: Claim(UNBOUNDED))  # of the memory for requests
+    tokenise_times: list[tuple[float, float]] = field(default_factory=list)  # from when until when
+    timings: list[RequestTiming] = field(default_factory=list)  # what the engine was asked for
+    claim: MemoryClaim = field(default_factory=lambda: MemoryClaim(UNBOUNDED_HEADROOM))  # of the memory for requests
     outcome: str = ""  # how it ended, if that was with an error
     reason: str = ""  # the error's code
 
@@ -49,34 +49,36 @@ class Visit:
     @property
     def terms(self) -> Terms:
         """What the headers say; a body may say more (`dialect.terms`)."""
-        return Terms(self.owner, 0, self.deadline, self.trace)
+        return Terms(self.owner, 0, self.deadline, self.trace_id)
 
-    def allow(self, seconds: float) -> None:
+    def limit_time(self, seconds: float) -> None:
         """It may take so long, counted from its arrival, unless it is to be shorter already."""
         self.deadline = min(self.deadline, self.arrived + seconds)
 
     @contextmanager
-    def tokenising(self) -> Iterator[None]:
+    def time_tokenising(self) -> Iterator[None]:
         began = perf_counter()
         try:
             yield
         finally:
-            self.tokenised.append((began, perf_counter()))
+            self.tokenise_times.append((began, perf_counter()))
 
-    def hurry(self) -> None:
+    def check_deadline(self) -> None:
         """Raises Expired once the deadline has passed."""
         if perf_counter() >= self.deadline:
-            raise self.late()
+            raise self.deadline_error()
 
-    def late(self) -> Expired:
+    def deadline_error(self) -> Expired:
         allowed = self.deadline - self.arrived
         return Expired(f"the deadline has passed before the engine had the request: {allowed:g} s after it came")
 
 
-def seconds(header: str) -> float:
+def read_timeout(header: str) -> float:
     """What the header X-Request-Timeout says; BadRequest names it if that is no time."""
-    if not SECONDS.fullmatch(header) or not SHORTEST <= float(header) <= LONGEST:
+    if not SECONDS_PATTERN.fullmatch(header) or not MIN_TIMEOUT_S <= float(header) <= MAX_TIMEOUT_S:
         raise BadRequest(
-            f"{HEADER}: must be a number of seconds from {SHORTEST} to {LONGEST:.0f}, got {header[:60]!r}", param=HEADER
+            f"{TIMEOUT_HEADER}: must be a number of seconds from {MIN_TIMEOUT_S} to {MAX_TIMEOUT_S:.0f}, "
+            f"got {header[:60]!r}",
+            param=TIMEOUT_HEADER,
         )
     return float(header)

@@ -12,84 +12,84 @@ from contextlib import contextmanager
 
 from ...core.errors import SlowBody
 
-STRIDE = 16 << 10  # bytes of a body that count as progress
-WHOLE = 8  # bodies of the largest size that all incomplete bodies together may weigh as much as
+PROGRESS_BYTES = 16 << 10  # bytes of a body that count as progress
+FULL_BODIES = 8  # bodies of the largest size that all incomplete bodies together may weigh as much as
 
 
-class Body:
+class IncomingBody:
     """One incomplete body: its `size` in bytes so far, and when it last made progress, by `time.monotonic`."""
 
     def __init__(self) -> None:
-        self.size = self.marked = 0
-        self.since = time.monotonic()
-        self.given_up = False
+        self.size = self.progress_size = 0
+        self.progress_time = time.monotonic()
+        self.is_aborted = False
         self.release: Callable[[], None] = lambda: None  # the memory that is claimed for it
-        self._waiting: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
 
     @contextmanager
-    def waiting(self, timeout: asyncio.Timeout) -> Iterator[None]:
+    def watch_timeout(self, timeout: asyncio.Timeout) -> Iterator[None]:
         """While its request waits for more of it, `timeout` is the way to wake that request."""
-        self.check()
-        self._waiting = timeout
+        self.check_aborted()
+        self._timeout = timeout
         try:
             yield
         finally:
-            self._waiting = None
+            self._timeout = None
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Have its request answered with SlowBody."""
-        self.given_up = True
+        self.is_aborted = True
         self.release()
-        if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time())
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
-    def check(self) -> None:
+    def check_aborted(self) -> None:
         """Raises SlowBody if it was given up."""
-        if self.given_up:
+        if self.is_aborted:
             raise SlowBody("the server ran out of room while this body came more slowly than all others; send it again")
 
 
-class Receiving:
+class IncomingBodies:
     """All incomplete bodies, within `most` bytes together.  Lives on the event loop thread.
 
     `room()` bytes is a second bound, that of memory; one body of the largest size is always within it.
     """
 
-    def __init__(self, most: int = WHOLE * (8 << 20), room: Callable[[], float] = lambda: math.inf) -> None:
-        self.most, self.room = most, room
-        self.held = 0  # bytes
-        self.ending = 0  # bodies that were given up and whose requests are not answered yet
-        self._bodies: dict[Body, None] = {}  # the slowest first
+    def __init__(self, most: int = FULL_BODIES * (8 << 20), room: Callable[[], float] = lambda: math.inf) -> None:
+        self.max_bytes, self.free_memory = most, room
+        self.held_bytes = 0  # bytes
+        self.aborted_count = 0  # bodies that were given up and whose requests are not answered yet
+        self._bodies: dict[IncomingBody, None] = {}  # the slowest first
 
     def __len__(self) -> int:
         return len(self._bodies)
 
     @contextmanager
-    def receive(self) -> Iterator[Body]:
+    def open_body(self) -> Iterator[IncomingBody]:
         """A body, counted until it is whole (`end`) or its request is over."""
-        body = Body()
+        body = IncomingBody()
         self._bodies[body] = None
         try:
             yield body
         finally:
-            self.end(body)
-            self.ending -= body.given_up
+            self.remove(body)
+            self.aborted_count -= body.is_aborted
 
-    def grow(self, body: Body, count: int) -> None:
+    def add_bytes(self, body: IncomingBody, count: int) -> None:
         """So many bytes of it came.  Raises SlowBody if it has to make room itself."""
-        body.check()
+        body.check_aborted()
         body.size += count
-        self.held += count
-        if body.size - body.marked >= STRIDE:
-            body.marked, body.since = body.size, time.monotonic()
+        self.held_bytes += count
+        if body.size - body.progress_size >= PROGRESS_BYTES:
+            body.progress_size, body.progress_time = body.size, time.monotonic()
             del self._bodies[body]
             self._bodies[body] = None
-        bound = min(self.most, max(self.room(), self.most / WHOLE))
-        while self.held > bound:
-            self.give_up_slowest()
-        body.check()
+        bound = min(self.max_bytes, max(self.free_memory(), self.max_bytes / FULL_BODIES))
+        while self.held_bytes > bound:
+            self.abort_slowest()
+        body.check_aborted()
 
-    def make_room(self, body: Body, size: float) -> bool:
+    def make_room(self, body: IncomingBody, size: float) -> bool:
         """Whether the bodies slower than `body` have `size` bytes together; then the slowest of them are given up."""
         slower, found = [], 0
         for each in self._bodies:
@@ -100,24 +100,24 @@ class Receiving:
         if found < size:
             return False
         for each in slower:
-            self._give_up(each)
+            self._abort(each)
         return True
 
-    def end(self, body: Body) -> None:
+    def remove(self, body: IncomingBody) -> None:
         """It is whole, or nothing more of it is wanted."""
         if body in self._bodies:
             del self._bodies[body]
-            self.held -= body.size
+            self.held_bytes -= body.size
 
     @property
-    def slowest(self) -> float:
+    def slowest_since(self) -> float:
         """When the slowest last made progress, by `time.monotonic`; infinity if there is none."""
-        return next((body.since for body in self._bodies), math.inf)
+        return next((body.progress_time for body in self._bodies), math.inf)
 
-    def give_up_slowest(self) -> None:
-        self._give_up(next(iter(self._bodies)))
+    def abort_slowest(self) -> None:
+        self._abort(next(iter(self._bodies)))
 
-    def _give_up(self, body: Body) -> None:
-        self.end(body)
-        self.ending += 1
-        body.give_up()
+    def _abort(self, body: IncomingBody) -> None:
+        self.remove(body)
+        self.aborted_count += 1
+        body.abort()

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...core.errors import PolyheadError
-from .body_limits import Receiving
+from .body_limits import IncomingBodies
 
-READ = 1 << 16  # bytes that are read at once
+READ_BYTES = 1 << 16  # bytes that are read at once
 MOST_HEADS = 16 << 20  # bytes of all heads that are not complete
-AT_ONCE = 32  # requests that begin in one turn of the event loop
+MAX_STARTS = 32  # requests that begin in one turn of the event loop
 
 
-class Client(Protocol):
+class LimitedConnection(Protocol):
     """What the edge asks of a connection."""
 
     def drop(self) -> None:
         """Close it at once: its room is needed."""
 
-    def resume(self) -> None:
+    def continue_reading(self) -> None:
         """Read on: its turn has come."""
 
 
@@ -32,9 +32,9 @@ class Heads:
 
     def __init__(self, most: int = MOST_HEADS) -> None:
         self.most, self.held = most, 0
-        self._sizes: dict[Client, int] = {}  # the one begun first at the front
+        self._sizes: dict[LimitedConnection, int] = {}  # the one begun first at the front
 
-    def keep(self, client: Client, size: int) -> None:
+    def keep(self, client: LimitedConnection, size: int) -> None:
         """So many bytes of the head of `client` have come."""
         self.held += size - self._sizes.get(client, 0)
         self._sizes[client] = size
@@ -43,74 +43,76 @@ class Heads:
             self.end(first)
             first.drop()
 
-    def end(self, client: Client) -> None:
+    def end(self, client: LimitedConnection) -> None:
         """Its head is complete, or nothing more of it is wanted."""
         self.held -= self._sizes.pop(client, 0)
 
 
-class Turns:
+class RequestStartQueue:
     """A queue of connections whose next request is complete up to its body.
 
     At most `most` requests begin in one turn of the event loop.  A request that takes a millisecond of the loop then
     delays other events, such as probes, by `most` milliseconds, however many connections have a request ready.
     """
 
-    def __init__(self, most: int = AT_ONCE) -> None:
-        self.most = most
-        self._begun = 0  # in this turn of the loop
+    def __init__(self, most: int = MAX_STARTS) -> None:
+        self.max_starts = most
+        self._started = 0  # in this turn of the loop
         self._scheduled = False
-        self._waiting: dict[Client, None] = {}
+        self._waiting: dict[LimitedConnection, None] = {}
 
-    def __contains__(self, client: Client) -> bool:
+    def __contains__(self, client: LimitedConnection) -> bool:
         return client in self._waiting
 
-    def enter(self, client: Client) -> bool:
+    def try_start(self, client: LimitedConnection) -> bool:
         """Whether its request may begin now.  Otherwise it is queued, and `resume` is called when its turn comes."""
         self._schedule()
-        if self._begun < self.most:
-            self._begun += 1
+        if self._started < self.max_starts:
+            self._started += 1
             return True
         self._waiting[client] = None
         return False
 
-    def leave(self, client: Client) -> None:
+    def remove(self, client: LimitedConnection) -> None:
         self._waiting.pop(client, None)
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._run_turn)
 
-    def _turn(self) -> None:
-        self._scheduled, self._begun = False, 0
-        for client in list(self._waiting)[: self.most]:
-            self.leave(client)
-            client.resume()
+    def _run_turn(self) -> None:
+        self._scheduled, self._started = False, 0
+        for client in list(self._waiting)[: self.max_starts]:
+            self.remove(client)
+            client.continue_reading()
         if self._waiting:
             self._schedule()
 
 
 @dataclass(frozen=True)
-class Edge:
+class ConnectionLimits:
     """`cut` is called for each client that is cut off because it does not read, `refused` with the status of each
     answer to what was no request; `words` is the body of the answer for an error."""
 
     header_seconds: float
     keep_alive_seconds: float
     write_seconds: float
-    most: int  # connections
-    words: Callable[[PolyheadError], Any]
-    refused: Callable[[int], None]
-    cut: Callable[[], None]
-    receiving: Receiving = field(default_factory=Receiving)
-    turns: Turns = field(default_factory=Turns)
+    max_connections: int  # connections
+    write_error: Callable[[PolyheadError], Any]
+    count_refused: Callable[[int], None]
+    count_cut_off: Callable[[], None]
+    incoming_bodies: IncomingBodies = field(default_factory=IncomingBodies)
+    start_queue: RequestStartQueue = field(default_factory=RequestStartQueue)
     heads: Heads = field(default_factory=Heads)
     # Since when, by `time.monotonic`; the longest first.
-    silent: dict[Client, float] = field(default_factory=dict)  # no request of theirs is under way
-    writing: dict[Client, float] = field(default_factory=dict)  # bytes of an answer wait until the client reads
-    lingering: dict[Client, None] = field(default_factory=dict)  # answered, they only have to read it
+    silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request of theirs is under way
+    blocked_since: dict[LimitedConnection, float] = field(
+        default_factory=dict
+    )  # bytes of an answer wait until the client reads
+    lingering: dict[LimitedConnection, None] = field(default_factory=dict)  # answered, they only have to read it
     # Filled and emptied without a turn in between.  A view: with TLS, asyncio fills it slice by slice.
-    inbox: memoryview = field(default_factory=lambda: memoryview(bytearray(READ)))
+    read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
 
     def make_room(self, connections: Collection[Any]) -> bool:
         """Whether there is room for one more beside `connections`.
@@ -118,20 +120,20 @@ class Edge:
         Connections that are answered and only linger are closed first.  Then the one that made progress longest ago is
         closed: a silent one, one that does not read its answer, or one that sends a body (which is answered 408).
         """
-        while len(connections) - self.receiving.ending >= self.most:
-            waiting = [next(iter(some.items())) for some in (self.silent, self.writing) if some]
+        while len(connections) - self.incoming_bodies.aborted_count >= self.max_connections:
+            waiting = [next(iter(some.items())) for some in (self.silent_since, self.blocked_since) if some]
             longest = min(waiting, key=lambda one: one[1], default=None)
             if self.lingering:
                 next(iter(self.lingering)).drop()
-            elif len(self.receiving) and (longest is None or self.receiving.slowest < longest[1]):
-                self.receiving.give_up_slowest()
+            elif len(self.incoming_bodies) and (longest is None or self.incoming_bodies.slowest_since < longest[1]):
+                self.incoming_bodies.abort_slowest()
             elif longest is not None:
                 longest[0].drop()
             else:
                 return False
         return True
 
-    def blocked(self, client: Client) -> None:
+    def mark_blocked(self, client: LimitedConnection) -> None:
         """Bytes of its answer wait until it reads."""
-        self.writing.pop(client, None)
-        self.writing[client] = time.monotonic()
+        self.blocked_since.pop(client, None)
+        self.blocked_since[client] = time.monotonic()

@@ -9,26 +9,26 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from ...core.errors import Unreadable
+from ...core.errors import UnreadableRequest
 
-LONGEST_LINE = 8 << 10  # bytes of the request line, without its end
-LARGEST_FIELDS = 32 << 10  # bytes of all fields together, with the ends of their lines
-MOST_FIELDS = 100
-MOST_DIGITS = 15  # of a length
-CRLF, END = b"\r\n", b"\r\n\r\n"
-CHUNKED = -1  # a length that nobody knows before
+MAX_LINE_BYTES = 8 << 10  # bytes of the request line, without its end
+MAX_FIELDS_BYTES = 32 << 10  # bytes of all fields together, with the ends of their lines
+MAX_FIELDS = 100
+MAX_LENGTH_DIGITS = 15  # of a length
+CRLF, HEAD_END = b"\r\n", b"\r\n\r\n"
+CHUNKED_LENGTH = -1  # a length that nobody knows before
 
-TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-TEXT = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # what the value of a field is made of
-LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
-ABSOLUTE = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
-HOST = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
-IDS = ("X-Request-Id", "Request-Id")  # headers of an answer; Anthropic's clients read the second
-Fields = list[tuple[bytes, bytes]]
+TOKEN_CHARS = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+VALUE_CHARS = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # what the value of a field is made of
+REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
+ABSOLUTE_URI = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
+HOST_PATTERN = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
+REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # headers of an answer; Anthropic's clients read the second
+HeaderFields = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestHead:
     """`length` is that of the body in bytes, or CHUNKED; `fields` have names in small letters, in their order."""
 
     method: str
@@ -36,137 +36,141 @@ class Head:
     raw_path: bytes
     path: str
     query: bytes
-    fields: Fields
+    fields: HeaderFields
     length: int
     closes: bool  # nothing comes after it on this connection
-    expects: bool  # a word that the body is wanted
+    expects_continue: bool  # a word that the body is wanted
 
     @property
-    def modern(self) -> bool:
+    def is_http11(self) -> bool:
         return self.version == "1.1"
 
 
-def end_of(buffer: bytearray, searched: int) -> int:
+def find_head_end(buffer: bytearray, searched: int) -> int:
     """Where the head at the beginning of `buffer` ends; 0: not yet, and there was no end in the first `searched` bytes.
 
     Raises Unreadable as soon as what has come is too much or can't become a request.
     """
-    if buffer[0] not in TOKEN:
-        raise Unreadable(400, "the first byte begins no HTTP request; is it TLS? Plain HTTP is spoken here")
-    end = buffer.find(END, max(searched - len(END) + 1, 0))
+    if buffer[0] not in TOKEN_CHARS:
+        raise UnreadableRequest(400, "the first byte begins no HTTP request; is it TLS? Plain HTTP is spoken here")
+    end = buffer.find(HEAD_END, max(searched - len(HEAD_END) + 1, 0))
     size = end + len(CRLF) if end >= 0 else len(buffer)  # without the empty line
-    line = buffer.find(b"\n", 0, min(LONGEST_LINE + len(CRLF), size))
-    if line < 0 and size >= LONGEST_LINE + len(CRLF):
-        raise Unreadable(414, f"the request line is longer than the {LONGEST_LINE} bytes that are read")
-    if line >= 0 and size - line - 1 > LARGEST_FIELDS:
-        raise Unreadable(431, f"the header fields have more than the {LARGEST_FIELDS} bytes that are read")
+    line = buffer.find(b"\n", 0, min(MAX_LINE_BYTES + len(CRLF), size))
+    if line < 0 and size >= MAX_LINE_BYTES + len(CRLF):
+        raise UnreadableRequest(414, f"the request line is longer than the {MAX_LINE_BYTES} bytes that are read")
+    if line >= 0 and size - line - 1 > MAX_FIELDS_BYTES:
+        raise UnreadableRequest(431, f"the header fields have more than the {MAX_FIELDS_BYTES} bytes that are read")
     breaks = buffer.count(b"\n", 0, size)
-    if breaks > MOST_FIELDS + 1:
-        raise Unreadable(431, f"there are more than the {MOST_FIELDS} header fields that are read")
+    if breaks > MAX_FIELDS + 1:
+        raise UnreadableRequest(431, f"there are more than the {MAX_FIELDS} header fields that are read")
     if breaks != buffer.count(CRLF, 0, size):
-        raise Unreadable(400, "a line of the header ends in LF alone; lines end in CR LF")
-    return end + len(END) if end >= 0 else 0
+        raise UnreadableRequest(400, "a line of the header ends in LF alone; lines end in CR LF")
+    return end + len(HEAD_END) if end >= 0 else 0
 
 
-def read_head(head: bytes) -> Head:
+def read_head(head: bytes) -> RequestHead:
     """`head` is everything up to its empty line and with it.  Raises Unreadable."""
-    first, *lines = head[: -len(END)].split(CRLF)
-    line = LINE.fullmatch(first)
+    first, *lines = head[: -len(HEAD_END)].split(CRLF)
+    line = REQUEST_LINE.fullmatch(first)
     if line is None:
-        raise Unreadable(400, "the first line is not of the form METHOD TARGET HTTP/1.1")
+        raise UnreadableRequest(400, "the first line is not of the form METHOD TARGET HTTP/1.1")
     if line[3] != b"1":
-        raise Unreadable(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not spoken here; HTTP/1.1 is")
+        raise UnreadableRequest(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not spoken here; HTTP/1.1 is")
     fields = read_fields(lines)
     modern = line[4] != b"0"
-    authority, raw_path, query = target_of(line[1], line[2])
+    authority, raw_path, query = split_target(line[1], line[2])
     path = unquote(raw_path)
     if "\0" in path:
-        raise Unreadable(400, "the path has a NUL in it")
+        raise UnreadableRequest(400, "the path has a NUL in it")
     check_host(fields, modern)
     if authority:
-        fields = directed(fields, authority)
-    return Head(
+        fields = replace_host(fields, authority)
+    return RequestHead(
         method=line[1].decode(),
         version="1.1" if modern else "1.0",
         raw_path=raw_path.encode(),
         path=path,
         query=query.encode(),
         fields=fields,
-        length=length_of(fields, modern),
-        closes=not modern or b"close" in listed(fields, b"connection"),
-        expects=expectation(fields) and modern,
+        length=body_length(fields, modern),
+        closes=not modern or b"close" in field_items(fields, b"connection"),
+        expects_continue=expects_continue(fields) and modern,
     )
 
 
-def read_fields(lines: list[bytes]) -> Fields:
+def read_fields(lines: list[bytes]) -> HeaderFields:
     """Raises Unreadable."""
-    fields: Fields = []
+    fields: HeaderFields = []
     for line in lines:
         name, colon, value = line.partition(b":")
         value = value.strip(b" \t")
-        if not colon or not name or name.translate(None, TOKEN) or value.translate(None, TEXT):
+        if not colon or not name or name.translate(None, TOKEN_CHARS) or value.translate(None, VALUE_CHARS):
             where = f"header field {len(fields) + 1}"
-            raise Unreadable(400, f"{where} is not of the form NAME: VALUE on one line, without control characters")
+            raise UnreadableRequest(
+                400, f"{where} is not of the form NAME: VALUE on one line, without control characters"
+            )
         fields.append((name.lower(), value))
     return fields
 
 
-def target_of(method: bytes, target: bytes) -> tuple[str, str, str]:
+def split_target(method: bytes, target: bytes) -> tuple[str, str, str]:
     """Authority, path and query as they came; only http://host/path, which is what proxies are asked, has the first."""
     text = target.decode("ascii")
-    absolute = ABSOLUTE.match(text)
+    absolute = ABSOLUTE_URI.match(text)
     authority, asked = (absolute[1], text[absolute.end() :]) if absolute else ("", text)
     path, _, query = asked.partition("?")
     if asked != text and not path:
         path = "/"
     if not path.startswith("/") and (method, path) != (b"OPTIONS", "*"):
-        raise Unreadable(400, "the target of a request must begin with / or with http://HOST")
+        raise UnreadableRequest(400, "the target of a request must begin with / or with http://HOST")
     return authority, path, query
 
 
-def directed(fields: Fields, authority: str) -> Fields:
+def replace_host(fields: HeaderFields, authority: str) -> HeaderFields:
     """`fields` with the host of the target in place of the header's, which does not count then (RFC 9112, 3.2.2)."""
-    if not HOST.fullmatch(authority.encode()):
-        raise Unreadable(400, "the target of a request must name a host, and perhaps a port, and no user")
+    if not HOST_PATTERN.fullmatch(authority.encode()):
+        raise UnreadableRequest(400, "the target of a request must name a host, and perhaps a port, and no user")
     return [(b"host", authority.encode()), *(pair for pair in fields if pair[0] != b"host")]
 
 
-def check_host(fields: Fields, modern: bool) -> None:
-    hosts = values(fields, b"host")
+def check_host(fields: HeaderFields, modern: bool) -> None:
+    hosts = field_values(fields, b"host")
     if len(hosts) > 1 or (modern and not hosts):
-        raise Unreadable(400, f"a request has one Host field, this one has {len(hosts)}")
-    if hosts and not HOST.fullmatch(hosts[0]):
-        raise Unreadable(400, "Host: must be the name or address of a host, and perhaps a port")
+        raise UnreadableRequest(400, f"a request has one Host field, this one has {len(hosts)}")
+    if hosts and not HOST_PATTERN.fullmatch(hosts[0]):
+        raise UnreadableRequest(400, "Host: must be the name or address of a host, and perhaps a port")
 
 
-def length_of(fields: Fields, modern: bool) -> int:
+def body_length(fields: HeaderFields, modern: bool) -> int:
     """How long the body is; CHUNKED if it says so itself."""
-    codings, lengths = values(fields, b"transfer-encoding"), values(fields, b"content-length")
+    codings, lengths = field_values(fields, b"transfer-encoding"), field_values(fields, b"content-length")
     if codings and (lengths or not modern):
         beside = "Content-Length" if lengths else "HTTP/1.0"
-        raise Unreadable(400, f"Transfer-Encoding: cannot stand beside {beside}")
+        raise UnreadableRequest(400, f"Transfer-Encoding: cannot stand beside {beside}")
     if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
-        raise Unreadable(501, "Transfer-Encoding: only chunked, once, is understood")
+        raise UnreadableRequest(501, "Transfer-Encoding: only chunked, once, is understood")
     if codings:
-        return CHUNKED
+        return CHUNKED_LENGTH
     if len(lengths) > 1 or (lengths and not lengths[0].isdigit()):
-        raise Unreadable(400, "Content-Length: must be one number of bytes, in digits alone")
-    if lengths and len(lengths[0]) > MOST_DIGITS:
-        raise Unreadable(413, f"Content-Length: has {len(lengths[0])} digits, at most {MOST_DIGITS} are read")
+        raise UnreadableRequest(400, "Content-Length: must be one number of bytes, in digits alone")
+    if lengths and len(lengths[0]) > MAX_LENGTH_DIGITS:
+        raise UnreadableRequest(
+            413, f"Content-Length: has {len(lengths[0])} digits, at most {MAX_LENGTH_DIGITS} are read"
+        )
     return int(lengths[0]) if lengths else 0
 
 
-def expectation(fields: Fields) -> bool:
-    expected = listed(fields, b"expect")
+def expects_continue(fields: HeaderFields) -> bool:
+    expected = field_items(fields, b"expect")
     if expected - {b"100-continue"}:
-        raise Unreadable(417, "Expect: only 100-continue is understood")
+        raise UnreadableRequest(417, "Expect: only 100-continue is understood")
     return bool(expected)
 
 
-def values(fields: Fields, name: bytes) -> list[bytes]:
+def field_values(fields: HeaderFields, name: bytes) -> list[bytes]:
     return [value for known, value in fields if known == name]
 
 
-def listed(fields: Fields, name: bytes) -> set[bytes]:
+def field_items(fields: HeaderFields, name: bytes) -> set[bytes]:
     """What stands between the commas, in small letters."""
-    return {part.strip(b" \t").lower() for value in values(fields, name) for part in value.split(b",")} - {b""}
+    return {part.strip(b" \t").lower() for value in field_values(fields, name) for part in value.split(b",")} - {b""}

@@ -9,7 +9,7 @@ from typing import Any, cast
 from uvicorn.server import ServerState
 
 from .connection import Connection
-from .connection_limits import Edge
+from .connection_limits import ConnectionLimits
 
 
 def read_certificate(certificate: str, key: str) -> ssl.SSLContext:
@@ -20,11 +20,11 @@ def read_certificate(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(certificate, key or None, password=no_password)
+    context.load_cert_chain(certificate, key or None, password=reject_password)
     return context
 
 
-def no_password() -> str:
+def reject_password() -> str:
     raise ssl.SSLError("the private key has a password; give one without")
 
 
@@ -37,17 +37,17 @@ class Handshake(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self, context: ssl.SSLContext, connect: Callable[[], Connection], state: ServerState, edge: Edge
+        self, context: ssl.SSLContext, connect: Callable[[], Connection], state: ServerState, edge: ConnectionLimits
     ) -> None:
-        self.context, self.connect, self.state, self.edge = context, connect, state, edge
+        self.context, self.connect, self.state, self.limits = context, connect, state, edge
         self.early = bytearray()  # of the first request, decrypted while the handshake was being completed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(0)  # what a client does not read stays where it is counted
-        room = self.edge.make_room(self.state.connections)
+        room = self.limits.make_room(self.state.connections)
         self.state.connections.add(cast(Any, self))
-        self.edge.silent[self] = time.monotonic()
+        self.limits.silent_since[self] = time.monotonic()
         if not room:
             self.drop()
             return
@@ -59,18 +59,18 @@ class Handshake(asyncio.Protocol):
         self.early += data
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self.forget()
+        self.leave_queues()
 
     async def upgrade(self) -> None:
         """Do the handshake and hand over to a connection; a client that fails in it is disconnected."""
-        loop, seconds = asyncio.get_running_loop(), self.edge.header_seconds
+        loop, seconds = asyncio.get_running_loop(), self.limits.header_seconds
         try:
             transport = await loop.start_tls(
                 self.transport, self, self.context, server_side=True, ssl_handshake_timeout=seconds
             )
         except OSError:  # so are ssl.SSLError, TimeoutError and ConnectionError
             transport = None
-        self.forget()
+        self.leave_queues()
         if transport is None or transport.is_closing():
             self.transport.abort()
             return
@@ -81,17 +81,17 @@ class Handshake(asyncio.Protocol):
 
     def drop(self) -> None:
         """Close it at once: its room is needed."""
-        self.forget()
+        self.leave_queues()
         self.transport.abort()
 
-    def resume(self) -> None:
+    def continue_reading(self) -> None:
         """It has no request that could wait for its turn."""
 
-    def forget(self) -> None:
-        self.edge.silent.pop(self, None)
+    def leave_queues(self) -> None:
+        self.limits.silent_since.pop(self, None)
         self.state.connections.discard(cast(Any, self))
 
-    def part(self) -> None:
+    def stop_keep_alive(self) -> None:
         """The server leaves: a client that has not asked for anything may ask elsewhere."""
         self.drop()
 

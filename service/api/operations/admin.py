@@ -14,28 +14,28 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ...core.errors import BadRequest
-from ...core.model import Known
-from ...runtime.operation import Change
-from ..access.app_state import Registry
-from ..shared.dialect import Wire, between, body, takes
-from ..shared.json_body import received, value_of
-from ..shared.openai_errors import write_error
-from ..shared.streaming import EventStream, JsonResponse, answer, events
-from .health import described, server
+from ...core.model import ServedName
+from ...runtime.operation import ModelOperation
+from ..access.app_state import RegistryProtocol
+from ..shared.dialect import Wire, between, describe_body, read_body
+from ..shared.json_body import parse_body, receive_body
+from ..shared.openai_errors import write_openai_error
+from ..shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
+from .health import app_state, write_model_state
 
-GLANCE_S = 0.1  # how often a change is looked at for those who follow it
-LONGEST_DRAIN = 3600  # seconds
-WHOLE = re.compile("[0-9]{1,6}")  # a number of seconds
-Text = Annotated[str, Field(min_length=1, max_length=4096)]
-Drain = Annotated[float, between(0, LONGEST_DRAIN)]
+PROGRESS_POLL_S = 0.1  # how often a change is looked at for those who follow it
+MAX_DRAIN_S = 3600  # seconds
+WHOLE_SECONDS = re.compile("[0-9]{1,6}")  # a number of seconds
+NameText = Annotated[str, Field(min_length=1, max_length=4096)]
+DrainSeconds = Annotated[float, between(0, MAX_DRAIN_S)]
 router = APIRouter(tags=["administration"])
 
 
 class LoadRequest(Wire):
     """A name BASE:NAME is that of an adapter, laid over the model BASE; `merge` makes a model of its own of both."""
 
-    name: Text
-    source: Text
+    name: NameText
+    source: NameText
     merge: bool = False
     stream: bool = False
 
@@ -44,44 +44,46 @@ class ReloadRequest(Wire):
     """Without a source the model is read again from where it came."""
 
     source: Annotated[str, Field(max_length=4096)] = ""
-    drain_seconds: Drain = -1  # the setting
+    drain_seconds: DrainSeconds = -1  # the setting
     stream: bool = False
 
 
 class AliasRequest(Wire):
-    model: Text
+    model: NameText
 
 
 @router.get("/admin/models", summary="Every served name, what is going on, and the memory there is.")
 async def models(request: Request) -> Response:
-    registry = administered(request)
-    change, budget = registry.change, registry.memory()
+    registry = registry_of(request)
+    change, budget = registry.operation, registry.memory_budget()
     return JsonResponse(
         {
-            "models": [write_known(known) for known in registry.known()],
-            "change": {"what": change.what, **write_change(change)} if change else None,
+            "models": [write_admin_model(known) for known in registry.model_statuses()],
+            "change": {"what": change.description, **write_progress(change)} if change else None,
             "memory": {"limit_bytes": budget[0], "free_bytes": budget[1]},
         }
     )
 
 
-@router.post("/admin/models", openapi_extra=takes(LoadRequest), summary="Load one more model.")
+@router.post("/admin/models", openapi_extra=describe_body(LoadRequest), summary="Load one more model.")
 async def load(request: Request) -> Response:
-    wire = await body(request, LoadRequest)
-    return await told(request, administered(request).load(wire.name, wire.source, merge=wire.merge), wire.stream)
+    wire = await read_body(request, LoadRequest)
+    return await answer_operation(
+        request, registry_of(request).load(wire.name, wire.source, merge=wire.merge), wire.stream
+    )
 
 
 @router.post(
     "/admin/models/{name:path}/reload",
-    openapi_extra=takes(ReloadRequest),
+    openapi_extra=describe_body(ReloadRequest),
     summary="Load a model again, or another in its place, while the old one serves.",
 )
 async def reload(request: Request) -> Response:
-    content = await received(request)
-    wire = ReloadRequest.read(await value_of(content)) if content else ReloadRequest()
-    drain = server(request).settings.drain_seconds if wire.drain_seconds < 0 else wire.drain_seconds
-    change = administered(request).reload(request.path_params["name"], wire.source, drain)
-    return await told(request, change, wire.stream)
+    content = await receive_body(request)
+    wire = ReloadRequest.read(await parse_body(content)) if content else ReloadRequest()
+    drain = app_state(request).settings.drain_seconds if wire.drain_seconds < 0 else wire.drain_seconds
+    change = registry_of(request).reload(request.path_params["name"], wire.source, drain)
+    return await answer_operation(request, change, wire.stream)
 
 
 @router.delete(
@@ -89,83 +91,87 @@ async def reload(request: Request) -> Response:
     summary="Unload a model: what runs has drain_seconds to end; or cancel its load, while it is being loaded.",
 )
 async def unload(request: Request) -> Response:
-    change = administered(request).unload(request.path_params["name"], drain_of(request))
-    return await told(request, change, stream=False)
+    change = registry_of(request).unload(request.path_params["name"], read_drain_seconds(request))
+    return await answer_operation(request, change, stream=False)
 
 
-@router.put("/admin/aliases/{alias:path}", openapi_extra=takes(AliasRequest), summary="Another name for a model.")
+@router.put(
+    "/admin/aliases/{alias:path}", openapi_extra=describe_body(AliasRequest), summary="Another name for a model."
+)
 async def alias(request: Request) -> Response:
-    wire, name = await body(request, AliasRequest), request.path_params["alias"]
-    administered(request).alias(name, wire.model)
+    wire, name = await read_body(request, AliasRequest), request.path_params["alias"]
+    registry_of(request).alias(name, wire.model)
     return JsonResponse({"alias": name, "model": wire.model})
 
 
 @router.delete("/admin/aliases/{alias:path}", summary="Forget an alias.")
 async def unalias(request: Request) -> Response:
-    administered(request).unalias(request.path_params["alias"])
+    registry_of(request).unalias(request.path_params["alias"])
     return JsonResponse({"alias": request.path_params["alias"], "model": None})
 
 
-def administered(request: Request) -> Registry:
-    return server(request).registry
+def registry_of(request: Request) -> RegistryProtocol:
+    return app_state(request).registry
 
 
-def drain_of(request: Request) -> float:
+def read_drain_seconds(request: Request) -> float:
     """What the query says of the time to drain; the setting, if it says nothing."""
     query = request.query_params
     unknown = [name for name in query if name != "drain_seconds"]
     if unknown:
         raise BadRequest(f"{unknown[0][:60]}: is not a known parameter; there is drain_seconds", param=unknown[0][:60])
-    given = query.get("drain_seconds", str(server(request).settings.drain_seconds))
-    if not WHOLE.fullmatch(given) or int(given) > LONGEST_DRAIN:
-        message = f"drain_seconds: must be a whole number from 0 to {LONGEST_DRAIN}, got {given[:60]!r}"
+    given = query.get("drain_seconds", str(app_state(request).settings.drain_seconds))
+    if not WHOLE_SECONDS.fullmatch(given) or int(given) > MAX_DRAIN_S:
+        message = f"drain_seconds: must be a whole number from 0 to {MAX_DRAIN_S}, got {given[:60]!r}"
         raise BadRequest(message, param="drain_seconds")
     return int(given)
 
 
-async def told(request: Request, change: Change, stream: bool) -> Response:
+async def answer_operation(request: Request, change: ModelOperation, stream: bool) -> Response:
     """How a change ends; how it goes, too, for those who want events."""
-    registry = administered(request)
+    registry = registry_of(request)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return await EventStream.open(events(progress(registry, change), write_error, last=b""))
+        return await EventStream.open(encode_events(stream_progress(registry, change), write_openai_error, last=b""))
 
     async def work() -> Response:
-        await change.end()
-        return JsonResponse(ended(registry, change))
+        await change.wait_and_raise()
+        return JsonResponse(write_result(registry, change))
 
-    return await answer(request, work())
+    return await run_while_connected(request, work())
 
 
-async def progress(registry: Registry, change: Change) -> AsyncGenerator[Mapping[str, Any], None]:
+async def stream_progress(
+    registry: RegistryProtocol, change: ModelOperation
+) -> AsyncGenerator[Mapping[str, Any], None]:
     said: Mapping[str, Any] = {}
     while change.phase != "over":
-        if (now := write_change(change)) != said:
+        if (now := write_progress(change)) != said:
             said = now
             yield said
-        await asyncio.sleep(GLANCE_S)
-    await change.end()
-    yield ended(registry, change)
+        await asyncio.sleep(PROGRESS_POLL_S)
+    await change.wait_and_raise()
+    yield write_result(registry, change)
 
 
-def ended(registry: Registry, change: Change) -> dict[str, Any]:
+def write_result(registry: RegistryProtocol, change: ModelOperation) -> dict[str, Any]:
     """The model as it is now, or that it is no more."""
-    found = [write_known(known) for known in registry.known() if known.name == change.name]
+    found = [write_admin_model(known) for known in registry.model_statuses() if known.name == change.name]
     return found[0] if found else {"name": change.name, "state": "unloaded"}
 
 
-def write_change(change: Change) -> dict[str, Any]:
+def write_progress(change: ModelOperation) -> dict[str, Any]:
     if change.phase == "loading":
         return {"state": "loading", "progress": round(change.fraction, 3)}
     return {"state": change.phase}
 
 
-def write_known(known: Known) -> dict[str, Any]:
+def write_admin_model(known: ServedName) -> dict[str, Any]:
     return {
         "name": known.name,
         "source": known.source,
-        **described(known.state),
+        **write_model_state(known.state),
         "task": known.task,
         "memory_bytes": known.memory,
-        "explain_memory_bytes": known.explaining,
+        "explain_memory_bytes": known.explain_memory,
         "aliases": list(known.aliases),
     }

@@ -10,28 +10,28 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from ...core.model import State
-from ..access.app_state import Server
+from ...core.model import LoadState
+from ..access.app_state import AppState
 
 router = APIRouter(tags=["health"])
 
 
-def server(request: Request) -> Server:
-    return cast(Server, request.app.state.server)
+def app_state(request: Request) -> AppState:
+    return cast(AppState, request.app.state.server)
 
 
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Is the process worth keeping?")
 async def livez(request: Request) -> Response:
     """No, if the engine thread has ended, or work has waited for `hang_seconds` without a step being finished."""
-    reasons = server(request).dying()
+    reasons = app_state(request).fatal_reasons()
     return JSONResponse({"live": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 @router.head("/startupz", include_in_schema=False)
 @router.get("/startupz", summary="Has every model been loaded, or found broken?")
 async def startupz(request: Request) -> Response:
-    started = server(request).started
+    started = app_state(request).is_started
     return JSONResponse({"started": started}, 200 if started else 503)
 
 
@@ -42,10 +42,10 @@ async def startupz(request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """No, while it loads or drains, without a model, when a model of the settings is broken or cannot compute any
     more, or when work has waited for `stall_seconds` without a step being finished."""
-    here = server(request)
-    reasons = here.unready()
-    models = {name: described(state) for name, state in here.registry.states().items()}
-    body = {"ready": not reasons, "draining": here.admission.draining, "reasons": reasons, "models": models}
+    here = app_state(request)
+    reasons = here.unready_reasons()
+    models = {name: write_model_state(state) for name, state in here.registry.states().items()}
+    body = {"ready": not reasons, "draining": here.admission.is_draining, "reasons": reasons, "models": models}
     return JSONResponse(body, 503 if reasons else 200)
 
 
@@ -53,24 +53,26 @@ async def readyz(request: Request) -> Response:
 @router.get("/metrics", summary="Prometheus metrics.")
 async def metrics(request: Request) -> Response:
     """In OpenMetrics with exemplars, or in the text format of Prometheus, as Accept says; gzipped if that is taken."""
-    packed = takes_gzip(request.headers.get("accept-encoding", ""))
-    page, content_type = await server(request).metrics.written(request.headers.get("accept", ""), packed=packed)
+    packed = accepts_gzip(request.headers.get("accept-encoding", ""))
+    page, content_type = await app_state(request).metrics.render_on_thread(
+        request.headers.get("accept", ""), packed=packed
+    )
     headers = {"Vary": "Accept, Accept-Encoding"} | ({"Content-Encoding": "gzip"} if packed else {})
     return Response(page, headers=headers, media_type=content_type)
 
 
-def takes_gzip(accepted: str) -> bool:
+def accepts_gzip(accepted: str) -> bool:
     """Whether a header Accept-Encoding takes it: named, and not with a weight of 0."""
     named = (part.partition(";") for part in accepted.lower().split(","))
     weights = {coding.strip(): weight.replace(" ", "") for coding, _, weight in named}
     return weights.get("gzip", "q=0").rstrip("0.") != "q="
 
 
-def described(state: State) -> dict[str, Any]:
+def write_model_state(state: LoadState) -> dict[str, Any]:
     match state.phase:
         case "loading":
             return {"state": state.phase, "progress": round(state.fraction, 3)}
         case "broken":
-            return {"state": state.phase, "error": state.why}
+            return {"state": state.phase, "error": state.reason}
         case _:
             return {"state": state.phase}

@@ -16,24 +16,24 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from ...concurrency.outcome import on_thread
+from ...concurrency.outcome import run_on_thread
 from ...core.errors import NotFound
-from .health import server
+from .health import app_state
 
-FOLDER = Path(__file__).parents[2] / "web"
+WEB_FOLDER = Path(__file__).parents[2] / "web"
 INDEX, REFERENCE = "index.html", "docs.html"
 # What the reference is made of; it stays where the playground is switched off.
 REFERENCE_FILES = frozenset(
     {"docs.js", "schema.js", "docs.css", "style.css", "api.js", "copy.js", "dom.js", "theme.js", "icon.svg"}
 )
-KINDS: Mapping[str, str] = {
+MEDIA_TYPES: Mapping[str, str] = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
 # Nothing that a model or a user writes can become a script, and nothing of the page leads to another origin.
-POLICY = "; ".join(
+CONTENT_POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -45,15 +45,15 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-HEADERS: Mapping[str, str] = {
+SECURITY_HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-cache",  # kept, and asked for again: a newer server has newer files
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-WEIGHT = re.compile(r"q\s*=\s*([01](?:\.\d{0,3})?)")
+QUALITY = re.compile(r"q\s*=\s*([01](?:\.\d{0,3})?)")
 router = APIRouter(include_in_schema=False)
 
 
@@ -62,11 +62,11 @@ class Page:
     """A file as it is sent; `tag` is another whenever its content is."""
 
     content: bytes
-    kind: str
-    tag: str
+    media_type: str
+    etag: str
 
 
-class Description:
+class CachedDocument:
     """The page of what `make` returns as JSON: made once, on a thread, since it takes a tenth of a second and more."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -76,32 +76,32 @@ class Description:
     async def page(self) -> Page:
         async with self._lock:
             if self._page is None:
-                self._page = await on_thread(lambda: page(orjson.dumps(self._make()), "application/json"))
+                self._page = await run_on_thread(lambda: make_page(orjson.dumps(self._make()), "application/json"))
             return self._page
 
 
-def page(content: bytes, kind: str) -> Page:
+def make_page(content: bytes, kind: str) -> Page:
     return Page(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-def pages(folder: Path) -> Mapping[str, Page]:
+def read_pages(folder: Path) -> Mapping[str, Page]:
     """Those of `folder` that a browser is to have, by name."""
     found = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix in KINDS:
-            found[path.name] = page(path.read_bytes(), KINDS[path.suffix])
+        if path.suffix in MEDIA_TYPES:
+            found[path.name] = make_page(path.read_bytes(), MEDIA_TYPES[path.suffix])
     return found
 
 
-PAGES = pages(FOLDER)
+PAGES = read_pages(WEB_FOLDER)
 
 
 @router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
     """The playground for whoever would rather have HTML; for all others where to begin."""
-    if server(request).settings.playground and wants_html(request.headers.get("accept", "")):
-        return sent(request, PAGES[INDEX], "Accept")
+    if app_state(request).settings.playground and prefers_html(request.headers.get("accept", "")):
+        return page_response(request, PAGES[INDEX], "Accept")
     links = {"name": "polyhead", "docs": "/docs", "openapi": "/openapi.json", "health": "/readyz"}
     return JSONResponse(links, headers={"Vary": "Accept"})
 
@@ -110,25 +110,25 @@ async def index(request: Request) -> Response:
 @router.get("/web/{name}")
 async def file(request: Request) -> Response:
     name = request.path_params["name"]
-    if not server(request).settings.playground:
+    if not app_state(request).settings.playground:
         raise NotFound("this server has no playground: its setting playground is off")
     if name not in PAGES:
         raise NotFound(f"the playground has no file {name[:60]!r}")
-    return sent(request, PAGES[name])
+    return page_response(request, PAGES[name])
 
 
 @router.head("/docs")
 @router.get("/docs")
 async def reference(request: Request) -> Response:
     """Needs no key: it says nothing that is not in the package.  It reads /openapi.json, which does."""
-    return sent(request, PAGES[REFERENCE])
+    return page_response(request, PAGES[REFERENCE])
 
 
 @router.head("/openapi.json")
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """The description of all routes for programs, made when it is first asked for."""
-    return sent(request, await request.app.state.description.page())
+    return page_response(request, await request.app.state.description.page())
 
 
 @router.head("/docs/{name}")
@@ -137,27 +137,27 @@ async def reference_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in REFERENCE_FILES:
         raise NotFound(f"the reference of routes has no file {name[:60]!r}")
-    return sent(request, PAGES[name])
+    return page_response(request, PAGES[name])
 
 
-def sent(request: Request, page: Page, vary: str = "") -> Response:
+def page_response(request: Request, page: Page, vary: str = "") -> Response:
     """The file, or that the one that the browser has is still the same (RFC 9110, 13.1.2)."""
-    headers = {**HEADERS, "ETag": page.tag} | ({"Vary": vary} if vary else {})
-    if page.tag in tags(request.headers.get("if-none-match", "")):
+    headers = {**SECURITY_HEADERS, "ETag": page.etag} | ({"Vary": vary} if vary else {})
+    if page.etag in read_etags(request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
-    return Response(page.content, headers=headers, media_type=page.kind)
+    return Response(page.content, headers=headers, media_type=page.media_type)
 
 
-def tags(given: str) -> set[str]:
+def read_etags(given: str) -> set[str]:
     """Of a header If-None-Match; weak ones count as they are, which is how it compares."""
     return {tag.strip().removeprefix("W/") for tag in given.split(",")}
 
 
-def wants_html(accepted: str) -> bool:
+def prefers_html(accepted: str) -> bool:
     """Whether a header Accept names HTML, and no JSON that it would rather have; `*/*` names nothing."""
     weights = {}
     for part in accepted.lower().split(","):
         kind, _, options = part.partition(";")
-        weight = WEIGHT.search(options)
+        weight = QUALITY.search(options)
         weights[kind.strip()] = float(weight[1]) if weight else 1.0
     return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)

@@ -10,62 +10,64 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ...text.prompts import Continuation
-from .dialect import Count, Neutral, between
-from .head_options import LONGEST_WORD, Stops
-from .openai_sampling import MOST_ANSWERS
-from .sampling_options import Drawing, continuing, wrong
+from ...text.prompts import GenerationRequest
+from .dialect import Count, NeutralValues, between
+from .head_options import MAX_LABEL_CHARS, StopTexts
+from .openai_sampling import MAX_ANSWERS
+from .sampling_options import HfSamplingOptions, option_error, read_generation
 
-MOST_TRIES = MOST_ANSWERS
-MOST_TOP = 20
-INSIDE = "parameters."
+MAX_BEST_OF = MAX_ANSWERS
+MAX_TOP_TOKENS = 20
+PARAMETERS_PREFIX = "parameters."
 
 
-class GenerateParameters(Drawing):
-    unsupported: ClassVar[Neutral] = {**Drawing.unsupported, "watermark": (False,)}
+class GenerateParameters(HfSamplingOptions):
+    unsupported: ClassVar[NeutralValues] = {**HfSamplingOptions.unsupported, "watermark": (False,)}
 
-    best_of: Annotated[int, between(1, MOST_TRIES)] = 1
+    best_of: Annotated[int, between(1, MAX_BEST_OF)] = 1
     truncate: Count = 0
-    top_n_tokens: Annotated[int, between(0, MOST_TOP)] = 0
-    stop_sequences: Stops = Field(default_factory=list)  # the older name of stop
+    top_n_tokens: Annotated[int, between(0, MAX_TOP_TOKENS)] = 0
+    stop_sequences: StopTexts = Field(default_factory=list)  # the older name of stop
     return_full_text: bool = False
     details: bool = False
     decoder_input_details: bool = False
-    adapter_id: Annotated[str, Field(max_length=LONGEST_WORD)] = ""
+    adapter_id: Annotated[str, Field(max_length=MAX_LABEL_CHARS)] = ""
 
     @property
-    def detailed(self) -> bool:
+    def wants_details(self) -> bool:
         return self.details or self.decoder_input_details
 
     @property
-    def older_stops(self) -> tuple[str, ...]:
+    def stop_texts(self) -> tuple[str, ...]:
         given = self.stop_sequences
         return (given,) if isinstance(given, str) else tuple(given)
 
 
-def generating(prompts: tuple[str, ...], asked: GenerateParameters, *, stream: bool) -> Continuation:
+def read_hf_parameters(prompts: tuple[str, ...], asked: GenerateParameters, *, stream: bool) -> GenerationRequest:
     """All of the best_of tries are answers: their details are told."""
-    check(asked, stream=stream)
-    continuation = continuing("inputs", prompts, asked, INSIDE)
-    scored = asked.detailed or stream or asked.best_of > 1
+    check_parameters(asked, stream=stream)
+    continuation = read_generation("inputs", prompts, asked, PARAMETERS_PREFIX)
+    scored = asked.wants_details or stream or asked.best_of > 1
     return replace(
         continuation,
-        stops=(*continuation.stops, *asked.older_stops),
+        stops=(*continuation.stops, *asked.stop_texts),
         keep_stop=True,
         logprobs=asked.top_n_tokens if scored else -1,
         truncate=asked.truncate,
         count=max(asked.best_of, asked.num_return_sequences),
-        counted=f"{INSIDE}best_of" if asked.best_of > 1 else continuation.counted,
+        count_field=f"{PARAMETERS_PREFIX}best_of" if asked.best_of > 1 else continuation.count_field,
         prompt_logprobs=0 if asked.decoder_input_details else -1,
     )
 
 
-def check(asked: GenerateParameters, *, stream: bool) -> None:
+def check_parameters(asked: GenerateParameters, *, stream: bool) -> None:
     """What is right by itself and wrong together."""
     if asked.best_of > 1 and asked.num_return_sequences > 1:
-        raise wrong(INSIDE, "best_of", "answers with one of them; leave out num_return_sequences")
-    if asked.best_of > 1 and not asked.draws:
-        raise wrong(INSIDE, "best_of", "the tries would all be the same; give do_sample, temperature, ...")
+        raise option_error(PARAMETERS_PREFIX, "best_of", "answers with one of them; leave out num_return_sequences")
+    if asked.best_of > 1 and not asked.is_sampled:
+        raise option_error(
+            PARAMETERS_PREFIX, "best_of", "the tries would all be the same; give do_sample, temperature, ..."
+        )
     alone: Mapping[str, bool] = {
         "best_of": asked.best_of > 1,
         "num_return_sequences": asked.num_return_sequences > 1,
@@ -73,4 +75,6 @@ def check(asked: GenerateParameters, *, stream: bool) -> None:
     }
     for name, wanted in alone.items():
         if stream and wanted:
-            raise wrong(INSIDE, name, "a stream has one answer and nothing of the prompt: not with stream: true")
+            raise option_error(
+                PARAMETERS_PREFIX, name, "a stream has one answer and nothing of the prompt: not with stream: true"
+            )

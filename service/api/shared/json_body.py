@@ -15,27 +15,27 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ...concurrency.outcome import on_thread
+from ...concurrency.outcome import run_on_thread
 from ...core.errors import BadRequest, ClientGone
 
-MOST_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
-MOST_ARGUMENTS = 1 << 16  # such values in the arguments of all calls of one request, which are strings of its body
-DEEPEST = 64  # lists and objects in one another
-LEAST, MOST = -(1 << 63), (1 << 64) - 1  # integers that stay what they are
-ALIKE = bytes.maketrans(b"123456789", b"000000000")
-LONG = b"0" * 19  # digits: of an integer that may be outside, or behind a point
-SLICE = 1 << 16  # bytes looked at in one go: others get a turn after each
+MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
+MAX_ARGUMENT_VALUES = 1 << 16  # such values in the arguments of all calls of one request, which are strings of its body
+MAX_DEPTH = 64  # lists and objects in one another
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # integers that stay what they are
+DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
+LONG_NUMBER = b"0" * 19  # digits: of an integer that may be outside, or behind a point
+SCAN_BYTES = 1 << 16  # bytes looked at in one go: others get a turn after each
 CONTAINERS = (list, dict)
 Bytes = bytes | bytearray
 T = TypeVar("T")
 
 
-async def parsed(request: Request) -> Any:
+async def read_json_body(request: Request) -> Any:
     """The JSON value in the body.  BadRequest if there is none or it is too much; ClientGone without a client."""
-    return await value_of(await received(request))
+    return await parse_body(await receive_body(request))
 
 
-async def received(request: Request) -> bytearray:
+async def receive_body(request: Request) -> bytearray:
     """The body as it is, in one piece however many it came in; ClientGone without a client."""
     body = bytearray()
     try:
@@ -46,79 +46,79 @@ async def received(request: Request) -> bytearray:
     return body
 
 
-async def value_of(body: Bytes) -> Any:
+async def parse_body(body: Bytes) -> Any:
     """The JSON value in `body`.  Raises BadRequest."""
-    return await sized(len(body), partial(read, body))
+    return await run_by_size(len(body), partial(parse_json, body))
 
 
-async def sized(length: int, function: Callable[[], T]) -> T:
+async def run_by_size(length: int, function: Callable[[], T]) -> T:
     """What `function` makes of a body of so many bytes: of a long one on a thread, for it may have many values."""
-    return function() if length <= SLICE else await on_thread(function)
+    return function() if length <= SCAN_BYTES else await run_on_thread(function)
 
 
-def read(body: Bytes, what: str = "the body") -> Any:
+def parse_json(body: Bytes, what: str = "the body") -> Any:
     """The same; `what` is the field or the thing that this is the text of.  Raises BadRequest."""
-    seen = marks(body)
-    if seen.values > MOST_VALUES:
-        raise BadRequest(f"{what}: has more than {MOST_VALUES} values, at most so many are read")
+    seen = count_json(body)
+    if seen.values > MAX_VALUES:
+        raise BadRequest(f"{what}: has more than {MAX_VALUES} values, at most so many are read")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"{what} is not valid JSON: {error}") from None
-    if seen.opened > DEEPEST:
+    if seen.containers > MAX_DEPTH:
         check_depth(value, what)
-    if seen.long or members(value, seen.colons) < seen.colons:
-        look_closely(body, what)
+    if seen.has_long_number or count_members(value, seen.colons) < seen.colons:
+        check_strictly(body, what)
     return value
 
 
 @dataclass
-class Marks:
+class JsonCounts:
     """What is in a text beside its strings: `opened` lists and objects, `colons` behind keys, a `long` number."""
 
     values: int = 0
-    opened: int = 0
+    containers: int = 0
     colons: int = 0
-    long: bool = False
+    has_long_number: bool = False
 
 
-def marks(body: Bytes, most: int = MOST_VALUES) -> Marks:
+def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
     """Those of the first `most` values and a few more."""
-    seen = Marks()
+    seen = JsonCounts()
     start, inside, tail = 0, 0, b""
     while start < len(body) and seen.values <= most:
-        part = body[start : start + SLICE]
+        part = body[start : start + SCAN_BYTES]
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            part = body[start : start + SLICE + 1]  # not between a backslash and what it escapes
+            part = body[start : start + SCAN_BYTES + 1]  # not between a backslash and what it escapes
         start += len(part)
         quoted = part.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         bare = b"".join(quoted[inside::2])
         inside ^= len(quoted) % 2 == 0
         opened = bare.count(b"[") + bare.count(b"{")
-        seen.opened += opened
+        seen.containers += opened
         seen.colons += bare.count(b":")
         seen.values += opened + bare.count(b",")  # every value but the first stands after one of these
-        digits = tail + bare.translate(ALIKE)
-        seen.long |= LONG in digits
-        tail = digits[-len(LONG) :]
+        digits = tail + bare.translate(DIGITS_TO_ZERO)
+        seen.has_long_number |= LONG_NUMBER in digits
+        tail = digits[-len(LONG_NUMBER) :]
     return seen
 
 
 def check_depth(value: Any, what: str) -> None:
     """Raises BadRequest if lists and objects are more than DEEPEST in one another."""
     level = [value]
-    for _ in range(DEEPEST):
-        level = [inner for one in level for inner in contents(one) if type(inner) in CONTAINERS]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in inner_values(one) if type(inner) in CONTAINERS]
     if level:
-        raise BadRequest(f"{what}: is nested deeper than {DEEPEST} levels, at most so many are read")
+        raise BadRequest(f"{what}: is nested deeper than {MAX_DEPTH} levels, at most so many are read")
 
 
-def contents(value: Any) -> Sequence[Any]:
+def inner_values(value: Any) -> Sequence[Any]:
     """Of a list or an object."""
     return tuple(value.values()) if type(value) is dict else value
 
 
-def members(value: Any, most: int) -> int:
+def count_members(value: Any, most: int) -> int:
     """How many members the objects in `value` have together; it doesn't look further once there are `most`."""
     found, left = 0, [value]
     while left and found < most:
@@ -131,7 +131,7 @@ def members(value: Any, most: int) -> int:
     return found
 
 
-def look_closely(body: Bytes, what: str) -> None:
+def check_strictly(body: Bytes, what: str) -> None:
     """Raises BadRequest with the key that an object has twice, or with the integer that doesn't fit in 64 bits."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
@@ -142,7 +142,7 @@ def look_closely(body: Bytes, what: str) -> None:
             keys.add(key)
 
     def fitting(digits: str) -> None:
-        if len(digits) > len(str(LEAST)) or not LEAST <= int(digits) <= MOST:
+        if len(digits) > len(str(MIN_INTEGER)) or not MIN_INTEGER <= int(digits) <= MAX_INTEGER:
             raise BadRequest(f"{what}: the integer {digits[:20]}... does not fit in 64 bits")
 
     json.loads(body, object_pairs_hook=unique, parse_int=fitting)
@@ -155,9 +155,9 @@ def check_arguments(texts: Iterable[tuple[str, str]]) -> None:
     """
     values = 0
     for text, field in texts:
-        values += marks(text.encode(errors="replace"), MOST_ARGUMENTS).values + 1
-        if values > MOST_ARGUMENTS:
-            most = f"at most {MOST_ARGUMENTS} are read in the arguments of all calls of a request"
+        values += count_json(text.encode(errors="replace"), MAX_ARGUMENT_VALUES).values + 1
+        if values > MAX_ARGUMENT_VALUES:
+            most = f"at most {MAX_ARGUMENT_VALUES} are read in the arguments of all calls of a request"
             raise BadRequest(f"{field}: has too many values, {most}", param=field)
 
 

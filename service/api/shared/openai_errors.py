@@ -6,14 +6,14 @@ Knows no wire object.
 from typing import Any
 
 from ...core.errors import NotFound, PolyheadError
-from ...text.detokenizer import Scored
+from ...text.detokenizer import ScoredToken
 
 
-def scored(token: Scored) -> dict[str, Any]:
+def write_scored_token(token: ScoredToken) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
 
 
-def write_error(error: PolyheadError) -> dict[str, Any]:
+def write_openai_error(error: PolyheadError) -> dict[str, Any]:
     of_model = isinstance(error, NotFound) and error.param == "model"
     return {
         "error": {

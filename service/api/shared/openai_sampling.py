@@ -9,17 +9,17 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ...core.errors import BadRequest
-from ...core.request import Beams, Sampling
-from ...text.prompts import Continuation, Prompt
-from .dialect import Count, Neutral, TokenId, Wire, at_most, between
-from .head_options import INT64, Stops
-from .response_formats import Formed, form
+from ...core.request import BeamSearchOptions, Sampling
+from ...text.prompts import GenerationRequest, Prompt
+from .dialect import Count, NeutralValues, TokenId, Wire, between, max_items
+from .head_options import INT64_LIMIT, StopTexts
+from .response_formats import FormattedRequest, read_grammar
 
-MOST_BIASED, MOST_WORDS, LONGEST_WORD = 4096, 1024, 256
-MOST_ANSWERS, MOST_BEAMS = 128, 64
+MAX_BIASES, MAX_BAD_WORDS, MAX_WORD_CHARS = 4096, 1024, 256
+MAX_ANSWERS, MAX_BEAMS = 128, 64
 
 
-def numbered(value: Any) -> Any:
+def parse_token_keys(value: Any) -> Any:
     """The tokens of a bias come as the names of an object's fields.  Raises for another spelling of a number than the
     shortest: "0" and "00" would be two biases of one token."""
     if not isinstance(value, dict):
@@ -31,9 +31,11 @@ def numbered(value: Any) -> Any:
     return {int(name): bias for name, bias in value.items()}
 
 
-Bias = Annotated[dict[int, Annotated[float, between(-100, 100)]], BeforeValidator(numbered), at_most(MOST_BIASED)]
-Tokens = Annotated[list[TokenId], Field(fail_fast=True), at_most(1 << 18)]
-Word = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD)]
+LogitBias = Annotated[
+    dict[int, Annotated[float, between(-100, 100)]], BeforeValidator(parse_token_keys), max_items(MAX_BIASES)
+]
+TokenIdList = Annotated[list[TokenId], Field(fail_fast=True), max_items(1 << 18)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]
 Penalty = Annotated[float, between(-2, 2)]
 
 
@@ -42,10 +44,10 @@ class StreamOptions(Wire):
     include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
 
 
-class Sampled(Formed):
+class SampledRequest(FormattedRequest):
     """What completions and chat have in common."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "store": (False,),
         "logits_processors": ([],),
         "return_token_ids": (False,),
@@ -56,8 +58,8 @@ class Sampled(Formed):
     }
 
     model: str
-    n: Annotated[int, between(1, MOST_ANSWERS)] = 1
-    best_of: Annotated[int, between(1, MOST_ANSWERS)] = 0
+    n: Annotated[int, between(1, MAX_ANSWERS)] = 1
+    best_of: Annotated[int, between(1, MAX_ANSWERS)] = 0
     max_tokens: Count = 0
     min_tokens: Annotated[int, between(0, (1 << 31) - 1)] = 0
     temperature: Annotated[float, between(0, 2)] = 1.0
@@ -68,11 +70,11 @@ class Sampled(Formed):
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, between(0.01, 100)] = 1.0
-    logit_bias: Bias = Field(default_factory=dict)
-    allowed_token_ids: Tokens = Field(default_factory=list)
-    bad_words: Annotated[list[Word], Field(fail_fast=True), at_most(MOST_WORDS)] = Field(default_factory=list)
-    seed: Annotated[int, between(-INT64, INT64 - 1)] = 0
-    stop: Stops = Field(default_factory=list)
+    logit_bias: LogitBias = Field(default_factory=dict)
+    allowed_token_ids: TokenIdList = Field(default_factory=list)
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True), max_items(MAX_BAD_WORDS)] = Field(default_factory=list)
+    seed: Annotated[int, between(-INT64_LIMIT, INT64_LIMIT - 1)] = 0
+    stop: StopTexts = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -85,22 +87,22 @@ class Sampled(Formed):
     stream_options: StreamOptions = StreamOptions()
     # harmless: nothing of the answer depends on them
     user: str = ""
-    metadata: Annotated[dict[str, str], at_most(16)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], max_items(16)] = Field(default_factory=dict)
     service_tier: str = ""
     safety_identifier: str = ""
     prompt_cache_key: str = ""
     prompt_cache_retention: str = ""
 
 
-def continuation(
-    wire: Sampled, field: str, prompts: tuple[Prompt, ...], max_tokens: int, logprobs: int
-) -> Continuation:
-    check(wire)
-    return Continuation(
+def read_continuation(
+    wire: SampledRequest, field: str, prompts: tuple[Prompt, ...], max_tokens: int, logprobs: int
+) -> GenerationRequest:
+    check_sampling(wire)
+    return GenerationRequest(
         field=field,
         prompts=prompts,
-        sampling=sampling(wire),
-        seeded="seed" in wire.model_fields_set,
+        sampling=read_sampling(wire),
+        has_seed="seed" in wire.model_fields_set,
         max_tokens=max_tokens,
         stops=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop),
         stop_tokens=frozenset(wire.stop_token_ids),
@@ -108,22 +110,22 @@ def continuation(
         logprobs=logprobs,
         count=wire.n,
         best_of=wire.n if wire.use_beam_search else wire.best_of,
-        beams=beams(wire) if wire.use_beam_search else None,
+        beams=read_beams(wire) if wire.use_beam_search else None,
         keep_stop=wire.include_stop_str_in_output,
         prompt_logprobs=wire.prompt_logprobs,
         bad_words=tuple(wire.bad_words),
-        grammar=form(wire),
+        grammar=read_grammar(wire),
         salt=wire.cache_salt,
     )
 
 
-def sampling(wire: Sampled) -> Sampling:
+def read_sampling(wire: SampledRequest) -> Sampling:
     return Sampling(
         temperature=wire.temperature,
         top_k=max(wire.top_k, 0),
         top_p=wire.top_p,
         min_p=wire.min_p,
-        seed=wire.seed % INT64,
+        seed=wire.seed % INT64_LIMIT,
         typical_p=wire.typical_p,
         repetition_penalty=wire.repetition_penalty,
         frequency_penalty=wire.frequency_penalty,
@@ -134,15 +136,15 @@ def sampling(wire: Sampled) -> Sampling:
     )
 
 
-def beams(wire: Sampled) -> Beams:
+def read_beams(wire: SampledRequest) -> BeamSearchOptions:
     """As wide as the best that are looked for; they are not drawn, so there is nothing to say of that."""
     width = max(wire.n, wire.best_of)
-    if width > MOST_BEAMS:
-        raise BadRequest(f"best_of: a search is at most {MOST_BEAMS} wide, got {width}", param="best_of")
-    return Beams(width, wire.length_penalty, wire.early_stopping)
+    if width > MAX_BEAMS:
+        raise BadRequest(f"best_of: a search is at most {MAX_BEAMS} wide, got {width}", param="best_of")
+    return BeamSearchOptions(width, wire.length_penalty, wire.early_stopping)
 
 
-def check(wire: Sampled) -> None:
+def check_sampling(wire: SampledRequest) -> None:
     """What is right by itself and wrong together."""
     told = wire.model_fields_set
     if "stream_options" in told and not wire.stream:

@@ -9,153 +9,161 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ...text.chat_parser import Arguments, Call, Part, Thought, Utterance, Utterances, Words
-from ...text.detokenizer import Drawn
+from ...text.chat_parser import (
+    ArgumentsDelta,
+    ChatDelta,
+    ChatDeltas,
+    ChatPart,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallStart,
+)
+from ...text.detokenizer import TokenLogprobs
 
-Kind = Literal["thought", "words", "call"]
+ItemKind = Literal["thought", "words", "call"]
 
 
 @dataclass(slots=True)
-class Item:
+class OutputItem:
     """The `index`-th of an answer.  `text` is what it says so far: of a call its arguments, the call's `id` and the
     tool's `name` beside it.  `drawn` are the tokens of words, where asked for."""
 
-    kind: Kind
+    kind: ItemKind
     index: int
     text: str = ""
     id: str = ""
     name: str = ""
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    item: Item
+class ItemBegun:
+    item: OutputItem
 
 
 @dataclass(frozen=True, slots=True)
-class More:
+class ItemDelta:
     """`text` has been added to the item, and to the tokens of words `drawn`."""
 
-    item: Item
+    item: OutputItem
     text: str
-    drawn: tuple[Drawn, ...] = ()
+    drawn: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ItemEnded:
     """`cut`: because the answer had no room for more."""
 
-    item: Item
+    item: OutputItem
     cut: bool = False
 
 
-Happening = Begun | More | Ended
+ItemEvent = ItemBegun | ItemDelta | ItemEnded
 
 
-class Items:
+class OutputItems:
     """One answer.  `every` item of it so far, the last one still growing unless `close` was called."""
 
     def __init__(self) -> None:
-        self.every: list[Item] = []
-        self._growing = False
-        self._waiting: list[Drawn] = []  # tokens of which nothing was said yet; words may be held back
+        self.items: list[OutputItem] = []
+        self._is_open = False
+        self._pending_tokens: list[TokenLogprobs] = []  # tokens of which nothing was said yet; words may be held back
 
-    def push(self, utterance: Utterance) -> Iterator[Happening]:
-        self._waiting += utterance.drawn
+    def push(self, utterance: ChatDelta) -> Iterator[ItemEvent]:
+        self._pending_tokens += utterance.logprobs
         for part in utterance.parts:
-            yield from self._open(part)
+            yield from self._open_item(part)
             match part:
-                case Words(text=text):
-                    yield self._more(text, self._drawn(text))
-                case Thought() | Arguments():
-                    yield self._more(part.text)
-        if utterance.parts and kind_of(utterance.parts[-1]) != "words":
-            self._waiting = []
+                case TextDelta(text=text):
+                    yield self._extend_item(text, self._take_tokens(text))
+                case ReasoningDelta() | ArgumentsDelta():
+                    yield self._extend_item(part.text)
+        if utterance.parts and item_kind(utterance.parts[-1]) != "words":
+            self._pending_tokens = []
         if utterance.finish:
             yield from self.close(cut=utterance.finish == "length")
 
-    def close(self, *, cut: bool = False) -> Iterator[Happening]:
-        if self._growing:
-            self._growing = False
-            yield Ended(self.every[-1], cut)
+    def close(self, *, cut: bool = False) -> Iterator[ItemEvent]:
+        if self._is_open:
+            self._is_open = False
+            yield ItemEnded(self.items[-1], cut)
 
-    def _open(self, part: Part) -> Iterator[Happening]:
+    def _open_item(self, part: ChatPart) -> Iterator[ItemEvent]:
         """The item that `part` belongs to is there; the one before it has ended."""
-        kind = kind_of(part)
-        if self._growing and self.every[-1].kind == kind and not isinstance(part, Call):
+        kind = item_kind(part)
+        if self._is_open and self.items[-1].kind == kind and not isinstance(part, ToolCallStart):
             return
         yield from self.close()
-        item = Item(kind, len(self.every))
-        if isinstance(part, Call):
+        item = OutputItem(kind, len(self.items))
+        if isinstance(part, ToolCallStart):
             item.id, item.name = part.id, part.name
-        self.every.append(item)
-        self._growing = True
-        yield Begun(item)
+        self.items.append(item)
+        self._is_open = True
+        yield ItemBegun(item)
 
-    def _drawn(self, text: str) -> list[Drawn]:
+    def _take_tokens(self, text: str) -> list[TokenLogprobs]:
         """The waiting tokens that wrote `text`.  Those before it were of tags, those after it wait on."""
-        written, wanted = b"".join(each.token.data for each in self._waiting), text.encode()
+        written, wanted = b"".join(each.token.data for each in self._pending_tokens), text.encode()
         at = written.rfind(wanted)
         begin, end = (at, at + len(wanted)) if at >= 0 else (0, len(written))
         taken, waiting, place = [], [], 0
-        for each in self._waiting:
+        for each in self._pending_tokens:
             first, place = place, place + len(each.token.data)
             if first >= end:
                 waiting.append(each)
             elif place > begin:
                 taken.append(each)
-        self._waiting = waiting
+        self._pending_tokens = waiting
         return taken
 
-    def _more(self, text: str, drawn: Sequence[Drawn] = ()) -> More:
-        item = self.every[-1]
+    def _extend_item(self, text: str, drawn: Sequence[TokenLogprobs] = ()) -> ItemDelta:
+        item = self.items[-1]
         item.text += text
         item.drawn += drawn
-        return More(item, text, tuple(drawn))
+        return ItemDelta(item, text, tuple(drawn))
 
 
-def kind_of(part: Part) -> Kind:
+def item_kind(part: ChatPart) -> ItemKind:
     match part:
-        case Thought():
+        case ReasoningDelta():
             return "thought"
-        case Words():
+        case TextDelta():
             return "words"
-        case Call() | Arguments():
+        case ToolCallStart() | ArgumentsDelta():
             return "call"
 
 
-def whole(utterances: Sequence[Utterance]) -> list[Item]:
+def collect_items(utterances: Sequence[ChatDelta]) -> list[OutputItem]:
     """All items of an answer that has ended."""
-    items = Items()
+    items = OutputItems()
     for utterance in utterances:
         for _ in items.push(utterance):
             pass
-    return items.every
+    return items.items
 
 
-class Events(Protocol):
+class AnswerEvents(Protocol):
     """A dialect's words for one answer as it is written."""
 
-    def start(self) -> Iterator[dict[str, Any]]: ...
+    def start_events(self) -> Iterator[dict[str, Any]]: ...
 
-    def chunks(self, utterance: Utterance) -> Iterator[dict[str, Any]]: ...
+    def delta_events(self, utterance: ChatDelta) -> Iterator[dict[str, Any]]: ...
 
 
-async def streamed(events: Events, utterances: Utterances) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_items(events: AnswerEvents, utterances: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
     """What begins is told once there is something to tell: until then the call can still be refused."""
     begun = False
     async with aclosing(utterances):
         async for _, utterance in utterances:
             if not begun:
-                for event in events.start():
+                for event in events.start_events():
                     yield event
             begun = True
-            for event in events.chunks(utterance):
+            for event in events.delta_events(utterance):
                 yield event
 
 
-async def said(utterances: Utterances) -> list[Utterance]:
+async def collect_answer(utterances: ChatDeltas) -> list[ChatDelta]:
     """All of one answer."""
     async with aclosing(utterances):
         return [utterance async for _, utterance in utterances]

@@ -9,19 +9,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...text.answer_spans import Answer
+from ...text.answer_spans import SpanAnswer
+from ...text.encoder_outputs import MaskCandidate
 from ...text.entities import Entity
-from ...text.pipelines import Word
 from ...text.zero_shot import softmax
 
-Function = Literal["", "sigmoid", "softmax", "none"]
+ScoreFunction = Literal["", "sigmoid", "softmax", "none"]
 
 
-def label(name: str, score: float) -> dict[str, Any]:
+def write_label(name: str, score: float) -> dict[str, Any]:
     return {"label": name, "score": score}
 
 
-def ranked(
+def rank_labels(
     names: Sequence[str], scores: Sequence[float], most: int = 0, threshold: float = -np.inf
 ) -> Iterator[dict[str, Any]]:
     """The best first; of equals the earlier.  At most `most` of them unless it is 0, and none below `threshold`.
@@ -29,10 +29,10 @@ def ranked(
     One at a time: a dict for each label of each text would take far more memory than they have as JSON.
     """
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")[: most or None]
-    return (label(names[index], scores[index]) for index in order.tolist() if scores[index] >= threshold)
+    return (write_label(names[index], scores[index]) for index in order.tolist() if scores[index] >= threshold)
 
 
-def applied(function: Function, raw: list[float]) -> list[float]:
+def apply_function(function: ScoreFunction, raw: list[float]) -> list[float]:
     """A function over a classifier's scores; no name leaves them as the head made them."""
     match function:
         case "sigmoid":
@@ -48,7 +48,7 @@ def sigmoid(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(scores >= 0, shares, 1 - shares)
 
 
-def entity(found: Entity) -> dict[str, Any]:
+def write_entity(found: Entity) -> dict[str, Any]:
     """A token has its index; what is put together of several is a group."""
     place = {"word": found.word, "start": found.start, "end": found.end}
     if found.index < 0:
@@ -56,15 +56,15 @@ def entity(found: Entity) -> dict[str, Any]:
     return {"entity": found.label, "score": found.score, "index": found.index, **place}
 
 
-def span(found: Answer) -> dict[str, Any]:
+def write_span(found: SpanAnswer) -> dict[str, Any]:
     return {"score": found.score, "start": found.start, "end": found.end, "answer": found.text}
 
 
-def words(masks: Sequence[Sequence[Word]]) -> list[Any]:
+def write_masks(masks: Sequence[Sequence[MaskCandidate]]) -> list[Any]:
     """The words for each mask; for a text with a single one these alone."""
-    each = [[word(one) for one in mask] for mask in masks]
+    each = [[write_word(one) for one in mask] for mask in masks]
     return each[0] if len(each) == 1 else each
 
 
-def word(guess: Word) -> dict[str, Any]:
-    return {"score": guess.score, "token": guess.token, "token_str": guess.text, "sequence": guess.sequence}
+def write_word(guess: MaskCandidate) -> dict[str, Any]:
+    return {"score": guess.score, "token": guess.token, "token_str": guess.text, "sequence": guess.filled_text}

@@ -11,22 +11,22 @@ import orjson
 from pydantic import Field
 
 from ...core.errors import BadRequest
-from ...core.grammar import LONGEST_REGEX, LONGEST_SOURCE, Grammar
-from .dialect import Neutral, Wire, Work, at_most, described, no_longer
+from ...core.grammar import MAX_GRAMMAR_CHARS, MAX_REGEX_CHARS, Grammar
+from .dialect import EngineRequest, NeutralValues, Wire, max_chars, max_items, must_be
 
-MOST_CHOICES, LONGEST_CHOICE = 10_000, 4096
+MAX_CHOICES, MAX_CHOICE_CHARS = 10_000, 4096
 
-Regex = Annotated[str, Field(min_length=1), no_longer(LONGEST_REGEX)]
-Source = Annotated[str, Field(min_length=1), no_longer(LONGEST_SOURCE)]
+Regex = Annotated[str, Field(min_length=1), max_chars(MAX_REGEX_CHARS)]
+GrammarSource = Annotated[str, Field(min_length=1), max_chars(MAX_GRAMMAR_CHARS)]
 Choices = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=LONGEST_CHOICE)]],
+    list[Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]],
     Field(min_length=1, fail_fast=True),
-    at_most(MOST_CHOICES),
+    max_items(MAX_CHOICES),
 ]
 Schema = Annotated[
-    dict[str, Any] | Annotated[str, Field(min_length=1)], described("a JSON schema: an object, or its text")
+    dict[str, Any] | Annotated[str, Field(min_length=1)], must_be("a JSON schema: an object, or its text")
 ]
-Type = Literal["text", "json_object", "json_schema"]
+FormatType = Literal["text", "json_object", "json_schema"]
 
 
 class JsonSchema(Wire):
@@ -41,14 +41,14 @@ class JsonSchema(Wire):
 class ResponseFormat(Wire):
     """OpenAI's, in completions and chat."""
 
-    type: Type
+    type: FormatType
     json_schema: JsonSchema | None = None
 
 
 class TextFormat(Wire):
     """OpenAI's, in responses: what is in an object of its own elsewhere stands beside the type."""
 
-    type: Type
+    type: FormatType
     name: Annotated[str, Field(max_length=256)] = ""
     description: str = ""
     body: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -58,7 +58,7 @@ class TextFormat(Wire):
 class StructuredOutputs(Wire):
     """vLLM's: one of the first five."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "structural_tag": (),
         "disable_fallback": (False, True),  # there is nothing to fall back to
         "disable_any_whitespace": (False,),
@@ -69,18 +69,18 @@ class StructuredOutputs(Wire):
     body: Annotated[Schema, Field(alias="json")] = ""
     regex: Regex = ""
     choice: Choices = Field(default_factory=list)
-    grammar: Source = ""
+    grammar: GrammarSource = ""
     json_object: bool = False
 
 
-class ValuedGrammar(Wire):
+class TgiGrammar(Wire):
     """text-generation-inference's: the value is a schema, a schema with a name, or a regular expression."""
 
     type: Literal["json", "json_schema", "regex"]
     value: Schema
 
 
-class Formed(Work):
+class FormattedRequest(EngineRequest):
     """What completions and chat may say of it, in one of these ways."""
 
     response_format: ResponseFormat = ResponseFormat(type="text")
@@ -88,39 +88,39 @@ class Formed(Work):
     guided_json: Schema = ""
     guided_regex: Regex = ""
     guided_choice: Choices = Field(default_factory=list)
-    guided_grammar: Source = ""
+    guided_grammar: GrammarSource = ""
 
 
-def form(wire: Formed) -> Grammar | None:
+def read_grammar(wire: FormattedRequest) -> Grammar | None:
     """The one that is asked for, if any.  BadRequest names two that are."""
     asked = [
-        grammar_of(wire.response_format, "response_format"),
-        grammar_of(wire.structured_outputs, "structured_outputs"),
-        schema(wire.guided_json, "guided_json") if wire.guided_json != "" else None,
+        convert_format(wire.response_format, "response_format"),
+        convert_format(wire.structured_outputs, "structured_outputs"),
+        schema_grammar(wire.guided_json, "guided_json") if wire.guided_json != "" else None,
         Grammar("regex", wire.guided_regex, "guided_regex") if wire.guided_regex else None,
-        choice(wire.guided_choice, "guided_choice") if wire.guided_choice else None,
+        choice_grammar(wire.guided_choice, "guided_choice") if wire.guided_choice else None,
         Grammar("lark", wire.guided_grammar, "guided_grammar") if wire.guided_grammar else None,
     ]
-    return only([grammar for grammar in asked if grammar])
+    return select_grammar([grammar for grammar in asked if grammar])
 
 
-def grammar_of(asked: ResponseFormat | TextFormat | StructuredOutputs | ValuedGrammar, field: str) -> Grammar | None:
+def convert_format(asked: ResponseFormat | TextFormat | StructuredOutputs | TgiGrammar, field: str) -> Grammar | None:
     """`field` is the wire's name for what is asked.  BadRequest for what is half said or said twice."""
     match asked:
         case ResponseFormat():
             named = asked.json_schema
-            return of_type(
+            return convert_typed(
                 asked.type, named.body if named else None, f"{field}.json_schema", f"{field}.json_schema.schema"
             )
         case TextFormat():
-            return of_type(asked.type, asked.body, f"{field}.schema", f"{field}.schema")
+            return convert_typed(asked.type, asked.body, f"{field}.schema", f"{field}.schema")
         case StructuredOutputs():
-            return structured(asked, field)
-        case ValuedGrammar():
-            return valued(asked, f"{field}.value")
+            return convert_structured(asked, field)
+        case TgiGrammar():
+            return convert_tgi_grammar(asked, f"{field}.value")
 
 
-def of_type(kind: Type, body: dict[str, Any] | None, given: str, place: str) -> Grammar | None:
+def convert_typed(kind: FormatType, body: dict[str, Any] | None, given: str, place: str) -> Grammar | None:
     """`given` is the wire's name for what has the schema, `place` for the schema itself."""
     if kind != "json_schema":
         if body is not None:
@@ -128,65 +128,65 @@ def of_type(kind: Type, body: dict[str, Any] | None, given: str, place: str) -> 
         return Grammar("object", "", given.rpartition(".")[0]) if kind == "json_object" else None
     if body is None:
         raise BadRequest(f'{given}: is required where the type is "json_schema"', param=given)
-    return schema(body, place)
+    return schema_grammar(body, place)
 
 
-def structured(asked: StructuredOutputs, field: str) -> Grammar | None:
+def convert_structured(asked: StructuredOutputs, field: str) -> Grammar | None:
     told = [
-        schema(asked.body, f"{field}.json") if asked.body != "" else None,
+        schema_grammar(asked.body, f"{field}.json") if asked.body != "" else None,
         Grammar("regex", asked.regex, f"{field}.regex") if asked.regex else None,
-        choice(asked.choice, f"{field}.choice") if asked.choice else None,
+        choice_grammar(asked.choice, f"{field}.choice") if asked.choice else None,
         Grammar("lark", asked.grammar, f"{field}.grammar") if asked.grammar else None,
         Grammar("object", "", f"{field}.json_object") if asked.json_object else None,
     ]
-    return only([grammar for grammar in told if grammar])
+    return select_grammar([grammar for grammar in told if grammar])
 
 
-def valued(asked: ValuedGrammar, place: str) -> Grammar:
+def convert_tgi_grammar(asked: TgiGrammar, place: str) -> Grammar:
     match asked.type, asked.value:
         case "regex", str(expression):
-            check_longest(expression, place, LONGEST_REGEX)
+            check_source_length(expression, place, MAX_REGEX_CHARS)
             return Grammar("regex", expression, place)
         case "regex", _:
             raise BadRequest(f'{place}: must be a string where the type is "regex"', param=place)
         case "json_schema", dict(value) if "schema" in value:
-            return schema(named(value, place).body, f"{place}.schema")
+            return schema_grammar(read_named_schema(value, place).body, f"{place}.schema")
         case "json_schema", _:
             raise BadRequest(f'{place}: must be an object with a "schema"', param=place)
         case _, value:
-            return schema(value, place)
+            return schema_grammar(value, place)
 
 
-def named(value: dict[str, Any], place: str) -> JsonSchema:
+def read_named_schema(value: dict[str, Any], place: str) -> JsonSchema:
     try:
         return JsonSchema.read(value)
     except BadRequest as error:
         raise BadRequest(f"{place}.{error.message}", param=f"{place}.{error.param}") from None
 
 
-def schema(body: dict[str, Any] | str, field: str) -> Grammar:
+def schema_grammar(body: dict[str, Any] | str, field: str) -> Grammar:
     """Of a schema, or its text."""
     try:
         source = body if isinstance(body, str) else orjson.dumps(body).decode()
     except orjson.JSONEncodeError:  # it reads deeper than it writes
         raise BadRequest(f"{field}: is nested too deeply", param=field) from None
-    check_longest(source, field)
+    check_source_length(source, field)
     return Grammar("schema", source, field)
 
 
-def choice(texts: Sequence[str], field: str) -> Grammar:
+def choice_grammar(texts: Sequence[str], field: str) -> Grammar:
     source = orjson.dumps(list(texts)).decode()
-    check_longest(source, field)
+    check_source_length(source, field)
     return Grammar("choice", source, field)
 
 
-def check_longest(source: str, field: str, longest: int = LONGEST_SOURCE) -> None:
+def check_source_length(source: str, field: str, longest: int = MAX_GRAMMAR_CHARS) -> None:
     """What is longer is refused before anything is compiled: that takes time, and each answer's steps do."""
     if len(source) > longest:
         raise BadRequest(f"{field}: must have at most {longest} characters, has {len(source)}", param=field)
 
 
-def only(asked: Sequence[Grammar]) -> Grammar | None:
+def select_grammar(asked: Sequence[Grammar]) -> Grammar | None:
     if len(asked) > 1:
         first, second = asked[0].field, asked[1].field
         raise BadRequest(f"{second}: an answer has one form, and {first} says another; give one", param=second)

@@ -9,23 +9,23 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...core.errors import BadRequest
-from ...core.model import Customs
-from ...core.request import Beams, Sampling
-from ...text.prompts import Continuation
-from .dialect import Count, Neutral, TokenId, Wire, at_most, between
-from .head_options import INT64, Stops
-from .openai_sampling import MOST_ANSWERS, MOST_BEAMS, MOST_BIASED, MOST_WORDS, Bias, Penalty, Tokens, Word
-from .response_formats import ValuedGrammar, grammar_of
+from ...core.model import GenerationDefaults
+from ...core.request import BeamSearchOptions, Sampling
+from ...text.prompts import GenerationRequest
+from .dialect import Count, NeutralValues, TokenId, Wire, between, max_items
+from .head_options import INT64_LIMIT, StopTexts
+from .openai_sampling import MAX_ANSWERS, MAX_BAD_WORDS, MAX_BEAMS, MAX_BIASES, BadWord, LogitBias, Penalty, TokenIdList
+from .response_formats import TgiGrammar, convert_format
 
-LONGEST_ROW = 64  # tokens of one that must not come
-SHAPES = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p"))
-Row = Annotated[list[TokenId], Field(min_length=1, max_length=LONGEST_ROW)]
+MAX_NGRAM = 64  # tokens of one that must not come
+SAMPLING_FIELDS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p"))
+TokenNgram = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_NGRAM)]
 
 
-class Drawing(Wire):
+class HfSamplingOptions(Wire):
     """The likeliest tokens, unless `do_sample` or what shapes a draw is given; with `num_beams` the likeliest texts."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "encoder_repetition_penalty": (1,),
         "epsilon_cutoff": (0,),
         "eta_cutoff": (0,),
@@ -46,36 +46,40 @@ class Drawing(Wire):
     repetition_penalty: Annotated[float, between(0.01, 100)] = 1.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    logit_bias: Bias = Field(default_factory=dict)
-    allowed_token_ids: Tokens = Field(default_factory=list)
-    suppress_tokens: Annotated[list[TokenId], Field(fail_fast=True), at_most(MOST_BIASED)] = Field(default_factory=list)
-    bad_words: Annotated[list[Word], Field(fail_fast=True), at_most(MOST_WORDS)] = Field(default_factory=list)
-    bad_words_ids: Annotated[list[Row], Field(fail_fast=True), at_most(MOST_WORDS)] = Field(default_factory=list)
+    logit_bias: LogitBias = Field(default_factory=dict)
+    allowed_token_ids: TokenIdList = Field(default_factory=list)
+    suppress_tokens: Annotated[list[TokenId], Field(fail_fast=True), max_items(MAX_BIASES)] = Field(
+        default_factory=list
+    )
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True), max_items(MAX_BAD_WORDS)] = Field(default_factory=list)
+    bad_words_ids: Annotated[list[TokenNgram], Field(fail_fast=True), max_items(MAX_BAD_WORDS)] = Field(
+        default_factory=list
+    )
     min_new_tokens: Annotated[int, between(0, (1 << 31) - 1)] = 0
-    no_repeat_ngram_size: Annotated[int, between(0, LONGEST_ROW)] = 0
+    no_repeat_ngram_size: Annotated[int, between(0, MAX_NGRAM)] = 0
     max_new_tokens: Count = 0
-    num_beams: Annotated[int, between(1, MOST_BEAMS)] = 1
+    num_beams: Annotated[int, between(1, MAX_BEAMS)] = 1
     length_penalty: Annotated[float, between(-100, 100)] = 1.0
     early_stopping: bool = False
-    num_return_sequences: Annotated[int, between(1, MOST_ANSWERS)] = 1
-    seed: Annotated[int, between(-INT64, INT64 - 1)] = 0
-    stop: Stops = Field(default_factory=list)
+    num_return_sequences: Annotated[int, between(1, MAX_ANSWERS)] = 1
+    seed: Annotated[int, between(-INT64_LIMIT, INT64_LIMIT - 1)] = 0
+    stop: StopTexts = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] = Field(default_factory=list)
     ignore_eos: bool = False
-    grammar: ValuedGrammar | None = None
+    grammar: TgiGrammar | None = None
 
     @property
-    def draws(self) -> bool:
-        return self.do_sample if "do_sample" in self.model_fields_set else bool(self.model_fields_set & SHAPES)
+    def is_sampled(self) -> bool:
+        return self.do_sample if "do_sample" in self.model_fields_set else bool(self.model_fields_set & SAMPLING_FIELDS)
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(
-            temperature=self.temperature if self.draws else 0.0,
+            temperature=self.temperature if self.is_sampled else 0.0,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
-            seed=self.seed % INT64,
+            seed=self.seed % INT64_LIMIT,
             typical_p=self.typical_p,
             repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -84,7 +88,7 @@ class Drawing(Wire):
             allowed=tuple(sorted(set(self.allowed_token_ids))),
             banned=(*((token,) for token in self.suppress_tokens), *map(tuple, self.bad_words_ids)),
             min_tokens=self.min_new_tokens,
-            once=self.no_repeat_ngram_size,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
         )
 
     @property
@@ -92,58 +96,68 @@ class Drawing(Wire):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-def customary(options: Drawing, customs: Customs) -> Drawing:
+def apply_defaults(options: HfSamplingOptions, customs: GenerationDefaults) -> HfSamplingOptions:
     """What is not said is as the checkpoint has it: a search, unless something is drawn."""
     said, usual, beams = options.model_fields_set, customs.sampling, customs.beams
     fields: dict[str, Any] = {
         "min_new_tokens": usual.min_tokens,
-        "no_repeat_ngram_size": usual.once,
+        "no_repeat_ngram_size": usual.no_repeat_ngram_size,
     }
-    if usual.temperature and not said & {*SHAPES, "do_sample", "num_beams"}:
+    if usual.temperature and not said & {*SAMPLING_FIELDS, "do_sample", "num_beams"}:
         fields |= {"temperature": usual.temperature, "top_k": usual.top_k, "top_p": usual.top_p}
-    elif not options.draws and (options.num_beams > 1 or ("num_beams" not in said and beams.width > 1)):
-        fields |= {"num_beams": beams.width, "length_penalty": beams.length_penalty, "early_stopping": beams.early}
+    elif not options.is_sampled and (options.num_beams > 1 or ("num_beams" not in said and beams.width > 1)):
+        fields |= {
+            "num_beams": beams.width,
+            "length_penalty": beams.length_penalty,
+            "early_stopping": beams.early_stopping,
+        }
     return options.model_copy(update={name: value for name, value in fields.items() if name not in said})
 
 
-def continuing(field: str, prompts: tuple[str, ...], options: Drawing, inside: str = "parameters.") -> Continuation:
+def read_generation(
+    field: str, prompts: tuple[str, ...], options: HfSamplingOptions, inside: str = "parameters."
+) -> GenerationRequest:
     """`field` is the wire's name for the prompts, `inside` what stands before the names of options."""
-    check(options, inside)
+    check_options(options, inside)
     count = options.num_return_sequences
     searches = options.num_beams > 1
-    return Continuation(
+    return GenerationRequest(
         field=field,
         prompts=prompts,
         sampling=options.sampling,
-        seeded="seed" in options.model_fields_set,
+        has_seed="seed" in options.model_fields_set,
         max_tokens=options.max_new_tokens,
         stops=options.stops,
         stop_tokens=frozenset(options.stop_token_ids),
         ignore_eos=options.ignore_eos,
-        limit=f"{inside}max_new_tokens",
+        limit_field=f"{inside}max_new_tokens",
         count=count,
-        counted=f"{inside}num_return_sequences",
-        beams=Beams(options.num_beams, options.length_penalty, options.early_stopping) if searches else None,
+        count_field=f"{inside}num_return_sequences",
+        beams=BeamSearchOptions(options.num_beams, options.length_penalty, options.early_stopping)
+        if searches
+        else None,
         bad_words=tuple(options.bad_words),
-        grammar=grammar_of(options.grammar, f"{inside}grammar") if options.grammar else None,
+        grammar=convert_format(options.grammar, f"{inside}grammar") if options.grammar else None,
     )
 
 
-def check(options: Drawing, inside: str) -> None:
+def check_options(options: HfSamplingOptions, inside: str) -> None:
     """What is right by itself and wrong together."""
     told, searches = options.model_fields_set, options.num_beams > 1
-    if searches and options.draws:
-        raise wrong(inside, "num_beams", "a beam search draws nothing; leave out do_sample, temperature, top_k, ...")
+    if searches and options.is_sampled:
+        raise option_error(
+            inside, "num_beams", "a beam search draws nothing; leave out do_sample, temperature, top_k, ..."
+        )
     if searches and options.num_return_sequences > options.num_beams:
-        raise wrong(inside, "num_return_sequences", f"a search {options.num_beams} wide finds no more than that")
-    if options.num_return_sequences > 1 and not searches and not options.draws:
-        raise wrong(inside, "num_return_sequences", "would all be the same; give do_sample, or num_beams")
+        raise option_error(inside, "num_return_sequences", f"a search {options.num_beams} wide finds no more than that")
+    if options.num_return_sequences > 1 and not searches and not options.is_sampled:
+        raise option_error(inside, "num_return_sequences", "would all be the same; give do_sample, or num_beams")
     for name in ("length_penalty", "early_stopping"):
         if name in told and not searches:
-            raise wrong(inside, name, "only together with num_beams above 1")
+            raise option_error(inside, name, "only together with num_beams above 1")
     if "allowed_token_ids" in told and not options.allowed_token_ids:
-        raise wrong(inside, "allowed_token_ids", "must not be empty")
+        raise option_error(inside, "allowed_token_ids", "must not be empty")
 
 
-def wrong(inside: str, name: str, said: str) -> BadRequest:
+def option_error(inside: str, name: str, said: str) -> BadRequest:
     return BadRequest(f"{inside}{name}: {said}", param=f"{inside}{name}")

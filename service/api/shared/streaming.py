@@ -19,19 +19,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ...concurrency.outcome import crash
-from ...concurrency.time_slices import sliced
+from ...concurrency.outcome import as_exception
+from ...concurrency.time_slices import split_in_slices
 from ...core.errors import ClientGone, PolyheadError
 
 NO_HEADERS: Mapping[str, str] = {}
-NUMBERS = orjson.OPT_SERIALIZE_NUMPY
-SILENCE_S = 10
-SENT = 1 << 18  # bytes of an answer that are sent at a time
-MOST_NUMBERS, MOST_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
-MOST_ITEMS = 64  # of a list within an object that is written in one go
+NUMPY_OPTION = orjson.OPT_SERIALIZE_NUMPY
+KEEPALIVE_S = 10
+SEND_BYTES = 1 << 18  # bytes of an answer that are sent at a time
+MAX_NUMBERS, MAX_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
+MAX_INLINE_ITEMS = 64  # of a list within an object that is written in one go
 
 
-def float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
+def as_float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
     """As JSON with as many digits as tell such numbers apart: half of what a double has, and half the time to read."""
     return np.asarray(values, np.float32)
 
@@ -42,17 +42,17 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=NUMBERS)
+        return orjson.dumps(content, option=NUMPY_OPTION)
 
 
-class Parts(Response):
+class PartsResponse(Response):
     """A body that was written in `parts`.  They are sent as the client reads them, and never joined."""
 
     def __init__(
         self, parts: Sequence[bytes], media_type: str = "application/json", headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
         size = sum(map(len, parts))
-        self.parts = [b"".join(parts)] if size <= SENT else parts
+        self.parts = [b"".join(parts)] if size <= SEND_BYTES else parts
         self.status_code, self.background = 200, None
         self.media_type = media_type
         self.init_headers({"content-length": str(size), **headers})
@@ -60,8 +60,8 @@ class Parts(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for part in self.parts:
-            for start in range(0, len(part), SENT):
-                await send({"type": "http.response.body", "body": part[start : start + SENT], "more_body": True})
+            for start in range(0, len(part), SEND_BYTES):
+                await send({"type": "http.response.body", "body": part[start : start + SEND_BYTES], "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -72,24 +72,24 @@ def dumps_sliced(content: Any) -> bytes:
     """
     match content:
         case Iterator():
-            parts = iter(lambda: list(islice(content, MOST_OBJECTS)), [])
-            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in parts)
+            parts = iter(lambda: list(islice(content, MAX_OBJECTS)), [])
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in parts)
         case dict():
             return b"{%s}" % b",".join(orjson.dumps(key) + b":" + dumps_sliced(value) for key, value in content.items())
-        case np.ndarray(ndim=2) if content.size > MOST_NUMBERS:
+        case np.ndarray(ndim=2) if content.size > MAX_NUMBERS:
             return dumps_sliced(list(content))
-        case np.ndarray(ndim=1) if content.size > MOST_NUMBERS:
-            pieces = (content[start : start + MOST_NUMBERS] for start in range(0, content.size, MOST_NUMBERS))
-            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in pieces)
+        case np.ndarray(ndim=1) if content.size > MAX_NUMBERS:
+            pieces = (content[start : start + MAX_NUMBERS] for start in range(0, content.size, MAX_NUMBERS))
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in pieces)
         case [list() | np.ndarray(), *_]:
             return b"[%s]" % b",".join(map(dumps_sliced, content))
         case [dict(), *_] if any(map(is_long, content)):
             return b"[%s]" % b",".join(map(dumps_sliced, content))
         case [first, *_]:
-            some = sliced(content, MOST_OBJECTS if isinstance(first, dict) else MOST_NUMBERS)
-            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in some)
+            some = split_in_slices(content, MAX_OBJECTS if isinstance(first, dict) else MAX_NUMBERS)
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMPY_OPTION)[1:-1] for each in some)
         case _:
-            return orjson.dumps(content, option=NUMBERS)
+            return orjson.dumps(content, option=NUMPY_OPTION)
 
 
 def is_long(content: Any) -> bool:
@@ -98,62 +98,62 @@ def is_long(content: Any) -> bool:
         case dict():
             return any(map(is_long, content.values()))
         case list() | tuple():
-            return len(content) > MOST_ITEMS or any(map(is_long, content))
+            return len(content) > MAX_INLINE_ITEMS or any(map(is_long, content))
         case _:
             return False
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def run_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """What `work` returns, unless the client goes first: then `work` is cancelled, and ClientGone raised.
 
     The body must have been read.
     """
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(disconnected(request.receive))
+    gone = asyncio.create_task(wait_disconnect(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone("the client has left")
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Exception):
-            raise crash(error)
+            raise as_exception(error)
         return task.result()
     finally:
-        await stopped(task, gone)
+        await cancel_tasks(task, gone)
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def stopped(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancels `tasks` and waits until they have cleaned up."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def event(content: Any) -> bytes:
+def encode_event(content: Any) -> bytes:
     """One server-sent event; JSON has no line breaks, so it is one line of data."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-def named(content: Any) -> bytes:
+def encode_named_event(content: Any) -> bytes:
     """The same under a line that repeats its `type`, for clients that look there."""
-    return f"event: {content['type']}\n".encode() + event(content)
+    return f"event: {content['type']}\n".encode() + encode_event(content)
 
 
-def line(content: Any) -> bytes:
+def encode_line(content: Any) -> bytes:
     """JSON that is written already stays as it is."""
-    return (content if isinstance(content, bytes) else orjson.dumps(content, option=NUMBERS)) + b"\n"
+    return (content if isinstance(content, bytes) else orjson.dumps(content, option=NUMPY_OPTION)) + b"\n"
 
 
-async def events(
+async def encode_events(
     items: AsyncGenerator[Any, None],
     error: Callable[[PolyheadError], Mapping[str, Any]],
     last: bytes = b"",
-    spell: Callable[[Any], bytes] = event,
+    spell: Callable[[Any], bytes] = encode_event,
 ) -> AsyncGenerator[bytes, None]:
     """`items` as server-sent events, or spelled otherwise, then `last`.
 
@@ -183,8 +183,8 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> None:
-        self.first, self.chunks, self.still = first, chunks, still
-        self.said = math.inf  # when the last chunk was, in seconds; infinity while one is on its way
+        self.first, self.chunks, self.keepalive = first, chunks, still
+        self.last_sent = math.inf  # when the last chunk was, in seconds; infinity while one is on its way
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})  # no proxy holds events back
 
@@ -195,30 +195,30 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         sending = asyncio.create_task(self.send(send))
-        gone = asyncio.create_task(disconnected(receive))
-        pause = SILENCE_S / 2 if self.still else None
+        gone = asyncio.create_task(wait_disconnect(receive))
+        pause = KEEPALIVE_S / 2 if self.keepalive else None
         try:
             while not (await asyncio.wait((sending, gone), timeout=pause, return_when=asyncio.FIRST_COMPLETED))[0]:
-                if time.monotonic() - self.said >= SILENCE_S:
-                    await self.say(send, self.still)
+                if time.monotonic() - self.last_sent >= KEEPALIVE_S:
+                    await self.send_chunk(send, self.keepalive)
             if sending.done():
                 sending.result()
         finally:
-            await stopped(sending, gone)
+            await cancel_tasks(sending, gone)
             await self.chunks.aclose()
 
     async def send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self.say(send, self.first)
+        await self.send_chunk(send, self.first)
         async for chunk in self.chunks:
-            await self.say(send, chunk)
-        self.said = math.inf
+            await self.send_chunk(send, chunk)
+        self.last_sent = math.inf
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def say(self, send: Send, chunk: bytes) -> None:
-        self.said = math.inf
+    async def send_chunk(self, send: Send, chunk: bytes) -> None:
+        self.last_sent = math.inf
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        self.said = time.monotonic()
+        self.last_sent = time.monotonic()
 
 
 class LineStream(EventStream):

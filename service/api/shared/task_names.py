@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from ...core.model import Model
-from ...core.request import Method, Task
+from ...core.request import ExplainMethod, Task
 from ...text import zero_shot
 
-GENERATION = "text-generation"
+TEXT_GENERATION = "text-generation"
 ZERO_SHOT = "zero-shot-classification"
 # Of generators that read a text and write another: what their answers are called.
-WRITTEN: Mapping[str, str] = {
+TEXT2TEXT_FIELDS: Mapping[str, str] = {
     "text2text-generation": "generated_text",
     "translation": "translation_text",
     "summarization": "summary_text",
 }
-HEADS: Mapping[str, tuple[Task, ...]] = {
+TASK_HEADS: Mapping[str, tuple[Task, ...]] = {
     "text-classification": ("classify", "rank"),
     ZERO_SHOT: ("classify",),
     "token-classification": ("tag",),
@@ -27,31 +27,31 @@ HEADS: Mapping[str, tuple[Task, ...]] = {
     "fill-mask": ("fill",),
     "feature-extraction": ("embed",),
     "sentence-similarity": ("embed",),
-    **dict.fromkeys((*WRITTEN, GENERATION), ("generate",)),
+    **dict.fromkeys((*TEXT2TEXT_FIELDS, TEXT_GENERATION), ("generate",)),
 }
-PAIRED: Mapping[Task, str] = {"rank": "needed", "span": "needed", "classify": "possible"}
+PAIR_USE: Mapping[Task, str] = {"rank": "needed", "span": "needed", "classify": "possible"}
 
 
-def tasks_of(model: Model) -> list[str]:
+def model_tasks(model: Model) -> list[str]:
     """Those that it has, the one that is meant unless it is said first."""
     if model.task == "generate":
-        return list(WRITTEN) if model.customs else [GENERATION]
-    found = [name for name, heads in HEADS.items() if model.task in heads]
-    infers = zero_shot.entailment(model.labels) is not None
+        return list(TEXT2TEXT_FIELDS) if model.generation_defaults else [TEXT_GENERATION]
+    found = [name for name, heads in TASK_HEADS.items() if model.task in heads]
+    infers = zero_shot.find_entailment_label(model.labels) is not None
     return [name for name in found if infers or name != ZERO_SHOT]
 
 
-def introduced(model: Model, *, explained: bool) -> dict[str, Any]:
+def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
     """What a form for it has to know: `pairs` says whether it reads two texts at once, `mask` how a hidden word is
     written, `explain` by which methods its answers are explained."""
     hidden = model.tokenizer.mask_id if model.task == "fill" else None
     return {
         "task": model.task,
-        "tasks": tasks_of(model),
+        "tasks": model_tasks(model),
         "labels": model.labels,
         "max_tokens": model.max_tokens,
         "chat": model.chat is not None,
         "mask": "" if hidden is None else model.tokenizer.piece(hidden),
-        "pairs": "needed" if model.both_orders else PAIRED.get(model.task, "none"),
-        "explain": get_args(Method) if explained else (),
+        "pairs": "needed" if model.both_orders else PAIR_USE.get(model.task, "none"),
+        "explain": get_args(ExplainMethod) if explained else (),
     }

@@ -21,18 +21,18 @@ from polyhead.models.core.errors import InvarianceError, UnsupportedError
 from polyhead.models.executors.contract import Executor
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import unfit
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.native.packed_network import unsupported_reason
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Encode
-from polyhead.service.engine.encoder_worker import lay_out
+from polyhead.service.engine.encoder_worker import pack_texts
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
-from polyhead.training.export.adapter_folder import head_names, refuse_unnamed
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
+from polyhead.training.export.adapter_folder import check_layer_names, head_names
 from polyhead.training.loop.errors import RecipeError
 from tests.support import checkpoints
 
@@ -146,9 +146,9 @@ def answered(loaded: Checkpoint, executor: Executor) -> torch.Tensor:
     """What the head says of the texts, as it says it before closing, computed in one step."""
     head: Any = loaded.head
     encodings = loaded.tokenizer.encode_batch(TEXTS)
-    rows = lay_out([Encode("text", tuple(e.ids), segments=tuple(e.segments)) for e in encodings])
+    rows = pack_texts([Encode("text", tuple(e.ids), segments=tuple(e.segments)) for e in encodings])
     wanted, starts = head.wanted(rows.starts)
-    rows.wanted.extend(wanted)
+    rows.output_rows.extend(wanted)
     out: torch.Tensor = head(executor.step(rows), starts)
     return out
 
@@ -172,10 +172,10 @@ def test_it_equals_transformers(case: tuple[Checkpoint, Any, str]) -> None:
     assert loaded.labels == (tuple(LABELS.values()) if loaded.task == "classify" else ())
 
 
-@pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+@pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint, Any, str]) -> None:
     loaded, theirs, refusal = case
-    assert unfit(loaded.config) == refusal
+    assert unsupported_reason(loaded.config) == refusal
     if refusal:
         with pytest.raises(UnsupportedError, match=refusal):
             NativeExecutor(loaded.network, precision="float32")
@@ -223,9 +223,9 @@ def test_what_is_learned_is_written_under_the_names_of_transformers(name: str, t
     layers = ["blocks.0.attention.query"]
     if name in ("modernbert", "gpt2"):
         with pytest.raises(RecipeError, match=r"attention\.query is stored transposed or as one with others"):
-            refuse_unnamed(folder, family, layers)
+            check_layer_names(folder, family, layers)
     else:
-        refuse_unnamed(folder, family, layers)
+        check_layer_names(folder, family, layers)
 
 
 @torch.inference_mode()
@@ -271,7 +271,7 @@ def test_company_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Pa
     make_invariant(loaded.network, loaded.head)
     head: Any = loaded.head
     ids = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
-    batches = [Ragged.of(ids), *(Ragged.of([each]) for each in ids)]
+    batches = [RaggedBatch.of(ids), *(RaggedBatch.of([each]) for each in ids)]
     together, *alone = (head(loaded.network(batch), list(batch.starts)) for batch in batches)
     assert torch.equal(together, torch.cat(alone))
 
@@ -291,7 +291,7 @@ def served(settings: Settings) -> dict[str, str]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = Registry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, told=metrics)
             await registry.load_all()
             return {model.name: model.executor for model in registry.models()}
         finally:
@@ -300,7 +300,7 @@ def served(settings: Settings) -> dict[str, str]:
     return asyncio.run(run())
 
 
-@pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+@pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 def test_torch_serves_what_the_compiled_step_cannot_compute(
     tmp_path: Path, tiny_classifier: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,7 +309,7 @@ def test_torch_serves_what_the_compiled_step_cannot_compute(
     known = {"judge": str(tiny_classifier), "odd": str(saved(make, kind, tmp_path))}
     with caplog.at_level(logging.INFO, "polyhead.loader"):
         found = served(Settings(device="cpu", models=known, threads=2))
-    assert found == {"odd": "torch", "judge": f"native-{runnable()[0]}"}
+    assert found == {"odd": "torch", "judge": f"native-{runnable_targets()[0]}"}
     told = [message for message in caplog.messages if refusal in message]
     assert told == [
         f"odd: torch computes it, not the compiled step: {refusal}; it has 1 thread, and with --executor torch, for "
@@ -317,5 +317,5 @@ def test_torch_serves_what_the_compiled_step_cannot_compute(
     ]
     for given, named in (({"precision": "int8"}, "precision: int8"), ({"executor": "native"}, "executor: native")):
         with pytest.raises(UnsupportedError, match=f"{named} is asked for.*{refusal}"):
-            placed(Settings(device="cpu", **given), config=load(known["odd"]).config)
+            choose_placement(Settings(device="cpu", **given), config=load(known["odd"]).config)
         assert served(Settings(device="cpu", models=known, **given)).keys() == {"judge"}

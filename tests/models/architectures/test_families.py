@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers as tf
 
-from polyhead.models.architectures import FAMILIES, rename
-from polyhead.models.executors.contract import Rows
+from polyhead.models.architectures import FAMILIES, rename_weight
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.network.heads import LanguageHead, MaskHead, Pooler, Pooling, Scoring, SequenceHead, TokenHead
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.heads import LabelScoring, LanguageHead, MaskHead, Pooler, Pooling, SequenceHead, TokenHead
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
@@ -77,11 +77,11 @@ def build(name: str) -> tuple[Any, Transformer, LanguageHead | None]:
     ours = Transformer(family.config(config.to_dict())).eval()
     spec = family.heads[kind.__name__]
     weights = dict(
-        piece for key, value in theirs.state_dict().items() for piece in rename(family, spec.renames, key, value)
+        piece for key, value in theirs.state_dict().items() for piece in rename_weight(family, spec.renames, key, value)
     )
     head_weights = {key.removeprefix("head."): weights.pop(key) for key in list(weights) if key.startswith("head.")}
     ours.load_state_dict(weights)
-    if spec.kind != "generate":
+    if spec.task != "generate":
         return theirs, ours, None
     head = LanguageHead(ours.config)
     head.load_state_dict(head_weights)
@@ -97,12 +97,12 @@ def reference(theirs: Any, sequence: list[int], head: LanguageHead | None) -> to
 @torch.no_grad()
 def test_whole_and_packed(name: str) -> None:
     theirs, ours, head = build(name)
-    states = ours(Ragged.of(SEQUENCES))
+    states = ours(RaggedBatch.of(SEQUENCES))
     packed = states if head is None else head(states)
     expected = torch.cat([reference(theirs, sequence, head) for sequence in SEQUENCES])
     scale = max(1.0, float(expected.abs().max()))
     assert float((packed - expected).abs().max()) <= 1e-5 * scale
-    alone = ours(Ragged.of(SEQUENCES[:1]))
+    alone = ours(RaggedBatch.of(SEQUENCES[:1]))
     assert torch.allclose(alone, states[: len(SEQUENCES[0])], atol=1e-5 * scale)
 
 
@@ -117,15 +117,15 @@ def test_chunked_over_the_cache(name: str, block_size: int) -> None:
     plan = [{0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}]
     done, collected = [0] * len(SEQUENCES), [[] for _ in SEQUENCES]  # type: ignore[var-annotated]
     for step in plan:
-        rows = Rows([], [], [0], [], [])
+        rows = StepInput([], [], [0], [], [])
         for n, count in step.items():
             span = range(done[n], done[n] + count)
             rows.tokens.extend(SEQUENCES[n][p] for p in span)
             rows.positions.extend(span)
             rows.starts.append(len(rows.tokens))
-            rows.tables.append(tables[n])
+            rows.block_tables.append(tables[n])
             done[n] += count
-        rows.wanted.extend(range(len(rows.tokens)))
+        rows.output_rows.extend(range(len(rows.tokens)))
         logits = executor.step(rows)
         for i, n in enumerate(step):
             collected[n].append(logits[rows.starts[i] : rows.starts[i + 1]])
@@ -162,15 +162,15 @@ def test_sequence_heads(name: str) -> None:
     spec = family.heads[kind.__name__]
     head = SequenceHead(ours.config, 3, spec.scoring(config.to_dict()), "softmax")
     weights = dict(
-        piece for key, value in theirs.state_dict().items() for piece in rename(family, spec.renames, key, value)
+        piece for key, value in theirs.state_dict().items() for piece in rename_weight(family, spec.renames, key, value)
     )
     head.load_state_dict({key.removeprefix("head."): weights.pop(key) for key in list(weights) if "head." in key})
     ours.load_state_dict(weights)
-    batch = Ragged.of(SEQUENCES)
+    batch = RaggedBatch.of(SEQUENCES)
     got = head(ours(batch), batch.starts)
     expected = torch.cat([theirs(torch.tensor([sequence])).logits for sequence in SEQUENCES])
     assert torch.allclose(got, expected, atol=1e-5)
-    assert torch.allclose(head.close(got), expected.softmax(-1), atol=1e-5)
+    assert torch.allclose(head.postprocess(got), expected.softmax(-1), atol=1e-5)
 
 
 def test_families_and_head_names_match_the_reference() -> None:
@@ -184,19 +184,19 @@ def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
     """Values that are no numbers stay with the sequence that made them, even when its block changes hands."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=4, block_size=4)
-    fresh = executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1]))
+    fresh = executor.step(StepInput([5, 6], [0, 1], [0, 2], [[2]], [1]))
     with torch.no_grad():
         kept = ours.tokens.weight[7].clone()
         ours.tokens.weight[7] = float("nan")
-    assert not executor.poisoned
-    assert executor.step(Rows([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
-    assert executor.poisoned == {2}
-    assert executor.step(Rows([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()  # it reads its own NaN
-    assert executor.poisoned == {2, 3}
+    assert not executor.nonfinite_blocks
+    assert executor.step(StepInput([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
+    assert executor.nonfinite_blocks == {2}
+    assert executor.step(StepInput([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()  # it reads its own NaN
+    assert executor.nonfinite_blocks == {2, 3}
     with torch.no_grad():
         ours.tokens.weight[7] = kept
-    assert torch.equal(executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
-    assert executor.poisoned == {3}, "until somebody starts it anew"
+    assert torch.equal(executor.step(StepInput([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
+    assert executor.nonfinite_blocks == {3}, "until somebody starts it anew"
 
 
 def test_a_chunk_that_goes_bad_names_its_blocks_at_once() -> None:
@@ -207,16 +207,16 @@ def test_a_chunk_that_goes_bad_names_its_blocks_at_once() -> None:
         ours.tokens.weight[7] = float("inf")
     bad, good = [5, 6, 5, 6, 5, 7, 5, 6], [8, 9, 8, 9]
     positions = [*range(8), *range(4)]
-    executor.step(Rows([*bad, *good], positions, [0, 8, 12], [[1, 4], [6]], []))
-    assert 4 in executor.poisoned
-    assert 6 not in executor.poisoned
+    executor.step(StepInput([*bad, *good], positions, [0, 8, 12], [[1, 4], [6]], []))
+    assert 4 in executor.nonfinite_blocks
+    assert 6 not in executor.nonfinite_blocks
 
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
     _, ours, _ = build(name)
-    batch = Ragged.of(SEQUENCES)
+    batch = RaggedBatch.of(SEQUENCES)
     for wanted in ([0, 9, 12, 17], [8], list(range(len(batch.tokens)))):
         narrowed = ours(replace(batch, wanted=torch.tensor(wanted)))
         assert torch.allclose(narrowed, ours(batch)[wanted], atol=1e-5, rtol=1e-5)
@@ -225,7 +225,7 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        *(SequenceHead(CONFIG, 3, Scoring(kind), "softmax") for kind in ("cls", "mean", "last")),
+        *(SequenceHead(CONFIG, 3, LabelScoring(kind), "softmax") for kind in ("cls", "mean", "last")),
         TokenHead(CONFIG, 3, "softmax"),
         MaskHead(CONFIG, "gelu"),
         *(Pooler(kind, True) for kind in get_args(Pooling)),
@@ -241,7 +241,7 @@ def test_a_head_answers_the_same_from_the_rows_it_wants(head: Any) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        SequenceHead(CONFIG, 3, Scoring(), "softmax"),
+        SequenceHead(CONFIG, 3, LabelScoring(), "softmax"),
         TokenHead(CONFIG, 3, "softmax"),
         MaskHead(CONFIG, "gelu"),
         Pooler("mean", True),
@@ -262,19 +262,19 @@ def test_a_neighbour_that_is_no_number_stays_alone() -> None:
     """A long sequence of NaN beside short ones, whose tables are padded to its length."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=8, block_size=4)
-    alone = executor.step(Rows([5, 6], [0, 1], [0, 2], [[6]], [1]))
+    alone = executor.step(StepInput([5, 6], [0, 1], [0, 2], [[6]], [1]))
     with torch.no_grad():
         ours.tokens.weight[7] = float("nan")
     for order in ([0, 1], [1, 0]):
         members = [([7] * 12, [0, 1, 2]), ([5, 6], [3])]
-        rows = Rows([], [], [0], [], [])
+        rows = StepInput([], [], [0], [], [])
         for n in order:
             tokens, table = members[n]
             rows.tokens.extend(tokens)
             rows.positions.extend(range(len(tokens)))
             rows.starts.append(len(rows.tokens))
-            rows.tables.append(table)
-            rows.wanted.append(len(rows.tokens) - 1)
+            rows.block_tables.append(table)
+            rows.output_rows.append(len(rows.tokens) - 1)
         logits = executor.step(rows)
         assert logits[order.index(0)].isnan().any()
         assert torch.allclose(logits[order.index(1)], alone[0], atol=1e-5)
@@ -308,4 +308,4 @@ def test_nobody_wanted() -> None:
     """A step of a chunk that does not end its prompt."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=2, block_size=4)
-    assert executor.step(Rows([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)
+    assert executor.step(StepInput([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)

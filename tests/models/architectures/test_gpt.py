@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from polyhead.models import checkpoint
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.service.config.settings import Settings
-from polyhead.service.core.request import Generate, Sampling, Token
+from polyhead.service.core.request import Generate, GeneratedToken, Sampling
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.support.checkpoints import CORPUS
 
 PROMPTS = ("What is the capital of", "a", "The quick brown fox jumps over the lazy dog. " * 3)
@@ -54,12 +54,15 @@ def said(folder: Path, executor: str) -> list[list[int]]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = Registry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, told=metrics)
             await registry.load_all()
             (model,) = registry.models()
             ids = [tuple(model.tokenizer.encode(prompt).ids) for prompt in PROMPTS]
             asked = [Generate(str(n), each, LENGTH, sampling=Sampling(temperature=0)) for n, each in enumerate(ids)]
-            return [[e.id async for e in stream if isinstance(e, Token)] for stream in registry.submit(model, asked)]
+            return [
+                [e.id async for e in stream if isinstance(e, GeneratedToken)]
+                for stream in registry.submit(model, asked)
+            ]
         finally:
             await engine.close(0)
 
@@ -80,7 +83,7 @@ def expected(folder: Path) -> list[list[int]]:
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
 def test_it_says_what_transformers_would(folder: Path, executor: str) -> None:
-    if executor == "native" and not runnable():
+    if executor == "native" and not runnable_targets():
         pytest.skip("no compiler was there when polyhead was installed")
     answers = said(folder, executor)
     assert answers == expected(folder)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from polyhead.models.checkpoint import Checkpoint, describe, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
-from polyhead.models.network.ragged import Ragged
-from polyhead.models.seq2seq.decoding import Answer, Writing, search, write
+from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.seq2seq.decoding import DecodingConfig, GeneratedSequence, generate, search_beams
 from polyhead.service.config.settings import Settings
-from polyhead.service.runtime.executor_choice import prepare
-from polyhead.service.runtime.memory_budget import sized
+from polyhead.service.runtime.executor_choice import make_deterministic
+from polyhead.service.runtime.memory_budget import measure_model
 from tests.support.edits import edited, with_tensors
 from tests.support.translators import KINDS, translator
 
@@ -58,14 +58,14 @@ def trimmed(answer: list[int]) -> list[int]:
     return answer[: answer.index(END) + 1] if END in answer else answer
 
 
-def said(answers: list[Answer]) -> list[list[int]]:
-    return [[*answer.tokens, *([answer.stop] if answer.stop >= 0 else [])] for answer in answers]
+def said(answers: list[GeneratedSequence]) -> list[list[int]]:
+    return [[*answer.tokens, *([answer.stop_token] if answer.stop_token >= 0 else [])] for answer in answers]
 
 
 def written(loaded: Checkpoint, **options: Any) -> list[list[int]]:
-    assert loaded.writing is not None
-    how = replace(loaded.writing, **{"most": MOST, **options})
-    return said(write(loaded.head, Ragged.of(SOURCES), how))  # type: ignore[arg-type]
+    assert loaded.decoding is not None
+    how = replace(loaded.decoding, **{"most": MOST, **options})
+    return said(generate(loaded.head, RaggedBatch.of(SOURCES), how))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,7 +74,7 @@ def test_logits_are_those_of_the_reference(made: Made, kind: str) -> None:
     theirs, folder = made(kind)
     loaded = load(str(folder))
     assert (loaded.task, loaded.family) == ("translate", theirs.config.model_type)
-    ours = loaded.head(Ragged.of(SOURCES), Ragged.of(TARGETS))
+    ours = loaded.head(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS))
     pairs = zip(SOURCES, TARGETS, strict=True)
     expected = torch.cat([theirs(torch.tensor([s]), decoder_input_ids=torch.tensor([t])).logits[0] for s, t in pairs])
     assert float((ours - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
@@ -93,23 +93,26 @@ def test_greedy_answers_and_beams_are_those_of_the_reference(made: Made, kind: s
     assert len({token for answer in (*greedy, *beams) for token in answer}) > 12
 
 
-OPTIONS: dict[str, tuple[dict[str, Any], Writing]] = {
+OPTIONS: dict[str, tuple[dict[str, Any], DecodingConfig]] = {
     "summaries": (
         dict(forced_bos_token_id=0, forced_eos_token_id=2, length_penalty=2.0, max_length=11, min_length=7,
              no_repeat_ngram_size=3, num_beams=4, early_stopping=True),
-        Writing(stops=frozenset((2,)), most=10, least=6, opening=(0,), closing=(2,), once=3, beams=4,
-                length_penalty=2.0, early=True, top_k=50),
+        DecodingConfig(stop_tokens=frozenset((2,)), max_tokens=10, min_tokens=6, forced_first=(0,), forced_last=(2,),
+                       no_repeat_ngram=3, beams=4,
+                length_penalty=2.0, early_stopping=True, top_k=50),
     ),
     "translations": (
         dict(bad_words_ids=[[PAD]], forced_eos_token_id=2, max_length=9, num_beams=3, renormalize_logits=True,
              forced_bos_token_id=None, early_stopping="never", suppress_tokens=[7, 8]),
-        Writing(stops=frozenset((2,)), most=8, closing=(2,), banned=(PAD, 7, 8), renormalised=True, beams=3,
-                patient=True, top_k=50),
+        DecodingConfig(stop_tokens=frozenset((2,)), max_tokens=8, forced_last=(2,), banned_tokens=(PAD, 7, 8),
+                       renormalize=True, beams=3,
+                never_stop_early=True, top_k=50),
     ),
     "several ends": (
         dict(eos_token_id=[2, 155, 168, 196], max_new_tokens=12, num_beams=4, length_penalty=0.5, min_new_tokens=2,
              forced_bos_token_id=None, forced_eos_token_id=None),
-        Writing(stops=frozenset((2, 155, 168, 196)), most=12, least=2, beams=4, length_penalty=0.5, top_k=50),
+        DecodingConfig(stop_tokens=frozenset((2, 155, 168, 196)), max_tokens=12, min_tokens=2, beams=4,
+                       length_penalty=0.5, top_k=50),
     ),
 }  # fmt: skip
 
@@ -125,7 +128,7 @@ def test_what_a_folder_says_of_writing_is_followed(made: Made, tmp_path: Path, k
     after = {key: value for key, value in {**before, **said_of}.items() if value is not None}
     told = edited(folder, tmp_path / "told", file=file, **said_of)
     loaded = load(str(told))
-    assert loaded.writing == expected
+    assert loaded.decoding == expected
     theirs.generation_config = type(theirs.generation_config)(**after)
     try:
         limit = {"max_new_tokens": None} if "max_length" in said_of else {"max_new_tokens": said_of["max_new_tokens"]}
@@ -134,14 +137,14 @@ def test_what_a_folder_says_of_writing_is_followed(made: Made, tmp_path: Path, k
         theirs.generation_config = type(theirs.generation_config)(**before)
     ends = said_of.get("eos_token_id", [END])
     cut = [next((a[: n + 1] for n, token in enumerate(a) if token in ends), a) for a in reference]
-    assert written(loaded, most=expected.most) == cut
+    assert written(loaded, most=expected.max_tokens) == cut
 
 
 def test_all_answers_of_a_search_come_in_the_order_of_the_reference(made: Made) -> None:
     theirs, folder = made("t5-1.1")
     loaded = load(str(folder))
-    assert loaded.writing is not None
-    found = search(loaded.head, Ragged.of(SOURCES), replace(loaded.writing, most=MOST, beams=3))  # type: ignore[arg-type]
+    assert loaded.decoding is not None
+    found = search_beams(loaded.head, RaggedBatch.of(SOURCES), replace(loaded.decoding, most=MOST, beams=3))  # type: ignore[arg-type]
     expected = generated(theirs, num_beams=3, num_return_sequences=3)
     assert [answer for answers in found for answer in said(answers)] == expected
 
@@ -150,9 +153,15 @@ def test_where_no_file_says_it_the_configuration_does(made: Made, tmp_path: Path
     _, folder = made("marian")
     old = edited(folder, tmp_path / "old", num_beams=6, max_length=33, bad_words_ids=[[PAD]])
     (old / "generation_config.json").unlink()
-    how = describe(str(old)).head.writing
+    how = describe_source(str(old)).head.decoding
     assert how is not None
-    assert (how.beams, how.most, how.banned, how.closing, how.stops) == (6, 32, (PAD,), (END,), frozenset((END,)))
+    assert (how.beams, how.max_tokens, how.banned_tokens, how.forced_last, how.stop_tokens) == (
+        6,
+        32,
+        (PAD,),
+        (END,),
+        frozenset((END,)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +211,7 @@ def test_ways_to_write_that_are_not_known(made: Made, tmp_path: Path, changes: d
     if "decoder_start_token_id" in changes:
         folder = edited(folder, tmp_path / "bare", decoder_start_token_id=None, bos_token_id=None)
     with pytest.raises(CheckpointError, match=f"(?s){sentence}"):
-        describe(str(folder))
+        describe_source(str(folder))
 
 
 def test_a_side_with_embeddings_of_its_own_is_refused_and_a_copy_is_not(made: Made, tmp_path: Path) -> None:
@@ -227,12 +236,12 @@ def test_an_encoder_alone_makes_vectors(made: Made, tmp_path: Path) -> None:
     assert alone.task == "embed"
     with torch.no_grad():
         expected = theirs.encoder(torch.tensor(SOURCES[:1])).last_hidden_state[0]
-        assert torch.allclose(alone.network(Ragged.of(SOURCES[:1])), expected, atol=1e-5)
+        assert torch.allclose(alone.network(RaggedBatch.of(SOURCES[:1])), expected, atol=1e-5)
 
 
 def test_what_is_held_to_the_bit_is_not_served_so(made: Made) -> None:
     source = str(made("t5")[1])
-    model = sized("model", describe(source))
+    model = measure_model("model", describe_source(source))
     assert (model.task, model.config.causal) == ("generate", True)
     with pytest.raises(UnsupportedError, match="deterministic: networks that read one text and write another"):
-        prepare(load(source), Settings(deterministic=True))
+        make_deterministic(load(source), Settings(deterministic=True))

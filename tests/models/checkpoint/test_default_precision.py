@@ -11,20 +11,20 @@ import transformers as tf
 from prometheus_client.parser import text_string_to_metric_families
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint.default_precision import suited
-from polyhead.models.checkpoint.tensor_files import Entry
+from polyhead.models.checkpoint.default_precision import choose_precision
+from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.executors.contract import Executor
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.config.settings import Settings
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime.memory_budget import least, sized
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.memory_budget import measure_model, smallest_need
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.support import gguf_files
 
-compiled = pytest.mark.skipif(not runnable(), reason="the step was not compiled")
+compiled = pytest.mark.skipif(not runnable_targets(), reason="the step was not compiled")
 NARROW = tf.LlamaConfig(
     vocab_size=400,
     hidden_size=64,
@@ -36,10 +36,10 @@ NARROW = tf.LlamaConfig(
 )
 
 
-def entries(**matrices: int) -> list[Entry]:
+def entries(**matrices: int) -> list[TensorEntry]:
     """A matrix of so many rows of 32 in each format, and a long vector of plain numbers."""
-    vector = Entry(Path("file"), "norm", "F32", (1 << 20,), 0, None)
-    return [vector, *(Entry(Path("file"), kind, kind, (rows, 32), 0, None) for kind, rows in matrices.items())]
+    vector = TensorEntry(Path("file"), "norm", "F32", (1 << 20,), 0, None)
+    return [vector, *(TensorEntry(Path("file"), kind, kind, (rows, 32), 0, None) for kind, rows in matrices.items())]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def entries(**matrices: int) -> list[Entry]:
     ],
 )
 def test_what_suits_is_told_by_most_numbers(matrices: dict[str, int], precision: str, reason: str) -> None:
-    found = suited(entries(**matrices))
+    found = choose_precision(entries(**matrices))
     assert (found.precision, found.reason) == (precision, f"its weights are stored {reason}")
 
 
@@ -90,12 +90,12 @@ def dtypes(settings: Settings) -> dict[str, str]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = Registry(engine, settings, told=metrics, executed=executed)
+            registry = ModelRegistry(engine, settings, told=metrics, executed=executed)
             await registry.load_all()
             served = {model.name: model.dtype for model in registry.models()}
         finally:
             await engine.close(0)
-        families = text_string_to_metric_families(metrics.page("")[0].decode())
+        families = text_string_to_metric_families(metrics.render("")[0].decode())
         known = next(family for family in families if family.name == "polyhead_model_info")
         assert {sample.labels["model"]: sample.labels["dtype"] for sample in known.samples} == served
         assert list(served.values()) == packed
@@ -138,9 +138,9 @@ def test_what_is_asked_for_holds_for_every_model(
 
 @compiled
 def test_memory_is_that_of_the_precision(tmp_path: Path) -> None:
-    model = sized("four", checkpoint.describe(str(stored(tmp_path, "Q4_0"))))
+    model = measure_model("four", checkpoint.describe_source(str(stored(tmp_path, "Q4_0"))))
     auto, four, whole = (
-        least(model, Settings(device="cpu", precision=precision)) for precision in ("auto", "int4", "float32")
+        smallest_need(model, Settings(device="cpu", precision=precision)) for precision in ("auto", "int4", "float32")
     )
     assert auto == four
     assert auto.weights < whole.weights / 2
@@ -149,7 +149,7 @@ def test_memory_is_that_of_the_precision(tmp_path: Path) -> None:
 
 def test_a_gpu_computes_in_half_precision_whatever_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    four = suited(entries(Q4_1=1))
-    assert placed(Settings(), four).precision == "bfloat16"
-    assert placed(Settings(device="cpu", executor="torch"), four).precision == "float32"
-    assert placed(Settings(device="cpu", block_size=32), four).precision == "float32"
+    four = choose_precision(entries(Q4_1=1))
+    assert choose_placement(Settings(), four).precision == "bfloat16"
+    assert choose_placement(Settings(device="cpu", executor="torch"), four).precision == "float32"
+    assert choose_placement(Settings(device="cpu", block_size=32), four).precision == "float32"

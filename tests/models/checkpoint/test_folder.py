@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from polyhead.models.checkpoint import Checkpoint, hub, load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints, gguf_files
 from tests.support.edits import edited, with_tensors
 from tests.support.places import ROOT
@@ -28,7 +28,7 @@ TEXTS = ["A good film", "What is the capital of France?", "dull"]
 def answers(loaded: Checkpoint, texts: list[Any] = TEXTS) -> torch.Tensor:
     """What the head says of texts, run together."""
     encodings = loaded.tokenizer.encode_batch(texts)
-    batch = Ragged.of([e.ids for e in encodings], [e.segments for e in encodings])
+    batch = RaggedBatch.of([e.ids for e in encodings], [e.segments for e in encodings])
     head: Any = loaded.head
     out: torch.Tensor = head.close(head(loaded.network(batch), list(batch.starts)))
     return out
@@ -36,7 +36,7 @@ def answers(loaded: Checkpoint, texts: list[Any] = TEXTS) -> torch.Tensor:
 
 @torch.inference_mode()
 def logits(loaded: Checkpoint, ids: list[int]) -> torch.Tensor:
-    out: torch.Tensor = loaded.head(loaded.network(Ragged.of([ids])))
+    out: torch.Tensor = loaded.head(loaded.network(RaggedBatch.of([ids])))
     return out
 
 
@@ -301,7 +301,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(CheckpointError, match=r"'org/name' is no folder.*no route to host"):
         load("org/name")
-    monkeypatch.setattr(hub, "PRESENT", False)
+    monkeypatch.setattr(hub, "HAS_HUB_LIBRARY", False)
     with pytest.raises(UnsupportedError, match=r"polyhead\[hub\]"):
         load("org/name")
 

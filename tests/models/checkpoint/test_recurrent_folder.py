@@ -10,9 +10,9 @@ import torch
 
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint import load as load_any
-from polyhead.models.checkpoint.recurrent_folder import save
+from polyhead.models.checkpoint.recurrent_folder import save_recurrent
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
@@ -44,14 +44,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
-    save(folder, network_of(VARIANTS[1]), words)
+    save_recurrent(folder, network_of(VARIANTS[1]), words)
     return folder
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_what_is_written_is_read_back(changes: dict[str, Any], words: Path, tmp_path: Path) -> None:
     network = network_of(changes)
-    save(tmp_path / "new", network, words)
+    save_recurrent(tmp_path / "new", network, words)
     loaded = load(tmp_path / "new")
     found, tokenizer = loaded.head, loaded.tokenizer
     assert isinstance(found, RecurrentTranslator)
@@ -59,7 +59,7 @@ def test_what_is_written_is_read_back(changes: dict[str, Any], words: Path, tmp_
     assert found.config == network.config
     assert not found.training
     assert tokenizer.encode_batch(texts)[1].ids
-    batch = Ragged.of([encoding.ids for encoding in tokenizer.encode_batch(texts)])
+    batch = RaggedBatch.of([encoding.ids for encoding in tokenizer.encode_batch(texts)])
     assert torch.equal(found(batch, batch), network(batch, batch))
     assert (found.output.weight is found.tokens.weight) == found.config.tied
     found.train()(batch, batch).sum().backward()
@@ -70,7 +70,7 @@ def test_a_folder_is_written_over_itself(whole: Path) -> None:
     network = load(whole).head
     assert isinstance(network, RecurrentTranslator)
     before = (whole / "model.safetensors").read_bytes()
-    save(whole, network, whole / "tokenizer.json")
+    save_recurrent(whole, network, whole / "tokenizer.json")
     assert (whole / "model.safetensors").read_bytes() == before
 
 

@@ -12,21 +12,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import Checkpoint, ignore
-from polyhead.models.checkpoint.tensor_files import Entry
+from polyhead.models.checkpoint import Checkpoint, ignore_progress
+from polyhead.models.checkpoint.tensor_files import TensorEntry
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.executors.contract import Rows
-from polyhead.models.native.library import runnable
+from polyhead.models.executors.contract import StepInput
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import Precision, hollow
+from polyhead.models.native.packed_network import Precision, free_weights
 from polyhead.models.network.heads import LanguageHead
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 
 
-def begun(source: Path, progress: Callable[[int, int], None] = ignore) -> Checkpoint:
-    what = checkpoint.describe(str(source))
-    return checkpoint.begin(str(source), what, dtype=torch.float32, device="cpu", progress=progress)
+def begun(source: Path, progress: Callable[[int, int], None] = ignore_progress) -> Checkpoint:
+    what = checkpoint.describe_source(str(source))
+    return checkpoint.prepare(str(source), what, dtype=torch.float32, device="cpu", progress=progress)
 
 
 def filled(loaded: Checkpoint) -> set[str]:
@@ -44,10 +44,10 @@ def packed(loaded: Checkpoint, precision: Precision, seen: Callable[[nn.Module],
 
     @contextmanager
     def held(part: nn.Module) -> Iterator[None]:
-        loaded.fill(part)
+        loaded.load_weights(part)
         seen(part)
         yield
-        hollow(part)
+        free_weights(part)
 
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     return NativeExecutor(loaded.network, head, precision=precision, block_count=4 if head else 0, held=held)
@@ -55,7 +55,7 @@ def packed(loaded: Checkpoint, precision: Precision, seen: Callable[[nn.Module],
 
 def said(executor: NativeExecutor) -> torch.Tensor:
     table = [0] if executor.block_count else []
-    return executor.step(Rows([5, 6, 7], [0, 1, 2], [0, 3], [table], [0, 1, 2])).clone()
+    return executor.step(StepInput([5, 6, 7], [0, 1, 2], [0, 3], [table], [0, 1, 2])).clone()
 
 
 @pytest.mark.parametrize("kind", ["generator", "classifier"])
@@ -80,14 +80,14 @@ def test_one_part_at_a_time_makes_the_same_network(
 
 def test_every_tensor_is_read_once(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tied one too; and progress goes from nothing to all."""
-    read, real = Counter[str](), Entry.read
+    read, real = Counter[str](), TensorEntry.read
     heard: list[tuple[int, int]] = []
 
-    def counted(self: Entry, *given: Any) -> torch.Tensor:
+    def counted(self: TensorEntry, *given: Any) -> torch.Tensor:
         read[self.name] += 1
         return real(self, *given)
 
-    monkeypatch.setattr(Entry, "read", counted)
+    monkeypatch.setattr(TensorEntry, "read", counted)
     loaded = begun(tiny_generator, lambda done, total: heard.append((done, total)))
     packed(loaded, "int8", lambda part: None)
     assert read.keys() == load_file(tiny_generator / "model.safetensors").keys()
@@ -101,7 +101,7 @@ def test_a_tied_matrix_is_one_wherever_it_stands(tiny_generator: Path) -> None:
     for first in ("head", "network"):
         loaded = begun(tiny_generator)
         head = cast(LanguageHead, loaded.head)
-        loaded.fill(head if first == "head" else loaded.network.tokens)
+        loaded.load_weights(head if first == "head" else loaded.network.tokens)
         assert head.output.weight is loaded.network.tokens.weight
         assert not head.output.weight.is_meta
 

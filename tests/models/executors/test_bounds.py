@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from polyhead.models.core.errors import RowsError
+from polyhead.models.core.errors import StepInputError
 from polyhead.models.executors.bounds import Bounds
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native import library as native
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.network.lora import LowRank, products
+from polyhead.models.network.lora import LowRank, adaptable_shapes
 from polyhead.models.network.model_config import ModelConfig
 from tests.models.native.test_step import BERT, GENERATORS, LLAMA, head, network, rows_of
 from tests.support.places import ROOT
 
 BLOCKS = 8
 LEARNED = replace(GENERATORS["gpt2"], max_positions=40)
-EXECUTORS = [*runnable(), "torch"]
+EXECUTORS = [*runnable_targets(), "torch"]
 HUGE = 2_000_000_000
 LISTS = ("tokens", "positions", "starts", "tables", "segments")
 
@@ -39,17 +39,17 @@ def made(name: str, config: ModelConfig) -> Executor:
         executor = TorchExecutor(network(config), last, block_count=blocks, block_size=16 if blocks else 0)
     else:
         executor = NativeExecutor(network(config), last, block_count=blocks, threads=2, instructions=name)
-    shape = products(config)["blocks.0.attention.output"]
+    shape = adaptable_shapes(config)["blocks.0.attention.output"]
     executor.attach({"blocks.0.attention.output": LowRank(torch.zeros(2, shape[0]), torch.zeros(shape[1], 2))})
     return executor
 
 
-def good() -> Rows:
+def good() -> StepInput:
     """Three sequences: the first from its beginning, the second over a block that is computed, the last alone."""
     return rows_of([([1, 2, 3], 0, [5]), ([4, 5], 16, [0, 3]), ([6], 0, [7])])
 
 
-def texts() -> Rows:
+def texts() -> StepInput:
     rows = rows_of([([1, 2, 3], 0, []), ([4, 5], 0, [])], last_only=False)
     return replace(rows, segments=[0, 0, 1, 0, 1])
 
@@ -114,19 +114,19 @@ def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
         executor = made(name, config)
         expected = executor.step(rows).clone()
         for case, bad in cases.items():
-            with pytest.raises(RowsError) as raised:
+            with pytest.raises(StepInputError) as raised:
                 executor.step(replace(rows, **bad.changes))
             assert bad.said in str(raised.value), case
         assert torch.equal(executor.step(rows), expected), "nothing was computed of them"
-        assert executor.step(replace(rows, adapters=[1] * len(rows.tables))).isfinite().all()
+        assert executor.step(replace(rows, adapters=[1] * len(rows.block_tables))).isfinite().all()
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
     executor: Any = made(name, BERT)
-    with pytest.raises(RowsError, match="wanted: there are 1, which should be 5"):
+    with pytest.raises(StepInputError, match="wanted: there are 1, which should be 5"):
         executor.step_with_states(replace(texts(), wanted=[0]))
-    with pytest.raises(RowsError, match="tokens"):
+    with pytest.raises(StepInputError, match="tokens"):
         executor.step_with_states(replace(texts(), tokens=[1, 2, 3, 4, 90]))
 
 
@@ -134,7 +134,7 @@ def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
 @pytest.mark.parametrize("pair", [(0, BLOCKS), (-1, 0), (HUGE, 1)])
 def test_no_block_outside_of_the_cache_is_copied(name: str, pair: tuple[int, int]) -> None:
     executor = made(name, LLAMA)
-    with pytest.raises(RowsError, match="copies"):
+    with pytest.raises(StepInputError, match="copies"):
         executor.copy([(0, 1), pair])
     executor.copy([])
     executor.copy([(0, BLOCKS - 1)])
@@ -154,7 +154,7 @@ def test_the_check_does_not_depend_on_assertions() -> None:
 class Unchecked(Bounds):
     """Lets any number through, as far as there are arrays of it."""
 
-    def check(self, rows: Rows, attached: Any) -> Any:
+    def check(self, rows: StepInput, attached: Any) -> Any:
         kept = BOUNDLESS.check(good(), attached)
         changed = {
             name: native_integers(values)
@@ -163,9 +163,9 @@ class Unchecked(Bounds):
                 ("positions", rows.positions),
                 ("segments", rows.segments),
                 ("starts", rows.starts),
-                ("wanted", rows.wanted),
-                ("blocks", [block for table in rows.tables for block in table]),
-                ("table_starts", [sum(map(len, rows.tables[:n])) for n in range(len(rows.tables) + 1)]),
+                ("wanted", rows.output_rows),
+                ("blocks", [block for table in rows.block_tables for block in table]),
+                ("table_starts", [sum(map(len, rows.block_tables[:n])) for n in range(len(rows.block_tables) + 1)]),
             )
         }
         return replace(kept, **changed)
@@ -210,40 +210,40 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize("instructions", runnable())
+@pytest.mark.parametrize("instructions", runnable_targets())
 def test_the_compiled_step_checks_again(instructions: str) -> None:
     executor = unchecked(made(instructions, LEARNED))
     assert executor.step(good()).isfinite().all()
     for word, cases in CODES.items():
         for case in cases:
-            with pytest.raises(RowsError, match=f"the compiled step refuses {word}$"):
+            with pytest.raises(StepInputError, match=f"the compiled step refuses {word}$"):
                 executor.step(replace(good(), **BAD[case].changes))
     executor = unchecked(made(instructions, BERT))
     for case, word in {"a segment behind the table": "segments", "a text that begins later": "positions"}.items():
-        with pytest.raises(RowsError, match=f"refuses {word}$"):
+        with pytest.raises(StepInputError, match=f"refuses {word}$"):
             executor.step(replace(texts(), **BAD_TEXTS[case].changes))
     executor.step(texts())
 
 
-@pytest.mark.parametrize("instructions", runnable())
+@pytest.mark.parametrize("instructions", runnable_targets())
 def test_counts_that_are_none_have_a_code(instructions: str) -> None:
     """polyhead_step itself, called with numbers of which it looks at nothing else."""
     executor: Any = made(instructions, LEARNED)
     step: Callable[..., int] = executor._library.polyhead_step
     for counts in ((0, 1, 0, 0), (1, 0, 0, 0), (1, 1, 2, 0), (1, 1, -1, 0), (1, 1, 1, -1), (-5, 1, 0, 0)):
-        rows = native.Rows(*counts)
-        assert native.WRONG[step(executor._model, ctypes.byref(rows), 0, executor._stride, 0, 0)] == "counts"
-    narrow = native.Rows(1, 1, 1, 0)
-    assert native.WRONG[step(executor._model, ctypes.byref(narrow), 0, LEARNED.width - 1, 0, 0)] == "counts"
+        rows = native.StepStruct(*counts)
+        assert native.STEP_ERRORS[step(executor._model, ctypes.byref(rows), 0, executor._stride, 0, 0)] == "counts"
+    narrow = native.StepStruct(1, 1, 1, 0)
+    assert native.STEP_ERRORS[step(executor._model, ctypes.byref(narrow), 0, LEARNED.width - 1, 0, 0)] == "counts"
 
 
-def disturbed(rows: Rows, choice: random.Random) -> Rows:
+def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
     """One or two numbers become others, or a list has one more or one less."""
     fields = ["tokens", "positions", "starts", "wanted", "tables"]
     fields += [name for name in ("segments", "adapters") if getattr(rows, name) is not None]
     for _ in range(choice.randint(1, 2)):
         name = choice.choice(fields)
-        whole = [list(each) for each in rows.tables] if name == "tables" else [list(getattr(rows, name))]
+        whole = [list(each) for each in rows.block_tables] if name == "tables" else [list(getattr(rows, name))]
         values = choice.choice(whole) if whole else []
         number = choice.choice([-HUGE, -1, 0, 1, 2, 7, 8, 15, 16, 17, 39, 40, 77, 90, HUGE, 2**31 - 1, 2**35])
         match choice.randrange(6):
@@ -257,14 +257,14 @@ def disturbed(rows: Rows, choice: random.Random) -> Rows:
     return rows
 
 
-def fuzzed(executor: Executor, rows: Rows, count: int, seed: int = 4) -> tuple[int, int]:
+def fuzzed(executor: Executor, rows: StepInput, count: int, seed: int = 4) -> tuple[int, int]:
     """How many of the disturbed rows were answered, and how many refused; anything else is raised."""
     choice, answered, refused = random.Random(seed), 0, 0
     for _ in range(count):
         try:
             executor.step(disturbed(rows, choice))
             answered += 1
-        except RowsError:
+        except StepInputError:
             refused += 1
     return answered, refused
 
@@ -277,23 +277,23 @@ def test_any_rows_are_answered_or_refused(name: str) -> None:
         assert refused > 200
 
 
-def fits(rows: Rows, like: Rows) -> bool:
+def fits(rows: StepInput, like: StepInput) -> bool:
     """Whether its lists are as long as those of other rows, and its numbers are of 32 bits."""
-    lists = [rows.tokens, rows.positions, rows.wanted, rows.starts, rows.segments or [], *rows.tables]
+    lists = [rows.tokens, rows.positions, rows.output_rows, rows.starts, rows.segments or [], *rows.block_tables]
     right = all(len(getattr(rows, name) or ()) == len(getattr(like, name) or ()) for name in LISTS)
     return right and max(number for each in lists for number in each) < 2**31
 
 
-def passed(executor: Executor, rows: Rows) -> None:
+def passed(executor: Executor, rows: StepInput) -> None:
     """Answered, or refused by the compiled step."""
     try:
         executor.step(rows)
-    except RowsError as error:
+    except StepInputError as error:
         if "the compiled step refuses" not in str(error):
             raise
 
 
-@pytest.mark.parametrize("instructions", runnable())
+@pytest.mark.parametrize("instructions", runnable_targets())
 def test_the_compiled_step_answers_or_refuses_any_numbers(instructions: str) -> None:
     """The same without the check in Python; of lists as long as they should be."""
     executor, choice = unchecked(made(instructions, LEARNED)), random.Random(5)

@@ -10,8 +10,8 @@ import torch
 
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.explain import Asked, Explanation, Text, Watched, explain, max_flow
-from polyhead.models.network.attention import Relative
+from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain, max_flow
+from polyhead.models.network.attention import RelativeAttention
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
@@ -37,7 +37,7 @@ def test_weights_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         out = theirs(torch.tensor([TOKENS]), output_attentions=True)
     expected = torch.cat(out.attentions).numpy()  # [L, H, Q, K]
-    asked = Asked(Text(TOKENS), "attention")
+    asked = ExplanationRequest(InputTokens(TOKENS), "attention")
     (weights,) = explained(explain(watched, asked)).weights
     layers, heads = watched.layout["self"]
     assert (weights.kind, weights.layers, weights.heads) == ("self", tuple(range(layers)), tuple(range(heads)))
@@ -46,7 +46,7 @@ def test_weights_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     assert expected.std() > 0.02, "weights differ"
     (some,) = explained(explain(watched, replace(asked, layers=(1,), heads=(3, 0)))).weights
     assert apart(some.values, expected[[1]][:, [3, 0]]) < CLOSE, "and of those alone that are asked for"
-    assert apart(watched.scores(Text(TOKENS)), out.logits.detach().view(-1, out.logits.size(-1))) < 2e-5
+    assert apart(watched.scores(InputTokens(TOKENS)), out.logits.detach().view(-1, out.logits.size(-1))) < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["t5", "t5-1.1", "bart", "marian"])
@@ -54,11 +54,14 @@ def test_all_three_attentions_of_an_encoder_decoder_are_those_of_transformers(ki
     theirs = translator(tmp_path, kind)
     theirs.set_attn_implementation("eager")
     loaded = load(str(tmp_path))
-    watched = Watched(loaded.network, loaded.head)
+    watched = InstrumentedNetwork(loaded.network, loaded.head)
     with torch.no_grad():
         out = theirs(torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([WRITTEN]), output_attentions=True)
-    text = Text(WRITTEN, source=SOURCE)
-    found = {weights.kind: weights.values for weights in explained(explain(watched, Asked(text, "attention"))).weights}
+    text = InputTokens(WRITTEN, source=SOURCE)
+    found = {
+        weights.kind: weights.values
+        for weights in explained(explain(watched, ExplanationRequest(text, "attention"))).weights
+    }
     assert list(found) == ["encoder", "decoder", "cross"]
     for part, expected in zip(
         found, (out.encoder_attentions, out.decoder_attentions, out.cross_attentions), strict=True
@@ -67,7 +70,7 @@ def test_all_three_attentions_of_an_encoder_decoder_are_those_of_transformers(ki
     size = float(out.logits.abs().max())
     assert apart(watched.scores(text), out.logits[0].detach()) < CLOSE * size
     assert apart(watched.scores(text, rows=[2]), out.logits[0, 2:3].detach()) < CLOSE * size
-    (rolled,) = explained(explain(watched, Asked(text, "attention_rollout"))).weights
+    (rolled,) = explained(explain(watched, ExplanationRequest(text, "attention_rollout"))).weights
     assert rolled.values.shape == (1, 1, len(SOURCE), len(SOURCE)), "of an encoder-decoder, of what it reads"
 
 
@@ -75,8 +78,8 @@ def test_long_texts_are_looked_at_layer_by_layer(tmp_path: Path) -> None:
     """And whoever asks something else of the network in between disturbs nothing."""
     translator(tmp_path, "bart")
     loaded = load(str(tmp_path))
-    watched = Watched(loaded.network, loaded.head)
-    asked = Asked(Text(WRITTEN, source=SOURCE), "attention")
+    watched = InstrumentedNetwork(loaded.network, loaded.head)
+    asked = ExplanationRequest(InputTokens(WRITTEN, source=SOURCE), "attention")
     layers = {part: layers for part, (layers, _) in watched.layout.items()}
     whole, yields = driven(explain(watched, asked))
     assert (layers, yields) == ({"encoder": 2, "decoder": 3, "cross": 3}, 0)
@@ -88,8 +91,8 @@ def test_long_texts_are_looked_at_layer_by_layer(tmp_path: Path) -> None:
             parts: Explanation = last.value
             break
         count += 1
-        watched.scores(Text((1, 4), source=(8, 4)))
-        explained(explain(watched, Asked(Text((1, 9), source=(3, 4)), "attention")))
+        watched.scores(InputTokens((1, 4), source=(8, 4)))
+        explained(explain(watched, ExplanationRequest(InputTokens((1, 9), source=(3, 4)), "attention")))
     assert count == 2 + 3
     for some, other in zip(whole.weights, parts.weights, strict=True):
         assert (some.kind, some.values.tolist()) == (other.kind, other.values.tolist())
@@ -113,14 +116,16 @@ def test_shaws_relative_attention_is_seen_as_well() -> None:
     """It mixes distances' vectors, too: what it mixes is worked out from the weights that are shown."""
     network, head = wild(RELATIVE)
     attention = network.blocks[0].attention
-    assert isinstance(attention, Relative)
+    assert isinstance(attention, RelativeAttention)
     mixed = []
     attention.output.register_forward_pre_hook(lambda module, inputs: mixed.append(inputs[0]))
     values: list[torch.Tensor] = []
     attention.value.register_forward_hook(lambda module, inputs, out: values.append(out))
-    (weights,) = explained(explain(Watched(network, head), Asked(Text(tuple(range(3, 12))), "attention"))).weights
+    (weights,) = explained(
+        explain(InstrumentedNetwork(network, head), ExplanationRequest(InputTokens(tuple(range(3, 12))), "attention"))
+    ).weights
     seen, place = torch.tensor(weights.values[0]), torch.arange(9)
-    by = attention.relative.values(attention.relative.kind(place[:, None] - place))  # [Q, K, D]
+    by = attention.relative.values(attention.relative.bucket(place[:, None] - place))  # [Q, K, D]
     kept = values[0].view(9, 2, 4).repeat_interleave(2, dim=1)  # [K, H, D]
     expected = torch.einsum("hqk,khd->qhd", seen, kept) + torch.einsum("hqk,qkd->qhd", seen, by)
     assert apart(mixed[0], expected.flatten(1).detach()) < CLOSE
@@ -129,7 +134,7 @@ def test_shaws_relative_attention_is_seen_as_well() -> None:
 @pytest.mark.parametrize("config", [RELATIVE, replace(RELATIVE, position="alibi")])
 def test_a_silent_head_mixes_nothing(config: ModelConfig) -> None:
     network, head = wild(config)
-    watched, text, mixed = Watched(network, head), Text(tuple(range(3, 12))), list[torch.Tensor]()
+    watched, text, mixed = InstrumentedNetwork(network, head), InputTokens(tuple(range(3, 12))), list[torch.Tensor]()
     whole = watched.scores(text)
     watched.silenced = {("self", 1, 2), ("self", 1, 0)}
     network.blocks[1].attention.output.register_forward_pre_hook(lambda module, inputs: mixed.append(inputs[0]))
@@ -154,10 +159,10 @@ def recurrent(**options: Any) -> RecurrentTranslator:
 @pytest.mark.parametrize("options", [{"attention": "bahdanau"}, {"attention": "luong", "score": "general", "depth": 2}])
 def test_a_recurrent_network_shows_its_alignment(options: dict[str, Any]) -> None:
     network = recurrent(**options)
-    watched, looked = Watched(network, network), list[torch.Tensor]()
+    watched, looked = InstrumentedNetwork(network, network), list[torch.Tensor]()
     assert watched.layout == {"cross": (1, 1)}
-    text = Text((0, 7, 8), source=(5, 6, 7, 9, 2))
-    (weights,) = explained(explain(watched, Asked(text, "attention"))).weights
+    text = InputTokens((0, 7, 8), source=(5, 6, 7, 9, 2))
+    (weights,) = explained(explain(watched, ExplanationRequest(text, "attention"))).weights
     assert (weights.kind, weights.values.shape) == ("cross", (1, 1, 3, 5))
     assert apart(weights.values.sum(-1), np.ones((1, 1, 3))) < CLOSE
     network.decoder.looking.register_forward_hook(lambda module, inputs, out: looked.append(out[1]))
@@ -165,22 +170,26 @@ def test_a_recurrent_network_shows_its_alignment(options: dict[str, Any]) -> Non
     assert apart(weights.values[0], torch.cat(looked, dim=1)) < CLOSE, "as it does when all of the target is given"
     assert weights.values.std(axis=-2).max() > 1e-3, "from row to row it looks elsewhere"
     with pytest.raises(UnsupportedError, match="ask for attention"):
-        explained(explain(watched, Asked(text, "attention_flow")))
+        explained(explain(watched, ExplanationRequest(text, "attention_flow")))
 
 
 def test_what_has_no_attention_says_so() -> None:
     network = recurrent(attention="none")
     with pytest.raises(UnsupportedError, match="no attention to be seen"):
-        explained(explain(Watched(network, network), Asked(Text((0, 7), source=(5,)), "attention")))
+        explained(
+            explain(
+                InstrumentedNetwork(network, network), ExplanationRequest(InputTokens((0, 7), source=(5,)), "attention")
+            )
+        )
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_rollout_and_flow_share_a_row_out(kind: str, tmp_path: Path) -> None:
     _, watched = both(kind, tmp_path)
-    (seen,) = explained(explain(watched, Asked(Text(TOKENS), "attention"))).weights
+    (seen,) = explained(explain(watched, ExplanationRequest(InputTokens(TOKENS), "attention"))).weights
     means = seen.values.mean(axis=1)
     for method, least in (("attention_rollout", 0), ("attention_flow", len(TOKENS))):
-        found, yields = driven(explain(watched, Asked(Text(TOKENS), method)))  # type: ignore[arg-type]
+        found, yields = driven(explain(watched, ExplanationRequest(InputTokens(TOKENS), method)))  # type: ignore[arg-type]
         (weights,) = found.weights
         assert (weights.values.shape, yields >= least) == ((1, 1, len(TOKENS), len(TOKENS)), True)
         shares = weights.values[0, 0]
@@ -201,7 +210,7 @@ def test_flow_is_what_goes_through_the_narrowest_pipes() -> None:
     the way over the first: 3/4 and 1/4.
     """
     weights = np.array([[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]]], np.float32)
-    found, _ = driven(max_flow.flow(weights))
+    found, _ = driven(max_flow.maximum_flows(weights))
     assert apart(found, np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)) < 1e-6
     assert apart(max_flow.rollout(weights), np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)) < 1e-6
 
@@ -215,13 +224,13 @@ def test_flow_is_not_rollout() -> None:
     """
     first = np.array([[1.0, 0, 0], [1.0, 0, 0], [1.0, 0, 0]])
     second = np.array([[1.0, 0, 0], [0, 1.0, 0], [0.5, 0.5, 0]])
-    found, _ = driven(max_flow.flow(np.array([first, second], np.float32)))
+    found, _ = driven(max_flow.maximum_flows(np.array([first, second], np.float32)))
     assert apart(found[2], np.array([1.0, 0.25, 0.5], np.float32) / 1.75) < 1e-6
     rolled = max_flow.rollout(np.array([first, second], np.float32))
     assert apart(rolled[2], np.array([0.625, 0.125, 0.25], np.float32)) < 1e-6
 
 
 def test_without_scipy_flow_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_flow, "PRESENT", False)
+    monkeypatch.setattr(max_flow, "HAS_SCIPY", False)
     with pytest.raises(UnsupportedError, match=r"pip install 'polyhead\[explain\]'"):
-        driven(max_flow.flow(np.ones((1, 1, 1), np.float32)))
+        driven(max_flow.maximum_flows(np.ones((1, 1, 1), np.float32)))

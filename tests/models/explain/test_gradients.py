@@ -12,8 +12,8 @@ from captum.attr import LayerIntegratedGradients
 from torch.profiler import ProfilerActivity, profile
 
 from polyhead.models.checkpoint import load
-from polyhead.models.explain import Asked, Explanation, Text, Watched, explain
-from polyhead.models.explain.cost_estimate import SLACK, bytes_of
+from polyhead.models.explain import Explanation, ExplanationRequest, InputTokens, InstrumentedNetwork, explain
+from polyhead.models.explain.cost_estimate import SLACK_BYTES, estimate_bytes
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
@@ -22,7 +22,7 @@ from tests.support.explained import TOKENS, both, driven, explained
 from tests.support.translators import translator
 
 PAD, STEPS = 0, 12
-TEXT, IDS = Text(TOKENS), torch.tensor([TOKENS])
+TEXT, IDS = InputTokens(TOKENS), torch.tensor([TOKENS])
 KEPT = frozenset({0, len(TOKENS) - 1})
 # A kind, where its table of tokens is in transformers, and goals: each a list of cells (row, column).
 CASES: dict[str, tuple[str, list[list[tuple[int, int]]]]] = {
@@ -32,8 +32,8 @@ CASES: dict[str, tuple[str, list[list[tuple[int, int]]]]] = {
 }
 
 
-def asked(method: Any, goals: list[list[tuple[int, int]]], **more: Any) -> Asked:
-    return Asked(TEXT, method, tuple(map(tuple, goals)), **more)
+def asked(method: Any, goals: list[list[tuple[int, int]]], **more: Any) -> ExplanationRequest:
+    return ExplanationRequest(TEXT, method, tuple(map(tuple, goals)), **more)
 
 
 def cells(logits: torch.Tensor, goal: list[tuple[int, int]]) -> torch.Tensor:
@@ -84,37 +84,37 @@ def test_what_is_read_and_what_is_written_have_derivatives_of_their_own(tmp_path
     """Of an encoder-decoder, whose halves have one table."""
     theirs = translator(tmp_path, "t5-1.1")
     loaded = load(str(tmp_path))
-    watched, text = Watched(loaded.network, loaded.head), Text((1, 7, 8), source=(5, 6, 7, 9, 2))
+    watched, text = InstrumentedNetwork(loaded.network, loaded.head), InputTokens((1, 7, 8), source=(5, 6, 7, 9, 2))
     read, written = (theirs.shared(torch.tensor([ids])).detach().requires_grad_() for ids in (text.source, text.tokens))
     score = theirs(inputs_embeds=read, decoder_inputs_embeds=written).logits[0, 1, 8]
     slopes = torch.autograd.grad(score, (read, written))
     expected = torch.cat([(slope * at).sum(-1)[0] for slope, at in zip(slopes, (read, written), strict=True)], dim=0)
-    (got,) = explained(explain(watched, Asked(text, "gradient_x_input", (((1, 8),),)))).attributions
+    (got,) = explained(explain(watched, ExplanationRequest(text, "gradient_x_input", (((1, 8),),)))).attributions
     assert close(got.values, expected.detach(), 1e-4 * float(expected.detach().abs().max()))
     assert got.values[-1] == 0, "what is written later has no part in it"
 
 
-def recurrent() -> Watched:
+def recurrent() -> InstrumentedNetwork:
     torch.manual_seed(1)
     network = RecurrentTranslator(
         RecurrentConfig(vocab_size=60, width=8, hidden=8, start=0, end=2, pad=0, attention="bahdanau")
     )
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    return Watched(network, network)
+    return InstrumentedNetwork(network, network)
 
 
-def watched_as(kind: str, folder: Path) -> Watched:
+def watched_as(kind: str, folder: Path) -> InstrumentedNetwork:
     if kind == "recurrent":
         return recurrent()
     if kind == "bart":
         translator(folder, kind)
         loaded = load(str(folder))
-        return Watched(loaded.network, loaded.head)
+        return InstrumentedNetwork(loaded.network, loaded.head)
     return both(kind, folder)[1]
 
 
-WHOLE: dict[str, tuple[Text, list[list[tuple[int, int]]]]] = {
+WHOLE: dict[str, tuple[InputTokens, list[list[tuple[int, int]]]]] = {
     "bert": (TEXT, [[(0, 0), (0, 1)]]),
     "bert-words": (TEXT, [[(4, 99)], [(2, 7)]]),
     "bert-span": (TEXT, [[(2, 0), (4, 1)]]),
@@ -125,8 +125,8 @@ WHOLE: dict[str, tuple[Text, list[list[tuple[int, int]]]]] = {
     "gpt2-labels": (TEXT, [[(0, 1)]]),
     "qwen3": (TEXT, [[(6, 3)]]),
     "gemma3": (TEXT, [[(6, 3)]]),
-    "bart": (Text((1, 7, 8), source=(5, 6, 7, 9, 2)), [[(1, 8)], [(2, 2)]]),
-    "recurrent": (Text((0, 7, 8), source=(5, 6, 7, 9, 2)), [[(2, 2)]]),
+    "bart": (InputTokens((1, 7, 8), source=(5, 6, 7, 9, 2)), [[(1, 8)], [(2, 2)]]),
+    "recurrent": (InputTokens((0, 7, 8), source=(5, 6, 7, 9, 2)), [[(2, 2)]]),
 }
 
 
@@ -135,9 +135,11 @@ def test_all_that_tokens_did_is_all_that_was_done(kind: str, tmp_path: Path) -> 
     """The axiom of completeness, for every kind of head and body."""
     watched = watched_as(kind, tmp_path)
     text, goals = WHOLE[kind]
-    beside = Text((2, 77, 10, 3)) if kind == "bert-vector" else None
+    beside = InputTokens((2, 77, 10, 3)) if kind == "bert-vector" else None
     steps = 200 if kind == "recurrent" else 50  # it has kinks
-    about = Asked(text, "integrated_gradients", tuple(map(tuple, goals)), baseline=3, beside=beside, steps=steps)
+    about = ExplanationRequest(
+        text, "integrated_gradients", tuple(map(tuple, goals)), baseline=3, compared_text=beside, steps=steps
+    )
     for got, goal in zip(explained(explain(watched, about, piece=2000)).attributions, goals, strict=True):
         scores = watched.scores(text, beside=beside)
         assert close(got.score, sum(float(scores[row, column]) for row, column in goal))
@@ -151,7 +153,7 @@ def test_segments_are_read_and_not_moved(tmp_path: Path) -> None:
     other = replace(TEXT, segments=(0, 0, 0, 0, 1, 1, 1, 1))
     assert not close(watched.scores(TEXT), watched.scores(other), 1e-3)
     for text in (TEXT, other):
-        about = Asked(text, "integrated_gradients", (((0, 1),),))
+        about = ExplanationRequest(text, "integrated_gradients", (((0, 1),),))
         (got,) = explained(explain(watched, about)).attributions
         assert close(got.score, watched.scores(text)[0, 1], 1e-5)
 
@@ -180,14 +182,14 @@ def test_a_window_is_hidden_at_once_and_shares_what_is_lost(tmp_path: Path) -> N
     lost = []
     for rows in ((1, 2), (2, 3), (5, 6)):
         hidden = tuple(PAD if at in rows else token for at, token in enumerate(TOKENS))
-        lost.append(got.score - float(watched.scores(Text(hidden))[0, 1]))
+        lost.append(got.score - float(watched.scores(InputTokens(hidden))[0, 1]))
     one, two, three = (number / 2 for number in lost)
     assert close(got.values, [0, one, (one + two) / 2, two, 0, three, three, 0])
 
 
 def test_no_window_lies_over_the_end_of_what_is_read() -> None:
-    watched, text = recurrent(), Text((0, 7, 8), source=(5, 6, 7))
-    about = Asked(text, "occlusion", (((2, 2),),), baseline=1, window=9)
+    watched, text = recurrent(), InputTokens((0, 7, 8), source=(5, 6, 7))
+    about = ExplanationRequest(text, "occlusion", (((2, 2),),), baseline=1, window=9)
     (got,) = explained(explain(watched, about)).attributions
     lost = [got.score - float(watched.scores(replace(text, **hidden))[2, 2]) for hidden in (
         {"source": (1, 1, 1)}, {"tokens": (1, 1, 1)})]  # fmt: skip
@@ -283,8 +285,10 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_it_takes_no_more_than_was_told_and_not_much_less(name: str, method: Any) -> None:
     config = SIZES[name]
-    watched = Watched(Transformer(config), LanguageHead(config))
-    about = Asked(Text(tuple(range(60)) * 2), method, (((7, 3),),), steps=2, baseline=1, kept=frozenset(range(3, 120)))
+    watched = InstrumentedNetwork(Transformer(config), LanguageHead(config))
+    about = ExplanationRequest(
+        InputTokens(tuple(range(60)) * 2), method, (((7, 3),),), steps=2, baseline=1, kept_rows=frozenset(range(3, 120))
+    )
     if method == "attention":
         about = replace(about, layers=(1, 2))
     explained(explain(watched, about))
@@ -296,6 +300,6 @@ def test_it_takes_no_more_than_was_told_and_not_much_less(name: str, method: Any
             alive += event.nbytes()
             most = max(most, alive)
     most += sum(weights.values.nbytes for weights in found.weights)
-    told = bytes_of(config, config, about) - SLACK
-    assert most <= told + SLACK / 4
+    told = estimate_bytes(config, config, about) - SLACK_BYTES
+    assert most <= told + SLACK_BYTES / 4
     assert told <= 5 * most

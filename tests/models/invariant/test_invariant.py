@@ -13,23 +13,29 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from polyhead.models.core.errors import InvarianceError
-from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import invariant_linear as linear_module
 from polyhead.models.invariant import make_head_invariant, make_invariant
-from polyhead.models.invariant.invariant_attention import TILE, prove_attention
-from polyhead.models.invariant.invariant_linear import LANES, InvariantActivation, InvariantLinear, even, proven_sizes
-from polyhead.models.invariant.safe_sizes import ROWS, cut
-from polyhead.models.native.library import runnable
-from polyhead.models.network.heads import LanguageHead, Scoring, SequenceHead
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.invariant.invariant_attention import KEY_TILE, self_test_attention
+from polyhead.models.invariant.invariant_linear import (
+    VECTOR_MULTIPLE,
+    InvariantActivation,
+    InvariantLinear,
+    even_thread_size,
+    find_safe_sizes,
+)
+from polyhead.models.invariant.safe_sizes import ROW_COUNTS, split_rows
+from polyhead.models.native.library import runnable_targets
+from polyhead.models.network.heads import LabelScoring, LanguageHead, SequenceHead
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.cli import determinism
 from polyhead.service.cli import main as cli
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Encode
-from polyhead.service.engine.encoder_worker import Encoder
+from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.runtime import executor_choice as executors
 from tests.models.architectures.test_families import CASES, CAUSAL, SEQUENCES, build, reference
 
@@ -53,7 +59,7 @@ def random_sequences(count: int, longest: int, words: int) -> list[list[int]]:
 def alone(executor: TorchExecutor, sequence: list[int], table: list[int]) -> Tensor:
     """[T, V] in one step."""
     rows = list(range(len(sequence)))
-    return executor.step(Rows(sequence, rows, [0, len(rows)], [table], rows)).clone()
+    return executor.step(StepInput(sequence, rows, [0, len(rows)], [table], rows)).clone()
 
 
 def in_company(executor: TorchExecutor, sequences: list[list[int]], tables: list[list[int]], seed: int) -> list[Tensor]:
@@ -61,16 +67,16 @@ def in_company(executor: TorchExecutor, sequences: list[list[int]], tables: list
     choice = random.Random(seed)
     done, outputs = [0] * len(sequences), [[] for _ in sequences]  # type: ignore[var-annotated]
     while left := [n for n, sequence in enumerate(sequences) if done[n] < len(sequence)]:
-        rows = Rows([], [], [0], [], [])
+        rows = StepInput([], [], [0], [], [])
         members = choice.sample(left, choice.randint(1, len(left)))
         for n in members:
             span = range(done[n], min(done[n] + choice.choice((1, 1, 7, 50)), len(sequences[n])))
             rows.tokens.extend(sequences[n][p] for p in span)
             rows.positions.extend(span)
             rows.starts.append(len(rows.tokens))
-            rows.tables.append(tables[n][: span[-1] // executor.block_size + 1])
+            rows.block_tables.append(tables[n][: span[-1] // executor.block_size + 1])
             done[n] = span[-1] + 1
-        rows.wanted.extend(range(len(rows.tokens)))
+        rows.output_rows.extend(range(len(rows.tokens)))
         logits = executor.step(rows)
         for index, n in enumerate(members):
             outputs[n].append(logits[rows.starts[index] : rows.starts[index + 1]])
@@ -101,7 +107,7 @@ def equal(some: list[Tensor], others: list[Tensor]) -> bool:
 def test_every_family_equals_the_reference_in_this_mode_too(name: str) -> None:
     theirs, ours, head = build(name)
     make_invariant(ours, head or nn.Identity())
-    states = ours(Ragged.of(SEQUENCES))
+    states = ours(RaggedBatch.of(SEQUENCES))
     packed = states if head is None else head(states)
     expected = torch.cat([reference(theirs, sequence, head) for sequence in SEQUENCES])
     scale = max(1.0, float(expected.abs().max()))
@@ -135,7 +141,7 @@ def wide(dtype: torch.dtype = torch.float32) -> tuple[Transformer, LanguageHead]
 
 def test_a_wide_network_over_several_tiles_of_keys(threads: int) -> None:
     network, head = wide()
-    assert network.config.max_positions > 2 * TILE
+    assert network.config.max_positions > 2 * KEY_TILE
     make_invariant(network, head)
     assert equal(*over_a_cache(network, head, size=16))
 
@@ -154,7 +160,7 @@ def test_a_prefix_computed_in_other_company_is_as_good() -> None:
     in_company(executor, [prompt[:288], [3] * 40], [list(range(20, 38)), [60, 61, 62]], seed=5)
     rest = list(range(288, 301))
     table = [*range(20, 38), 50]
-    reused = executor.step(Rows(prompt[288:], rest, [0, len(rest)], [table], list(range(len(rest)))))
+    reused = executor.step(StepInput(prompt[288:], rest, [0, len(rest)], [table], list(range(len(rest)))))
     assert torch.equal(reused, fresh[288:])
 
 
@@ -162,17 +168,17 @@ def test_a_prefix_computed_in_other_company_is_as_good() -> None:
 @torch.no_grad()
 def test_states_and_scores_of_an_encoder_are_those_of_each_text_alone(dtype: torch.dtype) -> None:
     _, ours, _ = build("bert")
-    head = SequenceHead(ours.config, 3, Scoring(), "sigmoid")
+    head = SequenceHead(ours.config, 3, LabelScoring(), "sigmoid")
     make_invariant(ours.to(dtype), head.to(dtype))
     texts = random_sequences(40, 60, 97)
-    batch = Ragged.of(texts)
+    batch = RaggedBatch.of(texts)
     states = ours(batch)
-    scores = head.close(head(states.float(), batch.starts))
+    scores = head.postprocess(head(states.float(), batch.starts))
     for n, text in enumerate(texts):
-        mine = Ragged.of([text])
+        mine = RaggedBatch.of([text])
         state = ours(mine)
         assert torch.equal(state, states[batch.starts[n] : batch.starts[n + 1]])
-        assert torch.equal(head.close(head(state.float(), mine.starts)), scores[n : n + 1])
+        assert torch.equal(head.postprocess(head(state.float(), mine.starts)), scores[n : n + 1])
 
 
 # What workers answer, and the command that shows it
@@ -184,7 +190,7 @@ def quiet(what: str, done: int, total: int) -> None:
 
 def asked(folder: Path, executor: str, precision: str) -> Settings:
     flags = {"models": {"verified": str(folder)}, "deterministic": True}
-    return settings.read({**flags, "executor": executor, "precision": precision, "threads": 1})
+    return settings.read_settings({**flags, "executor": executor, "precision": precision, "threads": 1})
 
 
 @pytest.mark.parametrize("kind", ["tiny_generator", "tiny_classifier"])
@@ -207,15 +213,15 @@ def test_two_hundred_in_any_company(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Alone, in batches of 2 to 32, in chunks, over stored prefixes, preempted; greedy and seeded."""
-    if executor == "native" and not runnable():
+    if executor == "native" and not runnable_targets():
         pytest.skip("no compiler was there when polyhead was installed")
     if executor == "torch" and count == 200:  # steps that take longest; half the answer still outgrows several blocks
-        monkeypatch.setattr(determinism, "ANSWER", 4)
+        monkeypatch.setattr(determinism, "USUAL_ANSWER", 4)
         monkeypatch.setattr(determinism, "LONG_ANSWER", 5 * determinism.SMALL_BLOCK)
     known = asked(request.getfixturevalue(kind), executor, precision)
-    loaded = determinism.opened(known)
-    verdicts = determinism.verify(loaded, known, determinism.made_up(loaded, count), quiet)
-    assert [(verdict.equal, verdict.difference) for verdict in verdicts] == [(count, 0.0)] * len(verdicts)
+    loaded = determinism.load_checkpoint(known)
+    verdicts = determinism.verify(loaded, known, determinism.random_requests(loaded, count), quiet)
+    assert [(verdict.equal, verdict.max_difference) for verdict in verdicts] == [(count, 0.0)] * len(verdicts)
     notes = " ".join(verdict.note for verdict in verdicts)
     assert kind == "tiny_classifier" or ("tokens found" in notes and "preemptions" in notes)
     assert not any(note.note.startswith("0 ") for note in verdicts), (
@@ -226,8 +232,8 @@ def test_two_hundred_in_any_company(
 def test_an_embedder_too(tiny_embedder: Path) -> None:
     for executor in ("torch", "auto"):
         known = asked(tiny_embedder, executor, "float32")
-        loaded = determinism.opened(known)
-        verdicts = determinism.verify(loaded, known, determinism.made_up(loaded, 40), quiet)
+        loaded = determinism.load_checkpoint(known)
+        verdicts = determinism.verify(loaded, known, determinism.random_requests(loaded, 40), quiet)
         assert all(verdict.equal == 40 for verdict in verdicts)
 
 
@@ -245,11 +251,11 @@ class Crowded(nn.Module):
 
 def test_what_depends_on_the_batch_is_counted(tiny_generator: Path) -> None:
     known = asked(tiny_generator, "torch", "float32")
-    loaded = determinism.opened(known)
+    loaded = determinism.load_checkpoint(known)
     loaded.head.output = Crowded(loaded.head.output)
-    verdict = determinism.verify(loaded, known, determinism.made_up(loaded, 6), quiet)[0]
+    verdict = determinism.verify(loaded, known, determinism.random_requests(loaded, 6), quiet)[0]
     assert verdict.equal < 6
-    assert verdict.difference > 1e-4
+    assert verdict.max_difference > 1e-4
 
 
 def polyhead(*arguments: str) -> Any:
@@ -294,10 +300,10 @@ def test_the_command_fails_where_a_promise_is_not_kept(
 # Pieces, and the proof
 
 
-@pytest.mark.parametrize("sizes", [ROWS, (16,), (2, 4, 8, 12, 16, 256, 512), (5, 7)])
+@pytest.mark.parametrize("sizes", [ROW_COUNTS, (16,), (2, 4, 8, 12, 16, 256, 512), (5, 7)])
 def test_pieces_cover_all_rows_once(sizes: tuple[int, ...]) -> None:
     for count in (*range(70), 511, 512, 513, 3000):
-        pieces = cut(count, sizes)
+        pieces = split_rows(count, sizes)
         assert {size for _, size in pieces} <= set(sizes)
         ends = [start + size for start, size in pieces]
         assert [start for start, _ in pieces] == [0, *ends][: len(pieces)]
@@ -308,9 +314,9 @@ def test_pieces_cover_all_rows_once(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 16])
 def test_threads_are_given_whole_lanes(threads: int) -> None:
     for count in range(0, 400_000, 6_400):
-        pieces = even(count, threads)
+        pieces = even_thread_size(count, threads)
         assert sum(pieces) == count
-        assert all(piece % (LANES * min(threads, -(-piece // 32768) or 1)) == 0 for piece in pieces)
+        assert all(piece % (VECTOR_MULTIPLE * min(threads, -(-piece // 32768) or 1)) == 0 for piece in pieces)
 
 
 @pytest.mark.parametrize("width", [64, 192, 50])
@@ -318,7 +324,7 @@ def test_an_activation_s_last_elements_are_like_all_others(width: int) -> None:
     def ragged_loop(x: Tensor) -> Tensor:
         """Rounds what a vectorised loop leaves over in another way."""
         x = x.clone()
-        x.view(-1)[x.numel() // LANES * LANES :] += 1
+        x.view(-1)[x.numel() // VECTOR_MULTIPLE * VECTOR_MULTIPLE :] += 1
         return x
 
     x = torch.zeros(37, width)
@@ -345,10 +351,10 @@ def depending(on: str) -> Callable[..., Tensor]:
 
 
 def test_sizes_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_module, "product", depending("size"))
+    monkeypatch.setattr(linear_module, "linear_product", depending("size"))
     plain = nn.Linear(48, 20, bias=False)
-    sizes = proven_sizes(plain)
-    assert sizes == tuple(size for size in ROWS if size >= 8)
+    sizes = find_safe_sizes(plain)
+    assert sizes == tuple(size for size in ROW_COUNTS if size >= 8)
     x = torch.randn(43, 48)
     whole = InvariantLinear(plain, sizes, 20)(x)
     assert torch.equal(torch.cat([InvariantLinear(plain, sizes, 20)(row) for row in torch.split(x, 1)]), whole)
@@ -370,7 +376,7 @@ def test_a_few_outputs_are_those_of_a_row_alone(threads: int, outputs: int, bias
 @pytest.mark.parametrize("on", ["place", "company"])
 def test_a_machine_whose_products_depend_on_the_batch_is_refused(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, head = wide()
-    monkeypatch.setattr(linear_module, "product", depending(on))
+    monkeypatch.setattr(linear_module, "linear_product", depending(on))
     with pytest.raises(InvarianceError, match="192 features in float32 on cpu gives a row other bits"):
         make_invariant(network, head)
 
@@ -379,14 +385,14 @@ def test_a_machine_whose_batched_products_do_is_refused(monkeypatch: pytest.Monk
     product = torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda a, b: product(a, b) * (1 + 1e-6 * len(a)))
     with pytest.raises(InvarianceError, match="attention heads of width 32"):
-        prove_attention(32, 3, torch.device("cpu"))
+        self_test_attention(32, 3, torch.device("cpu"))
 
 
 def test_what_nobody_thought_of_is_found_by_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     network, head = wide()
     turn = network.rotaries[0].turns
     monkeypatch.setattr(
-        network.rotaries[0], "turns", lambda at, dtype: [part + 1e-4 * len(at) for part in turn(at, dtype)]
+        network.rotaries[0], "rotation", lambda at, dtype: [part + 1e-4 * len(at) for part in turn(at, dtype)]
     )
     with pytest.raises(InvarianceError, match="though each kernel agreed"):
         make_invariant(network, head)
@@ -404,10 +410,10 @@ def test_weights_stay_the_same_and_stay_tied() -> None:
 
 def test_texts_of_any_length_through_the_worker(tiny_classifier: Path) -> None:
     """One token, and the longest there is."""
-    loaded = determinism.opened(asked(tiny_classifier, "torch", "float32"))
+    loaded = determinism.load_checkpoint(asked(tiny_classifier, "torch", "float32"))
     requests = [Encode(str(length), (7,) * length) for length in (1, 256, 255, 2)]
     executor = TorchExecutor(loaded.network)
-    worker = Encoder(executor, loaded.head, model="judge", task="classify")  # type: ignore[arg-type]
-    (first, *_), _ = determinism.asked(worker, requests)
-    (only,), _ = determinism.asked(worker, requests[:1])
+    worker = EncoderWorker(executor, loaded.head, model="judge", task="classify")  # type: ignore[arg-type]
+    (first, *_), _ = determinism.run_batch(worker, requests)
+    (only,), _ = determinism.run_batch(worker, requests[:1])
     assert first.events == only.events

@@ -8,26 +8,26 @@ import torch
 from torch import Tensor
 
 from polyhead.models.literature.score_functions import (
-    SCORES,
+    SCORE_FUNCTIONS,
     Additive,
     Concatenated,
     Cosine,
     Dot,
     ScaledDot,
-    Score,
-    Widths,
-    attend,
+    ScoreFunction,
+    ScoreWidths,
     masked_softmax,
+    weighted_sum,
 )
 
 ALL = torch.ones(1, dtype=torch.bool)
-WIDTHS = Widths(query=5, key=5, hidden=4, places=9)
+WIDTHS = ScoreWidths(query=5, key=5, hidden=4, places=9)
 
 
-def drawn(name: str, dtype: torch.dtype = torch.float64) -> tuple[Score, Tensor, Tensor]:
+def drawn(name: str, dtype: torch.dtype = torch.float64) -> tuple[ScoreFunction, Tensor, Tensor]:
     """A score, [2, 3, 5] queries and [2, 7, 5] keys."""
     generator = torch.Generator().manual_seed(3)
-    score = SCORES[name](WIDTHS).to(dtype)
+    score = SCORE_FUNCTIONS[name](WIDTHS).to(dtype)
     for parameter in score.parameters():
         parameter.data.normal_(generator=generator)
     query, keys = (torch.randn(2, count, 5, generator=generator, dtype=dtype) for count in (3, 7))
@@ -38,7 +38,7 @@ def test_four_words_attend_as_the_text_prints() -> None:
     words = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
     generator = np.random.RandomState(42)
     query, key, value = (torch.tensor(words @ generator.randint(3, size=(3, 3))).double() for _ in range(3))
-    mixed, _ = attend(query, key, value, ScaledDot(Widths(query=3, key=3)), ALL)
+    mixed, _ = weighted_sum(query, key, value, ScaledDot(ScoreWidths(query=3, key=3)), ALL)
     printed = [
         [0.98522025, 1.74174051, 0.75652026],
         [0.90965265, 1.40965265, 0.5],
@@ -52,14 +52,14 @@ def test_one_query_weighs_four_values_as_the_text_prints() -> None:
     query = torch.tensor([[0.6, 1.2, -1.2, 1.8]])
     keys = torch.tensor([[-0.2, 0.4, 1.2, 0.8], [0.2, 0.4, -0.6, 0.6], [-0.6, 0, 0, 0], [0.6, 0, 0, 0]])
     values = torch.tensor([[4.0, 5, 6, 7], [1, 2, 3, 4], [5, 6, 7, 8], [6, 7, 8, 9]])
-    score = Dot(Widths(query=4, key=4))
+    score = Dot(ScoreWidths(query=4, key=4))
     assert torch.allclose(score(query, keys), torch.tensor([[0.36, 2.4, -0.36, 0.36]]))
-    mixed, weights = attend(query, keys, values, score, ALL)
+    mixed, weights = weighted_sum(query, keys, values, score, ALL)
     assert torch.allclose(weights, torch.tensor([[0.098, 0.756, 0.048, 0.098]]), rtol=0, atol=0.001)
     assert torch.allclose(mixed, torch.tensor([[1.98, 2.98, 3.98, 4.98]]), rtol=0, atol=0.01)
 
 
-def said(score: Score, q: Tensor, k: Tensor, place: int) -> float:
+def said(score: ScoreFunction, q: Tensor, k: Tensor, place: int) -> float:
     """Of one query and one key, as the paper writes it."""
     own = {name: value.detach() for name, value in score.named_parameters()}
     match type(score).__name__:
@@ -84,7 +84,7 @@ def said(score: Score, q: Tensor, k: Tensor, place: int) -> float:
     return float(number)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_each_score_is_its_formula(name: str) -> None:
     score, query, keys = drawn(name)
     scores = score(query, keys)
@@ -93,7 +93,7 @@ def test_each_score_is_its_formula(name: str) -> None:
         assert number == pytest.approx(said(score, query[n, q], keys[n, k], k), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_a_score_takes_queries_and_keys_with_nothing_before_them_or_more(name: str) -> None:
     score, query, keys = drawn(name)
     alone = score(query[0], keys[0])
@@ -102,13 +102,13 @@ def test_a_score_takes_queries_and_keys_with_nothing_before_them_or_more(name: s
     assert torch.allclose(nested[3], score(query, keys))
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
     score, query, keys = drawn(name, torch.float32)
     keys = torch.cat((keys, query[:, :1]), dim=1).requires_grad_()  # a key that is a query: no distance
     mask = torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(1)) < 0.7
     mask[1, 2] = False
-    mixed, _ = attend(query.requires_grad_(), keys, torch.randn(2, 8, 3), score, mask)
+    mixed, _ = weighted_sum(query.requires_grad_(), keys, torch.randn(2, 8, 3), score, mask)
     mixed.square().sum().backward()
     looked_at = [query] if name == "location" else [query, keys]
     for leaf in [*looked_at, *score.parameters()]:
@@ -118,7 +118,7 @@ def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
 
 
 def test_both_additive_forms_are_one_where_their_matrices_are() -> None:
-    widths = Widths(query=5, key=3, hidden=6)
+    widths = ScoreWidths(query=5, key=3, hidden=6)
     two, one = Additive(widths), Concatenated(widths)
     one.of_both.weight.data = torch.cat((two.of_query.weight, two.of_key.weight), dim=1).detach()
     one.out.weight = two.out.weight
@@ -136,12 +136,12 @@ def test_an_angle_has_no_length() -> None:
 @pytest.mark.parametrize("name", ["dot", "scaled_dot", "cosine", "gaussian", "learned_gaussian"])
 def test_what_needs_one_width_says_so(name: str) -> None:
     with pytest.raises(ValueError, match="queries and keys of one width, not 5 and 3"):
-        SCORES[name](Widths(query=5, key=3))
+        SCORE_FUNCTIONS[name](ScoreWidths(query=5, key=3))
 
 
 def test_places_are_counted() -> None:
     with pytest.raises(ValueError, match="say how many"):
-        SCORES["location"](Widths(query=5, key=5))
+        SCORE_FUNCTIONS["location"](ScoreWidths(query=5, key=5))
     score, query, _ = drawn("location")
     with pytest.raises(ValueError, match="10 keys are more than the 9 places"):
         score(query, torch.zeros(2, 10, 5))
@@ -171,10 +171,10 @@ def test_a_row_that_sees_nothing_gets_zeros_and_gives_no_gradient() -> None:
     assert scores.grad[:, 0].abs().max() > 0
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_keys_that_are_prepared_score_as_others(name: str) -> None:
     score, query, keys = drawn(name)
     prepared = score.prepare(keys)
     for at in range(3):
-        one = score.compare(query[:, at : at + 1], prepared)
+        one = score.score_prepared(query[:, at : at + 1], prepared)
         assert torch.allclose(one, score(query, keys)[:, at : at + 1], rtol=0, atol=1e-12)

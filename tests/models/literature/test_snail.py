@@ -12,7 +12,14 @@ from polyhead.models.literature.snail import (
     SnailConfig,
     TemporalBlock,
 )
-from polyhead.training.experiments.few_shot import ASKED, Episodes, accuracy, learned, nearest, seen
+from polyhead.training.experiments.few_shot import (
+    TEST_EPISODES,
+    Episodes,
+    accuracy,
+    is_class_seen,
+    nearest_accuracy,
+    train_network,
+)
 
 
 def reach(network: torch.nn.Module, inputs: int, times: int) -> torch.Tensor:
@@ -59,17 +66,17 @@ def test_nothing_said_depends_on_what_comes(attention: tuple[tuple[int, int], ..
 
 def test_episodes_show_each_class_as_often_and_tell_a_label_a_time_late() -> None:
     episodes = Episodes(ways=4, shots=3)
-    inputs, labels = episodes.draw(50, torch.Generator().manual_seed(0))
+    inputs, labels = episodes.sample_batch(50, torch.Generator().manual_seed(0))
     assert inputs.shape == (50, 13, episodes.inputs)
     assert (F.one_hot(labels[:, :-1]).sum(1) == 3).all()
     told = inputs[..., episodes.points :]
     assert torch.equal(told[:, 1:].argmax(-1), labels[:, :-1])
     assert (told[:, 0] == 0).all()
     assert (told[:, 1:].sum(-1) == 1).all()
-    assert seen(torch.tensor([[1, 0, 1, 1, 0, 2]])).tolist() == [[False, False, True, True, True, False]]
-    plain = Episodes(drift=0).draw(200, torch.Generator().manual_seed(0))
-    assert nearest(plain, 16) > 0.9
-    assert nearest(Episodes(drift=3).draw(200, torch.Generator().manual_seed(0)), 16) < 0.7, (
+    assert is_class_seen(torch.tensor([[1, 0, 1, 1, 0, 2]])).tolist() == [[False, False, True, True, True, False]]
+    plain = Episodes(drift=0).sample_batch(200, torch.Generator().manual_seed(0))
+    assert nearest_accuracy(plain, 16) > 0.9
+    assert nearest_accuracy(Episodes(drift=3).sample_batch(200, torch.Generator().manual_seed(0)), 16) < 0.7, (
         "a level that drifts misleads"
     )
 
@@ -77,11 +84,13 @@ def test_episodes_show_each_class_as_often_and_tell_a_label_a_time_late() -> Non
 def test_it_learns_to_compare_with_what_it_was_shown() -> None:
     torch.manual_seed(0)
     episodes = Episodes(drift=0.5)
-    network = Snail(SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.times))
-    asked = episodes.draw(ASKED, torch.Generator().manual_seed(1))
+    network = Snail(SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.length))
+    asked = episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
     assert accuracy(network, asked) < 0.3, "chance is 0.2"
-    learned(episodes, network, steps=130)
+    train_network(episodes, network, steps=130)
     assert accuracy(network, asked) > 0.45
     inputs, labels = asked
-    untold = torch.cat((inputs[..., : episodes.points], torch.zeros(ASKED, episodes.times, episodes.ways)), dim=-1)
+    untold = torch.cat(
+        (inputs[..., : episodes.points], torch.zeros(TEST_EPISODES, episodes.length, episodes.ways)), dim=-1
+    )
     assert accuracy(network, (untold, labels)) < 0.3, "without labels nobody can know"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from polyhead.models.native import build
-from polyhead.models.native.library import library, runnable
+from polyhead.models.native.library import load_library, runnable_targets
 
-needs = pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+needs = pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
 
 
 @pytest.fixture
@@ -19,36 +19,36 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pa
     """Copies of the sources, which count instead of them."""
     copies = [Path(shutil.copy(path, tmp_path)) for path in build.SOURCES]
     monkeypatch.setattr(build, "SOURCES", copies)
-    library.cache_clear()
+    load_library.cache_clear()
     yield copies
-    library.cache_clear()
+    load_library.cache_clear()
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of what would have been compiled."""
     names: list[str] = []
-    monkeypatch.setattr(build, "compiler", lambda: "c++")
-    monkeypatch.setattr(build, "compile_one", lambda command, name: names.append(name))
+    monkeypatch.setattr(build, "find_compiler", lambda: "c++")
+    monkeypatch.setattr(build, "compile_target", lambda command, name: names.append(name))
     return names
 
 
 @needs
 def test_what_was_made_of_other_sources_is_refused(sources: list[Path]) -> None:
-    library(runnable()[0])
-    library.cache_clear()
+    load_library(runnable_targets()[0])
+    load_library.cache_clear()
     with sources[0].open("a") as changed:
         changed.write("// nothing that a structure would show\n")
     with pytest.raises(
         OSError, match=re.escape("other sources; compile it again: python -m polyhead.models.native.build")
     ):
-        library(runnable()[0])
+        load_library(runnable_targets()[0])
 
 
 @needs
 def test_without_sources_there_is_nothing_to_compare(sources: list[Path]) -> None:
     sources.clear()
-    library(runnable()[0])
+    load_library(runnable_targets()[0])
 
 
 @needs

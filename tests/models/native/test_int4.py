@@ -17,15 +17,15 @@ from polyhead.models.checkpoint import gguf_header as metadata
 from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint.gguf_header import COMPILED, ENCODINGS
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.native.library import library, runnable
+from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import INT4, INT4_SHIFTED, INT8, Packed, Precision
+from polyhead.models.native.packed_network import INT4, INT4_SHIFTED, INT8, PackedNetwork, Precision
 from polyhead.models.network.attention import attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import PreBlock, Transformer
-from polyhead.models.quantization.quantize import FINE, STRIDE, calibrate, observed
+from polyhead.models.quantization.quantize import INT4_GROUP, QUERY_STRIDE, calibrate, measure_hessians
 from tests.models.native import test_packed_network as test_native_packing
 from tests.models.native.test_packed_network import linear_of
 from tests.models.native.test_step import (
@@ -42,9 +42,9 @@ from tests.models.native.test_step import (
 )
 from tests.support import gguf_files
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 
-SETS = runnable()
+SETS = runnable_targets()
 
 
 def unpacked(weights: Tensor, instructions: str = SETS[-1]) -> tuple[NDArray[numpy.uint8], NDArray[numpy.float16]]:
@@ -55,14 +55,14 @@ def unpacked(weights: Tensor, instructions: str = SETS[-1]) -> tuple[NDArray[num
 
 
 def value(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float16]) -> Tensor:
-    wide = scales.astype(numpy.float32).repeat(FINE, 1)[:, : codes.shape[1]]
+    wide = scales.astype(numpy.float32).repeat(INT4_GROUP, 1)[:, : codes.shape[1]]
     return torch.from_numpy((codes.astype(numpy.float32) - 8) * wide)
 
 
 def on_grid(choice: torch.Generator, count: int, inputs: int) -> tuple[Tensor, Tensor]:
     """Codes less 8, every one of them somewhere, and powers of two as scales of both signs."""
     codes = torch.randint(-8, 8, (count, inputs), generator=choice).float()
-    scales = 2.0 ** torch.randint(-3, 3, (count, -(-inputs // FINE)), generator=choice)
+    scales = 2.0 ** torch.randint(-3, 3, (count, -(-inputs // INT4_GROUP)), generator=choice)
     return codes, scales * (torch.randint(0, 2, scales.shape, generator=choice) * 2 - 1)
 
 
@@ -73,12 +73,12 @@ def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, output
     """Bit for bit what plain torch makes of the same numbers, the extremes of codes and bytes included."""
     choice = torch.Generator().manual_seed(2)
     codes, scales = on_grid(choice, outputs, inputs)
-    weights = codes * scales.repeat_interleave(FINE, 1)[:, :inputs]
+    weights = codes * scales.repeat_interleave(INT4_GROUP, 1)[:, :inputs]
     if shifted:
         least = 2.0 ** torch.randint(-4, 2, scales.shape, generator=choice) * 3
-        weights = weights + least.repeat_interleave(FINE, 1)[:, :inputs]
-    pack = Packed(library(instructions), LLAMA, "int4")
-    packed = pack.linear([linear_of(weights)])
+        weights = weights + least.repeat_interleave(INT4_GROUP, 1)[:, :inputs]
+    pack = PackedNetwork(load_library(instructions), LLAMA, "int4")
+    packed = pack.pack_linear([linear_of(weights)])
     assert packed.format == (INT4_SHIFTED if shifted else INT4)
     for rows in (1, 2, 3, 4, 7, 8, 9, 12, 13, 40):
         x = torch.zeros(rows, packed.inputs)
@@ -99,14 +99,14 @@ def test_what_was_on_a_grid_is_found_there(instructions: str) -> None:
     codes[1::7] = (codes[1::7] / 4).trunc() * 4
     codes[5] = 0
     scales = (torch.randn(256, 4, generator=choice) * 10.0 ** torch.randint(-7, 3, (256, 4), generator=choice)).half()
-    weights = codes * scales.float().repeat_interleave(FINE, 1)
+    weights = codes * scales.float().repeat_interleave(INT4_GROUP, 1)
     assert torch.equal(value(*unpacked(weights, instructions)), weights)
 
 
 def snapped(weights: Tensor) -> Tensor:
     """Rounded to the nearest, as if nothing else could be done."""
     inputs = weights.size(1)
-    groups = nn.functional.pad(weights, (0, -inputs % FINE)).unflatten(1, (-1, FINE))
+    groups = nn.functional.pad(weights, (0, -inputs % INT4_GROUP)).unflatten(1, (-1, INT4_GROUP))
     scales = (groups.abs().amax(-1, keepdim=True) / 7).half().float()
     return ((groups / scales).round() * scales).flatten(1)[:, :inputs]
 
@@ -121,14 +121,14 @@ def snap(net: Transformer, last: LanguageHead) -> None:
 @pytest.mark.parametrize("instructions", SETS)
 def test_weights_of_more_bits_are_not_rounded_to_four(instructions: str) -> None:
     """One that does not fit, anywhere, keeps its matrix at eight bits; a 32nd of a scale fits, above a least weight."""
-    pack = Packed(library(instructions), LLAMA, "int4")
+    pack = PackedNetwork(load_library(instructions), LLAMA, "int4")
     weights = snapped(torch.randn(40, 100, generator=torch.Generator().manual_seed(3)))
-    assert pack.linear([linear_of(weights)]).format == INT4
+    assert pack.pack_linear([linear_of(weights)]).format == INT4
     for row, column in ((0, 0), (39, 99), (17, 50)):
         other = weights.clone()
         for wrong, format in ((1e-6, INT4_SHIFTED), (0.05, INT8), (3.0e38, INT8), (float("nan"), INT8)):
             other[row, column] = weights[row, column] + wrong
-            assert pack.linear([linear_of(other)]).format == format
+            assert pack.pack_linear([linear_of(other)]).format == format
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -136,10 +136,10 @@ def test_what_was_begun_in_four_bits_leaves_nothing_in_eight(threads: int) -> No
     """The same bytes in the same place as where eight are asked for, although the last output alone does not fit."""
     weights = snapped(torch.randn(64, 128, generator=torch.Generator().manual_seed(3)))
     weights[63, 127] += 0.05
-    packs = [Packed(library(SETS[0]), LLAMA, precision, threads) for precision in ("int4", "int8")]
-    linears = [pack.linear([linear_of(weights)]) for pack in packs]
+    packs = [PackedNetwork(load_library(SETS[0]), LLAMA, precision, threads) for precision in ("int4", "int8")]
+    linears = [pack.pack_linear([linear_of(weights)]) for pack in packs]
     assert [linear.format for linear in linears] == [INT8] * 2
-    for four, eight in zip(packs[0].kept, packs[1].kept, strict=True):
+    for four, eight in zip(packs[0].arrays, packs[1].arrays, strict=True):
         assert numpy.array_equal(four, eight)
     assert packs[0].memory._used == packs[1].memory._used
 
@@ -172,7 +172,7 @@ def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None
         codes, scales = unpacked(block.mlp.down.weight.detach())  # type: ignore[union-attr, arg-type]
         assert (scales.reshape(-1).view(numpy.uint16) == blocks[:, :2].copy().view(numpy.uint16)[:, 0]).all()
         pairs = blocks[:, 2:]
-        assert (codes.reshape(-1, FINE) == numpy.concatenate([pairs & 15, pairs >> 4], 1)).all()
+        assert (codes.reshape(-1, INT4_GROUP) == numpy.concatenate([pairs & 15, pairs >> 4], 1)).all()
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -234,14 +234,16 @@ def test_values_are_judged_by_what_attention_makes_of_them() -> None:
     net = network(LLAMA)
     block = cast(PreBlock, net.blocks[0])
     attention = block.attention
-    x, frame = net.open(Ragged.of([list(range(STRIDE))]))
-    found = observed(block, [(x, frame)], [attention.value])[0]
+    x, frame = net.embed(RaggedBatch.of([list(range(QUERY_STRIDE))]))
+    found = measure_hessians(block, [(x, frame)], [attention.value])[0]
     inputs = block.attention_norm(x)
     shares: list[Tensor] = []
 
     def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-        places = torch.eye(STRIDE, query.size(3)).expand_as(value)
-        shares.append(attend(query, key, places, mask, scale).unflatten(-1, (-1, query.size(3)))[0, -1, :, :STRIDE])
+        places = torch.eye(QUERY_STRIDE, query.size(3)).expand_as(value)
+        shares.append(
+            attend(query, key, places, mask, scale).unflatten(-1, (-1, query.size(3)))[0, -1, :, :QUERY_STRIDE]
+        )
         return attend(query, key, value, mask, scale)
 
     attention.mix = mix
@@ -256,9 +258,9 @@ def test_threads_pack_the_same(precision: Precision, count: int) -> None:
     weights = snapped(torch.randn(count, 100, generator=torch.Generator().manual_seed(3)))
 
     def packed(threads: int) -> bytes:
-        pack = Packed(library(SETS[0]), LLAMA, precision, threads)
-        pack.linear([linear_of(weights), linear_of(weights)], gated=True)
-        return b"".join(array.tobytes() for array in pack.kept)
+        pack = PackedNetwork(load_library(SETS[0]), LLAMA, precision, threads)
+        pack.pack_linear([linear_of(weights), linear_of(weights)], gated=True)
+        return b"".join(array.tobytes() for array in pack.arrays)
 
     assert packed(1) == packed(3)
 
@@ -270,7 +272,7 @@ def test_blocks_are_decoded_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatc
     raw = gguf_files.random_blocks(kind, rows, columns)
     expected = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind])).view(-1)
     for name in SETS:
-        monkeypatch.setattr(metadata, "fastest", lambda name=name: library(name))
+        monkeypatch.setattr(metadata, "load_fastest", lambda name=name: load_library(name))
         out = torch.empty(rows * columns)
         ENCODINGS[kind].decode(bytearray(raw.tobytes()), out)
         assert torch.equal(out, expected)

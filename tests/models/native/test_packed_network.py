@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from polyhead.models.checkpoint import load_estimate as estimate
-from polyhead.models.native.library import Linear, library
+from polyhead.models.native.library import Linear, load_library
 from polyhead.models.native.packed_network import (
-    BITS,
     COLUMNS,
     INT4,
     INT4_SHIFTED,
     INT8,
     INT8_SHIFTED,
-    Packed,
+    WEIGHT_BITS,
+    PackedNetwork,
     Precision,
 )
-from polyhead.models.native.step_memory import widened
+from polyhead.models.native.step_memory import int8_bits
 from tests.models.native.test_step import LLAMA, SETS, multiplied, pytestmark
 from tests.support import gguf_files
 
@@ -60,10 +60,10 @@ def unpacked(linear: Linear, count: int, inputs: int) -> Unpacked:
     """The first `count` outputs and `inputs` of a packed matrix; see src/gemm.hpp."""
     eight, shifted = linear.format in (INT8, INT8_SHIFTED), linear.format in (INT4_SHIFTED, INT8_SHIFTED)
     groups, size = linear.inputs // GROUP, GROUP * COLUMNS // (1 if eight else 2)
-    assert linear.outputs * linear.inputs * BITS[linear.format] / 8 == linear.outputs // COLUMNS * groups * (
+    assert linear.outputs * linear.inputs * WEIGHT_BITS[linear.format] / 8 == linear.outputs // COLUMNS * groups * (
         size + COLUMNS * (4 if shifted else 2)
     )
-    taken = int(linear.outputs * linear.inputs * BITS[linear.format] / 8)
+    taken = int(linear.outputs * linear.inputs * WEIGHT_BITS[linear.format] / 8)
     raw = numpy.frombuffer(ctypes.string_at(linear.weights, taken), numpy.uint8)
     blocks = raw.reshape(linear.outputs // COLUMNS, groups, -1)  # [B, G, bytes]
     if eight:
@@ -82,8 +82,8 @@ def unpacked(linear: Linear, count: int, inputs: int) -> Unpacked:
 
 
 def packed(weights: Tensor, precision: Precision, instructions: str = SETS[-1] if SETS else "") -> Unpacked:
-    pack = Packed(library(instructions), LLAMA, precision)
-    return unpacked(pack.linear([linear_of(weights)]), *weights.shape)
+    pack = PackedNetwork(load_library(instructions), LLAMA, precision)
+    return unpacked(pack.pack_linear([linear_of(weights)]), *weights.shape)
 
 
 def stored(kind: str, count: int = 77, inputs: int = 256, scale: float = 0.07) -> tuple[NDArray[numpy.uint8], Tensor]:
@@ -203,7 +203,7 @@ def test_a_weight_that_is_no_number_makes_its_output_none(
     _, weights = stored("Q4_0")
     weights[50, 77] = wrong
     x = torch.randn(3, weights.size(1), generator=torch.Generator().manual_seed(1))
-    out = multiplied(Packed(library(instructions), LLAMA, precision), linear_of(weights), x)
+    out = multiplied(PackedNetwork(load_library(instructions), LLAMA, precision), linear_of(weights), x)
     assert (out.isfinite().all(0) == (torch.arange(77) != 50)).all()
 
 
@@ -224,8 +224,8 @@ def test_matrices_of_several_kinds_share_a_format(
 ) -> None:
     """One that holds both; where there is none all are rounded to 8 bits."""
     both = [stored(kind)[1] for kind in kinds]
-    pack = Packed(library(SETS[0]), LLAMA, precision)
-    found = unpacked(pack.linear([linear_of(each) for each in both]), 154, 256)
+    pack = PackedNetwork(load_library(SETS[0]), LLAMA, precision)
+    found = unpacked(pack.pack_linear([linear_of(each) for each in both]), 154, 256)
     weights = torch.cat(both)
     assert found.format == format
     assert torch.equal(found.weights(), weights) == exactly
@@ -235,9 +235,9 @@ def test_matrices_of_several_kinds_share_a_format(
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_format_is_known_before_it_is_packed(kind: str, precision: Precision) -> None:
-    estimated = BITS[estimate.FOUND.get(kind, INT8)]
-    taken = BITS[packed(stored(kind)[1], precision).format]
-    assert taken == (widened(estimated) if precision == "int8" else estimated)
+    estimated = WEIGHT_BITS[estimate.FOUND.get(kind, INT8)]
+    taken = WEIGHT_BITS[packed(stored(kind)[1], precision).format]
+    assert taken == (int8_bits(estimated) if precision == "int8" else estimated)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from polyhead.models.native import build
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from tests.support.places import ROOT
 
 FLAGS = (
@@ -54,7 +54,7 @@ def sanitized(
 ) -> tuple[Path, list[str]]:
     """The folder of a library with sanitizers, and their runtimes.  It is compiled again only when something changed.
     Skips where that cannot be done."""
-    command = build.compiler()
+    command = build.find_compiler()
     if command is None:
         pytest.skip("no C++ compiler is here")
     if len(found := runtimes(command, names)) < len(names):
@@ -64,8 +64,8 @@ def sanitized(
     stamp = hashlib.sha256("\0".join((version, *flags)).encode()).hexdigest()[:16]
     assert config.cache is not None
     folder = config.cache.mkdir(f"sanitized-{stamp}")
-    if build.stale(folder / f"{instructions}.so"):
-        build.compile_one(command, instructions, *flags, out=folder)
+    if build.is_stale(folder / f"{instructions}.so"):
+        build.compile_target(command, instructions, *flags, out=folder)
     return folder, found
 
 
@@ -100,14 +100,14 @@ def test_nothing_is_reported_of_the_portable_step(pytestconfig: pytest.Config) -
 
 @pytest.mark.timeout(1200)
 def test_nothing_is_reported_of_the_fastest_step(pytestconfig: pytest.Config) -> None:
-    if not runnable() or runnable()[0] == "portable":
+    if not runnable_targets() or runnable_targets()[0] == "portable":
         pytest.skip("the portable step is the fastest that runs here")
-    folder, first = sanitized(pytestconfig, runnable()[0])
-    judge(folder, runnable()[0], first)
+    folder, first = sanitized(pytestconfig, runnable_targets()[0])
+    judge(folder, runnable_targets()[0], first)
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("instructions", runnable())
+@pytest.mark.parametrize("instructions", runnable_targets())
 def test_nothing_is_reported_of_random_rows(pytestconfig: pytest.Config, instructions: str, seconds: float) -> None:
     """Other rows in each run; the number of the round is in the report."""
     if not seconds:

@@ -7,23 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.models.core.errors import RowsError
-from polyhead.models.executors.contract import Rows
+from polyhead.models.core.errors import StepInputError
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of, tables, texts
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 
 LENGTHS = (1, 17, 150)  # the last in two panels
 BLOCKS = 160
 
 
-def rows(config: ModelConfig, *, cached: bool) -> Rows:
+def rows(config: ModelConfig, *, cached: bool) -> StepInput:
     asked = texts(config, LENGTHS)
     blocks = tables(LENGTHS, random.Random(1)) if cached else [[] for _ in asked]
     return rows_of(list(zip(asked, [0] * len(asked), blocks, strict=True)), last_only=False)
@@ -32,7 +32,7 @@ def rows(config: ModelConfig, *, cached: bool) -> Rows:
 @torch.inference_mode()
 def reference(net: Transformer, config: ModelConfig) -> Tensor:
     """[depth, T, W] block by block, without an executor."""
-    x, frame = net.open(Ragged.of(texts(config, LENGTHS)))
+    x, frame = net.embed(RaggedBatch.of(texts(config, LENGTHS)))
     states = []
     for block in net.blocks:
         x = block(x, frame)
@@ -55,7 +55,7 @@ def test_states_equal_torch_in_float32(name: str, threads: int) -> None:
     torch.testing.assert_close(native.step(asked), out, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("instructions", runnable())
+@pytest.mark.parametrize("instructions", runnable_targets())
 def test_whoever_takes_states_changes_no_answer(instructions: str) -> None:
     config = GENERATORS["llama"]
     executor = NativeExecutor(network(config), head(config), block_count=BLOCKS, threads=2, instructions=instructions)
@@ -71,5 +71,5 @@ def test_states_need_all_rows() -> None:
     config = ENCODERS["bert"]
     asked = replace(rows(config, cached=False), wanted=[0])
     for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
-        with pytest.raises(RowsError, match="wanted"):
+        with pytest.raises(StepInputError, match="wanted"):
             executor.step_with_states(asked)

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyhead.models.checkpoint.description import unsound
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.checkpoint.description import invalid_fields
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.native.library import library, runnable
+from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import Packed, Precision
+from polyhead.models.native.packed_network import PackedNetwork, Precision
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 
-SETS = runnable()
+SETS = runnable_targets()
 LLAMA = ModelConfig(
     vocab_size=77,
     width=48,
@@ -131,15 +131,15 @@ def texts(config: ModelConfig, lengths: tuple[int, ...] = LENGTHS) -> list[list[
     return [[choice.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
 
 
-def rows_of(parts: list[tuple[list[int], int, list[int]]], last_only: bool = True) -> Rows:
+def rows_of(parts: list[tuple[list[int], int, list[int]]], last_only: bool = True) -> StepInput:
     """Each part: tokens, the position of the first, and the blocks of the whole sequence."""
     starts = list(accumulate((len(tokens) for tokens, _, _ in parts), initial=0))
-    return Rows(
+    return StepInput(
         tokens=[token for tokens, _, _ in parts for token in tokens],
         positions=[first + i for tokens, first, _ in parts for i in range(len(tokens))],
         starts=starts,
-        tables=[table for _, _, table in parts],
-        wanted=[end - 1 for end in starts[1:]] if last_only else list(range(starts[-1])),
+        block_tables=[table for _, _, table in parts],
+        output_rows=[end - 1 for end in starts[1:]] if last_only else list(range(starts[-1])),
     )
 
 
@@ -176,9 +176,9 @@ def test_the_likeliest_is_the_first_of_the_largest(words: int, instructions: str
         ].clone()  # whatever is likeliest, twice
     executor = NativeExecutor(network(config), last, block_count=BLOCKS, threads=2, instructions=instructions)
     logits = whole(config, executor)
-    assert executor.likeliest == [int((row == row.max()).nonzero()[0]) for row in logits]
-    executor.step(Rows([1], [0], [0, 1], [[3]], []))
-    assert executor.likeliest == []
+    assert executor.argmax == [int((row == row.max()).nonzero()[0]) for row in logits]
+    executor.step(StepInput([1], [0], [0, 1], [[3]], []))
+    assert executor.argmax == []
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -189,7 +189,7 @@ def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> Non
     rows = rows_of([(tokens, 0, []) for tokens in asked], last_only=False)
     if config.segments:
         rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
-    for wanted in (rows.wanted, rows.wanted[::7]):
+    for wanted in (rows.output_rows, rows.output_rows[::7]):
         some = replace(rows, wanted=wanted)
         executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
         torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
@@ -207,7 +207,7 @@ ODD_ENCODERS = {
 def test_whatever_a_configuration_says_is_computed(name: str, instructions: str) -> None:
     """At the edges of what `unsound` lets through."""
     config = ODD_ENCODERS[name]
-    assert not [*unsound(config)]
+    assert not [*invalid_fields(config)]
     net, rows = network(config), rows_of([(tokens, 0, []) for tokens in texts(config)], last_only=False)
     executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
     torch.testing.assert_close(executor.step(rows), TorchExecutor(net).step(rows), rtol=2e-4, atol=2e-4)
@@ -277,8 +277,8 @@ def test_company_changes_no_text(name: str, instructions: str, precision: Precis
         assert torch.equal(alone, together[starts[n] : starts[n + 1]])
 
 
-def multiplied(pack: Packed, linear: nn.Linear, x: Tensor) -> Tensor:
-    packed = pack.linear([linear])
+def multiplied(pack: PackedNetwork, linear: nn.Linear, x: Tensor) -> Tensor:
+    packed = pack.pack_linear([linear])
     padded = torch.zeros(x.size(0), packed.inputs)
     padded[:, : x.size(1)] = x
     out = torch.empty(x.size(0), packed.outputs)
@@ -300,7 +300,7 @@ def test_integers_are_multiplied_exactly(instructions: str, inputs: int, outputs
     choice = torch.Generator().manual_seed(2)
     linear = nn.Linear(inputs, outputs, bias=False)
     linear.weight = nn.Parameter(whole_numbers(choice, outputs, inputs))
-    pack = Packed(library(instructions), LLAMA, "int8")
+    pack = PackedNetwork(load_library(instructions), LLAMA, "int8")
     for rows in (1, 2, 3, 4, 7, 11, 12, 13, 40):
         x = whole_numbers(choice, rows, inputs)
         assert torch.equal(multiplied(pack, linear, x), (x.double() @ linear.weight.double().T).float())
@@ -319,8 +319,8 @@ def test_what_is_no_number_stays_with_its_sequence(instructions: str, spoil: flo
     expected = executor.step(rows_of([(clean, 0, [3])])).clone()
     logits = executor.step(rows_of([([5, 7, 5], 0, [1]), (clean, 0, [2])])).clone()
     assert not logits[0].isfinite().any()
-    assert executor.likeliest == [-1, int(expected.argmax())]
+    assert executor.argmax == [-1, int(expected.argmax())]
     assert torch.equal(logits[1:], expected)
-    assert executor.poisoned == {1}
+    assert executor.nonfinite_blocks == {1}
     assert torch.equal(executor.step(rows_of([(clean, 0, [1])])), expected)
-    assert not executor.poisoned
+    assert not executor.nonfinite_blocks

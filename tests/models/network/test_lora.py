@@ -14,24 +14,24 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from polyhead.models.checkpoint import Checkpoint, describe, load
-from polyhead.models.checkpoint.unmerged_adapter import MOST_RANK, Trunk
-from polyhead.models.core.errors import CheckpointError, RowsError, UnsupportedError
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.checkpoint import Checkpoint, describe_source, load
+from polyhead.models.checkpoint.unmerged_adapter import MAX_RANK, BaseModel
+from polyhead.models.core.errors import CheckpointError, StepInputError, UnsupportedError
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_head_invariant, make_invariant
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.service.cli.check import checked
-from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.core.errors import BadRequest, Conflict, NoRoom, NotFound, StepFailed, Unavailable
-from polyhead.service.core.request import Encode, Encoded, Failed, Table, Task
-from polyhead.service.engine.encoder_worker import Encoder
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.head_outputs import Head
-from polyhead.service.runtime.memory_budget import Budget, need_beside
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.cli.check import check_models
+from polyhead.service.config.settings import Settings, SettingsError, read_settings
+from polyhead.service.core.errors import BadRequest, Conflict, InsufficientMemory, NotFound, StepFailed, Unavailable
+from polyhead.service.core.request import Encode, Failed, HeadOutput, Task, TokenOutputs
+from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.head_outputs import OutputHead
+from polyhead.service.runtime.memory_budget import MemoryBudget, adapter_memory_need
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.models.architectures.test_encoder_families import CASES, saved
 from tests.models.checkpoint.test_merged_adapter import adapted, classifier, edit, generator, overlay, retensor
 from tests.service.api.operations.test_admin import Client
@@ -43,7 +43,7 @@ from tests.support.engine_fakes import ask, finish, generate
 TEXT = "A good film"
 IDS = (2, 5, 6, 7, 8, 9, 30, 31, 32, 3)
 EVERYWHERE = ["query", "key", "value", "dense"]
-COMPILED = pytest.mark.skipif(not runnable(), reason="the compiled step is not there")
+COMPILED = pytest.mark.skipif(not runnable_targets(), reason="the compiled step is not there")
 Make = Callable[[Checkpoint], Executor]
 
 
@@ -64,18 +64,18 @@ def narrow(loaded: Checkpoint, blocks: int = 0) -> Executor:
     return compiled(loaded, blocks, precision="int8", threads=2)
 
 
-def rows(*sequences: Sequence[int], adapters: list[int] | None) -> Rows:
+def rows(*sequences: Sequence[int], adapters: list[int] | None) -> StepInput:
     starts = list(accumulate(map(len, sequences), initial=0))
     tables, first = [], 0
     for sequence in sequences:
         tables.append(list(range(first, first - (-len(sequence) // 16))))
         first += len(tables[-1])
-    return Rows(
+    return StepInput(
         tokens=[token for sequence in sequences for token in sequence],
         positions=[position for sequence in sequences for position in range(len(sequence))],
         starts=starts,
-        tables=tables,
-        wanted=list(range(starts[-1])),
+        block_tables=tables,
+        output_rows=list(range(starts[-1])),
         adapters=adapters,
     )
 
@@ -87,9 +87,9 @@ def states(executor: Executor, number: int, ids: Sequence[int] = IDS) -> Tensor:
 
 def laid(base: Path, folder: Path) -> tuple[Any, Any, Any]:
     """A trunk, and what an adapter over it adds."""
-    trunk = Trunk(describe(str(base)))
-    found = trunk.lay(folder)
-    return (found, *trunk.read(found, torch.float32, torch.device("cpu")))
+    trunk = BaseModel(describe_source(str(base)))
+    found = trunk.plan_adapter(folder)
+    return (found, *trunk.load_adapter(found, torch.float32, torch.device("cpu")))
 
 
 MAKES = [by_torch, pytest.param(exact, marks=COMPILED)]
@@ -159,7 +159,10 @@ def test_families_whose_matrices_lie_otherwise(tmp_path: Path, name: str) -> Non
     merged = load(f"{base}+{tmp_path / 'a'}")
     with torch.inference_mode():
         wanted = merged.head(states(by_torch(merged), 0), [0, len(IDS)])
-        for executor in (by_torch(load(str(base))), *([exact(load(str(base)))] if runnable() and not foreign else [])):
+        for executor in (
+            by_torch(load(str(base))),
+            *([exact(load(str(base)))] if runnable_targets() and not foreign else []),
+        ):
             got = states(executor, executor.attach(lora))
             assert float((head(got, [0, len(IDS)]) - wanted).abs().max()) < 1e-4
             assert float((head(states(executor, 0), [0, len(IDS)]) - wanted).abs().max()) > 1e-3
@@ -180,11 +183,13 @@ def several(base: Path, folder: Path) -> list[Any]:
         {"target_modules": EVERYWHERE, "r": 8},
         {"target_modules": ["intermediate.dense"], "r": 1, "use_rslora": True},
     ]
-    trunk = Trunk(describe(str(base)))
+    trunk = BaseModel(describe_source(str(base)))
     found = []
     for number, settings in enumerate(kinds):
         adapted(tf.AutoModel.from_pretrained(base), folder / str(number), **settings)
-        found.append(trunk.read(trunk.lay(folder / str(number)), torch.float32, torch.device("cpu"))[0])
+        found.append(
+            trunk.load_adapter(trunk.plan_adapter(folder / str(number)), torch.float32, torch.device("cpu"))[0]
+        )
     return found
 
 
@@ -235,7 +240,7 @@ def test_what_is_detached_is_gone(tiny_embedder: Path, tmp_path: Path, make: Mak
     assert kept() is None
     assert torch.equal(states(executor, numbers[0]), before)
     assert executor.attach(first) not in numbers
-    with pytest.raises(RowsError, match="is not attached"):
+    with pytest.raises(StepInputError, match="is not attached"):
         states(executor, numbers[1])
 
 
@@ -249,20 +254,22 @@ def test_deterministic_torch_refuses_by_name(tiny_embedder: Path, tmp_path: Path
 # Workers
 
 
-def reader(base: Path, folder: Path, kinds: Sequence[str]) -> tuple[Encoder, list[int]]:
+def reader(base: Path, folder: Path, kinds: Sequence[str]) -> tuple[EncoderWorker, list[int]]:
     """An encoder with an adapter of each kind."""
-    trunk, loaded = Trunk(describe(str(base))), load(str(base))
-    make = exact if runnable() else by_torch
-    worker = Encoder(make(loaded), cast(Head, loaded.head), model="base", task=loaded.task, token_budget=400)
+    trunk, loaded = BaseModel(describe_source(str(base))), load(str(base))
+    make = exact if runnable_targets() else by_torch
+    worker = EncoderWorker(
+        make(loaded), cast(OutputHead, loaded.head), model="base", task=loaded.task, token_budget=400
+    )
     numbers = []
     for index, kind in enumerate(kinds):
         model = cast(Any, HEADS[kind][0]).from_pretrained(base)
         adapted(model, folder / str(index), task_type=kind, target_modules=["query", "value"], r=2 + index)
-        found = trunk.lay(folder / str(index))
-        lora, head = trunk.read(found, torch.float32, torch.device("cpu"))
+        found = trunk.plan_adapter(folder / str(index))
+        lora, head = trunk.load_adapter(found, torch.float32, torch.device("cpu"))
         if head is not None:
             make_head_invariant(head)
-        numbers.append(worker.attach(lora, cast(Task, found.what.head.task), cast(Any, head)))
+        numbers.append(worker.attach(lora, cast(Task, found.description.head.task), cast(Any, head)))
     return worker, numbers
 
 
@@ -278,14 +285,14 @@ def test_one_step_for_all_adapters_each_read_by_its_head(tiny_embedder: Path, tm
     for request, ticket in zip(requests, tickets, strict=True):
         [alone] = ask(worker, request)
         finish(worker)
-        if runnable():
+        if runnable_targets():
             assert alone.events == ticket.events
         answer = ticket.events[0]
         if request.adapter == numbers[1]:
-            assert isinstance(answer, Table)
+            assert isinstance(answer, TokenOutputs)
             assert answer.scores.shape[0] == len(request.rows or request.tokens)
         else:
-            assert isinstance(answer, Encoded)
+            assert isinstance(answer, HeadOutput)
             assert len(answer.values) == (2 if request.adapter in (numbers[0], numbers[3]) else 32)
     worker.detach(numbers[0])
     with pytest.raises(KeyError):
@@ -303,7 +310,7 @@ def test_an_adapter_that_computes_no_numbers_is_refused(tiny_embedder: Path, tmp
 
 
 def test_no_prefix_is_shared_between_adapters(tiny_generator: Path, tmp_path: Path) -> None:
-    worker = Generator((exact if runnable() else by_torch)(load(str(tiny_generator)), 64), model="base")  # type: ignore[operator]
+    worker = GeneratorWorker((exact if runnable_targets() else by_torch)(load(str(tiny_generator)), 64), model="base")  # type: ignore[operator]
     merged, numbers = [], []
     for seed, targets in enumerate((["q_proj", "v_proj"], ["gate_proj", "down_proj"])):
         settings = {"task_type": "CAUSAL_LM", "target_modules": targets, "r": 4 + seed}
@@ -344,16 +351,16 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
         edit(folder, **changes)
         return folder
 
-    trunk = Trunk(describe(str(tiny_embedder)))
+    trunk = BaseModel(describe_source(str(tiny_embedder)))
     with pytest.raises(UnsupportedError, match="use_dora"):
-        trunk.lay(bad(use_dora=True))
+        trunk.plan_adapter(bad(use_dora=True))
     adapted(generator(tiny_generator), tmp_path / "other", target_modules=["q_proj"])
     with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.0.*to merge it into"):
-        trunk.lay(tmp_path / "other")
+        trunk.plan_adapter(tmp_path / "other")
     adapted(classifier(tiny_generator), tmp_path / "judge", task_type="SEQ_CLS", target_modules=["q_proj"])
-    talking = Trunk(describe(str(tiny_generator)))
+    talking = BaseModel(describe_source(str(tiny_generator)))
     with pytest.raises(UnsupportedError, match=r"it is to classify.*is to generate.*load it merged"):
-        talking.lay(tmp_path / "judge")
+        talking.plan_adapter(tmp_path / "judge")
     name = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_{}.weight"
 
     def high(tensors: dict[str, Tensor]) -> None:
@@ -361,8 +368,8 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
 
     folder = bad(rank_pattern={"layer.0.attention.self.query": 300})
     retensor(folder, high)
-    with pytest.raises(UnsupportedError, match=f"its rank is 300, and at most {MOST_RANK}"):
-        trunk.lay(folder)
+    with pytest.raises(UnsupportedError, match=f"its rank is 300, and at most {MAX_RANK}"):
+        trunk.plan_adapter(folder)
 
     def norm(tensors: dict[str, Tensor]) -> None:
         tensors["base_model.model.bert.embeddings.LayerNorm.weight"] = torch.ones(32)
@@ -370,15 +377,16 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
     folder = bad()
     retensor(folder, norm)
     with pytest.raises(UnsupportedError, match=r"it changes embedding_norm\.weight, which all adapters.*merged"):
-        trunk.lay(folder)
+        trunk.plan_adapter(folder)
     assert load(f"{tiny_embedder}+{folder}").task == "classify"
 
 
 def test_what_heads_have_of_the_trunk_is_there_once(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
     shutil.copytree(spam, tmp_path / "copy")
-    trunk = Trunk(describe(str(tiny_embedder)))
+    trunk = BaseModel(describe_source(str(tiny_embedder)))
     heads = [
-        trunk.read(trunk.lay(folder), torch.float32, torch.device("cpu"))[1] for folder in (spam, tmp_path / "copy")
+        trunk.load_adapter(trunk.plan_adapter(folder), torch.float32, torch.device("cpu"))[1]
+        for folder in (spam, tmp_path / "copy")
     ]
     one, other = (cast(Any, head) for head in heads)
     assert one.dense.weight is other.dense.weight
@@ -389,17 +397,17 @@ def test_what_heads_have_of_the_trunk_is_there_once(tiny_embedder: Path, spam: P
 
 
 def test_settings_name_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(read({"models": ["base:a=./a", "base=./b"]}).models) == ["base:a", "base"]
+    assert list(read_settings({"models": ["base:a=./a", "base=./b"]}).models) == ["base:a", "base"]
     for name in ("base:", ":a", "base:a:b", "base:-a"):
         with pytest.raises(SettingsError, match="is no name"):
-            read({"models": [f"{name}=./a", "base=./b"]})
+            read_settings({"models": [f"{name}=./a", "base=./b"]})
     with pytest.raises(SettingsError, match="'base:a' is an adapter of 'base', which is not served"):
-        read({"models": ["base:a=./a"]})
+        read_settings({"models": ["base:a=./a"]})
     with pytest.raises(SettingsError, match="is no name"):
-        read({"api_keys": ["a:b=a-long-secret-key"]})
+        read_settings({"api_keys": ["a:b=a-long-secret-key"]})
 
 
-async def answer(served: Registry, name: str, tokens: tuple[int, ...] = IDS) -> Any:
+async def answer(served: ModelRegistry, name: str, tokens: tuple[int, ...] = IDS) -> Any:
     model = next(model for model in served.models() if model.name == name)
     [stream] = served.submit(model, [Encode(name, tokens, adapter=model.adapter)])
     return await anext(stream)
@@ -413,7 +421,7 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
         target_modules=["key"],
     )
 
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         base, judge, tags = (
             next(m for m in served.models() if m.name == n) for n in ("base", "base:spam", "base:tags")
@@ -421,7 +429,7 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
         assert (base.task, judge.task, tags.task) == ("embed", "classify", "tag")
         assert (judge.labels, len(tags.labels)) == (("ham", "spam"), 5)
         assert judge.tokenizer is base.tokenizer
-        known = {each.name: each for each in served.known()}
+        known = {each.name: each for each in served.model_statuses()}
         assert 0 < known["base:spam"].memory < known["base"].memory / 10
         alone = [await answer(served, name) for name in ("base", "base:spam")]
         streams = [
@@ -450,21 +458,23 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
 
 def test_what_adapters_take_is_told_before(tiny_embedder: Path, spam: Path) -> None:
     models = {"base": str(tiny_embedder), "base:spam": str(spam)}
-    found = checked(Settings(models=models))
+    found = check_models(Settings(models=models))
     assert found.fits
-    assert "base:spam" in found.said
-    needed = need_beside("base:spam", Trunk(describe(str(tiny_embedder))).lay(spam), placed(Settings()))
+    assert "base:spam" in found.report
+    needed = adapter_memory_need(
+        "base:spam", BaseModel(describe_source(str(tiny_embedder))).plan_adapter(spam), choose_placement(Settings())
+    )
     assert 2 * 2 * 2 * 4 * 32 * 4 < needed.total < 20_000  # queries and values of two layers, of rank 4
-    with pytest.raises(NoRoom, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):
-        Budget(1000, Settings()).take_beside(needed)
+    with pytest.raises(InsufficientMemory, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):
+        MemoryBudget(1000, Settings()).reserve_adapter(needed)
 
 
 def test_a_broken_adapter_leaves_the_others_alone(tiny_embedder: Path, spam: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         assert [model.name for model in served.models()] == ["base", "base:spam"]
-        assert "adapter_config.json" in served.states()["base:cut"].why
-        assert "could not be loaded" in served.states()["lost:spam"].why
+        assert "adapter_config.json" in served.states()["base:cut"].reason
+        assert "could not be loaded" in served.states()["lost:spam"].reason
 
     models = {
         "base": tiny_embedder,
@@ -512,12 +522,12 @@ def test_an_adapter_comes_and_goes_while_its_trunk_serves(tiny_embedder: Path, s
 def test_what_runs_when_an_adapter_goes_ends(tiny_generator: Path, tmp_path: Path) -> None:
     adapted(generator(tiny_generator), tmp_path, task_type="CAUSAL_LM", target_modules=["q_proj"])
 
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         _, model = served.models()
         [stream] = served.submit(model, [generate(IDS, 200, adapter=model.adapter)])
         change = served.unload("base:a", 0)
-        await change.end()
+        await change.wait_and_raise()
         *_, last = [event async for event in stream]
         assert isinstance(last, Failed)
         assert "base:a" in last.error.message

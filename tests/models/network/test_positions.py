@@ -10,17 +10,17 @@ from torch.nn import functional as F
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from polyhead.models.core.errors import InvarianceError, UnsupportedError
-from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import make_invariant
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import unfit
+from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.positions import LinearBias
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.network.varlen import suits
+from polyhead.models.network.varlen import is_supported
 
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
 SHAPE: dict[str, Any] = dict(
@@ -96,9 +96,9 @@ def dense(made: Any, sequence: list[int]) -> Tensor:
 @torch.no_grad()
 def test_packed_equals_the_formula_of_each_sequence_alone(name: str) -> None:
     made = network(CONFIGS[name])
-    states = made(Ragged.of(SEQUENCES))
+    states = made(RaggedBatch.of(SEQUENCES))
     assert torch.allclose(states, torch.cat([dense(made, sequence) for sequence in SEQUENCES]), atol=1e-5)
-    assert torch.allclose(made(Ragged.of(SEQUENCES[:1])), states[: len(SEQUENCES[0])], atol=1e-5)
+    assert torch.allclose(made(RaggedBatch.of(SEQUENCES[:1])), states[: len(SEQUENCES[0])], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -112,20 +112,20 @@ def test_chunks_over_the_cache_equal_the_whole(name: str, block_size: int) -> No
     tables = [[free.pop() for _ in range(-(-len(s) // block_size))] for s in SEQUENCES]
     done, collected = [0] * 4, [[torch.empty(0, 50)] for _ in SEQUENCES]
     for step in ({0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}):
-        rows = Rows([], [], [0], [], [])
+        rows = StepInput([], [], [0], [], [])
         for n, count in step.items():
             span = range(done[n], done[n] + count)
             rows.tokens.extend(SEQUENCES[n][p] for p in span)
             rows.positions.extend(span)
             rows.starts.append(len(rows.tokens))
-            rows.tables.append(tables[n])
+            rows.block_tables.append(tables[n])
             done[n] += count
-        rows.wanted.extend(range(len(rows.tokens)))
+        rows.output_rows.extend(range(len(rows.tokens)))
         logits = executor.step(rows)
         for i, n in enumerate(step):
             collected[n].append(logits[rows.starts[i] : rows.starts[i + 1]])
     assert done == [len(sequence) for sequence in SEQUENCES]
-    whole = head(made(Ragged.of(SEQUENCES)))
+    whole = head(made(RaggedBatch.of(SEQUENCES)))
     assert torch.allclose(torch.cat([torch.cat(rows) for rows in collected]), whole, atol=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_chunks_over_the_cache_equal_the_whole(name: str, block_size: int) -> No
 def test_distances_make_a_difference(name: str) -> None:
     """The same tokens in another order have other states: nothing else says where a token is."""
     made = network(CONFIGS[name])
-    states = made(Ragged.of([[5, 5, 6, 7], [5, 6, 5, 7]]))
+    states = made(RaggedBatch.of([[5, 5, 6, 7], [5, 6, 5, 7]]))
     assert float((states[3] - states[7]).abs().max()) > 1e-3
 
 
@@ -147,7 +147,7 @@ def test_rates_are_those_of_the_authors(heads: int) -> None:
 
 def test_vectors_learn_from_all_their_distances() -> None:
     made = network(CONFIGS["relative-both-ways"])
-    made(Ragged.of(SEQUENCES)).square().sum().backward()
+    made(RaggedBatch.of(SEQUENCES)).square().sum().backward()
     for block in made.blocks:
         for table in (block.attention.relative.keys, block.attention.relative.values):  # type: ignore[union-attr]
             assert (table.weight.grad.abs().amax(1) > 0).all()  # type: ignore[union-attr]
@@ -158,9 +158,9 @@ def test_vectors_learn_from_all_their_distances() -> None:
 )
 def test_what_cannot_compute_them_says_so(position: str, reason: str) -> None:
     config = CONFIGS[position]
-    assert reason in unfit(config)
-    assert not suits(config)
-    assert suits(replace(config, position="learned"))
+    assert reason in unsupported_reason(config)
+    assert not is_supported(config)
+    assert is_supported(replace(config, position="learned"))
     with pytest.raises(UnsupportedError, match=reason):
         NativeExecutor(network(config), precision="float32")
 
@@ -169,8 +169,8 @@ def test_what_cannot_compute_them_says_so(position: str, reason: str) -> None:
 def test_a_bias_is_held_to_the_bit_and_vectors_are_refused() -> None:
     made, plain = network(CONFIGS["alibi-grouped"]), network(CONFIGS["alibi-grouped"])
     make_invariant(made, LanguageHead(made.config))
-    together = made(Ragged.of(SEQUENCES))
-    assert torch.allclose(together, plain(Ragged.of(SEQUENCES)), atol=1e-5)
-    assert torch.equal(together, torch.cat([made(Ragged.of([sequence])) for sequence in SEQUENCES]))
+    together = made(RaggedBatch.of(SEQUENCES))
+    assert torch.allclose(together, plain(RaggedBatch.of(SEQUENCES)), atol=1e-5)
+    assert torch.equal(together, torch.cat([made(RaggedBatch.of([sequence])) for sequence in SEQUENCES]))
     with pytest.raises(InvarianceError, match="scores of distances' vectors"):
         make_invariant(network(CONFIGS["relative"]), LanguageHead(CONFIGS["relative"]))

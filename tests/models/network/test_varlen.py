@@ -16,23 +16,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.checkpoint.default_precision import DefaultPrecision
 from polyhead.models.core.errors import InvarianceError
-from polyhead.models.executors.contract import Rows
-from polyhead.models.executors.cuda_graphs import InPlace, Run, sizes
+from polyhead.models.executors.contract import StepInput
+from polyhead.models.executors.cuda_graphs import PagedAttention, RunStep, graph_sizes
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.executors.workspace import block_bytes
-from polyhead.models.invariant import make_invariant, prove_kernel
+from polyhead.models.invariant import make_invariant, self_test_kernel
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import PAGE, found, hindrance, refuted
+from polyhead.models.network.varlen import PAGE_TOKENS, find_kernel, kernel_problem, wrong_result
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Done, Generate, Sampling
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.worker import Course
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.worker import RequestTiming
 from polyhead.service.runtime import placement as place
-from polyhead.service.runtime.executor_choice import called, executor_of
-from polyhead.service.runtime.memory_budget import Sized, need
-from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.executor_choice import build_executor, executor_name
+from polyhead.service.runtime.memory_budget import ModelSize, memory_need
+from polyhead.service.runtime.placement import choose_placement
 from tests.models.native.test_step import (
     BLOCKS,
     ENCODERS,
@@ -111,7 +111,7 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
 
-    def __call__(self, run: Run) -> Run:
+    def __call__(self, run: RunStep) -> RunStep:
         self.recorded += 1
 
         def replay() -> Any:
@@ -123,7 +123,7 @@ class Recorder:
 
 def in_place(config: ModelConfig, talking: int = 0, blocks: int = BLOCKS) -> tuple[TorchExecutor, Recorder]:
     recorder = Recorder()
-    how = InPlace(attention, talking, recorder)
+    how = PagedAttention(attention, talking, recorder)
     return TorchExecutor(network(config), head(config), block_count=blocks, block_size=16, in_place=how), recorder
 
 
@@ -144,8 +144,8 @@ def test_an_encoder_equals_groups(name: str) -> None:
     rows = rows_of([(tokens, 0, []) for tokens in asked], last_only=False)
     if config.segments:
         rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
-    executor = TorchExecutor(net, in_place=InPlace(attention))
-    for wanted in (rows.wanted, rows.wanted[::7]):
+    executor = TorchExecutor(net, in_place=PagedAttention(attention))
+    for wanted in (rows.output_rows, rows.output_rows[::7]):
         some = replace(rows, wanted=wanted)
         torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
     assert executor.padding(rows) == 0
@@ -153,14 +153,16 @@ def test_an_encoder_equals_groups(name: str) -> None:
 
 def test_in_half_precision() -> None:
     net, last = network(LLAMA).bfloat16(), head(LLAMA).bfloat16()
-    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=InPlace(attention, 4, Recorder()))
+    executor = TorchExecutor(
+        net, last, block_count=BLOCKS, block_size=16, in_place=PagedAttention(attention, 4, Recorder())
+    )
     expected = whole(LLAMA, TorchExecutor(network(LLAMA), head(LLAMA), block_count=BLOCKS, block_size=16))
     found = whole(LLAMA, executor)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def schedule(seed: int, config: ModelConfig, most: int) -> Iterator[tuple[Rows, list[int]]]:
+def schedule(seed: int, config: ModelConfig, most: int) -> Iterator[tuple[StepInput, list[int]]]:
     """Steps of a server: texts come and go, in chunks at first, then token by token; and whose rows they are."""
     choice = random.Random(seed)
     lengths = [choice.choice((1, 3, 17, 40)) for _ in range(3 * most)]
@@ -187,36 +189,36 @@ def test_recorded_steps_equal_plain_ones(name: str) -> None:
         logits = executor.step(rows).clone()
         torch.testing.assert_close(logits, plain.step(rows), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(logits, grouped.step(rows), rtol=5e-4, atol=5e-4)
-    decoding = [rows for rows, _ in steps if len(rows.tokens) == len(rows.tables)]
+    decoding = [rows for rows, _ in steps if len(rows.tokens) == len(rows.block_tables)]
     assert 10 < recorder.replayed == len(decoding) < len(steps)
     assert recorder.recorded == len({executor.padding(rows) + len(rows.tokens) for rows in decoding}) > 2
-    assert not executor.poisoned
+    assert not executor.nonfinite_blocks
 
 
 def test_steps_are_padded_to_a_recorded_number() -> None:
-    assert sizes(1) == [1]
-    assert sizes(64) == [1, 2, 4, 8, 16, 32, 64]
-    assert sizes(11) == [1, 2, 4, 8, 11]
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert graph_sizes(11) == [1, 2, 4, 8, 11]
     executor, _ = in_place(LLAMA, talking=11)
 
-    def step(count: int, rows: int = 1) -> Rows:
+    def step(count: int, rows: int = 1) -> StepInput:
         return rows_of([([1] * rows, 0, [n]) for n in range(count)])
 
     assert [executor.padding(step(count)) for count in (1, 3, 8, 9, 11)] == [0, 1, 0, 2, 0]
     assert [executor.padding(step(count, 2)) for count in (1, 3)] == [0, 0]
     for rows in (step(12), step(3, 2), replace(step(3), wanted=[0, 2])):
-        assert executor.step(rows).shape == (len(rows.wanted), LLAMA.vocab_size)
+        assert executor.step(rows).shape == (len(rows.output_rows), LLAMA.vocab_size)
 
 
 def test_batch_chunks_and_recording_change_nothing() -> None:
     """To the bit, in a network that was made so: whole and alone, against any company, padded steps included."""
     net, last = network(LLAMA), head(LLAMA)
     make_invariant(net, last)
-    prove_kernel(attention, LLAMA, net.tokens.weight)
+    self_test_kernel(attention, LLAMA, net.tokens.weight)
     recorder = Recorder()
-    how = InPlace(attention, 11, recorder)
+    how = PagedAttention(attention, 11, recorder)
     executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=how)
-    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=InPlace(attention))
+    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=PagedAttention(attention))
     seen: dict[int, list[tuple[int, Tensor]]] = {}
     asked: dict[int, list[int]] = {}
     for rows, members in schedule(2, LLAMA, most=11):
@@ -243,9 +245,9 @@ def test_what_is_no_number_stays_with_its_sequence(talking: int) -> None:
     logits = executor.step(step)
     assert not logits[0].isfinite().any()
     torch.testing.assert_close(logits[1:], torch.cat((expected, expected_later)))
-    assert executor.poisoned == {1}
+    assert executor.nonfinite_blocks == {1}
     torch.testing.assert_close(executor.step(rows_of([([4], 0, [1])])), expected)  # whoever is given its block next
-    assert not executor.poisoned
+    assert not executor.nonfinite_blocks
 
 
 def test_padding_writes_nothing_anybody_reads() -> None:
@@ -263,14 +265,14 @@ def test_padding_writes_nothing_anybody_reads() -> None:
 
 class Question:
     def __init__(self, request: Generate) -> None:
-        self.request, self.submitted, self.events, self.course = request, 0.0, list[Any](), Course()
+        self.request, self.submitted, self.events, self.timing = request, 0.0, list[Any](), RequestTiming()
 
     def receive(self, event: Any) -> None:
         self.events.append(event)
 
 
 def answers(executor: TorchExecutor) -> list[Any]:
-    worker = Generator(executor, model="chat", token_budget=24, prefill_chunk=7, sequence_budget=6)
+    worker = GeneratorWorker(executor, model="chat", token_budget=24, prefill_chunk=7, sequence_budget=6)
     worker.warm_up()
     choice = random.Random(1)
     asked = [
@@ -286,10 +288,10 @@ def answers(executor: TorchExecutor) -> list[Any]:
     ]
     for question in asked:
         worker.submit(question)
-    while worker.busy:
-        for ticket, event in worker.step().answers:
+    while worker.has_work:
+        for ticket, event in worker.step().events:
             ticket.receive(event)
-    worker.check()
+    worker.check_invariants()
     assert all(isinstance(question.events[-1], Done) for question in asked)
     return [[event.id for event in question.events[:-1]] for question in asked]
 
@@ -306,7 +308,7 @@ def test_a_worker_over_it_answers_the_same() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_right_kernel_is_not_refuted(dtype: torch.dtype) -> None:
-    assert not refuted(attention, CPU, dtype)
+    assert not wrong_result(attention, CPU, dtype)
 
 
 def spoiled(change: Callable[[dict[str, Any]], None]) -> Callable[..., Tensor]:
@@ -335,11 +337,11 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_refuted(name: str) -> None:
-    assert "other numbers than plain attention" in refuted(WRONG[name], CPU, torch.float32)
+    assert "other numbers than plain attention" in wrong_result(WRONG[name], CPU, torch.float32)
 
 
 def test_there_is_none_for_a_cpu() -> None:
-    assert found(CPU, torch.bfloat16) is None
+    assert find_kernel(CPU, torch.bfloat16) is None
 
 
 def test_why_a_kernel_is_not_used_is_said() -> None:
@@ -349,20 +351,20 @@ def test_why_a_kernel_is_not_used_is_said() -> None:
     def broken(*given: Any, **options: Any) -> Tensor:
         raise RuntimeError("paging needs another kernel\nmore of it")
 
-    assert hindrance(None, CPU, torch.float32) == "this torch has none"
-    assert hindrance(older, CPU, torch.float32) == "it takes no block_table, num_splits"
+    assert kernel_problem(None, CPU, torch.float32) == "this torch has none"
+    assert kernel_problem(older, CPU, torch.float32) == "it takes no block_table, num_splits"
     broken.__signature__ = inspect.signature(attention)  # type: ignore[attr-defined]
-    assert hindrance(broken, CPU, torch.float32) == "RuntimeError: paging needs another kernel"
-    assert not hindrance(attention, CPU, torch.float32)
+    assert kernel_problem(broken, CPU, torch.float32) == "RuntimeError: paging needs another kernel"
+    assert not kernel_problem(attention, CPU, torch.float32)
 
 
 def test_a_kernel_whose_rows_depend_on_others_is_refused() -> None:
     def leaning(query: Tensor, *given: Any, **options: Any) -> Tensor:
         return attention(query, *given, **options) * (1 + 1e-6 * (len(query) > 64))
 
-    prove_kernel(attention, LLAMA, torch.zeros(1))
+    self_test_kernel(attention, LLAMA, torch.zeros(1))
     with pytest.raises(InvarianceError, match="variable-length attention"):
-        prove_kernel(leaning, LLAMA, torch.zeros(1))
+        self_test_kernel(leaning, LLAMA, torch.zeros(1))
 
 
 @contextmanager
@@ -370,45 +372,47 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As far as integers go."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(place, "found", lambda device, dtype: attention if dtype == torch.bfloat16 else None)
+        patch.setattr(place, "find_kernel", lambda device, dtype: attention if dtype == torch.bfloat16 else None)
         yield
 
 
 def test_the_size_of_blocks_decides_who_attends(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert placed(Settings(device="cpu", executor="torch")).block_size == 16
+    assert choose_placement(Settings(device="cpu", executor="torch")).block_size == 16
     odd = replace(LLAMA, head_width=12)
     with gpu(monkeypatch):
         for given, size, name in (
-            ({}, PAGE, "torch-varlen"),
+            ({}, PAGE_TOKENS, "torch-varlen"),
             ({"block_size": 512}, 512, "torch-varlen"),
             ({"block_size": 16}, 16, "torch"),
             ({"precision": "float32"}, 16, "torch"),
         ):
-            chosen = placed(Settings(**given))
-            assert (chosen.block_size, called(chosen, LLAMA)) == (size, name)
-        assert called(placed(Settings()), odd) == "torch"
-        assert called(placed(Settings(device="cpu")), LLAMA) != "torch-varlen"
+            chosen = choose_placement(Settings(**given))
+            assert (chosen.block_size, executor_name(chosen, LLAMA)) == (size, name)
+        assert executor_name(choose_placement(Settings()), odd) == "torch"
+        assert executor_name(choose_placement(Settings(device="cpu")), LLAMA) != "torch-varlen"
 
 
 def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch):
         loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), body=LLAMA, suited=None, writing=None)
-        executor: Any = executor_of(loaded, Settings(max_running=8), blocks=5)
-        assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE, 5, 6)
+        executor: Any = build_executor(loaded, Settings(max_running=8), blocks=5)
+        assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE_TOKENS, 5, 6)
         headless: Any = SimpleNamespace(network=network(LLAMA), head=None, body=LLAMA, suited=None, writing=None)
-        encoder: Any = executor_of(headless, Settings())
+        encoder: Any = build_executor(headless, Settings())
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
-        grouped: Any = executor_of(loaded, Settings(block_size=16), blocks=5)
+        grouped: Any = build_executor(loaded, Settings(block_size=16), blocks=5)
         assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
 
 
 def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     size: Any = SimpleNamespace(weights=lambda dtype: 1000, passing=lambda dtype: 0, tokenizer=0)
-    chat = Sized("chat", replace(LLAMA, vocab_size=50_000), "generate", 0, 1024, size, Suited("float32", ""))
+    chat = ModelSize(
+        "chat", replace(LLAMA, vocab_size=50_000), "generate", 0, 1024, size, DefaultPrecision("float32", "")
+    )
     with gpu(monkeypatch):
-        few, many = (need(chat, Settings(max_running=most, step_tokens=512), 40) for most in (4, 64))
-        assert (few.block_size, few.cache_tokens) == (PAGE, 40 * PAGE)
-        assert few.cache == 40 * block_bytes(chat.config, PAGE, torch.bfloat16)
+        few, many = (memory_need(chat, Settings(max_running=most, step_tokens=512), 40) for most in (4, 64))
+        assert (few.block_size, few.cache_tokens) == (PAGE_TOKENS, 40 * PAGE_TOKENS)
+        assert few.cache == 40 * block_bytes(chat.config, PAGE_TOKENS, torch.bfloat16)
         logits = 50_000 * 4
         assert many.workspace - few.workspace > (2 * 60 + 3 * 60) * logits  # recorded, and drawn from
 
@@ -419,13 +423,13 @@ def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
-def on_gpu(config: ModelConfig, how: InPlace | None, size: int = PAGE) -> TorchExecutor:
+def on_gpu(config: ModelConfig, how: PagedAttention | None, size: int = PAGE_TOKENS) -> TorchExecutor:
     net, last = network(config).bfloat16().cuda(), head(config).bfloat16().cuda()
     return TorchExecutor(net, last, block_count=BLOCKS, block_size=size, in_place=how)
 
 
 def kernel() -> Any:
-    chosen = found(torch.device("cuda"), torch.bfloat16)
+    chosen = find_kernel(torch.device("cuda"), torch.bfloat16)
     if chosen is None:
         pytest.skip("this torch has no kernel for this GPU")
     return chosen
@@ -436,7 +440,7 @@ def kernel() -> Any:
 def test_the_kernel_equals_groups(name: str) -> None:
     config = GENERATORS[name]
     expected = whole(config, on_gpu(config, None, 16))
-    logits = whole(config, on_gpu(config, InPlace(kernel())))
+    logits = whole(config, on_gpu(config, PagedAttention(kernel())))
     assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
 
 
@@ -444,20 +448,22 @@ def test_the_kernel_equals_groups(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
 def test_graphs_equal_eager_steps(name: str) -> None:
     config = GENERATORS[name]
-    recorded, eager = on_gpu(config, InPlace(kernel(), 11)), on_gpu(config, InPlace(kernel()))
+    recorded, eager = on_gpu(config, PagedAttention(kernel(), 11)), on_gpu(config, PagedAttention(kernel()))
     for rows, _ in schedule(1, config, most=11):
         expected = eager.step(rows)
         assert (recorded.step(rows) - expected).abs().max() < 0.05 * expected.abs().max()
-    assert not recorded.poisoned
+    assert not recorded.nonfinite_blocks
 
 
 @cuda
 def test_the_kernel_and_graphs_depend_on_no_company() -> None:
     net, last = network(LLAMA).bfloat16().cuda(), head(LLAMA).bfloat16().cuda()
     make_invariant(net, last)
-    prove_kernel(kernel(), LLAMA, net.tokens.weight)
-    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE, in_place=InPlace(kernel(), 11))
-    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE, in_place=InPlace(kernel()))
+    self_test_kernel(kernel(), LLAMA, net.tokens.weight)
+    executor = TorchExecutor(
+        net, last, block_count=BLOCKS, block_size=PAGE_TOKENS, in_place=PagedAttention(kernel(), 11)
+    )
+    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE_TOKENS, in_place=PagedAttention(kernel()))
     asked: dict[int, list[int]] = {}
     for rows, members in schedule(2, LLAMA, most=11):
         logits = executor.step(rows).clone()

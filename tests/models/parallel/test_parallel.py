@@ -20,20 +20,20 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint, description
 from polyhead.models.checkpoint import tensor_files as tensors
 from polyhead.models.checkpoint.source_policy import ANYWHERE
-from polyhead.models.checkpoint.tensor_slices import places_of, shares
-from polyhead.models.core.errors import ModelError, RowsError, UnsupportedError
-from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.checkpoint.tensor_slices import locate_pieces, read_cut_pieces
+from polyhead.models.core.errors import ModelError, StepInputError, UnsupportedError
+from polyhead.models.executors.contract import Executor, StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.parallel import Ask, Leader, Share, cut, local, unsplit
-from polyhead.models.parallel.step_messages import packed, unpacked
+from polyhead.models.parallel import LeaderExecutor, Share, StepCommand, cut_parameters, share_config, split_problem
+from polyhead.models.parallel.step_messages import decode_step, encode_step
 from polyhead.service.config.settings import Settings, SettingsError
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.runtime.memory_budget import Need, sized
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.rank_processes import Ranks, refuse_adapter
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.runtime.memory_budget import MemoryNeed, measure_model
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.rank_processes import RankProcesses, check_adapter_allowed
 from tests.support import checkpoints, translators
 from tests.support.edits import edited, with_tensors
 from tests.support.engine_fakes import ask, finish, generate
@@ -83,14 +83,14 @@ class Pair:
     def __init__(self) -> None:
         self.lost: list[str] = []
         settings = Settings(tensor_parallel=2, hang_seconds=20)
-        self.place = placed(settings)
-        self.ranks = Ranks(settings, self.place, self.lost.append)
+        self.place = choose_placement(settings)
+        self.ranks = RankProcesses(settings, self.place, self.lost.append)
 
-    def shared(self, source: Path, blocks: int = 0) -> tuple[Checkpoint, Leader]:
-        need = Need("chat", 0, 0, 0, 0, blocks, BLOCK)
-        part = self.ranks.part(str(source), ANYWHERE, need, self.place, in_place=False)
-        loaded = part.read(checkpoint.describe(str(source)), checkpoint.ignore)
-        return loaded, part.executor(loaded)
+    def shared(self, source: Path, blocks: int = 0) -> tuple[Checkpoint, LeaderExecutor]:
+        need = MemoryNeed("chat", 0, 0, 0, 0, blocks, BLOCK)
+        part = self.ranks.new_model(str(source), ANYWHERE, need, self.place, in_place=False)
+        loaded = part.read(checkpoint.describe_source(str(source)), checkpoint.ignore_progress)
+        return loaded, part.build_executor(loaded)
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +106,14 @@ def alone(source: Path, blocks: int = 0) -> tuple[Checkpoint, TorchExecutor]:
     return loaded, TorchExecutor(loaded.network, head, block_count=blocks, block_size=BLOCK if blocks else 0)
 
 
-def rows_of(first: int, last: int, *, cached: bool = True) -> Rows:
+def rows_of(first: int, last: int, *, cached: bool = True) -> StepInput:
     """The tokens at positions from `first` to `last` of all sequences that have some there."""
     pieces = [(number, tokens[first:last]) for number, tokens in enumerate(SEQUENCES) if len(tokens) > first]
     tokens = [token for _, piece in pieces for token in piece]
     positions = [first + place for _, piece in pieces for place in range(len(piece))]
     starts = [0, *accumulate(len(piece) for _, piece in pieces)]
     tables = [[3 * number + n for n in range(-(-(first + len(piece)) // BLOCK))] for number, piece in pieces]
-    return Rows(tokens, positions, starts, tables if cached else [[] for _ in pieces], list(range(len(tokens))))
+    return StepInput(tokens, positions, starts, tables if cached else [[] for _ in pieces], list(range(len(tokens))))
 
 
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 def spoken(executor: Executor) -> tuple[list[list[int]], int, int]:
     """What is said, greedily, by five who have half a prompt in common; how many were preempted, and tokens found."""
-    worker = Generator(executor, model="chat", token_budget=24, sequence_budget=4, prefill_chunk=8)
+    worker = GeneratorWorker(executor, model="chat", token_budget=24, sequence_budget=4, prefill_chunk=8)
     common = list(range(100, 112))
     first = ask(worker, generate(common, 1))
     reports = finish(worker)
@@ -177,30 +177,32 @@ def test_a_block_is_spoilt_whoever_computed_what_is_no_number(pair: Pair, tiny_g
     for executor in (together, one):
         executor.step(rows_of(0, 3))
     assert loaded.network.blocks[1].attention.key.weight.abs().max() < 10  # not in this one's share
-    assert together.poisoned == one.poisoned != set()
+    assert together.nonfinite_blocks == one.nonfinite_blocks != set()
 
 
 def test_steps_of_any_size_are_told_whole(pair: Pair, tiny_generator: Path) -> None:
     tokens = [n % 300 for n in range(250)] * 3
-    rows = Rows(tokens, [*range(250)] * 3, [0, 250, 500, 750], [[*range(n, n + 63)] for n in (0, 63, 126)], [0, 749])
-    assert len(packed(rows)) > 1024
-    assert unpacked(packed(rows)) == rows
+    rows = StepInput(
+        tokens, [*range(250)] * 3, [0, 250, 500, 750], [[*range(n, n + 63)] for n in (0, 63, 126)], [0, 749]
+    )
+    assert len(encode_step(rows)) > 1024
+    assert decode_step(encode_step(rows)) == rows
     (_, together), (_, one) = pair.shared(tiny_generator, blocks=189), alone(tiny_generator, blocks=189)
     assert_near(together.step(rows), one.step(rows))
     for executor in (together, one):
         executor.copy([(0, 5), (5, 7)])
-    again = Rows([9], [4], [0, 1], [[7, 8]], [0])
+    again = StepInput([9], [4], [0, 1], [[7, 8]], [0])
     assert_near(together.step(again), one.step(again))
 
 
 def test_what_cannot_be_read_by_one_is_read_by_none(pair: Pair, tiny_generator: Path, tmp_path: Path) -> None:
     """And the others go on."""
     folder = edited(tiny_generator, tmp_path)
-    need = Need("chat", 0, 0, 0, 0, 4, BLOCK)
-    part = pair.ranks.part(str(folder / "nowhere"), ANYWHERE, need, pair.place, in_place=False)
-    loaded = part.read(checkpoint.describe(str(folder)), checkpoint.ignore)
+    need = MemoryNeed("chat", 0, 0, 0, 0, 4, BLOCK)
+    part = pair.ranks.new_model(str(folder / "nowhere"), ANYWHERE, need, pair.place, in_place=False)
+    loaded = part.read(checkpoint.describe_source(str(folder)), checkpoint.ignore_progress)
     with pytest.raises(ModelError, match="another process could not read its share of it; the log says why"):
-        part.executor(loaded)
+        part.build_executor(loaded)
     part.drop()
     _, together = pair.shared(tiny_generator, blocks=12)
     assert together.step(rows_of(0, 3)).isfinite().all()
@@ -214,7 +216,7 @@ def test_without_the_other_a_step_ends(pair: Pair, tiny_generator: Path) -> None
     with pytest.raises(RuntimeError):
         together.step(rows_of(0, 3))
     assert pair.lost[0] == "rank 1 of those that compute together was ended by signal 9"
-    assert not Path(pair.ranks.joining.at.removeprefix("file://")).parent.exists()
+    assert not Path(pair.ranks.rank_config.at.removeprefix("file://")).parent.exists()
 
 
 def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
@@ -224,11 +226,11 @@ def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
         block_size = block_count = 4
         group = SimpleNamespace(tell=lambda words: told.append(words[:2]))
 
-        def check(self, rows: Rows) -> None:
+        def check(self, rows: StepInput) -> None:
             if rows.tokens[0] < 0:
-                raise RowsError("tokens")
+                raise StepInputError("tokens")
 
-        def step(self, rows: Rows) -> torch.Tensor:
+        def step(self, rows: StepInput) -> torch.Tensor:
             raise MemoryError
 
         def copy(self, blocks: object) -> None:
@@ -236,15 +238,15 @@ def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
 
     told: list[list[int]] = []
     lost: list[int] = []
-    leader = Leader(Own(), 3, lambda: lost.append(len(told)))  # type: ignore[arg-type]
+    leader = LeaderExecutor(Own(), 3, lambda: lost.append(len(told)))  # type: ignore[arg-type]
     with pytest.raises(MemoryError):
         leader.step(rows_of(0, 3))
     with pytest.raises(MemoryError):
         leader.copy([(0, 1)])
     leader.copy([])
-    with pytest.raises(RowsError):  # before anybody was told
+    with pytest.raises(StepInputError):  # before anybody was told
         leader.step(replace(rows_of(0, 3), tokens=[-1, 0, 0]))
-    assert (told, lost) == ([[Ask.STEP, 3], [Ask.COPY, 3]], [1, 2])
+    assert (told, lost) == ([[StepCommand.STEP, 3], [StepCommand.COPY, 3]], [1, 2])
 
 
 # ---- shares, in one process
@@ -253,49 +255,49 @@ def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
 def test_shares_are_all_there_is_and_the_first_is_never_the_smaller() -> None:
     for count in range(1, 40):
         for world in range(1, min(count, 9) + 1):
-            ranges = [Share(rank, world).of(count) for rank in range(world)]
+            ranges = [Share(rank, world).range_of(count) for rank in range(world)]
             assert [n for each in ranges for n in each] == list(range(count))
             assert len(ranges[0]) == max(map(len, ranges)) <= min(map(len, ranges)) + 1
 
 
 def test_key_heads_are_shared_out_or_had_by_several(tiny_generator: Path) -> None:
-    config = replace(checkpoint.describe(str(tiny_generator)).config, heads=12, kv_heads=3)
+    config = replace(checkpoint.describe_source(str(tiny_generator)).config, heads=12, kv_heads=3)
     heads = {world: [Share(rank, world).heads(config) for rank in range(world)] for world in (2, 3, 6)}
     assert heads[2] == [(range(8), range(2)), (range(8, 12), range(2, 3))]
     assert heads[3] == [(range(4 * n, 4 * n + 4), range(n, n + 1)) for n in range(3)]
     assert heads[6] == [(range(2 * n, 2 * n + 2), range(n // 2, n // 2 + 1)) for n in range(6)]
-    assert unsplit(config, 5) == (
+    assert split_problem(config, 5) == (
         "its 12 query heads over 3 key heads cannot be shared out among 5; right for tensor_parallel would be 1, 2, 3, "
         "6, 9, 12"
     )
     with pytest.raises(UnsupportedError, match="among 5"):
-        local(config, Share(0, 5))
+        share_config(config, Share(0, 5))
 
 
 @pytest.mark.parametrize("name", ["fused and turned", "one key head"])
 def test_each_reads_its_share_and_no_more(name: str, tmp_path: Path) -> None:
     """Of matrices that are split by what they give, half the bytes; of the others a few rows at a time."""
     folder = str(made(GENERATORS, name, tmp_path))
-    what = checkpoint.describe(folder)
-    network, head = description.blank(what)
-    cuts = cut(network, head, Share(1, 2))
+    what = checkpoint.describe_source(folder)
+    network, head = description.build_on_meta(what)
+    cuts = cut_parameters(network, head, Share(1, 2))
     assert len(cuts) > 12
     for entry_name, entry in what.entries.items():
         read: list[tuple[int, ...]] = []
 
-        def reading(some: tensors.Entry, read: list[tuple[int, ...]] = read) -> torch.Tensor:
+        def reading(some: tensors.TensorEntry, read: list[tuple[int, ...]] = read) -> torch.Tensor:
             read.append(some.shape)
             return some.read(torch.float32, torch.device("cpu"))
 
         whole = what.translate(entry_name, entry.read(torch.float32, torch.device("cpu")))
-        pieces = shares(what, entry_name, entry, cuts, reading)
+        pieces = read_cut_pieces(what, entry_name, entry, cuts, reading)
         for (ours, piece), (same, full) in zip(pieces, whole, strict=True):
             assert ours == same
             assert torch.equal(piece, cuts[ours](full) if ours in cuts else full)
-        rows = [ours for ours, _ in pieces if ours in cuts and cuts[ours].side == 0]
+        rows = [ours for ours, _ in pieces if ours in cuts and cuts[ours].dim == 0]
         if len(pieces) == len(rows) == 1 and len(whole[0][1].shape) > 0 and entry.shape == tuple(whole[0][1].shape):
             assert read == [tuple(pieces[0][1].shape)]
-        assert (places_of(what, entry_name, entry, cuts) is None) == (not any(ours in cuts for ours, _ in whole))
+        assert (locate_pieces(what, entry_name, entry, cuts) is None) == (not any(ours in cuts for ours, _ in whole))
 
 
 def test_what_each_head_loses_by_distance_goes_with_it() -> None:
@@ -307,15 +309,15 @@ def test_what_each_head_loses_by_distance_goes_with_it() -> None:
     for rank in (0, 1):
         network = Transformer(config)
         whole = network.distances.rates
-        cut(network, torch.nn.Identity(), Share(rank, 2))
+        cut_parameters(network, torch.nn.Identity(), Share(rank, 2))
         rates.append(network.distances.rates)
     assert torch.equal(torch.cat(rates), whole)
 
 
 def test_half_is_planned_for(tiny_generator: Path) -> None:
-    what = checkpoint.describe(str(tiny_generator))
-    whole, share = sized("chat", what), sized("chat", what, world=2)
-    assert 0.4 < share.size.parameters / whole.size.parameters < 0.6
+    what = checkpoint.describe_source(str(tiny_generator))
+    whole, share = measure_model("chat", what), measure_model("chat", what, world=2)
+    assert 0.4 < share.checkpoint_size.parameters / whole.checkpoint_size.parameters < 0.6
     assert (share.config.heads, share.config.kv_heads, share.config.mlp_width) == (2, 1, 32)
 
 
@@ -330,20 +332,20 @@ def test_half_is_planned_for(tiny_generator: Path) -> None:
 )
 def test_what_is_not_computed_in_shares_is_refused(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(SettingsError, match=told):
-        placed(Settings(tensor_parallel=2, **asked))
+        choose_placement(Settings(tensor_parallel=2, **asked))
 
 
 def test_adapters_are_merged_into_what_is_shared_out() -> None:
-    refuse_adapter("chat:tone", Settings())
+    check_adapter_allowed("chat:tone", Settings())
     with pytest.raises(UnsupportedError, match=r"laid over chat, which 2 processes .*: tone=BASE\+ADAPTER"):
-        refuse_adapter("chat:tone", Settings(tensor_parallel=2))
+        check_adapter_allowed("chat:tone", Settings(tensor_parallel=2))
 
 
 def test_what_reads_one_text_and_writes_another_is_not_shared_out(tmp_path: Path) -> None:
     folder = tmp_path / "translator"
     translators.translator(folder, "marian")
     with pytest.raises(UnsupportedError, match="serve it with tensor_parallel 1"):
-        sized("translator", checkpoint.describe(str(folder)), world=2)
+        measure_model("translator", checkpoint.describe_source(str(folder)), world=2)
 
 
 # ---- a server

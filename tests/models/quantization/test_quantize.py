@@ -17,21 +17,21 @@ from polyhead.models import checkpoint
 from polyhead.models.checkpoint import compressed_tensors as compressed
 from polyhead.models.core import files
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
-from polyhead.models.executors.contract import Rows
-from polyhead.models.native.library import library, runnable
+from polyhead.models.executors.contract import StepInput
+from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import Packed, Precision, unit_of
+from polyhead.models.native.packed_network import PackedNetwork, Precision, scale_unit
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.quantization.quantize import calibrate
 from polyhead.service.cli import main as cli
-from polyhead.service.cli.quantize_command import quantize, sequences
+from polyhead.service.cli.quantize_command import quantize, read_sequences
 from tests.models.native import test_packed_network as packing
 from tests.models.native.test_packed_network import linear_of, unpacked
 from tests.models.native.test_step import LLAMA
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
-compiled = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+compiled = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 
 
 def polyhead(*arguments: str) -> Any:
@@ -71,12 +71,12 @@ def packed(source: Path, precision: Precision) -> NativeExecutor:
 
 def memory(executor: NativeExecutor) -> bytes:
     """All that was packed, codes and scales among it."""
-    return b"".join(kept.tobytes() for kept in executor._packed.kept if isinstance(kept, np.ndarray))
+    return b"".join(kept.tobytes() for kept in executor._packed.arrays if isinstance(kept, np.ndarray))
 
 
 def answer(executor: NativeExecutor) -> torch.Tensor:
     table = [0] if executor.block_count else []
-    return executor.step(Rows([5, 6, 7], [0, 1, 2], [0, 3], [table], [0, 1, 2])).clone()
+    return executor.step(StepInput([5, 6, 7], [0, 1, 2], [0, 3], [table], [0, 1, 2])).clone()
 
 
 def hard(scale: float) -> torch.Tensor:
@@ -93,9 +93,9 @@ def hard(scale: float) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-3, 1.0, 1e20, 1e36])
 def test_what_was_rounded_is_rounded_to_the_same(scale: float) -> None:
     weights = hard(scale)
-    codes, scales = compressed.rounded(weights)
-    assert codes.abs().amax() == compressed.LEVEL
-    again, same = compressed.rounded(compressed.multiplied(codes, scales))
+    codes, scales = compressed.quantize_int8(weights)
+    assert codes.abs().amax() == compressed.MAX_CODE
+    again, same = compressed.quantize_int8(compressed.dequantize(codes, scales))
     assert torch.equal(again, codes)
     assert torch.equal(same, scales)
 
@@ -106,15 +106,15 @@ def test_what_was_rounded_is_rounded_to_the_same(scale: float) -> None:
 def test_the_packer_finds_what_was_rounded(scale: float, beside: float) -> None:
     """Codes and scales, whatever unit the matrix beside it asks for, but for groups that are next to nothing in it."""
     weights, other = hard(scale), torch.full((32, 96), scale * beside)
-    codes, scales = compressed.rounded(weights)
+    codes, scales = compressed.quantize_int8(weights)
     most = weights.unflatten(1, (-1, 32)).abs().amax(-1)
     told = most >= 2**-22 * max(float(most.max()), scale * beside)
     assert told.sum() > 6000
-    for each in (weights, compressed.multiplied(codes, scales)):
-        pack = Packed(library(runnable()[0]), LLAMA, "int8")
-        found = unpacked(pack.linear([linear_of(each), linear_of(other)]), *weights.shape)
+    for each in (weights, compressed.dequantize(codes, scales)):
+        pack = PackedNetwork(load_library(runnable_targets()[0]), LLAMA, "int8")
+        found = unpacked(pack.pack_linear([linear_of(each), linear_of(other)]), *weights.shape)
         off = (torch.from_numpy(found.codes) != codes).unflatten(1, (-1, 32)).any(-1) & told
-        assert not off.any() or runnable()[0] == "portable"  # where ties fall otherwise
+        assert not off.any() or runnable_targets()[0] == "portable"  # where ties fall otherwise
         assert torch.equal(torch.from_numpy(found.scales)[told], scales[told])
         assert ((found.weights() - weights).unflatten(1, (-1, 32)).abs().amax(-1) <= most / 127).all()
 
@@ -125,10 +125,10 @@ def test_a_largest_weight_that_is_rounded_over_a_power_of_two_is_found() -> None
     weights = torch.rand(4, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     weights[2, 3] = 1
     weights *= 2 - 2**-20
-    codes, scales = compressed.rounded(weights)
-    made = compressed.multiplied(codes, scales)
+    codes, scales = compressed.quantize_int8(weights)
+    made = compressed.dequantize(codes, scales)
     assert made.max() >= 2
-    assert unit_of(2 * float(weights.max())) == unit_of(float(made.max())) == 2 * unit_of(float(weights.max()))
+    assert scale_unit(2 * float(weights.max())) == scale_unit(float(made.max())) == 2 * scale_unit(float(weights.max()))
     for found in (packing.packed(each, "int8") for each in (weights, made)):
         assert torch.equal(torch.from_numpy(found.codes).to(torch.int8), codes)
         assert torch.equal(torch.from_numpy(found.scales), scales)
@@ -137,15 +137,15 @@ def test_a_largest_weight_that_is_rounded_over_a_power_of_two_is_found() -> None
 def test_a_group_with_a_number_that_is_none_stays_so() -> None:
     weights = torch.randn(3, 64)
     weights[1, 40], weights[2, 3] = torch.nan, torch.inf
-    made = compressed.multiplied(*compressed.rounded(weights)).unflatten(1, (2, 32))
+    made = compressed.dequantize(*compressed.quantize_int8(weights)).unflatten(1, (2, 32))
     assert (made.isnan().all(-1) == torch.tensor([[0, 0], [0, 1], [1, 0]])).all()
     assert made.isnan().sum() == 64
 
 
 def test_four_bits_come_out_as_they_went_in() -> None:
     codes = torch.randint(16, (5, 24), dtype=torch.uint8)
-    assert torch.equal(compressed.unpacked(compressed.packed(codes), 24), codes.to(torch.int8) - 8)
-    assert compressed.packed(codes)[0, 0].item() & 0xFF == codes[0, 0] | codes[0, 1] << 4
+    assert torch.equal(compressed.unpack_int4(compressed.pack_int4(codes), 24), codes.to(torch.int8) - 8)
+    assert compressed.pack_int4(codes)[0, 0].item() & 0xFF == codes[0, 0] | codes[0, 1] << 4
 
 
 @compiled
@@ -159,7 +159,9 @@ def test_int8_is_what_is_computed_with_anyway(kind: str, tmp_path: Path, request
     assert not torch.equal(answer(packed(tmp_path / "out", "float32")), answer(packed(source, "float32")))
 
 
-@pytest.mark.skipif(runnable()[:1] in ([], ["portable"]), reason="ties fall as a fused multiplication rounds them")
+@pytest.mark.skipif(
+    runnable_targets()[:1] in ([], ["portable"]), reason="ties fall as a fused multiplication rounds them"
+)
 def test_ties_fall_as_the_packer_lets_them_fall(tiny_generator: Path, tmp_path: Path) -> None:
     def coarse(tensors: dict[str, torch.Tensor]) -> None:
         for tensor in tensors.values():
@@ -188,19 +190,19 @@ def test_the_file_is_in_the_form_of_compressed_tensors(tiny_generator: Path, int
         assert torch.equal(held[int8][kept], held[tiny_generator][kept])
     assert (int8 / "tokenizer.json").read_bytes() == (tiny_generator / "tokenizer.json").read_bytes()
     assert checkpoint.load(str(int8)).chat is not None
-    kinds = {entry.kind for entry in checkpoint.describe(str(int4)).entries.values()}
+    kinds = {entry.kind for entry in checkpoint.describe_source(str(int4)).entries.values()}
     assert kinds == {"int4", "F32"}
 
 
 @compiled
 def test_int4_is_what_the_calibration_made(tiny_generator: Path, int4: Path, text: Path) -> None:
     loaded = checkpoint.load(str(tiny_generator))
-    grids = calibrate(loaded.network, None, sequences(loaded, text))
+    grids = calibrate(loaded.network, None, read_sequences(loaded, text))
     saved = checkpoint.load(str(int4))
     parameters = dict(saved.network.named_parameters())
     assert len(grids) == 14
     for name, grid in grids.items():
-        assert torch.equal(parameters[name], grid.weights())
+        assert torch.equal(parameters[name], grid.dequantize())
     executor = NativeExecutor(saved.network, saved.head, precision="int4", block_count=4)  # type: ignore[arg-type]
     assert {layer.down.format for layer in executor._packed.plan.layers[:2]} == {2}
 
@@ -230,7 +232,7 @@ def test_eight_bits_of_others_are_read(tmp_path: Path, group: int) -> None:
             expected[name.removesuffix("_scale")] = codes.float() * wide
 
     folder = with_tensors(edited(int8, tmp_path / "other", quantization_config=config), tmp_path / "out", other)
-    entries = checkpoint.describe(str(folder)).entries
+    entries = checkpoint.describe_source(str(folder)).entries
     assert len(expected) == 8  # the output layer too
     for name, floats in expected.items():
         assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), floats)
@@ -249,7 +251,7 @@ def test_an_output_layer_of_its_own_is_quantised_too(tiny_generator: Path, tmp_p
     with_tensors(untied, untied, lambda each: each.update({"lm_head.weight": torch.randn_like(each[tokens])}))
     for precision, given in (("int8", None), ("int4", text)):
         quantize(str(untied), tmp_path / precision, precision, given, ignore)
-        entries = checkpoint.describe(str(tmp_path / precision)).entries
+        entries = checkpoint.describe_source(str(tmp_path / precision)).entries
         assert entries["lm_head.weight"].kind == precision
         config = json.loads((tmp_path / precision / "config.json").read_text())
         assert config["quantization_config"]["ignore"] == ["model.embed_tokens"]
@@ -293,7 +295,7 @@ def test_other_forms_are_refused_by_field(int4: Path, tmp_path: Path, path: str,
     folder = edited(int4, tmp_path / "other", quantization_config=changed(config, path, value))
     field = said or path.removeprefix("config_groups.group_0.")
     with pytest.raises(UnsupportedError, match=rf"quantization_config\.{field}\b"):
-        checkpoint.describe(str(folder))
+        checkpoint.describe_source(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -335,8 +337,8 @@ def test_an_adapter_is_merged_into_what_the_codes_stand_for(int8: Path, tmp_path
     checkpoints.write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
     pair = {f"base_model.model.{module}.lora_{side}.weight": each for side, each in (("A", a), ("B", b))}
     save_file(pair, tmp_path / "adapter_model.safetensors")
-    what = checkpoint.describe(f"{int8}+{tmp_path}")
-    merged, base = what.entries[f"{module}.weight"], checkpoint.describe(str(int8)).entries[f"{module}.weight"]
+    what = checkpoint.describe_source(f"{int8}+{tmp_path}")
+    merged, base = what.entries[f"{module}.weight"], checkpoint.describe_source(str(int8)).entries[f"{module}.weight"]
     cpu = torch.device("cpu")
     assert torch.allclose(merged.read(torch.float32, cpu), base.read(torch.float32, cpu) + b @ a, atol=1e-5)
     assert (merged.kind, merged.size) == ("F32", base.size)
@@ -406,7 +408,7 @@ def test_a_file_too_long_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path:
     source, new = tmp_path / "source", tmp_path / "new"
     shutil.copytree(tiny_generator, source)
     with (source / "notes.txt").open("wb") as file:
-        file.truncate(files.VOCABULARY + 1)
+        file.truncate(files.MAX_VOCABULARY_BYTES + 1)
     assert "notes.txt: is longer than 64 MiB" in polyhead("quantize", str(source), str(new)).stderr
     (source / "notes.txt").unlink()
     os.mkfifo(source / "notes.txt")

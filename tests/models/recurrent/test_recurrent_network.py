@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polyhead.models.core.errors import EncodingError, ModelError
-from polyhead.models.network.ragged import Ragged
-from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator, sized
+from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator, fit_hidden_width
 from polyhead.models.seq2seq.protocol import Seq2Seq
 from tests.support.recurrent_formulas import formulas
 
@@ -68,18 +68,18 @@ def stepped(network: Seq2Seq, state: Any, columns: Sequence[Sequence[int]]) -> t
 def test_each_says_what_its_formulas_say(variant: dict[str, Any]) -> None:
     network = made(variant)
     wanted = torch.cat([formulas(network, source, target)[0] for source, target in zip(SOURCES, TARGETS, strict=True)])
-    assert close(network(Ragged.of(SOURCES), Ragged.of(TARGETS)), wanted)
+    assert close(network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)), wanted)
     assert wanted.std(dim=0).min() > 1e-3
 
 
 @every
 def test_one_looks_where_its_formulas_look(variant: dict[str, Any]) -> None:
     network = made(variant)
-    state = network.begin(Ragged.of(SOURCES))
+    state = network.initial_state(RaggedBatch.of(SOURCES))
     columns = [(0, 0, 0, 0), (3, 8, 5, 1), (9, 9, 9, 3)]
     for time in range(len(columns)):
         _, state = network.step(torch.tensor(columns[time]), state)
-        weights = network.looked(state)
+        weights = network.attention_weights(state)
         wanted = [
             formulas(network, source, [column[n] for column in columns[: time + 1]])[1]
             for n, source in enumerate(SOURCES)
@@ -92,10 +92,10 @@ def test_one_looks_where_its_formulas_look(variant: dict[str, Any]) -> None:
 @every
 def test_a_target_is_written_step_by_step_as_it_is_taught(variant: dict[str, Any]) -> None:
     network = made(variant)
-    taught = network(Ragged.of(SOURCES), Ragged.of(TARGETS)).split([len(target) for target in TARGETS])
+    taught = network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).split([len(target) for target in TARGETS])
     longest = max(map(len, TARGETS))
     columns = list(zip(*[target + [0] * (longest - len(target)) for target in TARGETS], strict=True))
-    steps, _ = stepped(network, network.begin(Ragged.of(SOURCES)), columns)
+    steps, _ = stepped(network, network.initial_state(RaggedBatch.of(SOURCES)), columns)
     for n, wanted in enumerate(taught):
         assert close(torch.stack([logits[n] for logits in steps[: len(wanted)]]), wanted)
 
@@ -104,17 +104,20 @@ def test_a_target_is_written_step_by_step_as_it_is_taught(variant: dict[str, Any
 def test_company_changes_nothing(variant: dict[str, Any]) -> None:
     """Others come, go and are written twice while one is written."""
     network = made(variant)
-    alone = [stepped(network, network.begin(Ragged.of([source])), [(0,), (3,), (9,), (4,)])[0] for source in SOURCES]
-    _, early = stepped(network, network.begin(Ragged.of(SOURCES[:2])), [(0, 0), (3, 3)])
-    state = network.join([early, network.begin(Ragged.of(SOURCES[2:]))])
+    alone = [
+        stepped(network, network.initial_state(RaggedBatch.of([source])), [(0,), (3,), (9,), (4,)])[0]
+        for source in SOURCES
+    ]
+    _, early = stepped(network, network.initial_state(RaggedBatch.of(SOURCES[:2])), [(0, 0), (3, 3)])
+    state = network.join_states([early, network.initial_state(RaggedBatch.of(SOURCES[2:]))])
     (logits,), state = stepped(network, state, [(9, 9, 0, 0)])
     assert all(close(logits[n], alone[n][time][0]) for n, time in ((0, 2), (1, 2), (2, 0), (3, 0)))
-    (logits,), state = stepped(network, network.pick(state, torch.tensor([3, 1, 3])), [(3, 4, 3)])
+    (logits,), state = stepped(network, network.select_rows(state, torch.tensor([3, 1, 3])), [(3, 4, 3)])
     assert all(close(logits[row], alone[n][time][0]) for row, (n, time) in enumerate(((3, 1), (1, 3), (3, 1))))
-    assert [len(weights) for weights in network.looked(state)] in ([], [4, 9, 4])
-    apart = [network.pick(state, torch.tensor([row])) for row in (2, 1)]
-    together = network.looked(network.join(apart))
-    assert all(map(close, together, [network.looked(each)[0] for each in apart[: len(together)]]))
+    assert [len(weights) for weights in network.attention_weights(state)] in ([], [4, 9, 4])
+    apart = [network.select_rows(state, torch.tensor([row])) for row in (2, 1)]
+    together = network.attention_weights(network.join_states(apart))
+    assert all(map(close, together, [network.attention_weights(each)[0] for each in apart[: len(together)]]))
     (logits,), _ = stepped(network, apart[0], [(9,)])
     assert close(logits, alone[3][2])
 
@@ -122,7 +125,7 @@ def test_company_changes_nothing(variant: dict[str, Any]) -> None:
 @every
 def test_every_number_is_learned(variant: dict[str, Any]) -> None:
     network = made(variant).train()
-    network(Ragged.of(SOURCES), Ragged.of(TARGETS)).square().sum().backward()
+    network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).square().sum().backward()
     used = {*range(VOCABULARY)} - {1, 2}
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None, name
@@ -150,13 +153,15 @@ def test_the_encoder_reads_as_torch_reads_one_sequence(cell: str, way: dict[str,
 def test_a_local_reach_sees_its_window_and_no_more(reach: str) -> None:
     """Of sources longer and shorter than it is; behind the end of a short one a monotonic reach sees nothing."""
     network = made({"attention": "luong", "score": "dot", "reach": reach, "window": 2})
-    state = network.begin(Ragged.of([[3, 4, 5] * 3, [4] * 2, [5] * 5]))
+    state = network.initial_state(RaggedBatch.of([[3, 4, 5] * 3, [4] * 2, [5] * 5]))
     for time in range(9):
         _, state = network.step(torch.tensor([time, 3, 4]), state)
         centres = [float(time)] * 3
         if reach == "local-p":
             centres = network.decoder.looking.reach.centre(state.memory[0, -1, :, None], state.source.mask).tolist()
-        for weights, centre in zip(network.looked(state), torch.tensor(centres).flatten().tolist(), strict=True):
+        for weights, centre in zip(
+            network.attention_weights(state), torch.tensor(centres).flatten().tolist(), strict=True
+        ):
             seen = [s for s in range(len(weights)) if abs(s - centre) <= 2]
             assert weights.nonzero().flatten().tolist() == seen
             total = weights.sum().item()
@@ -187,10 +192,10 @@ def taught(changes: dict[str, Any], steps: int) -> RecurrentTranslator:
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(steps):
         sources = [draw.choices(LETTERS, k=draw.randint(4, 8)) for _ in range(32)]
-        given = Ragged.of([[TINY.start, *reversed(source)] for source in sources])
+        given = RaggedBatch.of([[TINY.start, *reversed(source)] for source in sources])
         right = torch.tensor([token for source in sources for token in [*reversed(source), TINY.end]])
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(Ragged.of(sources), given), right).backward()
+        torch.nn.functional.cross_entropy(network(RaggedBatch.of(sources), given), right).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -200,7 +205,11 @@ def taught(changes: dict[str, Any], steps: int) -> RecurrentTranslator:
 @torch.no_grad()
 def written(network: Seq2Seq, sources: Sequence[Sequence[int]], most: int) -> list[list[int]]:
     """What is likeliest each time, up to the end."""
-    state, column, columns = network.begin(Ragged.of(sources)), torch.full((len(sources),), network.start), []
+    state, column, columns = (
+        network.initial_state(RaggedBatch.of(sources)),
+        torch.full((len(sources),), network.start_token),
+        [],
+    )
     for _ in range(most):
         logits, state = network.step(column, state)
         column = logits.argmax(dim=-1)
@@ -226,7 +235,7 @@ def test_attention_learns_words_that_a_fixed_context_cannot_hold() -> None:
 @pytest.mark.parametrize(("sources", "targets"), [([[3], []], [[0], [0]]), ([[3]], [[]]), ([], [])])
 def test_a_sequence_without_a_token_is_refused(sources: list[list[int]], targets: list[list[int]]) -> None:
     with pytest.raises(EncodingError, match="no token"):
-        made({})(Ragged.of(sources), Ragged.of(targets))
+        made({})(RaggedBatch.of(sources), RaggedBatch.of(targets))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +265,7 @@ def test_what_makes_no_network_is_named(changes: dict[str, Any], sentence: str) 
 def test_a_budget_of_parameters_is_met(variant: dict[str, Any]) -> None:
     config = replace(TINY, **variant)
     before = torch.random.get_rng_state()
-    found = sized(config, 30_000)
+    found = fit_hidden_width(config, 30_000)
     assert torch.equal(before, torch.random.get_rng_state())
     assert replace(found, hidden=config.hidden) == config
     count = sum(parameter.numel() for parameter in RecurrentTranslator(found).parameters())
@@ -265,13 +274,13 @@ def test_a_budget_of_parameters_is_met(variant: dict[str, Any]) -> None:
 
 def test_a_budget_below_the_least_network_is_refused() -> None:
     with pytest.raises(ModelError, match="100 parameters are no budget for this network: the nearest has"):
-        sized(TINY, 100)
+        fit_hidden_width(TINY, 100)
 
 
 @every
 def test_dropout_is_for_training(variant: dict[str, Any]) -> None:
     network = made({**variant, "dropout": 0.5})
-    sources, targets = Ragged.of(SOURCES), Ragged.of(TARGETS)
+    sources, targets = RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)
     assert close(network(sources, targets), made(variant)(sources, targets))
     rows, hidden = [], network.train().dropout
     hidden.register_forward_hook(lambda module, given, made: rows.append(int((made == 0).any(dim=-1).sum())))
@@ -284,7 +293,10 @@ def test_dropout_is_for_training(variant: dict[str, Any]) -> None:
 def test_half_the_bits_are_enough(variant: dict[str, Any]) -> None:
     """Mixed precision in training, and a network that is narrow itself."""
     network = made(variant).float()
-    sources, targets = Ragged.of(SOURCES[:2] * 2), Ragged.of([TARGETS[0]] * 4)  # of one length, as rectangles are
+    sources, targets = (
+        RaggedBatch.of(SOURCES[:2] * 2),
+        RaggedBatch.of([TARGETS[0]] * 4),
+    )  # of one length, as rectangles are
     wanted = network(sources, targets)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = network(sources, targets)

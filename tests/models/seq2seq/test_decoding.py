@@ -10,59 +10,59 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.models.network.ragged import Ragged
-from polyhead.models.seq2seq.beam_search import Rule
-from polyhead.models.seq2seq.decoding import Answer, Writing, search, write
+from polyhead.models.network.ragged import RaggedBatch
+from polyhead.models.seq2seq.beam_search import BeamRules
+from polyhead.models.seq2seq.decoding import DecodingConfig, GeneratedSequence, generate, search_beams
 
 START, END, WORDS = 0, 1, 6
-PLAIN = Writing(stops=frozenset((END,)), most=8)
+PLAIN = DecodingConfig(stop_tokens=frozenset((END,)), max_tokens=8)
 
 
 class Chain:
     """Odds of a token by the one before it and by the first of the source: no network, but all that decoding knows."""
 
-    start = START
+    start_token = START
 
     def __init__(self, seed: int = 0) -> None:
         odds = torch.randn(WORDS, WORDS, WORDS, generator=torch.Generator().manual_seed(seed)) * 2
         self.odds, self.steps = odds.log_softmax(dim=-1), 0  # [source, before, token]
 
-    def __call__(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def __call__(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         raise NotImplementedError
 
-    def begin(self, sources: Ragged) -> Tensor:
+    def initial_state(self, sources: RaggedBatch) -> Tensor:
         return sources.tokens[torch.tensor(sources.starts[:-1])]
 
     def step(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         self.steps += 1
         return self.odds[state, tokens], state
 
-    def pick(self, state: Tensor, rows: Tensor) -> Tensor:
+    def select_rows(self, state: Tensor, rows: Tensor) -> Tensor:
         return state[rows]
 
-    def join(self, states: Sequence[Tensor]) -> Tensor:
+    def join_states(self, states: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(states))
 
-    def looked(self, state: Tensor) -> list[Tensor]:
+    def attention_weights(self, state: Tensor) -> list[Tensor]:
         return []
 
     def score(self, source: int, tokens: Sequence[int]) -> float:
         return sum(float(self.odds[source, a, b]) for a, b in itertools.pairwise([START, *tokens]))
 
 
-SOURCES = Ragged.of([[2, 9], [3], [4, 9, 9], [5]])
+SOURCES = RaggedBatch.of([[2, 9], [3], [4, 9, 9], [5]])
 FIRST = [2, 3, 4, 5]
 
 
-def said(answer: Answer) -> list[int]:
-    return [*answer.tokens, *([answer.stop] if answer.stop >= 0 else [])]
+def said(answer: GeneratedSequence) -> list[int]:
+    return [*answer.tokens, *([answer.stop_token] if answer.stop_token >= 0 else [])]
 
 
 def test_the_likeliest_token_each_time_until_the_end() -> None:
     chain = Chain()
-    for source, answer in zip(FIRST, write(chain, SOURCES, PLAIN), strict=True):
+    for source, answer in zip(FIRST, generate(chain, SOURCES, PLAIN), strict=True):
         before, expected = START, list[int]()
-        while len(expected) < PLAIN.most and before != END:
+        while len(expected) < PLAIN.max_tokens and before != END:
             before = int(chain.odds[source, before].argmax())
             expected.append(before)
         assert said(answer) == expected
@@ -74,16 +74,16 @@ def test_limits_and_what_must_and_must_not_be_written(beams: int) -> None:
     chain, plain = Chain(), replace(PLAIN, beams=beams)
     eager = Chain()
     eager.odds[:, :, END] = 5.0
-    for answer in write(eager, SOURCES, replace(plain, least=5)):
-        assert (len(answer.tokens), answer.stop) == (5, END)
+    for answer in generate(eager, SOURCES, replace(plain, least=5)):
+        assert (len(answer.tokens), answer.stop_token) == (5, END)
         assert END not in answer.tokens
-    for answer in write(chain, SOURCES, replace(plain, opening=(4,), most=3, closing=(END,), least=2)):
-        assert (said(answer)[0], answer.stop, len(answer.tokens)) == (4, END, 2)
-    for answer in write(chain, SOURCES, replace(plain, banned=(2, 3))):
+    for answer in generate(chain, SOURCES, replace(plain, opening=(4,), most=3, closing=(END,), least=2)):
+        assert (said(answer)[0], answer.stop_token, len(answer.tokens)) == (4, END, 2)
+    for answer in generate(chain, SOURCES, replace(plain, banned=(2, 3))):
         assert not {2, 3} & set(answer.tokens)
-    for answer in write(chain, SOURCES, replace(plain, once=1, least=4, most=5)):
+    for answer in generate(chain, SOURCES, replace(plain, once=1, least=4, most=5)):
         assert len({START, *answer.tokens}) == len(answer.tokens) + 1
-    assert [len(said(answer)) for answer in write(chain, SOURCES, replace(plain, most=1))] == [1] * 4
+    assert [len(said(answer)) for answer in generate(chain, SOURCES, replace(plain, most=1))] == [1] * 4
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -93,67 +93,71 @@ def test_as_many_beams_as_there_are_beginnings_find_the_best_answer_of_all(seed:
     others = [word for word in range(WORDS) if word != END]
     every = [(*said, END) for length in range(4) for said in itertools.product(others, repeat=length)]
     every += list(itertools.product(others, repeat=4))
-    for source, found in zip(FIRST, search(chain, SOURCES, how), strict=True):
+    for source, found in zip(FIRST, search_beams(chain, SOURCES, how), strict=True):
         best = sorted((chain.score(source, tokens) for tokens in every), reverse=True)
         assert [answer.score for answer in found[:5]] == pytest.approx(best[:5], abs=1e-4)
 
 
 def test_sources_together_are_searched_as_each_alone() -> None:
     chain, how = Chain(), replace(PLAIN, beams=3, length_penalty=1.5)
-    alone = [search(chain, Ragged.of([[source]]), how)[0] for source in FIRST]
-    assert search(chain, SOURCES, how) == alone
+    alone = [search_beams(chain, RaggedBatch.of([[source]]), how)[0] for source in FIRST]
+    assert search_beams(chain, SOURCES, how) == alone
 
 
 def test_a_search_takes_no_step_more_once_it_is_over() -> None:
     chain = Chain()
     chain.odds[:, :, END] = 5.0
-    write(chain, SOURCES, replace(PLAIN, beams=2, most=50))
+    generate(chain, SOURCES, replace(PLAIN, beams=2, most=50))
     assert chain.steps <= 3
 
 
 def test_when_a_search_is_over() -> None:
-    rule = Rule(width=2, stops=(END,), most=10, length_penalty=1.0)
-    going = rule.turn(torch.tensor([[-1.0, -9.0, -2.0, -3.0, -9.0, -9.0]]), [-4.0], 3, full=False).going
+    rule = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10, length_penalty=1.0)
+    going = rule.advance(torch.tensor([[-1.0, -9.0, -2.0, -3.0, -9.0, -9.0]]), [-4.0], 3, full=False).continued
     assert [(choice.token, choice.score) for choice in going] == [(0, -5.0), (2, -6.0)]
-    assert rule.over([], 3, [])
-    assert not rule.over(going, 3, [-1.0])
-    assert rule.over(going, 3, [-1.0, -1.5])
-    assert not rule.over(going, 3, [-1.0, -2.0])
-    assert replace(rule, early=True).over(going, 3, [-1.0, -2.0])
-    assert not replace(rule, patient=True).over(going, 3, [-0.3, -0.6])  # -5 / 10 could still be better
+    assert rule.is_finished([], 3, [])
+    assert not rule.is_finished(going, 3, [-1.0])
+    assert rule.is_finished(going, 3, [-1.0, -1.5])
+    assert not rule.is_finished(going, 3, [-1.0, -2.0])
+    assert replace(rule, early=True).is_finished(going, 3, [-1.0, -2.0])
+    assert not replace(rule, patient=True).is_finished(going, 3, [-0.3, -0.6])  # -5 / 10 could still be better
 
 
 def test_an_answer_that_is_not_among_the_best_of_a_step_is_not_kept() -> None:
-    turn = Rule(width=2, stops=(END,), most=10).turn(torch.tensor([[-1.0, -3.0, -2.0, -4.0]]), [0.0], 1, full=False)
-    assert ([choice.token for choice in turn.going], turn.ended) == ([0, 2], [])
-    turn = Rule(width=2, stops=(END,), most=10).turn(torch.tensor([[-1.0, -1.5, -2.0, -4.0]]), [0.0], 1, full=False)
-    assert ([choice.token for choice in turn.going], [choice.token for choice in turn.ended]) == ([0, 2], [END])
+    turn = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10).advance(
+        torch.tensor([[-1.0, -3.0, -2.0, -4.0]]), [0.0], 1, full=False
+    )
+    assert ([choice.token for choice in turn.continued], turn.ended) == ([0, 2], [])
+    turn = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10).advance(
+        torch.tensor([[-1.0, -1.5, -2.0, -4.0]]), [0.0], 1, full=False
+    )
+    assert ([choice.token for choice in turn.continued], [choice.token for choice in turn.ended]) == ([0, 2], [END])
 
 
 def test_chance_follows_the_odds_and_can_be_had_again() -> None:
     chain, how = Chain(), replace(PLAIN, drawn=True, most=1)
-    many = Ragged.of([[2]] * 4000)
-    first = [said(answer)[0] for answer in write(chain, many, how, torch.Generator().manual_seed(1))]
-    again = [said(answer)[0] for answer in write(chain, many, how, torch.Generator().manual_seed(1))]
+    many = RaggedBatch.of([[2]] * 4000)
+    first = [said(answer)[0] for answer in generate(chain, many, how, torch.Generator().manual_seed(1))]
+    again = [said(answer)[0] for answer in generate(chain, many, how, torch.Generator().manual_seed(1))]
     assert first == again
     shares = torch.bincount(torch.tensor(first), minlength=WORDS) / len(first)
     assert float((shares - chain.odds[2, START].exp()).abs().max()) < 0.05
     likely = chain.odds[2, START].argsort(descending=True).tolist()
-    top = {said(answer)[0] for answer in write(chain, many, replace(how, top_k=2), torch.Generator().manual_seed(1))}
+    top = {said(answer)[0] for answer in generate(chain, many, replace(how, top_k=2), torch.Generator().manual_seed(1))}
     assert top == set(likely[:2])
     odds = chain.odds[2, START].exp()
     share = float(odds[likely[0]]) + float(odds[likely[1]]) / 2
     top = {
-        said(answer)[0] for answer in write(chain, many, replace(how, top_p=share), torch.Generator().manual_seed(1))
+        said(answer)[0] for answer in generate(chain, many, replace(how, top_p=share), torch.Generator().manual_seed(1))
     }
     assert top == set(likely[:2])
-    cold = write(chain, SOURCES, replace(PLAIN, drawn=True, temperature=1e-3), torch.Generator().manual_seed(1))
-    assert [said(answer) for answer in cold] == [said(answer) for answer in write(chain, SOURCES, PLAIN)]
+    cold = generate(chain, SOURCES, replace(PLAIN, drawn=True, temperature=1e-3), torch.Generator().manual_seed(1))
+    assert [said(answer) for answer in cold] == [said(answer) for answer in generate(chain, SOURCES, PLAIN)]
 
 
 def test_odds_are_made_whole_again_where_that_is_asked_for() -> None:
     chain, how = Chain(), replace(PLAIN, most=1, banned=(2, 3, 4))
-    plain, whole = (write(chain, SOURCES, replace(how, renormalised=renormalised)) for renormalised in (False, True))
+    plain, whole = (generate(chain, SOURCES, replace(how, renormalised=renormalised)) for renormalised in (False, True))
     for source, some, other in zip(FIRST, plain, whole, strict=True):
         left = chain.odds[source, START, [0, 1, 5]].logsumexp(dim=0)
         assert other.score == pytest.approx(some.score - float(left), abs=1e-4)
@@ -163,17 +167,19 @@ def test_odds_are_made_whole_again_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize("penalty", [100.0, -100.0, 60.0, 1e6, -1e6, 1e308])
 def test_every_length_penalty_orders_answers(penalty: float) -> None:
     """Powers of lengths beyond the range of floats fail nothing, and the order is that of the exact quotients."""
-    rule = Rule(width=2, stops=(END,), most=3000, length_penalty=penalty)
+    rule = BeamRules(beams=2, stop_tokens=(END,), max_tokens=3000, length_penalty=penalty)
     for score in (-2000.0, -0.5, 0.0, 700.0):
-        assert all(math.isfinite(rule.normal(score, length)) for length in (1, 2, 1499, 3000))
+        assert all(math.isfinite(rule.normalize_score(score, length)) for length in (1, 2, 1499, 3000))
     if abs(penalty) <= 100:
         cases = [(-1.0, 2999), (-1.5, 2999), (-1.0, 3000), (-30.0, 3000), (0.5, 3000), (0.5, 10), (0.0, 7)]
         with localcontext(prec=30):
             exact = {case: Decimal(case[0]) / Decimal(case[1]) ** int(penalty) for case in cases}
-        assert sorted(cases, key=lambda case: rule.normal(*case)) == sorted(cases, key=exact.__getitem__)
+        assert sorted(cases, key=lambda case: rule.normalize_score(*case)) == sorted(cases, key=exact.__getitem__)
 
 
 @pytest.mark.parametrize("penalty", [-2.0, -0.3, 0.0, 0.7, 1.0, 2.5, 10.0])
 def test_usual_length_penalties_divide_as_transformers_do(penalty: float) -> None:
-    rule = Rule(width=2, stops=(END,), most=3000, length_penalty=penalty)
-    assert [rule.normal(-7.3, length) for length in (1, 30, 3000)] == [-7.3 / n**penalty for n in (1, 30, 3000)]
+    rule = BeamRules(beams=2, stop_tokens=(END,), max_tokens=3000, length_penalty=penalty)
+    assert [rule.normalize_score(-7.3, length) for length in (1, 30, 3000)] == [
+        -7.3 / n**penalty for n in (1, 30, 3000)
+    ]

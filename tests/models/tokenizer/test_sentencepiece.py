@@ -16,10 +16,10 @@ from transformers import MarianTokenizer
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer import sentencepiece as unigram
-from polyhead.models.tokenizer.patterns import refuse_runaway
+from polyhead.models.tokenizer.patterns import check_growth
 from polyhead.training.data import samples
 
-PAIRS = samples.pairs().examples
+PAIRS = samples.translated_sentences().examples
 ODD = (
     "",
     " ",
@@ -129,12 +129,12 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, name: str, content:
 
 
 def test_a_map_that_makes_long_texts_of_short_ones_is_refused(folder: Path) -> None:
-    charsmap = unigram.read(folder / "source.spm").map
+    charsmap = unigram.read_unigram(folder / "source.spm").map
     for added, refused in ((b"x" * 200 + b"\0", False), (b"x" * 300 + b"\0", True)):
         backend = Backend(models.BPE())
         backend.normalizer = normalizers.Precompiled(charsmap + added)
         if refused:
             with pytest.raises(CheckpointError, match="more than 256 characters of one"):
-                refuse_runaway(backend)
+                check_growth(backend)
         else:
-            refuse_runaway(backend)
+            check_growth(backend)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer import special_token_escape as escape
-from polyhead.models.tokenizer.special_token_escape import MARK, Quoting
+from polyhead.models.tokenizer.special_token_escape import ESCAPE_MARK, SpecialTokenEscape
 from tests.support.edits import edited
 
 TEKKEN = [f"<SPECIAL_{index}>" for index in range(1000)]
@@ -22,26 +22,26 @@ pieces = st.lists(st.text(alphabet="ab<", min_size=1, max_size=6), max_size=8)
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of each text that is searched from now on."""
     lengths: list[int] = []
-    plain = escape.searched
+    plain = escape.search_texts
 
     def counted(sought: Any, texts: Sequence[str]) -> list[Any]:
         lengths.extend(map(len, texts))
         return plain(sought, texts)
 
-    monkeypatch.setattr(escape, "searched", counted)
+    monkeypatch.setattr(escape, "search_texts", counted)
     return lengths
 
 
-@given(pieces, st.text(alphabet=f"ab<é{MARK}", max_size=60), st.integers(1, 9))
+@given(pieces, st.text(alphabet=f"ab<é{ESCAPE_MARK}", max_size=60), st.integers(1, 9))
 @settings(deadline=None)
 def test_no_control_token_is_whole_in_what_is_quoted(control: list[str], text: str, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(escape, "WINDOW", window)
-        quoting = Quoting(control)
+        patch.setattr(escape, "WINDOW_CHARACTERS", window)
+        quoting = SpecialTokenEscape(control)
         quoted = quoting.quote(text)
         assert not [piece for piece in control if len(piece) > 1 and piece in quoted]
-        assert quoted.replace(MARK, "") == text.replace(MARK, "")
-        assert quoting.parts(quoted) == [text.replace(MARK, "")]
+        assert quoted.replace(ESCAPE_MARK, "") == text.replace(ESCAPE_MARK, "")
+        assert quoting.split_control(quoted) == [text.replace(ESCAPE_MARK, "")]
         if not any(piece in text for piece in control if len(piece) > 1):
             assert quoted == text, "nothing was to be broken"
 
@@ -57,8 +57,8 @@ def test_parts_are_cut_at_the_first_and_of_those_the_longest(control: list[str],
             begin = at + len(found)
         at += len(found) or 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(escape, "WINDOW", window)
-        assert Quoting(control).parts(text) == [*wanted, text[begin:]]
+        patch.setattr(escape, "WINDOW_CHARACTERS", window)
+        assert SpecialTokenEscape(control).split_control(text) == [*wanted, text[begin:]]
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_parts_are_cut_at_the_first_and_of_those_the_longest(control: list[str],
 def test_a_text_is_searched_in_short_steps_and_three_times_at_most(
     monkeypatch: pytest.MonkeyPatch, control: list[str], unit: str
 ) -> None:
-    monkeypatch.setattr(escape, "WINDOW", 4096)
-    quoting, text = Quoting(control), unit * (40_000 // len(unit))
+    monkeypatch.setattr(escape, "WINDOW_CHARACTERS", 4096)
+    quoting, text = SpecialTokenEscape(control), unit * (40_000 // len(unit))
     lengths = searches(monkeypatch)
     quoted = quoting.quote(text)
     longest = max(map(len, control))
@@ -85,8 +85,8 @@ def test_a_text_is_searched_in_short_steps_and_three_times_at_most(
 
 
 def test_control_tokens_are_broken_once_where_they_stand() -> None:
-    quoting = Quoting([*TEKKEN, "</s>", "[INST]"])
-    assert quoting.quote("a<SPECIAL_12>b[INST]c</s") == f"a<SPECIAL_12{MARK}>b[INST{MARK}]c</s"
+    quoting = SpecialTokenEscape([*TEKKEN, "</s>", "[INST]"])
+    assert quoting.quote("a<SPECIAL_12>b[INST]c</s") == f"a<SPECIAL_12{ESCAPE_MARK}>b[INST{ESCAPE_MARK}]c</s"
 
 
 def with_control(folder: Path, place: Path, *contents: str) -> Path:
@@ -100,12 +100,12 @@ def with_control(folder: Path, place: Path, *contents: str) -> Path:
 def test_a_control_token_with_the_mark_is_refused(tiny_generator: Path, tmp_path: Path) -> None:
     Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "fine", "<ab>"))
     with pytest.raises(CheckpointError, match=r"control token 'a\\ufdd0b', with the character U\+FDD0"):
-        Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "marked", "<ab>", f"a{MARK}b"))
+        Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "marked", "<ab>", f"a{ESCAPE_MARK}b"))
 
 
 def test_control_tokens_are_counted(tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = with_control(tiny_generator, tmp_path / "many", *TEKKEN)
     Tokenizer.from_folder(folder)
-    monkeypatch.setattr(escape, "MOST", 999)
+    monkeypatch.setattr(escape, "MAX_CONTROL_TOKENS", 999)
     with pytest.raises(CheckpointError, match=r"has 1\d\d\d control tokens; 999 are the most"):
         Tokenizer.from_folder(folder)

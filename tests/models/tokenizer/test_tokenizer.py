@@ -19,7 +19,7 @@ from tokenizers import models as backends
 from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
 from polyhead.models.tokenizer import Encoding, Tokenizer, gguf_vocabulary, patterns
 from polyhead.models.tokenizer.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
-from polyhead.models.tokenizer.token_text import Spelling, byte_alphabet
+from polyhead.models.tokenizer.token_text import TokenSpelling, byte_alphabet
 
 CORPUS = [
     "Hello world, the quick brown fox jumps over the lazy dog. It's 2024, we'll see; they're 12345 years old!",
@@ -466,10 +466,10 @@ def test_any_closed_pieces_stream_to_what_the_library_decodes(ids: list[int]) ->
     pieces = ["<unk>", "a", "b</w>", "</w>", "c</w>d", "</w>e</w></w>"]
     backend = Backend(backends.BPE(vocab={piece: n for n, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"))
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
-    spelling = Spelling(backend)
+    spelling = TokenSpelling(backend)
     stream = spelling.stream()
     text = "".join(map(stream.push, ids)) + stream.flush()
-    assert text == spelling.text(ids) == backend.decode(ids)
+    assert text == spelling.decode_text(ids) == backend.decode(ids)
 
 
 def test_the_config_says_whether_bos_and_eos_are_added(tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_added_tokens_in_the_files_beside(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode("hello<new>[X]", special=False).ids[-2:] == [count, count + 1]
     assert (tokenizer.is_special(count), tokenizer.is_special(count + 1)) == (False, True)
-    assert (tokenizer.vocab_size, tokenizer.find("<new>"), tokenizer.find("no")) == (count + 2, count, None)
+    assert (tokenizer.vocab_size, tokenizer.token_id("<new>"), tokenizer.token_id("no")) == (count + 2, count, None)
 
 
 # Equal to the reference: GGUF
@@ -598,7 +598,7 @@ def test_gguf_pieces_with_too_many_cuts_are_refused(monkeypatch: pytest.MonkeyPa
     said = r"has 170\d{6} characters, where each piece is cut in two at every place; 134217728 are the most without"
     with pytest.raises(CheckpointError, match=said):
         Tokenizer.from_gguf(pieces_within_pieces(800))
-    monkeypatch.setattr(gguf_vocabulary, "MOST_MERGES", 100 * 99 // 2)
+    monkeypatch.setattr(gguf_vocabulary, "MAX_DERIVED_MERGES", 100 * 99 // 2)
     assert Tokenizer.from_gguf(pieces_within_pieces(100)).vocab_size == 103
     with pytest.raises(CheckpointError, match="more than 4950 pieces made of two others, which are the most without"):
         Tokenizer.from_gguf(pieces_within_pieces(101))
@@ -607,9 +607,9 @@ def test_gguf_pieces_with_too_many_cuts_are_refused(monkeypatch: pytest.MonkeyPa
 def test_all_pieces_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     size = Tokenizer.from_gguf(pieces_within_pieces(100)).text_size
     assert size == 100 * 101 // 2 + len("<unk><s></s>")
-    monkeypatch.setattr(patterns, "MOST_TEXT", size)
+    monkeypatch.setattr(patterns, "MAX_VOCABULARY_TEXT", size)
     Tokenizer.from_gguf(pieces_within_pieces(100))
-    monkeypatch.setattr(patterns, "MOST_TEXT", size - 1)
+    monkeypatch.setattr(patterns, "MAX_VOCABULARY_TEXT", size - 1)
     with pytest.raises(CheckpointError, match=f"its 103 tokens become {size} characters of text; {size - 1} are"):
         Tokenizer.from_gguf(pieces_within_pieces(100))
 

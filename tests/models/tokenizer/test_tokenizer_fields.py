@@ -11,7 +11,7 @@ import pytest
 
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.models.tokenizer.merges import LONGEST_AFFIX
+from polyhead.models.tokenizer.merges import MAX_AFFIX_LENGTH
 from tests.support import tokenizer_fields
 
 COUNT, MANY = 200, 4000
@@ -72,6 +72,6 @@ def test_a_prefix_that_merges_do_not_have(tmp_path: Path, base: str) -> None:
 @pytest.mark.parametrize("name", ["continuing_subword_prefix", "end_of_word_suffix"])
 def test_a_long_prefix_or_suffix(tmp_path: Path, name: str) -> None:
     """It would make millions of tokens of a short text."""
-    folder = written(tmp_path, "SentencePiece BPE", "model", name, new="a" * (LONGEST_AFFIX + 1))
+    folder = written(tmp_path, "SentencePiece BPE", "model", name, new="a" * (MAX_AFFIX_LENGTH + 1))
     with pytest.raises(CheckpointError, match=f"model.{name} has 17 characters, at most 16 are read"):
         Tokenizer.from_folder(folder)

@@ -13,9 +13,9 @@ from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from polyhead.service.api.access.app_state import Server
-from polyhead.service.api.access.auth import access, decision
-from polyhead.service.api.app import DIALECTS, owner
+from polyhead.service.api.access.app_state import AppState
+from polyhead.service.api.access.auth import find_access_rule, required_access
+from polyhead.service.api.app import DIALECTS, find_dialect
 from polyhead.service.core import logs
 from polyhead.service.core.model import Model
 from tests.support.scripted import Connection, Registry, application, echo, model
@@ -33,8 +33,8 @@ def app(talker: Model) -> FastAPI:
     return application(Registry([talker], echo), max_requests=2, max_body_bytes=2000)
 
 
-def server_of(app: FastAPI) -> Server:
-    return cast(Server, app.state.server)
+def server_of(app: FastAPI) -> AppState:
+    return cast(AppState, app.state.server)
 
 
 def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:
@@ -79,16 +79,29 @@ def test_no_route_without_a_decision_who_may_ask(app: FastAPI) -> None:
     paths = {route.path for route in routes(app)}
     assert {"/livez", "/metrics", "/v1/chat/completions", "/models/{name:path}/predict", "/docs"} <= paths
     for verb in ("GET", "POST"):
-        assert not {path for path in paths if decision(path, verb) is None}
+        assert not {path for path in paths if find_access_rule(path, verb) is None}
 
 
 def test_all_that_is_asked_of_models_needs_the_key(app: FastAPI) -> None:
     worked = {route.path for route in routes(app) if isinstance(route, APIRoute) and "POST" in route.methods}
     assert worked
-    assert {access(path, "POST") for path in worked} == {"inference"}
-    assert access("/v1/models") == access("/v1/models", "HEAD") == access("/info") == "models"
-    assert access("/v1/models", "POST") == access("/nowhere") == access("/metrics2") == "inference"
-    assert access("/livez") == access("/docs/docs.js") == access("/") == access("/", "HEAD") == "public"
+    assert {required_access(path, "POST") for path in worked} == {"inference"}
+    assert (
+        required_access("/v1/models") == required_access("/v1/models", "HEAD") == required_access("/info") == "models"
+    )
+    assert (
+        required_access("/v1/models", "POST")
+        == required_access("/nowhere")
+        == required_access("/metrics2")
+        == "inference"
+    )
+    assert (
+        required_access("/livez")
+        == required_access("/docs/docs.js")
+        == required_access("/")
+        == required_access("/", "HEAD")
+        == "public"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/info", "/openapi.json", "/nowhere", "/livez/../v1/models"])
@@ -231,7 +244,7 @@ def test_the_owner_of_a_path_says_the_error(app: FastAPI, method: str, path: str
 
 def test_every_dialect_owns_its_routes() -> None:
     for dialect in DIALECTS:
-        assert {owner(cast(APIRoute, route).path).name for route in dialect.router.routes} == {dialect.name}
+        assert {find_dialect(cast(APIRoute, route).path).name for route in dialect.router.routes} == {dialect.name}
 
 
 def test_refusals_name_no_path_of_the_server(app: FastAPI) -> None:
@@ -300,7 +313,7 @@ def test_logs_for_machines_are_one_object_a_line(capsys: pytest.CaptureFixture[s
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:
-        logs.configure("json", "info")
+        logs.configure_logging("json", "info")
         logging.getLogger("polyhead.test").info("one\n%s", "two", extra={"status": 200})
         logging.getLogger("uvicorn.error").info("not ours")
     finally:

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from polyhead.service.api.openapi import PROBES
-from polyhead.service.server.process import TAKEN, WAITING
+from polyhead.service.api.openapi import PROBE_PATHS
+from polyhead.service.server.process import ACCEPT_BATCH, LISTEN_BACKLOG
 from tests.support.processes import Process
 from tests.support.raw import answers, heard
 
@@ -46,10 +46,10 @@ def test_a_turn_of_the_loop_takes_many_connections() -> None:
 
     async def run() -> int:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(Protocol, "127.0.0.1", 0, backlog=TAKEN)
+        server = await loop.create_server(Protocol, "127.0.0.1", 0, backlog=ACCEPT_BATCH)
         address = server.sockets[0].getsockname()
         with ExitStack() as held:
-            for _ in range(TAKEN):
+            for _ in range(ACCEPT_BATCH):
                 held.enter_context(socket.create_connection(address))
             turns = 0
             while not made:
@@ -62,10 +62,12 @@ def test_a_turn_of_the_loop_takes_many_connections() -> None:
             server.close()
         return count
 
-    assert asyncio.run(run()) == TAKEN >= MANY
+    assert asyncio.run(run()) == ACCEPT_BATCH >= MANY
 
 
-@pytest.mark.skipif(not SOMAXCONN.exists() or int(SOMAXCONN.read_text()) < WAITING, reason="the system keeps fewer")
+@pytest.mark.skipif(
+    not SOMAXCONN.exists() or int(SOMAXCONN.read_text()) < LISTEN_BACKLOG, reason="the system keeps fewer"
+)
 def test_a_probe_is_answered_before_those_that_wait(tiny_generator: Path) -> None:
     """As many as wait while the server stands still are all connected; none of them is before a probe in its queue.
 
@@ -93,7 +95,7 @@ def test_a_probe_is_answered_before_those_that_wait(tiny_generator: Path) -> Non
                 return said if said.count("/v1/models/nowhere") == ASKING else []
 
             order = server.until(answered)
-        assert order.index("/livez") <= 10 * TAKEN < ASKING
+        assert order.index("/livez") <= 10 * ACCEPT_BATCH < ASKING
     finally:
         server.child.send_signal(signal.SIGCONT)
         assert server.stop() == 0, server.log
@@ -103,7 +105,7 @@ def test_the_port_for_probes_answers_nothing_else(tiny_generator: Path) -> None:
     server, probes = started(tiny_generator)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{probes}", verify=False) as client:
-            assert {client.get(path).status_code for path in PROBES} == {200}
+            assert {client.get(path).status_code for path in PROBE_PATHS} == {200}
             assert client.head("/readyz").status_code == 200
             assert client.get("/readyz").json() == server.get("/readyz").json()
             for method, path in (("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/livez"), ("GET", "/")):

@@ -11,11 +11,11 @@ from transformers import BertForMaskedLM, BertForQuestionAnswering, BertForToken
 from typer.testing import CliRunner
 
 from polyhead.models.core.errors import ModelError
+from polyhead.service.cli import checkpoint_source as opened
 from polyhead.service.cli import main as cli
-from polyhead.service.cli import opened_checkpoint as opened
 from polyhead.service.cli import plotting as canvas
-from polyhead.service.cli.explain_command import numbers
-from polyhead.service.core.request import Method
+from polyhead.service.cli.explain_command import parse_numbers
+from polyhead.service.core.request import ExplainMethod
 from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
 from tests.support.translators import translator
@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("method", get_args(Method))
-def test_every_method_is_told_and_drawn(method: Method, tiny_classifier: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", get_args(ExplainMethod))
+def test_every_method_is_told_and_drawn(method: ExplainMethod, tiny_classifier: Path, tmp_path: Path) -> None:
     result = polyhead(tiny_classifier, TEXT, "--method", method, "--plot", tmp_path / "out.svg")
     assert result.exit_code == 0, result.output
     figure = (tmp_path / "out.svg").read_text()
@@ -150,8 +150,8 @@ def test_what_is_told_takes_nothing_that_draws(tiny_classifier: Path, monkeypatc
     def missing() -> frozenset[int]:
         raise NameError
 
-    monkeypatch.setattr(canvas, "letters", missing)
-    monkeypatch.setattr(canvas, "styled", missing)
+    monkeypatch.setattr(canvas, "drawable_letters", missing)
+    monkeypatch.setattr(canvas, "fixed_style", missing)
     for method in ("attention", "occlusion"):
         assert polyhead(tiny_classifier, TEXT, "--method", method).exit_code == 0
 
@@ -171,13 +171,13 @@ def test_a_quick_start_model_has_a_name(tmp_path: Path, monkeypatch: pytest.Monk
     fetched = list[Path]()
     monkeypatch.setattr(quickstart, "fetch_all", fetched.append)
     monkeypatch.chdir(tmp_path)
-    assert opened.found("sentiment", tmp_path) == quickstart.sources(tmp_path)["sentiment"]
+    assert opened.resolve_source("sentiment", tmp_path) == quickstart.sources(tmp_path)["sentiment"]
     assert fetched == [tmp_path]
     (tmp_path / "sentiment").mkdir()
-    assert opened.found("sentiment", tmp_path) == "sentiment"  # a folder comes first
+    assert opened.resolve_source("sentiment", tmp_path) == "sentiment"  # a folder comes first
 
 
 def test_numbers_are_single_ones_and_ranges() -> None:
-    assert numbers("--layers", "0, 4-6,2") == [0, 4, 5, 6, 2]
+    assert parse_numbers("--layers", "0, 4-6,2") == [0, 4, 5, 6, 2]
     with pytest.raises(ModelError):
-        numbers("--layers", "-1")
+        parse_numbers("--layers", "-1")

@@ -105,7 +105,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], An
     @cache
     def draw(made: Callable[[], Answer]) -> Drawn:
         picture = tmp_path_factory.mktemp("figures") / "figure.svg"
-        canvas.save(figures.drawn(made()), picture)
+        canvas.save_figure(figures.draw_answer(made()), picture)
         return Drawn(picture)
 
     return draw
@@ -114,7 +114,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], An
 @pytest.mark.parametrize("suffix", canvas.SUFFIXES)
 def test_the_same_numbers_are_the_same_bytes(suffix: str, tmp_path: Path) -> None:
     for name in ("one", "other"):
-        canvas.save(figures.drawn(alignment()), tmp_path / f"{name}{suffix}")
+        canvas.save_figure(figures.draw_answer(alignment()), tmp_path / f"{name}{suffix}")
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"other{suffix}").read_bytes()
 
 
@@ -197,8 +197,8 @@ def test_attributions_that_do_not_add_up_are_told_so(drawn: Callable[..., Drawn]
 
 
 def test_no_label_of_sixty_overlaps_its_neighbour() -> None:
-    figure = figures.drawn(gradients())
-    with canvas.styled():
+    figure = figures.draw_answer(gradients())
+    with canvas.fixed_style():
         figure.draw_without_rendering()
         boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
     assert len(boxes) == 60
@@ -214,9 +214,9 @@ def test_weights_can_come_packed_or_only_the_largest() -> None:
     entry = weights("self", [0], [0, 1], range(5), range(5))
     whole = np.array(entry["values"], np.float32)
     packed = {"dtype": "float16", "data": base64.b64encode(whole.astype("<f2").tobytes()).decode()}
-    assert np.allclose(figures.weights(entry | {"values": packed}), whole, atol=1e-3)
+    assert np.allclose(figures.attention_weights(entry | {"values": packed}), whole, atol=1e-3)
     largest = [[[[[int(row.argmax()), float(row.max())]] for row in head] for head in layer] for layer in whole]
-    kept = figures.weights({name: entry[name] for name in ("columns", "shape")} | {"top": largest})
+    kept = figures.attention_weights({name: entry[name] for name in ("columns", "shape")} | {"top": largest})
     assert np.array_equal(kept.max(-1), whole.max(-1))
     assert np.array_equal(kept.argmax(-1), whole.argmax(-1))
     assert (kept > 0).sum() == 10
@@ -227,24 +227,24 @@ def test_weights_can_come_packed_or_only_the_largest() -> None:
 )
 def test_a_figure_that_could_not_be_written_is_refused_before_any_work(picture: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=said):
-        canvas.check(tmp_path / picture)
+        canvas.check_plot_path(tmp_path / picture)
 
 
 def test_what_is_missing_to_draw_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(canvas, "PRESENT", False)
+    monkeypatch.setattr(canvas, "HAS_MATPLOTLIB", False)
     with pytest.raises(ModelError, match=re.escape("pip install 'polyhead[explain]'")):
-        canvas.check(tmp_path / "figure.svg")
+        canvas.check_plot_path(tmp_path / "figure.svg")
 
 
 def test_an_alignment_names_what_was_written_next(drawn: Callable[..., Drawn]) -> None:
     """Who looks from a token's row looks for the token behind it: the first row is not the start's."""
-    rows = figures.following(alignment(), [10, 11, 12, 13])
+    rows = figures.next_token_labels(alignment(), [10, 11, 12, 13])
     assert [label.text for label in rows] == ["i", "loved", "the", "(end)"]
     assert "(end)" in drawn(alignment).said
 
 
 def test_pieces_that_are_bytes_in_disguise_can_be_read() -> None:
     told = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
-    assert figures.texts(told) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
+    assert figures.token_texts(told) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
     plain = {"tokens": [{"token": piece} for piece in ("café", "Ã¼", "▁the")]}
-    assert figures.texts(plain) == ["café", "Ã¼", "▁the"]
+    assert figures.token_texts(plain) == ["café", "Ã¼", "▁the"]

@@ -24,9 +24,9 @@ from polyhead.models.core.errors import ModelError
 from polyhead.service.cli import head_importance as heads
 from polyhead.service.cli import labelled_files as labelled
 from polyhead.service.cli import main as cli
-from polyhead.service.cli.head_accuracy import standard
-from polyhead.service.cli.head_importance import Trial, changed
-from polyhead.service.cli.opened_checkpoint import opened
+from polyhead.service.cli.checkpoint_source import open_checkpoint
+from polyhead.service.cli.head_accuracy import standardised_ranks
+from polyhead.service.cli.head_importance import HeadAblation, compare_figures
 from tests.support import checkpoints
 from tests.support.edits import with_tensors
 from tests.support.translators import translator
@@ -59,8 +59,10 @@ def ignore(what: str, done: int, total: int) -> None:
 
 
 @pytest.fixture
-def tried(tmp_path: Path) -> Callable[[Path, Rows], Trial]:
-    return lambda folder, rows: Trial(opened(str(folder)), labelled.rows(written(tmp_path / "rows.jsonl", rows)))
+def tried(tmp_path: Path) -> Callable[[Path, Rows], HeadAblation]:
+    return lambda folder, rows: HeadAblation(
+        open_checkpoint(str(folder)), labelled.read_rows(written(tmp_path / "rows.jsonl", rows))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +98,16 @@ def own_labels(lonely: Path) -> Rows:
 
 
 def test_the_head_that_is_all_that_matters_is_found(
-    lonely: Path, own_labels: Rows, tried: Callable[[Path, Rows], Trial]
+    lonely: Path, own_labels: Rows, tried: Callable[[Path, Rows], HeadAblation]
 ) -> None:
     trial = tried(lonely, own_labels)
     assert trial.baseline["accuracy"] == 1
-    first, *others = trial.heads(ignore)
+    first, *others = trial.ablate_heads(ignore)
     assert (first.part, first.layer, first.head) == ("self", 1, 2)
     most = max(sum(row["label"] == label for row in own_labels) for label in range(3))
     assert first.changes["accuracy"].change <= most / len(own_labels) - 1 + 1e-9  # one answer to everything
     assert all(change.change == change.error == 0 for head in others for change in head.changes.values())
-    assert not any(head.sure for head in others)
+    assert not any(head.is_significant for head in others)
 
 
 CASES: dict[str, tuple[Callable[[Path], object], Rows, str, str]] = {
@@ -142,7 +144,7 @@ CASES: dict[str, tuple[Callable[[Path], object], Rows, str, str]] = {
 
 @pytest.mark.parametrize("task", CASES)
 def test_silence_is_a_head_whose_output_weights_are_nothing(
-    task: str, tmp_path: Path, tried: Callable[[Path, Rows], Trial]
+    task: str, tmp_path: Path, tried: Callable[[Path, Rows], HeadAblation]
 ) -> None:
     """The same network, cut by hand where its file has it, scores what the silenced one is said to."""
     made, rows, name, part = CASES[task]
@@ -150,7 +152,7 @@ def test_silence_is_a_head_whose_output_weights_are_nothing(
     made(folder)
     whole = tried(folder, rows)
     assert whole.loaded.task == task
-    found = next(each for each in whole.heads(ignore) if each.part == part)
+    found = next(each for each in whole.ablate_heads(ignore) if each.part == part)
     assert any(abs(change.change) > 1e-4 for change in found.changes.values())
 
     def cut(tensors: dict[str, torch.Tensor]) -> None:
@@ -161,10 +163,10 @@ def test_silence_is_a_head_whose_output_weights_are_nothing(
     less = tried(with_tensors(folder, tmp_path / "cut", cut), rows)
     for figure, value in whole.baseline.items():
         assert value + found.changes[figure].change == pytest.approx(less.baseline[figure], abs=1e-5)
-    assert not whole.watched.silenced  # all heads speak again
+    assert not whole.instrumented.silenced  # all heads speak again
 
 
-def test_figures_are_those_of_the_reference(tiny_classifier: Path, tried: Callable[[Path, Rows], Trial]) -> None:
+def test_figures_are_those_of_the_reference(tiny_classifier: Path, tried: Callable[[Path, Rows], HeadAblation]) -> None:
     network = AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
     tokenizer = AutoTokenizer.from_pretrained(tiny_classifier)
     with torch.no_grad():
@@ -175,7 +177,9 @@ def test_figures_are_those_of_the_reference(tiny_classifier: Path, tried: Callab
     assert baseline["accuracy"] == pytest.approx((logits.argmax(-1) == right).float().mean().item())
 
 
-def test_a_generator_is_judged_by_each_next_token(tiny_generator: Path, tried: Callable[[Path, Rows], Trial]) -> None:
+def test_a_generator_is_judged_by_each_next_token(
+    tiny_generator: Path, tried: Callable[[Path, Rows], HeadAblation]
+) -> None:
     network, tokenizer = (
         AutoModelForCausalLM.from_pretrained(tiny_generator),
         AutoTokenizer.from_pretrained(tiny_generator),
@@ -186,13 +190,13 @@ def test_a_generator_is_judged_by_each_next_token(tiny_generator: Path, tried: C
     trial = tried(tiny_generator, ALONE)
     expected = sum(losses) / sum(each.size(1) - 1 for each in ids)
     assert trial.baseline["cross-entropy"] == pytest.approx(expected, abs=1e-5)
-    assert f"perplexity {np.exp(expected):.2f}" in heads.summary(trial)
+    assert f"perplexity {np.exp(expected):.2f}" in heads.format_summary(trial)
 
 
 def test_errors_are_those_of_paired_differences() -> None:
     draw = np.random.default_rng(0)
     before, after = draw.normal(size=(2, 50, 1))
-    [change] = changed(before, after, np.ones(50))
+    [change] = compare_figures(before, after, np.ones(50))
     added = (after - before)[:, 0]
     assert change.change == pytest.approx(added.mean())
     assert change.error == pytest.approx(added.std(ddof=1) / np.sqrt(50))
@@ -202,21 +206,21 @@ def test_errors_of_unequal_texts_are_those_of_leaving_one_out() -> None:
     draw = np.random.default_rng(1)
     counts = draw.integers(5, 40, 200).astype(float)
     before, after = np.add(draw.normal(size=(2, 200, 1)), [[[0.0]], [[3.0]]]) * counts[:, None]
-    [change] = changed(before, after, counts)
+    [change] = compare_figures(before, after, counts)
     added = (after - before)[:, 0]
     without = (added.sum() - added) / (counts.sum() - counts)
     jackknife = np.sqrt(199 / 200 * ((without - without.mean()) ** 2).sum())
     assert change.error == pytest.approx(jackknife, rel=0.02)
 
 
-def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows], Trial]) -> None:
+def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows], HeadAblation]) -> None:
     trial = tried(tiny_embedder, SCORED[:7])
     told = np.random.default_rng(0).normal(size=(7, 1))
     order = told[:, 0].argsort().argsort() + 1.0
     scores = np.array([1.5, 3.5, 5.5, 7, 1.5, 3.5, 5.5])  # ranks of 0 1 2 3 0 1 2, ties shared
     expected = np.corrcoef(order, scores)[0, 1]
-    assert trial.measure.figures(trial.samples, told).mean() == pytest.approx(expected)
-    assert standard(np.array([3.0, 3.0, 3.0])).tolist() == [0, 0, 0]
+    assert trial.metric.figures(trial.samples, told).mean() == pytest.approx(expected)
+    assert standardised_ranks(np.array([3.0, 3.0, 3.0])).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(
     ],
 )
 def test_labels_that_fit_nothing_are_refused(
-    case: str, row: dict[str, Any], said: str, tmp_path: Path, tried: Callable[[Path, Rows], Trial]
+    case: str, row: dict[str, Any], said: str, tmp_path: Path, tried: Callable[[Path, Rows], HeadAblation]
 ) -> None:
     CASES[case][0](tmp_path / "model")
     with pytest.raises(ModelError, match=rf"line 2: .*{said}"):
@@ -267,19 +271,22 @@ def test_labels_that_fit_nothing_are_refused(
 
 def test_tables_and_lines_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('text,label\n"a, b\nc",1\nd,0\n')
-    assert [row.values["text"] for row in labelled.rows(tmp_path / "rows.csv")] == ["a, b\nc", "d"]
+    assert [row.values["text"] for row in labelled.read_rows(tmp_path / "rows.csv")] == ["a, b\nc", "d"]
     (tmp_path / "rows.tsv").write_text('\ufefftext\tlabel\r\n"a\t1\r\nb"\t0\r\n', encoding="utf-8")
-    assert [dict(row.values) for row in labelled.rows(tmp_path / "rows.tsv")] == [
+    assert [dict(row.values) for row in labelled.read_rows(tmp_path / "rows.tsv")] == [
         {"text": '"a', "label": "1"},
         {"text": 'b"', "label": "0"},
     ]
     (tmp_path / "lines.txt").write_text("one\n\ntwo\n")
-    assert [(row.line, row.values["text"]) for row in labelled.rows(tmp_path / "lines.txt")] == [(1, "one"), (3, "two")]
+    assert [(row.line, row.values["text"]) for row in labelled.read_rows(tmp_path / "lines.txt")] == [
+        (1, "one"),
+        (3, "two"),
+    ]
 
 
 def test_a_limit_takes_rows_from_all_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("".join(f"{n}\n" for n in range(100)))
-    assert [row.line for row in labelled.rows(tmp_path / "lines.txt", 4)] == [1, 26, 51, 76]
+    assert [row.line for row in labelled.read_rows(tmp_path / "lines.txt", 4)] == [1, 26, 51, 76]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +302,7 @@ def test_a_limit_takes_rows_from_all_over_the_file(tmp_path: Path) -> None:
 def test_files_that_hold_no_rows_are_refused(name: str, content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=said):
-        labelled.rows(tmp_path / name)
+        labelled.read_rows(tmp_path / name)
 
 
 def test_the_command_tells_of_the_model_as_it_is_first_and_draws_a_map(
@@ -331,10 +338,10 @@ def test_the_same_is_told_to_programs(lonely: Path, own_labels: Rows, tmp_path: 
 def test_who_stops_it_finds_nothing_half_written(
     tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(trial: Trial, say: object) -> None:
+    def stop(trial: HeadAblation, say: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trial, "heads", stop)
+    monkeypatch.setattr(HeadAblation, "ablate_heads", stop)
     data = written(tmp_path / "rows.jsonl", LABELLED)
     result = polyhead(tiny_classifier, data, "--plot", tmp_path / "heads.svg")
     assert result.exit_code == 130

@@ -9,57 +9,57 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.service.cli import machine_bench as bench
 from polyhead.service.cli import main as cli
-from polyhead.service.cli.machine_bench import Figure, Machine
+from polyhead.service.cli.machine_bench import BenchFigure, MachineReport
 
 
 @pytest.fixture(scope="module")
-def found() -> Machine:
+def found() -> MachineReport:
     """Of two threads, in short."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "SECONDS", 0.0)
-        patch.setattr(bench, "TRIES", 1)
-        patch.setattr(bench, "UNCACHED", 16 << 20)
-        patch.setattr(bench, "CACHED", 4 << 20)
+        patch.setattr(bench, "MIN_SECONDS", 0.0)
+        patch.setattr(bench, "MIN_TRIES", 1)
+        patch.setattr(bench, "MAX_MEMORY_BYTES", 16 << 20)
+        patch.setattr(bench, "MAX_CACHED_BYTES", 4 << 20)
         patch.setattr(bench.machine, "core_limits", lambda: [2, 3])
-        return bench.measured()
+        return bench.measure_machine()
 
 
-def test_every_figure_is_there_and_is_one(found: Machine) -> None:
+def test_every_figure_is_there_and_is_one(found: MachineReport) -> None:
     expected = {(what, by, threads) for threads in (1, 2) for what, by in kinds()}
     assert {(f.what, f.by, f.threads) for f in found.figures if f.threads} == expected
     for figure in found.figures:
         assert 0.01 < figure.value < 1e7, figure  # no machine is beyond these, slow or fast
     assert found.usable_cores == 2
-    assert found.kernels == runnable()
+    assert found.kernels == runnable_targets()
 
 
 def kinds() -> list[tuple[str, str]]:
     plain = [("memory", "torch.sum"), ("last-level cache", "torch.sum")]
     products = [("float32", "torch.mm"), ("bfloat16", "torch.mm"), ("int8", "torch._int_mm")]
-    return plain + products + ([("float32", "compiled step"), ("int8", "compiled step")] if runnable() else [])
+    return plain + products + ([("float32", "compiled step"), ("int8", "compiled step")] if runnable_targets() else [])
 
 
-def test_threads_are_left_as_they_were(found: Machine) -> None:
+def test_threads_are_left_as_they_were(found: MachineReport) -> None:
     assert found.figures
     assert torch.get_num_threads() == 1
 
 
 def test_a_figure_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were all done in a hundredth of a second: so many bytes and operations in a hundred of them."""
-    monkeypatch.setattr(bench, "seconds", lambda work: 0.01)
-    monkeypatch.setattr(bench, "once", lambda work: 0.0)
-    monkeypatch.setattr(bench, "UNCACHED", 64 << 20)
-    monkeypatch.setattr(bench, "last_cache", lambda: 32 << 20)
+    monkeypatch.setattr(bench, "best_seconds", lambda work: 0.01)
+    monkeypatch.setattr(bench, "time_once", lambda work: 0.0)
+    monkeypatch.setattr(bench, "MAX_MEMORY_BYTES", 64 << 20)
+    monkeypatch.setattr(bench, "last_cache_bytes", lambda: 32 << 20)
     monkeypatch.setattr(bench.machine, "spendable_memory", lambda device: 1 << 30)
-    values = {(f.what, f.by): f.value for f in bench.processor_figures(1)}
+    values = {(f.what, f.by): f.value for f in bench.measure_processor(1)}
     torch.set_num_threads(1)
     assert values["memory", "torch.sum"] == pytest.approx((64 << 20) * 100 / 1e9)
     assert values["last-level cache", "torch.sum"] == pytest.approx((16 << 20) * 100 / 1e9)
     assert values["float32", "torch.mm"] == pytest.approx(2 * 2048**3 * 100 / 1e9)
-    if runnable():
+    if runnable_targets():
         assert values["int8", "compiled step"] == pytest.approx(2 * 512 * 2048**2 * 100 / 1e9)
 
 
@@ -75,9 +75,9 @@ def test_what_takes_long_is_tried_smaller(pace: float, side: int, monkeypatch: p
         work()
         return pace * sides[-1] ** 3
 
-    monkeypatch.setattr(bench, "once", took)
-    monkeypatch.setattr(bench, "seconds", took)
-    assert bench.operations_a_second(torch.zeros(2048, 2048), multiply) == pytest.approx(2 / pace / 1e9)
+    monkeypatch.setattr(bench, "time_once", took)
+    monkeypatch.setattr(bench, "best_seconds", took)
+    assert bench.measure_operations(torch.zeros(2048, 2048), multiply) == pytest.approx(2 / pace / 1e9)
     assert sides[-1] == side
 
 
@@ -87,18 +87,18 @@ def test_threads_go_up_to_all_cores(cores: int, counts: list[int]) -> None:
 
 
 def test_the_best_of_several_ways_counts() -> None:
-    figures = [Figure("int8", by, 2, value, "GOPS") for by, value in (("a", 3.0), ("b", 5.0))]
-    machine = Machine("p", 2, 2, 1.0, 1.0, [], "none", "", [*figures, Figure("int8", "a", 1, 9.0, "GOPS")])
-    assert machine.best("int8", 2) == 5.0
+    figures = [BenchFigure("int8", by, 2, value, "GOPS") for by, value in (("a", 3.0), ("b", 5.0))]
+    machine = MachineReport("p", 2, 2, 1.0, 1.0, [], "none", "", [*figures, BenchFigure("int8", "a", 1, 9.0, "GOPS")])
+    assert machine.best_value("int8", 2) == 5.0
     with pytest.raises(ValueError):  # noqa: PT011
-        machine.best("int8", 4)
+        machine.best_value("int8", 4)
 
 
-def test_the_command_says_it_for_people_and_for_programs(monkeypatch: pytest.MonkeyPatch, found: Machine) -> None:
-    monkeypatch.setattr(bench, "measured", lambda: found)
+def test_the_command_says_it_for_people_and_for_programs(monkeypatch: pytest.MonkeyPatch, found: MachineReport) -> None:
+    monkeypatch.setattr(bench, "measure_machine", lambda: found)
     told = json.loads(CliRunner().invoke(cli.app, ["bench", "machine", "--json"]).stdout)
     assert told["usable_cores"] == 2
-    assert [Figure(**figure) for figure in told["figures"]] == found.figures
+    assert [BenchFigure(**figure) for figure in told["figures"]] == found.figures
     said = CliRunner().invoke(cli.app, ["bench", "machine"]).stdout
     assert found.processor in said
     for figure in found.figures:

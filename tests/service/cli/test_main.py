@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from polyhead.service.cli import checkpoint_commands as cli_checkpoint
 from polyhead.service.cli import client, terminal
 from polyhead.service.cli import main as cli
-from polyhead.service.cli.client import Client, ClientError
+from polyhead.service.cli.client import ApiClient, ClientError
 from polyhead.service.core.version import VERSION
 from polyhead.service.runtime import quickstart
 
@@ -157,7 +157,7 @@ def test_a_conversation_keeps_what_was_said(
 ) -> None:
     seen = answering(monkeypatch, served)
     monkeypatch.setattr(sys, "stdin", Typed("One\n\nTwo\n"))
-    terminal.chat(Client("http://testserver", ""), "talk", 0)
+    terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
     assert capsys.readouterr().out == "Paris\nParis\n"
     said = [(message["role"], message["content"]) for message in body(seen[-1])["messages"]]
     assert said == [("user", "One\n"), ("assistant", "Paris"), ("user", "Two\n")]
@@ -192,10 +192,10 @@ def test_a_terminal_gets_no_control_characters_of_a_model(monkeypatch: pytest.Mo
         out, err = stream(), stream()
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        terminal.classify(Client("http://testserver", ""), "talk", ["a text"])
+        terminal.classify(ApiClient("http://testserver", ""), "talk", ["a text"])
         assert out.getvalue() == f"{shown}\t1.0000\ta text\n"
         monkeypatch.setattr(sys, "stdin", Typed(f"One\n{HOSTILE}\n"))
-        terminal.chat(Client("http://testserver", ""), "talk", 0)
+        terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
         assert out.getvalue().endswith(f"a text\na\tb\n{shown}\n")
         assert f"{shown}\n" in err.getvalue()
 
@@ -204,8 +204,8 @@ def test_commands_write_tokens_and_errors_of_a_model_out(monkeypatch: pytest.Mon
     out, err = Screen(), Screen()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    cli_checkpoint.say(f"a\n{HOSTILE}")
-    cli_checkpoint.fail(HOSTILE)
+    cli_checkpoint.print_text(f"a\n{HOSTILE}")
+    cli_checkpoint.report_failure(HOSTILE)
     assert out.getvalue() == f"a\n{WRITTEN_OUT}\n"
     assert err.getvalue() == f"polyhead: {WRITTEN_OUT}\n"
 
@@ -216,7 +216,7 @@ def test_an_error_in_a_conversation_does_not_end_it(
     answers = iter([httpx.Response(400, json={"error": {"message": "too long"}}), None])
     seen = answering(monkeypatch, lambda request: next(answers) or served(request))
     monkeypatch.setattr(sys, "stdin", Typed("One\nTwo\n"))
-    terminal.chat(Client("http://testserver", ""), "talk", 0)
+    terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
     out, err = capsys.readouterr()
     assert out == "Paris\n"
     assert "too long" in err
@@ -265,7 +265,7 @@ def test_no_server_is_said_with_its_address() -> None:
     assert result.exit_code == 1
     assert "http://127.0.0.1:9 does not answer" in result.stderr
     with pytest.raises(ClientError, match="does not answer"):
-        Client("no address", "").model("embed")
+        ApiClient("no address", "").find_model("embed")
 
 
 def test_models_are_fetched_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

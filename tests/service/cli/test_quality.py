@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
 from polyhead.models.core.errors import ModelError
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.service.cli import main as cli
 from polyhead.service.cli import quality
-from polyhead.service.cli.differences import Answer, LayerErrors, Passage, Scores
+from polyhead.service.cli.differences import EncodedText, LayerErrors, ModelOutput, ScoreComparison
 from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
 from tests.support.edits import with_tensors
@@ -22,7 +22,7 @@ from tests.support.explained import both
 from tests.support.gguf_files import converted, decoder_metadata, write
 from tests.support.translators import translator
 
-native = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+native = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
 FIGURES = {
     "predictions",
     "kl_mean",
@@ -135,11 +135,11 @@ def test_a_text_of_one_s_own(tiny_generator: Path, tmp_path: Path) -> None:
 
 
 def test_windows_lie_evenly_over_the_text(tiny_generator: Path) -> None:
-    what = checkpoint.describe(str(tiny_generator))
-    text = quality.TEXT.read_text(encoding="utf-8")
+    what = checkpoint.describe_source(str(tiny_generator))
+    text = quality.TEXT_FILE.read_text(encoding="utf-8")
     ids = what.tokenizer.encode(text, special=False).ids
     for tokens in (32, 100, 448, 2000, len(ids)):
-        steps = quality.windows(what, text, "it", tokens)
+        steps = quality.cut_windows(what, text, "it", tokens)
         parts = [passage.tokens for [passage] in steps]
         assert tokens - len(parts) < sum(map(len, parts)) <= tokens
         assert all(len(part) <= min(512, checkpoints.POSITIONS) for part in parts)
@@ -148,7 +148,7 @@ def test_windows_lie_evenly_over_the_text(tiny_generator: Path) -> None:
 
 
 def test_the_text_that_comes_with_it_has_several_registers() -> None:
-    text = quality.TEXT.read_text(encoding="utf-8")
+    text = quality.TEXT_FILE.read_text(encoding="utf-8")
     assert 5000 < len(text.encode()) < 8000
     assert all(part in text for part in ("import csv", "#include", "SELECT", '{"order"', "Nachbar", "musée", "图书馆"))
 
@@ -167,7 +167,7 @@ def test_a_classifier_s_labels(tiny_classifier: Path, precision: str) -> None:
         "probability_change_mean",
         "probability_change_max",
     }
-    assert found["texts"] == found["answers"] >= quality.LEAST_TEXTS
+    assert found["texts"] == found["answers"] >= quality.MIN_TEXTS
     # Its weights are random, so some texts have labels that are nearly tied.
     assert found["label_agreement"] > (0.5 if precision == "int8" else 0.99)
     assert 0 <= found["probability_change_mean"] <= found["probability_change_max"] < 0.1
@@ -224,9 +224,9 @@ def test_the_error_of_a_layer_is_the_mean_of_each_token_s_own() -> None:
 
 
 def test_orders_are_compared_pair_by_pair() -> None:
-    scores = Scores()
+    scores = ScoreComparison()
     for expected, found in ((0.1, 0.1), (0.2, 0.4), (0.3, 0.2)):
-        scores.add(Passage([], []), *(Answer(torch.tensor([[value]])) for value in (expected, found)))
+        scores.add(EncodedText([], []), *(ModelOutput(torch.tensor([[value]])) for value in (expected, found)))
     assert scores.figures()["order_agreement"] == pytest.approx(2 / 3)
     assert scores.figures()["score_change_max"] == pytest.approx(0.2)
 
@@ -265,13 +265,13 @@ def test_answers_that_are_no_numbers_are_refused(tiny_generator: Path, tmp_path:
 
 
 def test_a_tokenizer_that_knows_more_than_the_network_is_refused(tiny_generator: Path, tiny_classifier: Path) -> None:
-    what = checkpoint.describe(str(tiny_generator))
+    what = checkpoint.describe_source(str(tiny_generator))
     with pytest.raises(ModelError, match="makes token 384 of the text, and the network has 384 tokens"):
-        quality.checked(what, [3, 384], [])
-    assert quality.checked(what, [3, 4], [0, 2]) == Passage([3, 4], [])
-    what = checkpoint.describe(str(tiny_classifier))
+        quality.check_tokens(what, [3, 384], [])
+    assert quality.check_tokens(what, [3, 4], [0, 2]) == EncodedText([3, 4], [])
+    what = checkpoint.describe_source(str(tiny_classifier))
     with pytest.raises(ModelError, match="makes segment 2 of the text, and the network has 2 segments"):
-        quality.checked(what, [3, 4], [0, 2])
+        quality.check_tokens(what, [3, 4], [0, 2])
 
 
 def test_settings_that_are_wrong_end_it_with_code_2(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:

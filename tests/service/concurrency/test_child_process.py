@@ -10,16 +10,16 @@ import pytest
 from polyhead.models.core.errors import ModelError
 from polyhead.service.cli import explain_command as explained
 from polyhead.service.concurrency import child_process as child
-from polyhead.service.concurrency.child_process import end, exchanged, started
+from polyhead.service.concurrency.child_process import exchange_lines, kill_child, start_child
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BadRequest, PolyheadError, Stopped, Unavailable
 from polyhead.service.core.grammar import Grammar
-from polyhead.service.fleet.replica_connection import Line
-from polyhead.service.runtime.operation import Change
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.fleet.replica_connection import ReplicaConnection
+from polyhead.service.runtime.operation import ModelOperation
+from polyhead.service.runtime.registry import ModelRegistry
 from polyhead.service.server import assembly as serve
 from polyhead.service.structured import grammar_check as trial
-from polyhead.service.structured.grammar_check import Trials
+from polyhead.service.structured.grammar_check import GrammarCheck
 
 ECHO = "import sys\nprint(flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
 DEAF = "import time\nprint(flush=True)\ntime.sleep(600)"
@@ -32,27 +32,27 @@ def python(code: str) -> list[str]:
 
 
 def test_long_lines_go_there_and_come_back() -> None:
-    process = started(python(ECHO))
+    process = start_child(python(ECHO))
     line = b"x" * (1 << 20) + b"\n"
     for _ in range(3):
-        assert exchanged(process, line, 60.0) == line
-    end(process)
+        assert exchange_lines(process, line, 60.0) == line
+    kill_child(process)
 
 
 def test_one_that_does_not_read_is_not_waited_for() -> None:
-    process = started(python(DEAF))
+    process = start_child(python(DEAF))
     with pytest.raises(TimeoutError):
-        exchanged(process, b"x" * (1 << 20) + b"\n", 0.05)
-    end(process)
+        exchange_lines(process, b"x" * (1 << 20) + b"\n", 0.05)
+    kill_child(process)
 
 
 def test_one_that_never_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "READY_S", 0.05)
+    monkeypatch.setattr(child, "START_TIMEOUT_S", 0.05)
     with pytest.raises(TimeoutError):
-        started(python(SILENT))
-    monkeypatch.setattr(child, "READY_S", 60.0)
+        start_child(python(SILENT))
+    monkeypatch.setattr(child, "START_TIMEOUT_S", 60.0)
     with pytest.raises(BrokenPipeError):
-        started(python("raise SystemExit(3)"))
+        start_child(python("raise SystemExit(3)"))
 
 
 @pytest.mark.parametrize(("code", "error"), [(SILENT, Unavailable), ("raise SystemExit(3)", PolyheadError)])
@@ -61,18 +61,18 @@ def test_no_trial_is_lost_by_a_compiler_that_does_not_start(
 ) -> None:
     """There is one; who asks after that gets it."""
     monkeypatch.setattr(trial, "PROCESSES", 1)
-    monkeypatch.setattr(child, "READY_S", 0.05 if code == SILENT else 60.0)
-    trials, real = Trials(), trial.started
+    monkeypatch.setattr(child, "START_TIMEOUT_S", 0.05 if code == SILENT else 60.0)
+    trials, real = GrammarCheck(), trial.start_child
     outline: dict[str, Any] = {"size": 300, "ends": [0], "special": []}
     with monkeypatch.context() as patched:
-        patched.setattr(trial, "started", lambda _: real(python(code)))
+        patched.setattr(trial, "start_child", lambda _: real(python(code)))
         for _ in range(2):
             with pytest.raises(error):
-                trials.written(GRAMMAR, outline)
-    monkeypatch.setattr(child, "READY_S", 60.0)
-    assert trials.written(GRAMMAR, outline)
+                trials.compile(GRAMMAR, outline)
+    monkeypatch.setattr(child, "START_TIMEOUT_S", 60.0)
+    assert trials.compile(GRAMMAR, outline)
     with pytest.raises(BadRequest):
-        trials.written(Grammar("regex", "(", "response_format"), outline)
+        trials.compile(Grammar("regex", "(", "response_format"), outline)
     trials.close()
 
 
@@ -80,28 +80,28 @@ def test_a_change_that_is_broken_off_is_no_success() -> None:
     """As when the event loop ends: whoever waits for it hears so."""
 
     async def run() -> None:
-        change, begun = Change("a", "loading a"), asyncio.Event()
+        change, begun = ModelOperation("a", "loading a"), asyncio.Event()
 
         async def work() -> None:
             begun.set()
             await asyncio.Event().wait()
 
-        change.begin(work())
+        change.start(work())
         await begun.wait()
         assert change._task is not None
         change._task.cancel()
         with pytest.raises(Stopped, match="loading a was broken off"):
-            await change.end()
+            await change.wait_and_raise()
 
     asyncio.run(run())
 
 
 def test_a_replica_that_is_not_connected_is_not_waited_for() -> None:
     async def run() -> None:
-        line = Line.__new__(Line)
+        line = ReplicaConnection.__new__(ReplicaConnection)
         line.name, line._writer = "a", None
         with pytest.raises(ConnectionError, match="replica a is not connected"):
-            await line.ask("watch", "judge")
+            await line.call("watch", "judge")
 
     asyncio.run(run())
 
@@ -109,15 +109,15 @@ def test_a_replica_that_is_not_connected_is_not_waited_for() -> None:
 def test_who_explains_without_a_server_hears_that_the_engine_has_ended(
     tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def load(registry: Registry, *_: Any) -> None:
-        registry._engine.lose("it is gone")
+    async def load(registry: ModelRegistry, *_: Any) -> None:
+        registry._engine.fail_permanently("it is gone")
         await asyncio.Event().wait()
 
     async def run() -> None:
         async with asyncio.timeout(60):
             with pytest.raises(ModelError, match="the engine's thread has ended while the model was loaded"):
-                await explained.asked(Settings(models={"judge": str(tiny_classifier)}), None)  # type: ignore[arg-type]
+                await explained.post_explain(Settings(models={"judge": str(tiny_classifier)}), None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(explained, "GLANCE_S", 0.01)
-    monkeypatch.setattr(serve, "load", load)
+    monkeypatch.setattr(explained, "POLL_S", 0.01)
+    monkeypatch.setattr(serve, "load_models", load)
     asyncio.run(run())

@@ -2,12 +2,12 @@
 
 import pytest
 
-from polyhead.service.concurrency.fair_queue import Deadlines, Queue
-from polyhead.service.concurrency.fair_share import Turns
-from polyhead.service.engine.fault_bisection import Trials
+from polyhead.service.concurrency.fair_queue import Deadlines, FairQueue
+from polyhead.service.concurrency.fair_share import FairScheduler
+from polyhead.service.engine.fault_bisection import FaultBisector
 
 
-def shares(turns: Turns[str], wanting: list[str], costs: dict[str, float], rounds: int) -> dict[str, float]:
+def shares(turns: FairScheduler[str], wanting: list[str], costs: dict[str, float], rounds: int) -> dict[str, float]:
     """What each has used after so many turns."""
     used = dict.fromkeys(wanting, 0.0)
     for _ in range(rounds):
@@ -19,7 +19,7 @@ def shares(turns: Turns[str], wanting: list[str], costs: dict[str, float], round
 
 
 def test_turns_are_taken_by_cost_and_weight() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairScheduler[str] = FairScheduler()
     turns.add("dear")
     turns.add("cheap")
     turns.add("heavy", 3.0)
@@ -29,7 +29,7 @@ def test_turns_are_taken_by_cost_and_weight() -> None:
 
 
 def test_rest_earns_no_credit() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairScheduler[str] = FairScheduler()
     for party in ("a", "b"):
         turns.add(party)
     costs = {"a": 1.0, "b": 1.0, "late": 1.0}
@@ -45,12 +45,12 @@ def test_rest_earns_no_credit() -> None:
 
 
 def test_the_queue_goes_by_priority_then_owner_then_arrival() -> None:
-    queue: Queue[str] = Queue()
+    queue: FairQueue[str] = FairQueue()
     for entry, owner, priority in (("a1", "a", 0), ("a2", "a", 0), ("b1", "b", 0), ("c1", "c", 9), ("a0", "a", -1)):
         queue.add(entry, owner, priority)
     assert len(queue) == 5
     order = []
-    while (entry := queue.first()) is not None:
+    while (entry := queue.peek()) is not None:
         assert entry in queue
         queue.remove(entry)
         queue.charge(entry[0], 10)
@@ -60,12 +60,12 @@ def test_the_queue_goes_by_priority_then_owner_then_arrival() -> None:
 
 
 def test_who_is_put_back_is_next_of_its_line() -> None:
-    queue: Queue[str] = Queue()
+    queue: FairQueue[str] = FairQueue()
     for entry in ("a", "b", "c"):
         queue.add(entry, "", 0)
     queue.remove("b")
     queue.put_back("b", "", 0)
-    assert queue.first() == "b"
+    assert queue.peek() == "b"
     assert set(queue) == {"a", "b", "c"}
 
 
@@ -74,25 +74,25 @@ def test_deadlines() -> None:
     for entry, until in (("soon", 1.0), ("late", 5.0), ("never", float("inf"))):
         deadlines.add(entry, until)
     assert len(deadlines) == 2
-    assert deadlines.passed(0.9) == []
-    assert deadlines.passed(1.0) == deadlines.passed(1.5) == ["soon"]
+    assert deadlines.expired(0.9) == []
+    assert deadlines.expired(1.0) == deadlines.expired(1.5) == ["soon"]
     deadlines.remove("soon")
     deadlines.remove("never")
-    assert deadlines.passed(4.0) == []
-    assert deadlines.passed(6.0) == ["late"]
+    assert deadlines.expired(4.0) == []
+    assert deadlines.expired(6.0) == ["late"]
 
 
 @pytest.mark.parametrize("guilty", [set(), {3}, {0, 7}, set(range(8))])
 def test_trials_find_whoever_spoils_a_step_and_nobody_else(guilty: set[int]) -> None:
-    trials: Trials[int] = Trials()
-    blamed = trials.failed(list(range(8)))
+    trials: FaultBisector[int] = FaultBisector()
+    blamed = trials.split(list(range(8)))
     good: list[int] = []
     tries = 0
     while trials:
-        batch = trials.next()
+        batch = trials.next_batch()
         tries += 1
         if guilty & set(batch):
-            blamed += trials.failed(batch)
+            blamed += trials.split(batch)
         else:
             good += batch
     assert blamed == sorted(guilty)

@@ -11,7 +11,7 @@ import pytest
 
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.concurrency import thread_pool as threads
-from polyhead.service.concurrency.thread_pool import Piece, Threads
+from polyhead.service.concurrency.thread_pool import ThreadPool, WorkInfo
 from polyhead.service.core.errors import TooComplex, Unavailable
 from polyhead.service.text import tokenization as text
 from tests.service.api.operations.test_admin import Client, serving
@@ -30,7 +30,7 @@ def stuck() -> Iterator[threading.Event]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "GLANCE_S", 0.005)
+    monkeypatch.setattr(threads, "CHECK_INTERVAL_S", 0.005)
 
 
 def test_a_thread_that_waits_keeps_no_result() -> None:
@@ -38,8 +38,8 @@ def test_a_thread_that_waits_keeps_no_result() -> None:
         """A result."""
 
     async def run() -> None:
-        pool = Threads(1, "few", PATIENCE_S)
-        kept = weakref.ref(await pool.run(Large, Piece("work", "source")))
+        pool = ThreadPool(1, "few", PATIENCE_S)
+        kept = weakref.ref(await pool.run(Large, WorkInfo("work", "source")))
         await until(lambda: kept() is None)
         pool.close()
 
@@ -48,7 +48,7 @@ def test_a_thread_that_waits_keeps_no_result() -> None:
 
 def test_work_comes_back_in_its_context_from_few_threads() -> None:
     async def run() -> None:
-        pool, names = Threads(2, "few", PATIENCE_S), set[str]()
+        pool, names = ThreadPool(2, "few", PATIENCE_S), set[str]()
 
         def work(number: int) -> int:
             names.add(threading.current_thread().name)
@@ -57,7 +57,7 @@ def test_work_comes_back_in_its_context_from_few_threads() -> None:
             return number
 
         outcomes = await asyncio.gather(
-            *(pool.run(lambda number=number: work(number), Piece("it", "m")) for number in range(20)),  # type: ignore[misc]
+            *(pool.run(lambda number=number: work(number), WorkInfo("it", "m")) for number in range(20)),  # type: ignore[misc]
             return_exceptions=True,
         )
         assert outcomes[:3] + outcomes[4:] == [number for number in range(20) if number != 3]
@@ -70,17 +70,17 @@ def test_work_comes_back_in_its_context_from_few_threads() -> None:
 
 def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> None:
     async def run() -> None:
-        pool = Threads(1, "one", 0.05)
+        pool = ThreadPool(1, "one", 0.05)
         with pytest.raises(TooComplex, match="reading it has taken longer than"):
-            await pool.run(stuck.wait, Piece("reading it", "hostile"))
+            await pool.run(stuck.wait, WorkInfo("reading it", "hostile"))
         async with asyncio.timeout(PATIENCE_S):
-            assert await pool.run(lambda: threading.current_thread().name, Piece("it", "other")) == "one_1"
+            assert await pool.run(lambda: threading.current_thread().name, WorkInfo("it", "other")) == "one_1"
             with pytest.raises(Unavailable, match="another of the same model has not returned"):
-                await pool.run(lambda: 5, Piece("reading it", "hostile"))
+                await pool.run(lambda: 5, WorkInfo("reading it", "hostile"))
             stuck.set()
             while True:  # until it has returned
                 try:
-                    assert await pool.run(lambda: 5, Piece("reading it", "hostile")) == 5
+                    assert await pool.run(lambda: 5, WorkInfo("reading it", "hostile")) == 5
                     break
                 except Unavailable:
                     await asyncio.sleep(0.001)
@@ -91,13 +91,13 @@ def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> No
 
 def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threading.Event) -> None:
     async def run() -> None:
-        pool = Threads(1, "one", 0.05)
-        task = asyncio.create_task(pool.run(stuck.wait, Piece("reading it", "hostile")))
+        pool = ThreadPool(1, "one", 0.05)
+        task = asyncio.create_task(pool.run(stuck.wait, WorkInfo("reading it", "hostile")))
         while not pool._running:
             await asyncio.sleep(0.001)
         task.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            assert await pool.run(lambda: 5, Piece("it", "other")) == 5
+            assert await pool.run(lambda: 5, WorkInfo("it", "other")) == 5
         pool.close()
 
     asyncio.run(run())
@@ -107,7 +107,7 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
     """Not given up: it ends with its result, and so does what waits for it."""
 
     async def run() -> None:
-        pool, most = Threads(2, "few", PATIENCE_S, hold=0.05), 0
+        pool, most = ThreadPool(2, "few", PATIENCE_S, hold=0.05), 0
         at_work, lock = list[int](), threading.Lock()
 
         def slow(number: int) -> int:
@@ -117,13 +117,13 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
             return number
 
         pieces = [
-            asyncio.create_task(pool.run(lambda number=number: slow(number), Piece("it", "hostile")))  # type: ignore[misc]
+            asyncio.create_task(pool.run(lambda number=number: slow(number), WorkInfo("it", "hostile")))  # type: ignore[misc]
             for number in range(20)
         ]
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(20):
-                assert await pool.run(lambda: 5, Piece("it", "other")) == 5
-            await until(lambda: "hostile" in pool._held)
+                assert await pool.run(lambda: 5, WorkInfo("it", "other")) == 5
+            await until(lambda: "hostile" in pool._blocked)
             most = len(at_work)
             dropped = pieces.pop()
             dropped.cancel()
@@ -140,16 +140,16 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
 
 def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> None:
     async def run() -> None:
-        pool, begun = Threads(1, "one", PATIENCE_S), list[str]()
-        first = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m")))
-        second = asyncio.create_task(pool.run(lambda: begun.append("second"), Piece("it", "m")))
+        pool, begun = ThreadPool(1, "one", PATIENCE_S), list[str]()
+        first = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m")))
+        second = asyncio.create_task(pool.run(lambda: begun.append("second"), WorkInfo("it", "m")))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
         stuck.set()
         assert await first is True
-        await pool.run(lambda: begun.append("third"), Piece("it", "m"))
+        await pool.run(lambda: begun.append("third"), WorkInfo("it", "m"))
         assert begun == ["third"]
         pool.close()
 
@@ -160,12 +160,12 @@ def test_one_owner_s_work_does_not_hold_up_another_s(stuck: threading.Event) -> 
     """Of one thread, while much work of one owner waits; the last piece is small, and its owner has no other."""
 
     async def run() -> None:
-        pool, order = Threads(1, "one", PATIENCE_S), list[str]()
-        blocking = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m", "evil", 250_000)))
+        pool, order = ThreadPool(1, "one", PATIENCE_S), list[str]()
+        blocking = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m", "evil", 250_000)))
         while not pool._running:
             await asyncio.sleep(0.001)
-        evil = [pool.run(lambda: order.append("evil"), Piece("it", "m", "evil", 250_000)) for _ in range(60)]
-        good = [pool.run(lambda: order.append("good"), Piece("it", "m", "good", size)) for size in (300_000, 5)]
+        evil = [pool.run(lambda: order.append("evil"), WorkInfo("it", "m", "evil", 250_000)) for _ in range(60)]
+        good = [pool.run(lambda: order.append("good"), WorkInfo("it", "m", "good", size)) for size in (300_000, 5)]
         everything = asyncio.gather(*evil, *good)
         await asyncio.sleep(0)  # all of it waits now
         stuck.set()
@@ -178,11 +178,11 @@ def test_one_owner_s_work_does_not_hold_up_another_s(stuck: threading.Event) -> 
 
 def test_what_has_not_begun_at_the_end_is_refused(stuck: threading.Event) -> None:
     async def run() -> None:
-        pool = Threads(1, "one", PATIENCE_S)
-        first = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m")))
+        pool = ThreadPool(1, "one", PATIENCE_S)
+        first = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m")))
         while not pool._running:
             await asyncio.sleep(0.001)
-        second = asyncio.create_task(pool.run(lambda: 5, Piece("reading it", "m")))
+        second = asyncio.create_task(pool.run(lambda: 5, WorkInfo("reading it", "m")))
         await asyncio.sleep(0)
         pool.close()
         with pytest.raises(Unavailable, match="reading it is not begun: the server is shutting down"):
@@ -222,5 +222,5 @@ def test_a_tokenizer_that_hangs_takes_no_other_model_s_threads(
         assert {each.status_code for each in said} <= {413, 422, 400, 424, 429, 503}
         assert any("has taken longer than" in each.text for each in said)
 
-    monkeypatch.setattr(text, "PATIENCE", 0.2)
+    monkeypatch.setattr(text, "CALL_SECONDS", 0.2)
     serving(act, {"judge": tiny_classifier, "vec": tiny_embedder}, tokenizer_threads=threads_there_are)

@@ -2,16 +2,16 @@
 
 from threading import Thread
 
-from polyhead.service.concurrency.work_queue import Backlog
+from polyhead.service.concurrency.work_queue import WorkQueue
 
 
-def taken(backlog: Backlog[str], count: int) -> list[str]:
+def taken(backlog: WorkQueue[str], count: int) -> list[str]:
     pieces = [backlog.get() for _ in range(count)]
     return [piece for piece in pieces if piece is not None]
 
 
 def test_the_pieces_of_one_owner_do_not_delay_another_s_for_long() -> None:
-    backlog: Backlog[str] = Backlog()
+    backlog: WorkQueue[str] = WorkQueue()
     for number in range(100):
         backlog.put(f"evil {number}", "evil", 250_000)
     taken(backlog, 10)
@@ -23,7 +23,7 @@ def test_the_pieces_of_one_owner_do_not_delay_another_s_for_long() -> None:
 
 
 def test_many_small_pieces_do_not_delay_another_owner_s_large_one() -> None:
-    backlog: Backlog[str] = Backlog()
+    backlog: WorkQueue[str] = WorkQueue()
     for number in range(100):
         backlog.put(f"evil {number}", "evil", 1)
     taken(backlog, 10)
@@ -32,7 +32,7 @@ def test_many_small_pieces_do_not_delay_another_owner_s_large_one() -> None:
 
 
 def test_a_small_piece_passes_large_ones_of_the_same_owner() -> None:
-    backlog: Backlog[str] = Backlog()
+    backlog: WorkQueue[str] = WorkQueue()
     for number in range(100):
         backlog.put(f"large {number}", "", 250_000)
     taken(backlog, 11)
@@ -42,7 +42,7 @@ def test_a_small_piece_passes_large_ones_of_the_same_owner() -> None:
 
 def test_no_piece_starves() -> None:
     """Small ones keep coming, of its owner and of another."""
-    backlog: Backlog[str] = Backlog()
+    backlog: WorkQueue[str] = WorkQueue()
     backlog.put("large", "a", 250_000)
     order = list[str]()
     for number in range(20):
@@ -53,7 +53,7 @@ def test_no_piece_starves() -> None:
 
 
 def test_what_is_wanted_no_more_is_not_taken() -> None:
-    backlog: Backlog[str] = Backlog()
+    backlog: WorkQueue[str] = WorkQueue()
     for name in ("first", "second", "third"):
         backlog.put(name, "", 1)
     backlog.discard("second")
@@ -63,12 +63,12 @@ def test_what_is_wanted_no_more_is_not_taken() -> None:
 
 
 def test_closing_ends_those_who_wait_and_returns_what_is_left() -> None:
-    backlog: Backlog[str] = Backlog()
+    backlog: WorkQueue[str] = WorkQueue()
     found = list[str | None]()
     waiting = Thread(target=lambda: found.append(backlog.get()))
     waiting.start()
     assert backlog.close() == []
     waiting.join()
-    backlog = Backlog()
+    backlog = WorkQueue()
     backlog.put("late", "", 1)
     assert (backlog.close(), backlog.get(), found) == (["late"], None, [None])

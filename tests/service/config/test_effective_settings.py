@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from polyhead.service.cli.main import app
 from polyhead.service.config import yaml_file
-from polyhead.service.config.flags import parse
+from polyhead.service.config.flags import parse_flags
 from polyhead.service.config.setting_types import MASK
-from polyhead.service.config.settings import Settings, read
+from polyhead.service.config.settings import Settings, read_settings
 
 EVERYTHING = """\
 # every kind of value
@@ -104,8 +104,8 @@ def test_what_is_printed_is_a_file_that_says_the_same(file: str, tmp_path: Path,
     keyless = "".join(line for line in EVERYTHING.splitlines(keepends=True) if "api_keys" not in line)
     Path(file).write_text(keyless)
     again.write_text(config("--config", file, *flags))
-    first = read({"config": file, **parse(flags)})
-    assert read({"config": str(again)}).model_dump(exclude={"config"}) == first.model_dump(exclude={"config"})
+    first = read_settings({"config": file, **parse_flags(flags)})
+    assert read_settings({"config": str(again)}).model_dump(exclude={"config"}) == first.model_dump(exclude={"config"})
 
 
 def test_no_key_is_shown_and_no_mask_is_a_key(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_no_key_is_shown_and_no_mask_is_a_key(file: str, tmp_path: Path, monkeyp
     assert found["keys"].keys() == {"default", "admin", "search", "mail", "crawler"}
     again = tmp_path / "again.yaml"
     again.write_text(text)
-    fed = read({"config": str(again)})
+    fed = read_settings({"config": str(again)})
     assert fed.api_key == SecretStr("s3cret"), "from the environment still"
     assert fed.api_keys == {}
     again.write_text(text.replace("# api_key", "api_key"))
@@ -167,7 +167,7 @@ def test_unknown_names_of_any_place_are_refused_with_the_nearest(
 
 def written(tmp_path: Path, text: str) -> dict[str, Any]:
     (tmp_path / "a.yaml").write_text(text)
-    return yaml_file.read(str(tmp_path / "a.yaml")).values
+    return yaml_file.read_yaml(str(tmp_path / "a.yaml")).values
 
 
 def test_words_are_words_and_numbers_numbers(tmp_path: Path) -> None:
@@ -201,15 +201,15 @@ def test_words_are_words_and_numbers_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_means_two_things_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    with pytest.raises(yaml_file.FileError) as caught:
+    with pytest.raises(yaml_file.YamlFileError) as caught:
         written(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'a.yaml'}{complaint}")
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff")
-    with pytest.raises(yaml_file.FileError, match="is not UTF-8 text"):
-        yaml_file.read(str(tmp_path / "a.yaml"))
+    with pytest.raises(yaml_file.YamlFileError, match="is not UTF-8 text"):
+        yaml_file.read_yaml(str(tmp_path / "a.yaml"))
 
 
 # The schema

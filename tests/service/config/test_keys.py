@@ -12,15 +12,22 @@ from typer.testing import CliRunner
 
 from polyhead.service.api.access import auth as security
 from polyhead.service.api.access.auth import Keys
-from polyhead.service.api.access.rate_limit import Bucket, Quota, Quotas, as_anthropic, as_openai, spent
+from polyhead.service.api.access.rate_limit import (
+    Quota,
+    Quotas,
+    RateBucket,
+    anthropic_headers,
+    count_spent_tokens,
+    openai_headers,
+)
 from polyhead.service.cli.main import app
 from polyhead.service.config import keys
 from polyhead.service.config.keys import Key
 from polyhead.service.config.setting_types import MASK
-from polyhead.service.config.settings import SettingsError, read
+from polyhead.service.config.settings import SettingsError, read_settings
 from polyhead.service.core.errors import Forbidden, RateLimited, Unauthorized
 from polyhead.service.core.request import Encode, Generate, Terms
-from polyhead.service.engine.worker import Ended
+from polyhead.service.engine.worker import RequestEnd
 
 HASH = "sha256:" + sha256(b"ph-a").hexdigest()
 OTHER = "sha256:" + sha256(b"ph-b").hexdigest()
@@ -37,12 +44,12 @@ def file(tmp_path: Path) -> File:
 
 
 def keys_of(**settings: Any) -> Keys:
-    return Keys(read(settings))
+    return Keys(read_settings(settings))
 
 
 def refused(path: str) -> str:
     with pytest.raises(SettingsError) as caught:
-        keys.read(path)
+        keys.read_keys(path)
     return str(caught.value)
 
 
@@ -60,7 +67,7 @@ mail:
   requests_per_minute: 60
   tokens_per_minute: 1000
 """
-    search, mail = keys.read(file(text))
+    search, mail = keys.read_keys(file(text))
     assert search == Key("search", sha256(b"ph-a").digest(), frozenset({"inference", "models"}), (), 0, 0)
     assert mail == Key(
         "mail", sha256(b"ph-b").digest(), frozenset({"inference", "metrics"}), ("chat", "chat:*"), 60, 1000
@@ -117,9 +124,9 @@ def test_a_file_that_is_not_there() -> None:
 
 
 def whose(of: Keys, shown: str, path: str = "/v1/completions", method: str = "POST") -> str:
-    scope = of.scope(path, method)
-    key = of.shown(scope, shown)
-    of.check(key, scope)
+    scope = of.required_scope(path, method)
+    key = of.authenticate(scope, shown)
+    of.authorize(key, scope)
     return key.name
 
 
@@ -161,14 +168,19 @@ def test_a_file_closes_whatever_its_keys_are_for(file: File) -> None:
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}, scopes: [metrics]}}"))
     with pytest.raises(Forbidden, match=r"the key 'a' may not ask models: that needs the scope inference, it has metr"):
         whose(of, "Bearer ph-a")
-    assert not of.administered
-    assert of.scope("/admin/models", "GET") == of.scope("/nowhere", "GET") == "inference"
+    assert not of.has_admin_key
+    assert of.required_scope("/admin/models", "GET") == of.required_scope("/nowhere", "GET") == "inference"
 
 
 def test_one_slash_too_many_is_not_the_address_itself() -> None:
     of = keys_of(api_key="one")
-    assert of.scope("/", "GET") == "public"
-    assert of.scope("//", "GET") == of.scope("//metrics", "GET") == of.scope("//v1/models", "GET") == "inference"
+    assert of.required_scope("/", "GET") == "public"
+    assert (
+        of.required_scope("//", "GET")
+        == of.required_scope("//metrics", "GET")
+        == of.required_scope("//v1/models", "GET")
+        == "inference"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,9 +210,9 @@ def test_a_name_of_the_settings_stands_in_no_file(file: File) -> None:
 def test_what_cannot_replace_the_keys_changes_nothing(file: File) -> None:
     of = keys_of(api_keys="b=x", keys_file=file(f"a: {{hash: {HASH}}}"))
     with pytest.raises(SettingsError):
-        of.replace([Key("b", sha256(b"y").digest())])
+        of.replace_file_keys([Key("b", sha256(b"y").digest())])
     assert (whose(of, "Bearer ph-a"), whose(of, "Bearer x")) == ("a", "b")
-    of.replace([Key("c", sha256(b"y").digest())])
+    of.replace_file_keys([Key("c", sha256(b"y").digest())])
     assert (whose(of, "Bearer y"), whose(of, "Bearer x"), of.owners) == ("c", "b", {"b", "c"})
     with pytest.raises(Unauthorized):
         whose(of, "Bearer ph-a")
@@ -214,7 +226,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 def followed(of: Keys, act: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
-        following = asyncio.create_task(security.follow(of))
+        following = asyncio.create_task(security.watch_keys_file(of))
         await act()
         assert not following.done()
         following.cancel()
@@ -227,18 +239,18 @@ def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
     file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
 ) -> None:
     """A task that ended at the first fault would let a key that is removed open for ever."""
-    monkeypatch.setattr(security, "GLANCE_S", 0.01)
-    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read
+    monkeypatch.setattr(security, "KEYS_POLL_S", 0.01)
+    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read_keys
 
     def fail(_: str) -> tuple[Key, ...]:
         raise fault
 
     async def act() -> None:
-        monkeypatch.setattr(keys, "read", fail)
+        monkeypatch.setattr(keys, "read_keys", fail)
         file("# an edit")
         await until(lambda: "the keys stay as they were" in caplog.text)
         assert whose(of, "Bearer ph-a") == "a"
-        monkeypatch.setattr(keys, "read", whole)
+        monkeypatch.setattr(keys, "read_keys", whole)
         file(f"b: {{hash: {OTHER}}}")
         await until(lambda: list(of.names) == ["b"])
 
@@ -248,7 +260,7 @@ def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
 def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
     file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    monkeypatch.setattr(security, "KEYS_POLL_S", 0.01)
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
 
     async def act() -> None:
@@ -262,7 +274,7 @@ def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
 
 def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that grows between the looks is read when it is whole."""
-    monkeypatch.setattr(security, "GLANCE_S", 0)
+    monkeypatch.setattr(security, "KEYS_POLL_S", 0)
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
     stamps = iter([(1,), (2,), (3,), (4,), (4,), (4,)])
     looks: list[tuple[int, ...]] = []
@@ -277,8 +289,8 @@ def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, mon
         return (Key("b", sha256(b"y").digest()),)
 
     async def act() -> None:
-        monkeypatch.setattr(security, "stamp", stamp)
-        monkeypatch.setattr(keys, "read", read_file)
+        monkeypatch.setattr(security, "file_stamp", stamp)
+        monkeypatch.setattr(keys, "read_keys", read_file)
         await until(lambda: list(of.names) == ["b"])
         await until(lambda: len(looks) > 12)
         assert read_at == [5]
@@ -287,10 +299,10 @@ def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, mon
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "GLANCE_S", 0.01)
-    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read
+    monkeypatch.setattr(security, "KEYS_POLL_S", 0.01)
+    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read_keys
     counted: list[tuple[str, ...]] = []
-    replace = of.replace
+    replace = of.replace_file_keys
 
     def rewrite(path: str) -> tuple[Key, ...]:
         found = whole(path)
@@ -304,8 +316,8 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(file: File, monkeypa
         replace(there)
 
     async def act() -> None:
-        monkeypatch.setattr(keys, "read", rewrite)
-        monkeypatch.setattr(of, "replace", count)
+        monkeypatch.setattr(keys, "read_keys", rewrite)
+        monkeypatch.setattr(of, "replace_file_keys", count)
         file(f"half: {{hash: {OTHER}}}")
         await until(lambda: list(of.names) == ["whole"])
         assert counted == [("whole",)]
@@ -314,9 +326,11 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(file: File, monkeypa
 
 
 def test_models_by_name_and_by_pattern() -> None:
-    assert Key("a").opens("anything")
+    assert Key("a").allows_model("anything")
     narrow = Key("a", models=("chat", "team/*", "base:*"))
-    assert [name for name in ("chat", "chats", "team/x", "team", "base", "base:x", "chat:x") if narrow.opens(name)] == [
+    assert [
+        name for name in ("chat", "chats", "team/x", "team", "base", "base:x", "chat:x") if narrow.allows_model(name)
+    ] == [
         "chat",
         "team/x",
         "base:x",
@@ -338,7 +352,7 @@ class Hand:
 def enter(quota: Quota) -> int:
     """0, or the seconds it is told to wait."""
     try:
-        quota.enter()
+        quota.take_request()
     except RateLimited as error:
         return error.retry_after
     return 0
@@ -359,25 +373,25 @@ def test_requests_of_a_minute_and_the_wait_for_the_next() -> None:
 def test_tokens_may_be_owed_and_the_debt_is_waited_for() -> None:
     clock, key = Hand(), Key("a", tokens_per_minute=60)
     quotas = Quotas(clock)
-    quota = quotas.of(key)
+    quota = quotas.quota_of(key)
     assert enter(quota) == 0
-    quotas.submitted("a", [Generate("1", (1,) * 50, 100)])
+    quotas.add_submitted("a", [Generate("1", (1,) * 50, 100)])
     assert enter(quota) == 0, "something is left"
-    quotas.ended(Ended("chat", "generate", "done", 1.0, 50, 40, terms=Terms("a")))
+    quotas.add_ended(RequestEnd("chat", "generate", "done", 1.0, 50, 40, terms=Terms("a")))
     assert enter(quota) == 31  # thirty are owed, and one is to be left
     clock.now += 31
     assert enter(quota) == 0
-    quotas.submitted("b", [Generate("1", (1,) * 50, 100)])
-    assert enter(quotas.of(key)) == 0, "what others spend is theirs"
+    quotas.add_submitted("b", [Generate("1", (1,) * 50, 100)])
+    assert enter(quotas.quota_of(key)) == 0, "what others spend is theirs"
 
 
 def test_a_key_without_limits_is_never_refused_and_never_remembered() -> None:
     quotas = Quotas(Hand())
     for number in range(100):
         key = Key(f"a{number}")
-        quotas.of(key).enter()
-        quotas.submitted(key.name, [Encode("1", (1,) * 50)])
-        assert not quotas.of(key).told(as_openai)
+        quotas.quota_of(key).take_request()
+        quotas.add_submitted(key.name, [Encode("1", (1,) * 50)])
+        assert not quotas.quota_of(key).headers(openai_headers)
     assert not quotas._quotas
 
 
@@ -385,31 +399,34 @@ def test_a_key_whose_limits_change_begins_anew_and_another_does_not() -> None:
     clock = Hand()
     quotas = Quotas(clock)
     key = Key("a", requests_per_minute=1)
-    assert (enter(quotas.of(key)), enter(quotas.of(key))) == (0, 60)
-    assert enter(quotas.of(Key("a", digest=b"new", requests_per_minute=1))) == 60
-    assert enter(quotas.of(Key("a", requests_per_minute=2))) == 0
+    assert (enter(quotas.quota_of(key)), enter(quotas.quota_of(key))) == (0, 60)
+    assert enter(quotas.quota_of(Key("a", digest=b"new", requests_per_minute=1))) == 60
+    assert enter(quotas.quota_of(Key("a", requests_per_minute=2))) == 0
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
     alike = [Generate(f"{n}", (1, 2, 3), 4, group="g") for n in range(5)]
-    assert spent([*alike, Generate("x", (1, 2), 4), Generate("y", (1, 2), 4), Encode("z", (1,))]) == 3 + 2 + 2 + 1
+    assert (
+        count_spent_tokens([*alike, Generate("x", (1, 2), 4), Generate("y", (1, 2), 4), Encode("z", (1,))])
+        == 3 + 2 + 2 + 1
+    )
 
 
 def test_a_bucket_at_its_edge() -> None:
     clock = Hand()
-    bucket = Bucket(7, clock)
-    bucket.take(7)
-    assert (bucket.left, bucket.wait()) == (0, 9)
+    bucket = RateBucket(7, clock)
+    bucket.spend(7)
+    assert (bucket.remaining, bucket.wait_seconds()) == (0, 9)
     clock.now += 60 / 7
-    assert bucket.wait() == 0
+    assert bucket.wait_seconds() == 0
 
 
 def test_what_is_left_is_told_in_the_words_of_either_client() -> None:
     clock = Hand()
     quota = Quota(Key("a", requests_per_minute=6, tokens_per_minute=100), clock)
-    quota.enter()
-    quota.tokens.take(250)
-    assert quota.told(as_openai) == {
+    quota.take_request()
+    quota.tokens.spend(250)
+    assert quota.headers(openai_headers) == {
         "x-ratelimit-limit-requests": "6",
         "x-ratelimit-remaining-requests": "5",
         "x-ratelimit-reset-requests": "10s",
@@ -417,7 +434,7 @@ def test_what_is_left_is_told_in_the_words_of_either_client() -> None:
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "150s",
     }
-    told = quota.told(as_anthropic)
+    told = quota.headers(anthropic_headers)
     assert told["anthropic-ratelimit-requests-remaining"] == "5"
     assert told["anthropic-ratelimit-tokens-reset"].endswith("Z")
 
@@ -438,9 +455,9 @@ def test_a_key_is_made_and_opens(file: File) -> None:
     assert len(key) >= 40
     assert key not in entry
     of = keys_of(keys_file=file(entry + made("mail", "--scopes", "admin")[1]))
-    found = of.shown("inference", f"Bearer {key}")
+    found = of.authenticate("inference", f"Bearer {key}")
     assert (found.name, found.models, found.tokens_per_minute) == ("search", ("chat", "chat:*"), 100)
-    assert of.administered
+    assert of.has_admin_key
     assert made("search")[1] != entry
 
 

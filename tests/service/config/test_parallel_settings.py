@@ -8,9 +8,9 @@ import pytest
 
 from polyhead.service.cli import main as cli
 from polyhead.service.config import flags
-from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.fleet.autoscaling import QUEUED, ByTokens
-from polyhead.service.fleet.deployment_settings import parts, with_threads
+from polyhead.service.config.settings import Settings, SettingsError, read_settings
+from polyhead.service.fleet.autoscaling import QUEUED_TOKENS_STAT, QueuedTokensPolicy
+from polyhead.service.fleet.deployment_settings import split_settings, with_threads
 
 MODELS = {"chat": "c", "chat:tone": "t", "a": "1", "a:x": "2", "b": "3"}
 
@@ -19,7 +19,7 @@ def test_a_deployment_has_a_model_with_its_adapters_or_a_pool() -> None:
     settings = Settings(
         models=MODELS, pools={"small": ["a", "b"]}, drafts={"chat": "d"}, weights={"a": 2, "chat": 3}, replicas="2"
     )
-    divided = parts(settings)
+    divided = split_settings(settings)
     assert {name: dict(own.models) for name, own in divided.items()} == {
         "chat": {"chat": "c", "chat:tone": "t"},
         "small": {"a": "1", "a:x": "2", "b": "3"},
@@ -52,21 +52,24 @@ def test_a_replica_computes_on_the_cores_kept_for_it(cpus: float, threads: int, 
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        read(asked)
+        read_settings(asked)
 
 
 def test_numbers_and_ranges() -> None:
-    assert read({"pools": "small=a+b, other=chat", "models": MODELS}).pools == {"small": ["a", "b"], "other": ["chat"]}
-    assert read({"replicas": "3"}).bounds == (3, 3)
-    assert read({"replicas": "1-8"}).bounds == (1, 8)
-    assert list(read({"replica_ports": "9100-9102"}).ports) == [9100, 9101, 9102]
-    assert list(read({}).ports) == [0]
+    assert read_settings({"pools": "small=a+b, other=chat", "models": MODELS}).pools == {
+        "small": ["a", "b"],
+        "other": ["chat"],
+    }
+    assert read_settings({"replicas": "3"}).replica_bounds == (3, 3)
+    assert read_settings({"replicas": "1-8"}).replica_bounds == (1, 8)
+    assert list(read_settings({"replica_ports": "9100-9102"}).replica_port_range) == [9100, 9101, 9102]
+    assert list(read_settings({}).replica_port_range) == [0]
 
 
 def test_a_flag_that_is_yes_or_no_needs_no_value() -> None:
-    assert flags.parse(["--ray", "chat=x"]) == {"ray": "true", "models": ["chat=x"]}
-    assert flags.parse(["chat=x", "--ray"])["ray"] == "true"
-    assert flags.parse(["--ray", "false", "--port", "1"]) == {"ray": "false", "port": "1"}
+    assert flags.parse_flags(["--ray", "chat=x"]) == {"ray": "true", "models": ["chat=x"]}
+    assert flags.parse_flags(["chat=x", "--ray"])["ray"] == "true"
+    assert flags.parse_flags(["--ray", "false", "--port", "1"]) == {"ray": "false", "port": "1"}
 
 
 def test_without_ray_it_is_said_how_to_get_it(
@@ -75,14 +78,14 @@ def test_without_ray_it_is_said_how_to_get_it(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "polyhead.service.fleet.ray_app", raising=False)
     with pytest.raises(BaseException) as raised:  # noqa: PT011  # however the command line ends
-        cli.serving(Settings(ray=True))
+        cli.choose_server(Settings(ray=True))
     assert "polyhead[ray]" in str(raised.value) + capsys.readouterr().err
     with pytest.raises(SettingsError, match="--ray serves replicas"):
-        cli.serving(Settings(replicas="2"))
+        cli.choose_server(Settings(replicas="2"))
 
 
 def asked(queued: dict[str, float], now: int = 2) -> Any:
-    metrics = {QUEUED: queued} if queued else {}
+    metrics = {QUEUED_TOKENS_STAT: queued} if queued else {}
     return SimpleNamespace(
         aggregated_metrics=metrics,
         target_num_replicas=now,
@@ -96,4 +99,4 @@ def asked(queued: dict[str, float], now: int = 2) -> Any:
     [({}, 2), ({"a": 0, "b": 0}, 1), ({"a": 1000, "b": 1}, 2), ({"a": 3000, "b": 2500}, 5), ({"a": 1e6}, 5)],
 )
 def test_replicas_share_the_queued_tokens(queued: dict[str, float], replicas: int) -> None:
-    assert ByTokens(target=1000)(asked(queued))[0] == replicas
+    assert QueuedTokensPolicy(target=1000)(asked(queued))[0] == replicas

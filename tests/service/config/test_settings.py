@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from polyhead.service.config.flags import parse, parser
-from polyhead.service.config.settings import LIBRARY_DEFAULTS, Settings, SettingsError, prepare_process, read
+from polyhead.service.config.flags import build_parser, parse_flags
+from polyhead.service.config.settings import (
+    LIBRARY_DEFAULTS,
+    Settings,
+    SettingsError,
+    read_settings,
+    set_library_defaults,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,12 +25,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(flags: dict[str, object]) -> str:
     with pytest.raises(SettingsError) as caught:
-        read(flags)
+        read_settings(flags)
     return str(caught.value)
 
 
 def test_defaults_listen_on_this_machine_only() -> None:
-    settings = read({})
+    settings = read_settings({})
     assert (settings.host, settings.port, settings.precision, settings.device) == ("127.0.0.1", 8000, "auto", "auto")
     assert settings.api_key.get_secret_value() == ""
     assert settings.models == {}
@@ -36,7 +42,7 @@ def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, monkeypa
     monkeypatch.setenv("POLYHEAD_CONFIG", str(file))
     monkeypatch.setenv("POLYHEAD_PORT", "2")
     monkeypatch.setenv("POLYHEAD_HOST", "2.2.2.2")
-    settings = read({"host": "3.3.3.3"})
+    settings = read_settings({"host": "3.3.3.3"})
     assert (settings.host, settings.port, settings.threads, settings.step_tokens) == ("3.3.3.3", 2, 3, 512)
 
 
@@ -44,7 +50,7 @@ def test_the_file_of_a_flag_wins_over_that_of_the_environment(tmp_path: Path, mo
     for name, port in (("a", 1), ("b", 2)):
         (tmp_path / name).write_text(f"port: {port}")
     monkeypatch.setenv("POLYHEAD_CONFIG", str(tmp_path / "a"))
-    assert read({"config": str(tmp_path / "b")}).port == 2
+    assert read_settings({"config": str(tmp_path / "b")}).port == 2
 
 
 @pytest.mark.parametrize(
@@ -53,15 +59,15 @@ def test_the_file_of_a_flag_wins_over_that_of_the_environment(tmp_path: Path, mo
     ids=["list", "string", "mapping"],
 )
 def test_models_keep_their_order_and_their_equals_signs(given: object) -> None:
-    assert list(read({"models": given}).models.items()) == [("a", "./x"), ("b", "./y=z")]
+    assert list(read_settings({"models": given}).models.items()) == [("a", "./x"), ("b", "./y=z")]
 
 
 def test_models_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "polyhead.yaml"
     file.write_text("models:\n  chat: ./llama\n")
-    assert read({"config": str(file)}).models == {"chat": "./llama"}
+    assert read_settings({"config": str(file)}).models == {"chat": "./llama"}
     monkeypatch.setenv("POLYHEAD_MODELS", "a=b,c=d")
-    assert read({"config": str(file)}).models == {"a": "b", "c": "d"}
+    assert read_settings({"config": str(file)}).models == {"a": "b", "c": "d"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch:
 def test_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
         monkeypatch.setenv(f"POLYHEAD_{name}", "10.0.0.1")
-    assert read({}).port == 8000
+    assert read_settings({}).port == 8000
 
 
 @pytest.mark.parametrize("content", ["port:", "port: x", "config: b.yaml", "port = 1", "- port"])
@@ -122,21 +128,21 @@ def test_a_file_that_is_not_there() -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        read({}).port = 1  # type: ignore[misc]
+        read_settings({}).port = 1  # type: ignore[misc]
 
 
 def test_the_key_is_never_shown() -> None:
-    settings = read({"api_key": "s3cret"})
+    settings = read_settings({"api_key": "s3cret"})
     assert settings.api_key.get_secret_value() == "s3cret"
     assert "s3cret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
 
 
 def test_models_are_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert read({}).model_dir == tmp_path / "polyhead" / "models"
+    assert read_settings({}).model_dir == tmp_path / "polyhead" / "models"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
-    assert read({}).model_dir == Path.home() / ".cache" / "polyhead" / "models"
-    assert read({"model_dir": "~/m"}).model_dir == Path.home() / "m"
+    assert read_settings({}).model_dir == Path.home() / ".cache" / "polyhead" / "models"
+    assert read_settings({"model_dir": "~/m"}).model_dir == Path.home() / "m"
 
 
 @pytest.mark.parametrize("name", ["model_dir", "model_root", "keys_file", "config"])
@@ -150,13 +156,13 @@ def test_what_the_user_set_for_libraries_stays(monkeypatch: pytest.MonkeyPatch) 
     for name in LIBRARY_DEFAULTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    prepare_process()
+    set_library_defaults()
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     assert os.environ["GOMP_SPINCOUNT"] == LIBRARY_DEFAULTS["GOMP_SPINCOUNT"]
 
 
 def test_every_setting_is_described_and_a_flag() -> None:
-    text = " ".join(parser().format_help().split())
+    text = " ".join(build_parser().format_help().split())
     for name, field in Settings.model_fields.items():
         assert field.description, name
         if name != "models":
@@ -165,19 +171,19 @@ def test_every_setting_is_described_and_a_flag() -> None:
 
 
 def test_flags_are_read_in_any_order() -> None:
-    assert parse(["a=x", "--port", "1", "b=y", "--max-requests=2"]) == {
+    assert parse_flags(["a=x", "--port", "1", "b=y", "--max-requests=2"]) == {
         "models": ["a=x", "b=y"],
         "port": "1",
         "max_requests": "2",
     }
-    assert parse([]) == {}
+    assert parse_flags([]) == {}
 
 
 def test_unknown_flags_are_refused_with_the_nearest() -> None:
     with pytest.raises(SettingsError, match="no setting is called 'prot'; did you mean port"):
-        parse(["a=x", "--prot", "1"])
+        parse_flags(["a=x", "--prot", "1"])
     with pytest.raises(SettingsError, match="did you mean max_requests"):
-        parse(["--max-request=1"])
+        parse_flags(["--max-request=1"])
 
 
 def test_step_tokens_leave_room_for_prompts() -> None:
@@ -191,7 +197,7 @@ def test_keys_are_never_quoted() -> None:
 
 
 def test_pairs_of_weights_and_keys() -> None:
-    chosen = read({"models": ["a=x"], "weights": "a=2.5", "api_keys": "search=abc,mail=def"})
+    chosen = read_settings({"models": ["a=x"], "weights": "a=2.5", "api_keys": "search=abc,mail=def"})
     assert chosen.weights == {"a": 2.5}
     assert {name: key.get_secret_value() for name, key in chosen.api_keys.items()} == {"search": "abc", "mail": "def"}
     assert "must be between" in refused({"weights": "a=0"})

@@ -181,7 +181,7 @@ def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:
     else:
         lines = [line["message"] for line in process.lines]  # as the pipe gave them: \n and \r end one
         assert not [line for line in lines if not CONSOLE.match(line)]
-        assert not logs.UNSAFE.search(whole.replace("\n", ""))
+        assert not logs.UNSAFE_CHARS.search(whole.replace("\n", ""))
     assert FORGED in whole, "it was quoted somewhere, else this says nothing"
 
 
@@ -194,7 +194,7 @@ def writing(shape: Any) -> Iterator[None]:
     before, level = list(root.handlers), root.level
     logging.captureWarnings(False)  # as they may be since a test that has left what it changed to pytest
     try:
-        logs.configure(shape, "info")
+        logs.configure_logging(shape, "info")
         yield
     finally:
         logging.captureWarnings(False)
@@ -214,7 +214,7 @@ ANY = st.text(st.characters(codec=None, categories=None))  # halves of character
 def test_a_message_is_one_line_of_what_can_be_seen(text: str) -> None:
     for line in (logs.ConsoleFormatter().format(record(text)), logs.JsonFormatter().format(record(text))):
         assert len(line.splitlines()) == 1
-        assert not logs.UNSAFE.search(line)
+        assert not logs.UNSAFE_CHARS.search(line)
         line.encode()
 
 
@@ -238,7 +238,7 @@ def test_the_lines_of_a_traceback_are_marked(text: str) -> None:
     first, *others = logs.ConsoleFormatter().format(failed).split("\n")
     assert first.endswith("it failed")
     assert len(others) > 5
-    assert all(line.startswith(logs.CONTINUED) and not logs.UNSAFE.search(line) for line in others)
+    assert all(line.startswith(logs.CONTINUATION_PREFIX) and not logs.UNSAFE_CHARS.search(line) for line in others)
     [line] = logs.JsonFormatter().format(failed).splitlines()
     assert "KeyError" in json.loads(line)["traceback"]
 

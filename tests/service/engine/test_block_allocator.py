@@ -2,20 +2,20 @@
 
 import pytest
 
-from polyhead.service.engine.block_allocator import ROOT, Blocks, chain
+from polyhead.service.engine.block_allocator import ROOT_KEY, BlockAllocator, child_key
 
 
 def names(tokens: list[int], size: int) -> list[bytes]:
     keys: list[bytes] = []
     for start in range(0, len(tokens) // size * size, size):
-        keys.append(chain(keys[-1] if keys else ROOT, tokens[start : start + size]))
+        keys.append(child_key(keys[-1] if keys else ROOT_KEY, tokens[start : start + size]))
     return keys
 
 
-def stored(blocks: Blocks, tokens: list[int]) -> list[int]:
+def stored(blocks: BlockAllocator, tokens: list[int]) -> list[int]:
     """Blocks that hold `tokens`, published; the caller holds them."""
     held: list[int] = []
-    assert blocks.grow(held, len(tokens))
+    assert blocks.allocate(held, len(tokens))
     for block, key in zip(held, names(tokens, blocks.size), strict=False):
         blocks.publish(block, key)
     return held
@@ -30,90 +30,90 @@ def test_a_name_depends_on_every_token_before() -> None:
 
 @pytest.mark.parametrize(("length", "count"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (12, 3)])
 def test_grow_holds_just_enough(length: int, count: int) -> None:
-    blocks = Blocks(3, 4)
+    blocks = BlockAllocator(3, 4)
     held: list[int] = []
-    assert blocks.grow(held, length)
-    assert len(set(held)) == count == blocks.used
+    assert blocks.allocate(held, length)
+    assert len(set(held)) == count == blocks.used_count
     blocks.check([held])
 
 
 def test_grow_changes_nothing_when_there_is_too_little() -> None:
-    blocks = Blocks(3, 4)
+    blocks = BlockAllocator(3, 4)
     held: list[int] = []
-    assert blocks.grow(held, 4)
-    assert not blocks.grow(held, 16)
-    assert not blocks.grow(held, 12, spare=1)
-    assert len(held) == blocks.used == 1
-    assert blocks.grow(held, 8, spare=1)
-    assert blocks.grow(held, 5, spare=99), "nothing is missing: nothing has to be spared"
+    assert blocks.allocate(held, 4)
+    assert not blocks.allocate(held, 16)
+    assert not blocks.allocate(held, 12, spare=1)
+    assert len(held) == blocks.used_count == 1
+    assert blocks.allocate(held, 8, spare=1)
+    assert blocks.allocate(held, 5, spare=99), "nothing is missing: nothing has to be spared"
 
 
 def test_share_finds_the_longest_stored_beginning() -> None:
-    blocks = Blocks(8, 2)
+    blocks = BlockAllocator(8, 2)
     first = stored(blocks, [1, 2, 3, 4, 5, 6])
     second: list[int] = []
-    assert blocks.share(second, names([1, 2, 3, 4, 9, 9], 2), 0) == 2
+    assert blocks.share_cached(second, names([1, 2, 3, 4, 9, 9], 2), 0) == 2
     assert second == first[:2]
-    assert [blocks.holders[block] for block in first] == [2, 2, 1]
+    assert [blocks.reference_counts[block] for block in first] == [2, 2, 1]
     blocks.check([first, second])
 
 
 def test_share_gives_back_what_it_replaces() -> None:
-    blocks = Blocks(8, 2)
+    blocks = BlockAllocator(8, 2)
     late: list[int] = []
-    assert blocks.grow(late, 6)
+    assert blocks.allocate(late, 6)
     first = stored(blocks, [1, 2, 3, 4, 5, 6])
-    assert blocks.share(late, names([1, 2, 3, 4, 5, 6], 2)[1:], 1) == 2
+    assert blocks.share_cached(late, names([1, 2, 3, 4, 5, 6], 2)[1:], 1) == 2
     assert late[1:] == first[1:]
     assert late[0] != first[0]
     blocks.check([late, first])
-    assert blocks.used == 4
+    assert blocks.used_count == 4
 
 
 def test_contents_outlive_their_holders_until_the_room_is_needed() -> None:
-    blocks = Blocks(4, 2)
+    blocks = BlockAllocator(4, 2)
     old = stored(blocks, [1, 2, 3, 4])
     ids = list(old)
     blocks.release(old)
-    assert blocks.used == 0
+    assert blocks.used_count == 0
     other: list[int] = []
-    assert blocks.grow(other, 4)
+    assert blocks.allocate(other, 4)
     assert not set(other) & set(ids), "blocks without contents go first"
     again: list[int] = []
-    assert blocks.share(again, names([1, 2, 3, 4], 2), 0) == 2
+    assert blocks.share_cached(again, names([1, 2, 3, 4], 2), 0) == 2
     blocks.release(again)
     more: list[int] = []
-    assert blocks.grow(more, 2)
+    assert blocks.allocate(more, 2)
     assert more == [ids[1]], "the end of a prefix goes before its beginning"
-    assert blocks.share(again, names([1, 2, 3, 4], 2), 0) == 1
+    assert blocks.share_cached(again, names([1, 2, 3, 4], 2), 0) == 1
     blocks.check([other, more, again])
 
 
 def test_the_first_of_equal_blocks_keeps_the_name() -> None:
-    blocks = Blocks(4, 2)
+    blocks = BlockAllocator(4, 2)
     first, second = stored(blocks, [1, 2]), stored(blocks, [1, 2])
     found: list[int] = []
-    blocks.share(found, names([1, 2], 2), 0)
+    blocks.share_cached(found, names([1, 2], 2), 0)
     assert found == first != second
     blocks.check([first, second, found])
 
 
 def test_what_is_forgotten_is_not_found() -> None:
-    blocks = Blocks(4, 2)
+    blocks = BlockAllocator(4, 2)
     first = stored(blocks, [1, 2, 3, 4])
-    blocks.forget(first)
-    assert blocks.share([], names([1, 2, 3, 4], 2), 0) == 0
+    blocks.unpublish(first)
+    assert blocks.share_cached([], names([1, 2, 3, 4], 2), 0) == 0
     blocks.check([first])
 
 
 def test_check_sees_a_leak_and_a_block_held_twice() -> None:
-    blocks = Blocks(4, 2)
+    blocks = BlockAllocator(4, 2)
     held: list[int] = []
-    blocks.grow(held, 4)
+    blocks.allocate(held, 4)
     with pytest.raises(AssertionError, match="other holders"):
         blocks.check([])
     with pytest.raises(AssertionError, match="other holders"):
         blocks.check([held, held])
-    blocks.free[held[0]] = None
+    blocks.free_blocks[held[0]] = None
     with pytest.raises(AssertionError, match="neither free nor held"):
         blocks.check([held])

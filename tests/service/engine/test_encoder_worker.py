@@ -11,8 +11,8 @@ from polyhead.models.network.heads import Pooler
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
-from polyhead.service.core.request import Done, Encode, Encoded, Failed, Terms
-from polyhead.service.engine.encoder_worker import Encoder
+from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms
+from polyhead.service.engine.encoder_worker import EncoderWorker
 from tests.support.engine_fakes import Ask, FakeEncoder, FakeHead, ask, finish, turn
 
 
@@ -25,8 +25,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def encoder(executor: FakeEncoder, **options: int) -> Encoder:
-    return Encoder(executor, FakeHead(), model="reader", task="embed", **options)
+def encoder(executor: FakeEncoder, **options: int) -> EncoderWorker:
+    return EncoderWorker(executor, FakeHead(), model="reader", task="embed", **options)
 
 
 def failure(ticket: Ask) -> StepFailed:
@@ -41,7 +41,7 @@ def encode(tokens: list[int], **options: object) -> Encode:
 
 def values(ticket: Ask) -> list[float]:
     encoded, done = ticket.events
-    assert isinstance(encoded, Encoded)
+    assert isinstance(encoded, HeadOutput)
     assert done == Done("encoded", len(ticket.request.tokens))
     return encoded.values
 
@@ -78,9 +78,9 @@ def test_segments_of_some_are_zeros_for_the_others() -> None:
     assert values(plain) == [15.0, 3.0, 0.0]
     assert values(pair) == [3.0, 1.0, 1.0]
     with pytest.raises(BadRequest, match="1 segments for 2 tokens"):
-        worker.refuse(encode([1, 2], segments=(1,)))
+        worker.validate(encode([1, 2], segments=(1,)))
     with pytest.raises(BadRequest, match="no tokens"):
-        worker.refuse(encode([]))
+        worker.validate(encode([]))
 
 
 def test_steps_are_filled_first_come_first_served() -> None:
@@ -125,15 +125,15 @@ def test_a_failed_step_fails_whoever_is_to_blame(lasting: bool) -> None:
     tickets = ask(worker, *[encode([index, index]) for index in range(1, 8)])
     executor.cursed = {5}
     failures = 0
-    while worker.busy:
+    while worker.has_work:
         try:
             turn(worker)
         except RuntimeError:
             failures += 1
             executor.cursed = {5} if lasting else set()
-            for ticket, event in worker.fail():
+            for ticket, event in worker.blame_failed_step():
                 ticket.receive(event)
-    worker.check()
+    worker.check_invariants()
     assert failures == (4 if lasting else 1)
     for index, ticket in enumerate(tickets, 1):
         if lasting and index == 5:
@@ -167,11 +167,11 @@ def test_an_expired_text_is_not_read() -> None:
 def test_the_proof_of_an_encoder() -> None:
     executor = FakeEncoder()
     worker = encoder(executor)
-    worker.prove()
+    worker.self_test()
     executor.explode = True
     with pytest.raises(RuntimeError):
-        worker.prove()
-    worker.check()
+        worker.self_test()
+    worker.check_invariants()
 
 
 def test_an_encoder_warms_up() -> None:
@@ -196,7 +196,7 @@ def test_over_a_network_a_batch_of_texts_is_each_alone() -> None:
     executor, head = TorchExecutor(Transformer(config)), Pooler("mean", normalise=True)
     choice = random.Random(0)
     requests = [encode([choice.randrange(50) for _ in range(choice.randint(1, 40))]) for _ in range(20)]
-    worker = Encoder(executor, head, model="reader", task="embed", token_budget=200)
+    worker = EncoderWorker(executor, head, model="reader", task="embed", token_budget=200)
     together = ask(worker, *requests)
     finish(worker)
     for ticket, request in zip(together, requests, strict=True):

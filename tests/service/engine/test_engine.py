@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed, Stopped, Unavailable
-from polyhead.service.core.request import Done, Encode, Encoded, Event, Failed, Request, Terms, Token
-from polyhead.service.engine.encoder_worker import Encoder
-from polyhead.service.engine.engine import Counts, Engine, Stream
-from polyhead.service.engine.event_stream import AHEAD
-from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.core.request import Done, Encode, Event, Failed, GeneratedToken, HeadOutput, Request, Terms
+from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.engine import Engine, RequestCounts, Stream
+from polyhead.service.engine.event_stream import MAX_STEPS_AHEAD
+from polyhead.service.engine.generator_worker import GeneratorWorker
 from tests.support.engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, greedy
 
 
@@ -26,11 +26,11 @@ class Stage:
         self.notes = Notes()
         self.engine = Engine(self.notes, threads=options.pop("threads", 0))
         self.executor = FakeGenerator(options.pop("blocks", 64), 4)
-        self.generator = Generator(self.executor, model="talker", **options)
+        self.generator = GeneratorWorker(self.executor, model="talker", **options)
         self.texts = FakeEncoder()
-        self.encoder = Encoder(self.texts, FakeHead(), model="reader", task="embed", token_budget=20)
-        self.engine.add(self.generator)
-        self.engine.add(self.encoder)
+        self.encoder = EncoderWorker(self.texts, FakeHead(), model="reader", task="embed", token_budget=20)
+        self.engine.add_worker(self.generator)
+        self.engine.add_worker(self.encoder)
 
     def talk(self, *requests: Request) -> list[Stream]:
         return self.engine.submit(self.generator, requests)
@@ -47,9 +47,9 @@ class Stage:
     async def settled(self) -> None:
         """Everything sent has been done, and nothing is held."""
         await self.until(lambda: self.engine.idle)
-        assert self.generator._blocks.used == 0
-        assert not self.generator.busy
-        assert not self.encoder.busy
+        assert self.generator._blocks.used_count == 0
+        assert not self.generator.has_work
+        assert not self.encoder.has_work
 
     async def until(self, condition: Callable[[], bool]) -> None:
         for _ in range(100_000):
@@ -78,7 +78,7 @@ async def events(stream: Stream) -> list[Event]:
 
 
 def said(found: list[Event]) -> list[int]:
-    return [event.id for event in found if isinstance(event, Token)]
+    return [event.id for event in found if isinstance(event, GeneratedToken)]
 
 
 def failure(found: list[Event]) -> Exception:
@@ -96,7 +96,7 @@ def test_requests_are_answered_in_order_and_counted_once() -> None:
             assert found[-1] == Done("length", 3, 8, 0)
         for stream in reading:
             encoded, done = await events(stream)
-            assert isinstance(encoded, Encoded)
+            assert isinstance(encoded, HeadOutput)
             assert isinstance(done, Done)
         assert await events(streams[0]) == [], "an ended stream stays ended"
         await stage.settled()
@@ -136,7 +136,9 @@ def test_the_engine_is_not_far_ahead_of_the_loop() -> None:
         async for _ in stream:
             told += 1
             time.sleep(0.005)  # the loop is busy, and a step takes less
-            assert stage.engine.steps <= told + 3 * AHEAD  # not heard of, heard of at once, and what was made meanwhile
+            assert (
+                stage.engine.steps <= told + 3 * MAX_STEPS_AHEAD
+            )  # not heard of, heard of at once, and what was made meanwhile
         assert told == 41
         await stage.settled()
 
@@ -190,7 +192,7 @@ def test_what_cannot_be_done_is_refused_at_once_and_whole() -> None:
         with pytest.raises(BadRequest, match="256 tokens"):
             stage.talk(generate([1]), generate([1] * 250, 10))
         with pytest.raises(Unavailable, match="'stranger' is being unloaded"):
-            stage.engine.submit(Generator(FakeGenerator(), model="stranger"), [generate([1])])
+            stage.engine.submit(GeneratorWorker(FakeGenerator(), model="stranger"), [generate([1])])
         assert stage.talk() == []
         await stage.settled()
 
@@ -299,7 +301,7 @@ def test_a_request_that_spoils_its_step_fails_alone_and_the_model_is_no_worse(ca
 
 
 def test_a_model_that_fails_is_asked_again_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyhead.service.engine.engine.PROOF_S", 0.02)
+    monkeypatch.setattr("polyhead.service.engine.engine.SELF_TEST_INTERVAL_S", 0.02)
 
     async def scene(stage: Stage) -> None:
         stage.executor.explode = lambda rows: True
@@ -335,15 +337,21 @@ def test_open_requests_and_their_tokens_are_known_at_any_moment() -> None:
         gate = stage.pause()
         mine = stage.talk(generate([1, 2, 3], 100, terms=Terms(owner="me")), generate([4], 100))
         texts = stage.read(Encode("a", (1, 2, 3, 4)))
-        assert stage.engine.counts() == {("talker", "generate"): Counts(2, 0), ("reader", "embed"): Counts(1, 0)}
+        assert stage.engine.counts() == {
+            ("talker", "generate"): RequestCounts(2, 0),
+            ("reader", "embed"): RequestCounts(1, 0),
+        }
         assert (stage.engine.tokens, stage.engine.tokens_of("me")) == (8, 3)
         gate.set()
         await anext(mine[1])
-        assert stage.engine.counts()["talker", "generate"] == Counts(0, 2)
+        assert stage.engine.counts()["talker", "generate"] == RequestCounts(0, 2)
         for stream in (*mine, *texts):
             stream.close()
         assert stage.engine.tokens == 0
-        assert stage.engine.counts() == {("talker", "generate"): Counts(0, 0), ("reader", "embed"): Counts(0, 0)}
+        assert stage.engine.counts() == {
+            ("talker", "generate"): RequestCounts(0, 0),
+            ("reader", "embed"): RequestCounts(0, 0),
+        }
 
     play(scene, sequence_budget=2)
 
@@ -380,7 +388,7 @@ def test_a_long_function_that_breathes_holds_nobody_up() -> None:
         def load() -> int:
             breaths = 0
             while not released.is_set():
-                stage.engine.breathe()
+                stage.engine.yield_turn()
                 breaths += 1
             return breaths
 
@@ -397,7 +405,7 @@ def test_a_long_function_that_breathes_does_not_outlive_the_engine() -> None:
     async def scene(stage: Stage) -> None:
         def load() -> None:
             while True:
-                stage.engine.breathe()
+                stage.engine.yield_turn()
 
         loading = asyncio.create_task(stage.engine.call(load))
         await asyncio.sleep(0.01)
@@ -410,16 +418,16 @@ def test_a_long_function_that_breathes_does_not_outlive_the_engine() -> None:
 
 def test_the_thread_is_shared_by_weight() -> None:
     async def scene(stage: Stage) -> None:
-        heavy = Encoder(FakeEncoder(), FakeHead(), model="heavy", task="embed", token_budget=1)
-        light = Encoder(FakeEncoder(), FakeHead(), model="light", task="embed", token_budget=1)
-        stage.engine.add(heavy, 4.0)
-        stage.engine.add(light)
+        heavy = EncoderWorker(FakeEncoder(), FakeHead(), model="heavy", task="embed", token_budget=1)
+        light = EncoderWorker(FakeEncoder(), FakeHead(), model="light", task="embed", token_budget=1)
+        stage.engine.add_worker(heavy, 4.0)
+        stage.engine.add_worker(light)
         gate = stage.pause()
         blocked = stage.talk(generate([1]))
         reading = [stage.engine.submit(worker, [Encode("a", (1,))] * 400) for worker in (heavy, light)]
         gate.set()
         await events(reading[0][-1])
-        done = sum(not stream.open for stream in reading[1])
+        done = sum(not stream.is_open for stream in reading[1])
         assert 40 < done < 200, "about a quarter of 400"
         for stream in (*blocked, *reading[1]):
             stream.close()
@@ -428,16 +436,16 @@ def test_the_thread_is_shared_by_weight() -> None:
 
 
 def test_an_answer_that_is_not_read_is_computed_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyhead.service.engine.event_stream.MOST_UNREAD", 50)
+    monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 50)
 
     async def scene(stage: Stage) -> None:
         stage.executor.explode = lambda rows: bool(time.sleep(0.002))  # so that whoever reads can keep up
         unread, read = stage.talk(generate([1], 200), generate([2], 200))
         assert said(await events(read)) == greedy([2], 200)
         await stage.until(lambda: stage.engine.idle)
-        assert unread.open
+        assert unread.is_open
         assert 50 <= unread.tokens < 70
-        assert stage.engine.counts()["talker", "generate"] == Counts(waiting=1, running=0)
+        assert stage.engine.counts()["talker", "generate"] == RequestCounts(waiting=1, running=0)
         assert not stage.engine.stalled()
         assert said(await events(unread)) == greedy([1], 200), "it goes on where it was"
         await stage.settled()
@@ -446,11 +454,11 @@ def test_an_answer_that_is_not_read_is_computed_no_further(monkeypatch: pytest.M
 
 
 def test_an_answer_that_is_held_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyhead.service.engine.event_stream.MOST_UNREAD", 10)
+    monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 10)
 
     async def scene(stage: Stage) -> None:
         unread = stage.talk(generate([1], 200))[0]
-        await stage.until(lambda: stage.engine.idle and unread.held)
+        await stage.until(lambda: stage.engine.idle and unread.is_paused)
         unread.close()
         await stage.settled()
 
@@ -483,7 +491,7 @@ def test_an_encoder_does_not_wait_for_a_long_generation() -> None:
         for index in range(3):
             (stream,) = stage.read(Encode("a", (index + 1,)))
             assert len(await events(stream)) == 2
-        assert talk.open
+        assert talk.is_open
         talk.close()
 
     play(scene)
@@ -492,12 +500,12 @@ def test_an_encoder_does_not_wait_for_a_long_generation() -> None:
 def test_a_retired_worker_finishes_what_it_has() -> None:
     async def scene(stage: Stage) -> None:
         stream = stage.talk(generate([1], 30))[0]
-        retiring = asyncio.create_task(stage.engine.retire(stage.generator, 20))
+        retiring = asyncio.create_task(stage.engine.remove_worker(stage.generator, 20))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="'talker' is being unloaded"):
             stage.talk(generate([1]))
-        successor = Generator(FakeGenerator(), model="talker")
-        stage.engine.add(successor)
+        successor = GeneratorWorker(FakeGenerator(), model="talker")
+        stage.engine.add_worker(successor)
         (other,) = stage.engine.submit(successor, [generate([2])])
         assert said(await events(stream)) == greedy([1], 30)
         assert said(await events(other)) == greedy([2], 8)
@@ -511,7 +519,7 @@ def test_a_retired_worker_fails_what_it_cannot_finish() -> None:
     async def scene(stage: Stage) -> None:
         stream = stage.talk(generate([1], 200))[0]
         await anext(stream)
-        await stage.engine.retire(stage.generator, 0)
+        await stage.engine.remove_worker(stage.generator, 0)
         error = failure(await events(stream))
         assert isinstance(error, Stopped)
         assert "talker" in error.message
@@ -562,7 +570,7 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
     async def scene(stage: Stage) -> None:
         gate = threading.Event()
         stage.executor.explode = lambda rows: gate.wait(120)
-        monkeypatch.setattr(stage.generator, "fail", lambda: 1 / 0)
+        monkeypatch.setattr(stage.generator, "blame_failed_step", lambda: 1 / 0)
         streams = stage.talk(generate([1]), generate([2]))
         await asyncio.sleep(0.01)
         pending = asyncio.create_task(stage.engine.call(lambda: 1))
@@ -586,7 +594,7 @@ def test_a_leak_is_found_at_rest_and_said(caplog: pytest.LogCaptureFixture) -> N
     """One model's books are wrong: the others are still served."""
 
     async def scene(stage: Stage) -> None:
-        await stage.engine.call(lambda: stage.generator._blocks.grow([], 4))
+        await stage.engine.call(lambda: stage.generator._blocks.allocate([], 4))
         await events(stage.talk(generate([1]))[0])
         await stage.until(lambda: "the books of model 'talker' are wrong" in caplog.text)
         assert len(await events(stage.read(Encode("a", (1, 2)))[0])) == 2
@@ -649,7 +657,7 @@ def test_what_is_needed_to_compute_may_be_gone_for_good() -> None:
         gate = stage.pause()
         [stream] = stage.talk(generate([1, 2]))
         await stage.until(lambda: bool(stage.executor.seen))
-        await asyncio.to_thread(stage.engine.lose, "a device is gone")
+        await asyncio.to_thread(stage.engine.fail_permanently, "a device is gone")
         assert str(failure(await events(stream))) == why
         assert not stage.engine.alive
         with pytest.raises(Unavailable, match=why):

@@ -12,12 +12,12 @@ import pytest
 import transformers as tf
 
 from polyhead.models import checkpoint
-from polyhead.models.explain import METHODS, Explanation, Watched, explain
-from polyhead.service.core.errors import AnswerTooLarge, Conflict, Expired, NoRoom, StepFailed, Unavailable
-from polyhead.service.core.request import Done, Explain, Explained, Failed, Method, Terms
+from polyhead.models.explain import METHODS, Explanation, InstrumentedNetwork, explain
+from polyhead.service.core.errors import AnswerTooLarge, Conflict, Expired, InsufficientMemory, StepFailed, Unavailable
+from polyhead.service.core.request import Done, ExplainMethod, ExplainTextRequest, ExplanationResult, Failed, Terms
 from polyhead.service.engine import explain_worker as explainer
-from polyhead.service.engine.explain_worker import AT_ONCE, MOST_AT_ONCE, Explainer
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.engine.explain_worker import MAX_ACTIVE_JOBS, MOST_AT_ONCE, ExplainWorker
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_registry import serving
 from tests.support.engine_fakes import ask, finish, turn
@@ -26,38 +26,40 @@ TOKENS = tuple(range(5, 15))
 
 
 @pytest.fixture
-def worker(tiny_classifier: Path) -> Explainer:
+def worker(tiny_classifier: Path) -> ExplainWorker:
     loaded: Any = checkpoint.load(str(tiny_classifier))
-    return Explainer(Watched(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10)
+    return ExplainWorker(
+        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10
+    )
 
 
-def why(method: Method = "integrated_gradients", **asked: Any) -> Explain:
-    return Explain("why", TOKENS, method, goals=(((0, 1),),), steps=6, **asked)
+def why(method: ExplainMethod = "integrated_gradients", **asked: Any) -> ExplainTextRequest:
+    return ExplainTextRequest("why", TOKENS, method, goals=(((0, 1),),), steps=6, **asked)
 
 
-def test_explanations_take_turns(worker: Explainer) -> None:
+def test_explanations_take_turns(worker: ExplainWorker) -> None:
     long, short = ask(worker, why(), why("attention"))
     while not short.ended:
         turn(worker)
     assert not long.ended
     finish(worker)
     explained, done = long.events
-    assert isinstance(explained, Explained)
-    assert explained.answering == (0,)
+    assert isinstance(explained, ExplanationResult)
+    assert explained.head_rows == (0,)
     assert done == Done("explained", len(TOKENS))
 
 
-def test_so_many_are_begun_at_once(worker: Explainer) -> None:
-    tickets = ask(worker, *(why() for _ in range(AT_ONCE + 2)))
+def test_so_many_are_begun_at_once(worker: ExplainWorker) -> None:
+    tickets = ask(worker, *(why() for _ in range(MAX_ACTIVE_JOBS + 2)))
     report = turn(worker)
-    assert (report.running, report.waiting, len(report.queue_s)) == (AT_ONCE, 2, AT_ONCE)
+    assert (report.running, report.waiting, len(report.queue_s)) == (MAX_ACTIVE_JOBS, 2, MAX_ACTIVE_JOBS)
     finish(worker)
     assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
 
 
-def test_another_owners_explanation_does_not_wait_for_the_end_of_one(worker: Explainer) -> None:
+def test_another_owners_explanation_does_not_wait_for_the_end_of_one(worker: ExplainWorker) -> None:
     greedy, modest, late = Terms("greedy"), Terms("modest"), Terms("late")
-    many = ask(worker, *(why(terms=greedy) for _ in range(AT_ONCE + 2)))
+    many = ask(worker, *(why(terms=greedy) for _ in range(MAX_ACTIVE_JOBS + 2)))
     turn(worker)
     tickets = ask(worker, *(why("attention", terms=terms) for terms in (modest, modest, late)))
     report = turn(worker)
@@ -69,7 +71,7 @@ def test_another_owners_explanation_does_not_wait_for_the_end_of_one(worker: Exp
 
 
 def test_turns_are_shared_by_owners_in_time_not_in_explanations(
-    worker: Explainer, monkeypatch: pytest.MonkeyPatch
+    worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One owner's pieces take ten times as long as the other's, who gets ten of them for each."""
     now, had = [0.0], {"slow": 0, "quick": 0}
@@ -83,17 +85,17 @@ def test_turns_are_shared_by_owners_in_time_not_in_explanations(
             yield
 
     monkeypatch.setattr(explainer, "explain", pieces)
-    slow = Explain("slow", TOKENS, "attention", steps=3, terms=Terms("slow"))
+    slow = ExplainTextRequest("slow", TOKENS, "attention", steps=3, terms=Terms("slow"))
     tickets = ask(worker, *[slow] * 3, why(terms=Terms("quick")))
     for _ in range(110):
         turn(worker)
     assert had["slow"] == pytest.approx(10, abs=2)
     for ticket in tickets:
         worker.abort(ticket)
-    worker.check()
+    worker.check_invariants()
 
 
-def test_who_leaves_is_explained_no_further(worker: Explainer) -> None:
+def test_who_leaves_is_explained_no_further(worker: ExplainWorker) -> None:
     leaving, staying = ask(worker, why(), why())
     turn(worker)
     worker.abort(leaving)
@@ -103,7 +105,7 @@ def test_who_leaves_is_explained_no_further(worker: Explainer) -> None:
     assert staying.ended
 
 
-def test_who_is_too_late_is_told_so(worker: Explainer) -> None:
+def test_who_is_too_late_is_told_so(worker: ExplainWorker) -> None:
     late, _ = ask(worker, why(terms=Terms(deadline=perf_counter() - 1)), why())
     turn(worker)
     [(ticket, event)] = worker.expire(perf_counter())
@@ -113,30 +115,32 @@ def test_who_is_too_late_is_told_so(worker: Explainer) -> None:
     finish(worker)
 
 
-def test_what_fails_is_the_fault_of_one(worker: Explainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_the_fault_of_one(worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*given: Any, **others: Any) -> Generator[None, None, Explanation]:
         if given[1].steps == 3:
             raise RuntimeError("of this one")
         return (yield from explain(*given, **others))
 
     monkeypatch.setattr(explainer, "explain", failing)
-    good, bad = ask(worker, why(), Explain("bad", TOKENS, "attention", steps=3))
+    good, bad = ask(worker, why(), ExplainTextRequest("bad", TOKENS, "attention", steps=3))
     turn(worker)
     with pytest.raises(RuntimeError, match="of this one"):
         turn(worker)
-    [(ticket, event)] = worker.fail()
+    [(ticket, event)] = worker.blame_failed_step()
     assert ticket is bad
     assert isinstance(event, Failed)
     assert isinstance(event.error, StepFailed)
-    assert worker.fail() == []
+    assert worker.blame_failed_step() == []
     finish(worker)
     assert good.ended
 
 
-def test_numbers_that_are_none_are_an_error(worker: Explainer, tiny_classifier: Path) -> None:
+def test_numbers_that_are_none_are_an_error(worker: ExplainWorker, tiny_classifier: Path) -> None:
     loaded: Any = checkpoint.load(str(tiny_classifier))
     loaded.head.out.weight.data.fill_(float("inf"))
-    broken = Explainer(Watched(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10)
+    broken = ExplainWorker(
+        InstrumentedNetwork(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10
+    )
     [ticket] = ask(broken, why("gradient_x_input"))
     finish(broken)
     [event] = ticket.events
@@ -150,35 +154,35 @@ def test_numbers_that_are_none_are_an_error(worker: Explainer, tiny_classifier: 
 def test_memory_is_taken_when_somebody_asks_and_given_back_with_the_model(
     tiny_classifier: Path, tiny_embedder: Path
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        _, before = served.memory()
-        assert await served.watch(judge) == {"self": (2, 4)}
-        _, during = served.memory()
+        _, before = served.memory_budget()
+        assert await served.load_explainer(judge) == {"self": (2, 4)}
+        _, during = served.memory_budget()
         assert during < before
-        await served.watch(judge)
-        assert served.memory()[1] == during
+        await served.load_explainer(judge)
+        assert served.memory_budget()[1] == during
         [stream] = served.submit(judge, [why()])
-        assert [type(event) async for event in stream] == [Explained, Done]
-        await served.unload("judge", 0).end()
-        assert served.memory()[1] > before, "its own is free, too"
+        assert [type(event) async for event in stream] == [ExplanationResult, Done]
+        await served.unload("judge", 0).wait_and_raise()
+        assert served.memory_budget()[1] > before, "its own is free, too"
 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
 def test_where_there_is_no_room_who_was_asked_longest_ago_goes(tiny_classifier: Path, tiny_embedder: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge, vectors = served.resolve("judge", ["classify"]), served.resolve("vectors", ["embed"])
-        await served.watch(judge)
-        _, free = served.memory()
+        await served.load_explainer(judge)
+        _, free = served.memory_budget()
         served._loader.budget.limit -= free  # as if it were all
-        await served.watch(vectors)
-        assert served._watching.worker(judge) is None
+        await served.load_explainer(vectors)
+        assert served._explainers.find_worker(judge) is None
         served._loader.budget.limit -= 1 << 30
-        with pytest.raises(NoRoom, match=r"to explain judge takes [0-9]+ MiB more, and 0 of"):
-            await served.watch(judge)
+        with pytest.raises(InsufficientMemory, match=r"to explain judge takes [0-9]+ MiB more, and 0 of"):
+            await served.load_explainer(judge)
 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
@@ -187,29 +191,29 @@ def test_a_source_that_is_gone_is_a_sentence(tiny_classifier: Path, tmp_path: Pa
     folder = tmp_path / "judge"
     shutil.copytree(tiny_classifier, folder)
 
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        _, free = served.memory()
+        _, free = served.memory_budget()
         shutil.rmtree(folder)
         with pytest.raises(Conflict, match="judge cannot be read again to be explained: "):
-            await served.watch(judge)
-        assert served.memory()[1] == free
+            await served.load_explainer(judge)
+        assert served.memory_budget()[1] == free
 
     serving({"judge": folder}, act)
 
 
 def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        _, before = served.memory()
-        await served.watch(judge)
-        one = before - served.memory()[1]
-        await served._watching.forget(judge)
-        assert served.memory()[1] == before
-        await asyncio.gather(served.watch(judge), served.watch(judge))
-        assert before - served.memory()[1] == one
+        _, before = served.memory_budget()
+        await served.load_explainer(judge)
+        one = before - served.memory_budget()[1]
+        await served._explainers.unload(judge)
+        assert served.memory_budget()[1] == before
+        await asyncio.gather(served.load_explainer(judge), served.load_explainer(judge))
+        assert before - served.memory_budget()[1] == one
 
     serving({"judge": tiny_classifier}, act)
 
@@ -217,21 +221,21 @@ def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
 def test_one_that_is_there_does_not_wait_for_another_that_is_read(
     tiny_classifier: Path, tiny_embedder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge, vectors = served.resolve("judge", ["classify"]), served.resolve("vectors", ["embed"])
-        await served.watch(judge)
-        began, go_on, read = asyncio.Event(), asyncio.Event(), served._watching._read
+        await served.load_explainer(judge)
+        began, go_on, read = asyncio.Event(), asyncio.Event(), served._explainers._read_explainer
 
         async def slow(*given: Any) -> None:
             began.set()
             await go_on.wait()
             await read(*given)
 
-        monkeypatch.setattr(served._watching, "_read", slow)
-        reading = asyncio.create_task(served.watch(vectors))
+        monkeypatch.setattr(served._explainers, "_read_explainer", slow)
+        reading = asyncio.create_task(served.load_explainer(vectors))
         await began.wait()
-        assert await asyncio.wait_for(served.watch(judge), 60) == {"self": (2, 4)}
+        assert await asyncio.wait_for(served.load_explainer(judge), 60) == {"self": (2, 4)}
         go_on.set()
         await reading
 
@@ -251,10 +255,10 @@ class Later:
         self.due.append((seconds, function))
         return Timer(self, (seconds, function))
 
-    async def pass_by(self, served: Registry) -> None:
+    async def pass_by(self, served: ModelRegistry) -> None:
         """The time of all that is due is over; what that begins has ended."""
         self.fire()
-        await asyncio.gather(*served._watching._releases)
+        await asyncio.gather(*served._explainers._unload_tasks)
 
     def fire(self) -> None:
         due, self.due = self.due, []
@@ -270,42 +274,42 @@ class Timer:
         self.later.due.remove(self.entry)
 
 
-async def watched_judge(served: Registry) -> tuple[Any, Later, int]:
+async def watched_judge(served: ModelRegistry) -> tuple[Any, Later, int]:
     """A model, its clock, and the budget that is free before its network is there."""
-    served._watching.later = later = Later()
+    served._explainers.call_later = later = Later()
     await served.load_all()
-    judge, free = served.resolve("judge", ["classify"]), served.memory()[1]
-    await served.watch(judge)
+    judge, free = served.resolve("judge", ["classify"]), served.memory_budget()[1]
+    await served.load_explainer(judge)
     return judge, later, free
 
 
 def test_an_idle_network_is_given_back_and_read_again(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         judge, later, free = await watched_judge(served)
-        first = served._watching.worker(judge)
+        first = served._explainers.find_worker(judge)
         assert first is not None
         assert [seconds for seconds, _ in later.due] == [7.0]
-        await served.watch(judge)
+        await served.load_explainer(judge)
         assert len(later.due) == 1, "its time begins anew with each request"
-        [known] = served.known()
-        assert known.explaining == free - served.memory()[1] > 0
+        [known] = served.model_statuses()
+        assert known.explain_memory == free - served.memory_budget()[1] > 0
         await later.pass_by(served)
-        assert served.memory()[1] == free
-        assert served.known()[0].explaining == 0
-        assert all(not each.numel() for each in first._watched.network.parameters()), "its numbers are gone"
+        assert served.memory_budget()[1] == free
+        assert served.model_statuses()[0].explain_memory == 0
+        assert all(not each.numel() for each in first._network.network.parameters()), "its numbers are gone"
         with pytest.raises(Unavailable, match="the network that explains judge was given back"):
             served.submit(judge, [why()])
-        await served.watch(judge)
-        assert served._watching.worker(judge) is not first
+        await served.load_explainer(judge)
+        assert served._explainers.find_worker(judge) is not first
         [stream] = served.submit(judge, [why()])
-        assert [type(event) async for event in stream] == [Explained, Done]
-        assert free - served.memory()[1] == known.explaining
+        assert [type(event) async for event in stream] == [ExplanationResult, Done]
+        assert free - served.memory_budget()[1] == known.explain_memory
 
     serving({"judge": tiny_classifier}, act, explain_idle_seconds=7)
 
 
 def test_a_network_is_kept_for_ever_where_no_time_is_set(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         _, later, _ = await watched_judge(served)
         assert later.due == []
 
@@ -313,82 +317,82 @@ def test_a_network_is_kept_for_ever_where_no_time_is_set(tiny_classifier: Path) 
 
 
 def test_a_network_that_explains_is_not_idle(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         judge, later, free = await watched_judge(served)
         [stream] = served.submit(judge, [why()])
         await later.pass_by(served)
-        assert served.memory()[1] < free
+        assert served.memory_budget()[1] < free
         assert len(later.due) == 1, "its time begins anew"
-        assert [type(event) async for event in stream] == [Explained, Done]
+        assert [type(event) async for event in stream] == [ExplanationResult, Done]
         await later.pass_by(served)
-        assert served.memory()[1] == free
+        assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)
 
 
 def test_a_request_that_comes_before_the_release_keeps_the_network(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         judge, later, _ = await watched_judge(served)
-        kept = served._watching.worker(judge)
+        kept = served._explainers.find_worker(judge)
         later.fire()  # the release is a task that has not begun
-        await served.watch(judge)
+        await served.load_explainer(judge)
         [stream] = served.submit(judge, [why()])
-        await asyncio.gather(*served._watching._releases)
-        assert served._watching.worker(judge) is kept
-        assert [type(event) async for event in stream] == [Explained, Done]
+        await asyncio.gather(*served._explainers._unload_tasks)
+        assert served._explainers.find_worker(judge) is kept
+        assert [type(event) async for event in stream] == [ExplanationResult, Done]
 
     serving({"judge": tiny_classifier}, act)
 
 
 def test_a_request_that_comes_during_the_release_waits_and_is_counted_once(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         judge, later, free = await watched_judge(served)
-        one, go_on, held = free - served.memory()[1], threading.Event(), threading.Event()
+        one, go_on, held = free - served.memory_budget()[1], threading.Event(), threading.Event()
         busy = asyncio.create_task(served._engine.call(lambda: (held.set(), go_on.wait())))
         await asyncio.to_thread(held.wait)
         later.fire()
-        while served._watching.worker(judge) is not None:
+        while served._explainers.find_worker(judge) is not None:
             await asyncio.sleep(0)
-        asking = asyncio.create_task(served.watch(judge))
+        asking = asyncio.create_task(served.load_explainer(judge))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not asking.done()
-        assert free - served.memory()[1] == one, "the budget has it when the system has it"
+        assert free - served.memory_budget()[1] == one, "the budget has it when the system has it"
         go_on.set()
         await asyncio.gather(asking, busy)
         [stream] = served.submit(judge, [why()])
-        assert [type(event) async for event in stream] == [Explained, Done]
-        assert free - served.memory()[1] == one
+        assert [type(event) async for event in stream] == [ExplanationResult, Done]
+        assert free - served.memory_budget()[1] == one
         await later.pass_by(served)
-        assert served.memory()[1] == free
+        assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)
 
 
 def test_a_model_that_goes_while_its_network_is_read_leaves_nothing(tiny_classifier: Path, tiny_embedder: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
-        reading = asyncio.create_task(served.watch(judge))
+        reading = asyncio.create_task(served.load_explainer(judge))
         await asyncio.sleep(0)  # it has begun
-        await served._watching.forget(judge)
+        await served._explainers.unload(judge)
         await reading
-        assert served._watching.worker(judge) is None
-        assert served.known()[0].explaining == 0
+        assert served._explainers.find_worker(judge) is None
+        assert served.model_statuses()[0].explain_memory == 0
 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
 def test_a_model_that_was_taken_away_is_not_explained_any_more(tiny_classifier: Path, tiny_embedder: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
-        judge, (_, free) = served.resolve("judge", ["classify"]), served.memory()
-        await served.unload("judge", 0.0).end()
-        _, freed = served.memory()
+        judge, (_, free) = served.resolve("judge", ["classify"]), served.memory_budget()
+        await served.unload("judge", 0.0).wait_and_raise()
+        _, freed = served.memory_budget()
         assert freed > free
         with pytest.raises(Unavailable, match="judge was taken away while this was read; send it again"):
-            await served.watch(judge)
-        assert served.memory()[1] == freed
+            await served.load_explainer(judge)
+        assert served.memory_budget()[1] == freed
 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
@@ -396,13 +400,13 @@ def test_a_model_that_was_taken_away_is_not_explained_any_more(tiny_classifier: 
 def test_an_adapter_whose_base_was_taken_away_is_not_explained_any_more(
     tmp_path: Path, tiny_classifier: Path, tiny_embedder: Path
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         tuned = served.resolve("vectors:tuned", ["classify"])
-        await served.unload("vectors:tuned", 0.0).end()
-        await served.unload("vectors", 0.0).end()
+        await served.unload("vectors:tuned", 0.0).wait_and_raise()
+        await served.unload("vectors", 0.0).wait_and_raise()
         with pytest.raises(Unavailable, match="vectors:tuned was taken away"):
-            await served.watch(tuned)
+            await served.load_explainer(tuned)
 
     base: Any = tf.BertForSequenceClassification.from_pretrained(tiny_embedder, num_labels=2)
     adapted(base, tmp_path / "tuned", task_type="SEQ_CLS", base=str(tiny_embedder))
@@ -413,10 +417,10 @@ def test_an_adapter_whose_base_was_taken_away_is_not_explained_any_more(
 # ---- how much work
 
 
-@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("method", get_args(ExplainMethod))
 @pytest.mark.parametrize("end", ["abort", "deadline"])
 def test_work_ends_with_the_piece_that_is_computed(
-    worker: Explainer, method: Method, end: str, monkeypatch: pytest.MonkeyPatch
+    worker: ExplainWorker, method: ExplainMethod, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces, closed = list[int](), list[bool]()
 
@@ -433,8 +437,8 @@ def test_work_ends_with_the_piece_that_is_computed(
     goals = () if method.startswith("attention") else (((0, 1),),)
     leaving, staying = ask(
         worker,
-        Explain("left", TOKENS, method, goals=goals, terms=Terms(deadline=perf_counter() + 3600)),
-        Explain("stays", TOKENS, "attention"),
+        ExplainTextRequest("left", TOKENS, method, goals=goals, terms=Terms(deadline=perf_counter() + 3600)),
+        ExplainTextRequest("stays", TOKENS, "attention"),
     )
     turn(worker)
     turn(worker)
@@ -450,20 +454,20 @@ def test_work_ends_with_the_piece_that_is_computed(
     turn(worker)
     assert pieces == [0, 0, 1], "only the other goes on"
     worker.abort(staying)
-    assert not worker.busy
+    assert not worker.has_work
 
 
 def test_what_is_too_much_work_is_refused_before_anything_is_computed(tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         judge, _, _ = await watched_judge(served)
         steps = served._engine.steps
-        much = Explain("much", TOKENS * 3, "integrated_gradients", goals=(((0, 1),),), steps=1000)
+        much = ExplainTextRequest("much", TOKENS * 3, "integrated_gradients", goals=(((0, 1),),), steps=1000)
         with pytest.raises(
             AnswerTooLarge, match=r"at most 1 are computed \(the server's setting explain_gflop\); ask for "
         ):
             served.submit(judge, [much])
         assert served._engine.steps == steps
         [stream] = served.submit(judge, [why()])
-        assert [type(event) async for event in stream] == [Explained, Done]
+        assert [type(event) async for event in stream] == [ExplanationResult, Done]
 
     serving({"judge": tiny_classifier}, act, explain_gflop=1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.models.core.errors import RowsError
-from polyhead.models.executors.contract import Rows
+from polyhead.models.core.errors import StepInputError
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.core.errors import BadRequest, StepFailed
-from polyhead.service.core.request import Beams, Done, Failed, Generate, Sampling
-from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Generate, Sampling
+from polyhead.service.engine.generator_worker import GeneratorWorker
 from tests.support.engine_fakes import Ask, ask, finish, turn
 
 WORDS, START, END = 23, 1, 0
@@ -36,10 +36,10 @@ class Pretended:
         self.steps = 0
         self.broken: tuple[int, ...] = ()
 
-    def __call__(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def __call__(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         raise NotImplementedError
 
-    def begin(self, sources: Ragged) -> list[Known]:
+    def begin(self, sources: RaggedBatch) -> list[Known]:
         tokens = sources.tokens.tolist()
         read = [tuple(tokens[a:b]) for a, b in zip(sources.starts, sources.starts[1:], strict=False)]
         self.read += read
@@ -63,9 +63,9 @@ class Pretended:
         return []
 
 
-def translator(network: Pretended, blocks: int = 64, **budgets: int) -> Generator:
+def translator(network: Pretended, blocks: int = 64, **budgets: int) -> GeneratorWorker:
     executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=blocks, block_size=4)
-    return Generator(executor, model="translator", **budgets)
+    return GeneratorWorker(executor, model="translator", **budgets)
 
 
 def asked(source: Sequence[int], most: int, **more: object) -> Generate:
@@ -98,7 +98,7 @@ def test_a_batch_is_answered_as_its_requests_alone(blocks: int, budgets: dict[st
         assert ticket.tokens == alone(request.source, request.max_tokens)
         assert isinstance(done := ticket.events[-1], Done)
         assert done.prompt_tokens == len(request.source)
-    worker.check()
+    worker.check_invariants()
 
 
 def test_a_source_is_read_once() -> None:
@@ -124,7 +124,7 @@ def test_who_is_held_goes_on_where_it_was() -> None:
     first, second = ask(worker, asked([3, 4], 25), asked([4, 3], 25))
     for _ in range(4):
         turn(worker)
-    worker.hold(first)
+    worker.pause(first)
     for _ in range(8):
         turn(worker)
     worker.resume(first)
@@ -137,7 +137,7 @@ def test_who_catches_up_alone_asks_for_no_logits_on_the_way() -> None:
     (ticket,) = ask(worker, asked([9, 9], 25))
     for _ in range(9):
         turn(worker)
-    worker.hold(ticket)
+    worker.pause(ticket)
     worker.resume(ticket)
     finish(worker)
     assert ticket.tokens == alone([9, 9], 25)
@@ -164,7 +164,7 @@ def searched(source: tuple[int, ...], most: int, width: int) -> list[int]:
 
 
 def test_beams_come_to_the_likeliest() -> None:
-    requests = [asked(each.source, min(each.max_tokens, 8), beams=Beams(3)) for each in many(12, seed=3)]
+    requests = [asked(each.source, min(each.max_tokens, 8), beams=BeamSearchOptions(3)) for each in many(12, seed=3)]
     worker = translator(Pretended())
     tickets = ask(worker, *requests)
     finish(worker)
@@ -178,11 +178,11 @@ def test_who_spoils_a_step_fails_alone() -> None:
     worker, tickets = translator(network), list[Ask]()
     requests = [*many(6, seed=11), asked([13, 13], 9)]
     tickets = ask(worker, *requests)
-    while worker.busy:
+    while worker.has_work:
         try:
             turn(worker)
         except RuntimeError:
-            for ticket, event in worker.fail():
+            for ticket, event in worker.blame_failed_step():
                 ticket.receive(event)
     *others, broken = tickets
     assert isinstance(broken.events[-1], Failed)
@@ -193,7 +193,7 @@ def test_who_spoils_a_step_fails_alone() -> None:
 def test_states_that_nobody_goes_on_from_are_let_go() -> None:
     network = Pretended()
     executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=64, block_size=4)
-    worker = Generator(executor, model="translator")
+    worker = GeneratorWorker(executor, model="translator")
     ask(worker, *many(30, seed=5))
     finish(worker)
     ask(worker, asked([2], 12))
@@ -202,17 +202,17 @@ def test_states_that_nobody_goes_on_from_are_let_go() -> None:
 
 
 def test_a_proof_needs_no_source() -> None:
-    translator(Pretended()).prove()
-    rows = Rows([START], [0], [0, 1], [[0]], [0])
+    translator(Pretended()).self_test()
+    rows = StepInput([START], [0], [0, 1], [[0]], [0])
     executor = Seq2SeqExecutor(Pretended(), torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
     assert executor.step(rows).shape == (1, WORDS)
 
 
 def test_what_is_read_takes_room() -> None:
     worker = translator(Pretended(), blocks=4)
-    worker.refuse(asked([2] * 10, 5))
+    worker.validate(asked([2] * 10, 5))
     with pytest.raises(BadRequest, match="11 prompt tokens and max_tokens 6 make 17, more than the 16 tokens"):
-        worker.refuse(asked([2] * 10, 6))
+        worker.validate(asked([2] * 10, 6))
     ask(worker, asked([2] * 7, 2))
     assert turn(worker).blocks_used == 2
     assert turn(worker).blocks_used == 0
@@ -232,6 +232,6 @@ def test_what_is_read_takes_room() -> None:
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any], said: str) -> None:
     network = Pretended()
     executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
-    with pytest.raises(RowsError, match=said):
-        executor.step(replace(Rows([START], [0], [0, 1], [[0]], [0]), **changes))
+    with pytest.raises(StepInputError, match=said):
+        executor.step(replace(StepInput([START], [0], [0, 1], [[0]], [0]), **changes))
     assert network.read == []

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
-from polyhead.service.core.request import Done, Failed, Generate, Sampling, Terms, Token
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.sampler import sample
+from polyhead.service.core.request import Done, Failed, Generate, GeneratedToken, Sampling, Terms
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.sampler import sample_rows
 from tests.support.engine_fakes import Ask, FakeGenerator, ask, finish, generate, greedy, logits_after, turn
 
 
@@ -29,8 +29,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def generator(executor: FakeGenerator | TorchExecutor, **budgets: int) -> Generator:
-    return Generator(executor, model="talker", **budgets)
+def generator(executor: FakeGenerator | TorchExecutor, **budgets: int) -> GeneratorWorker:
+    return GeneratorWorker(executor, model="talker", **budgets)
 
 
 def failure(ticket: Ask) -> StepFailed:
@@ -92,7 +92,7 @@ def test_a_seed_gives_one_number_a_token() -> None:
     sampling = Sampling(temperature=1.5, seed=11)
     numbers, tokens = random.Random(11), [1, 2, 3]
     for _ in range(12):
-        tokens += sample(torch.tensor([logits_after(tokens)]), [sampling], [numbers.random()])
+        tokens += sample_rows(torch.tensor([logits_after(tokens)]), [sampling], [numbers.random()])
     worker = generator(FakeGenerator())
     (ticket,) = ask(worker, generate([1, 2, 3], 12, sampling=sampling))
     finish(worker)
@@ -106,9 +106,9 @@ def test_logprobs_come_where_they_were_asked_for() -> None:
     token = greedy([4, 5], 1)[0]
     logprobs = torch.tensor(logits_after([4, 5])).log_softmax(dim=0)
     likeliest = logprobs.argsort(descending=True)[:3].tolist()
-    assert plain.events[0] == Token(token)
-    assert bare.events[0] == Token(token, pytest.approx(float(logprobs[token])))
-    assert isinstance(top.events[0], Token)
+    assert plain.events[0] == GeneratedToken(token)
+    assert bare.events[0] == GeneratedToken(token, pytest.approx(float(logprobs[token])))
+    assert isinstance(top.events[0], GeneratedToken)
     assert [word for word, _ in top.events[0].top] == likeliest
 
 
@@ -130,12 +130,12 @@ def test_a_stored_beginning_is_found_and_said_so() -> None:
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     worker = generator(FakeGenerator(10, 4))
     with pytest.raises(BadRequest, match=r"30 prompt tokens and max_tokens 11 make 41.* 40 tokens"):
-        worker.refuse(generate([1] * 30, 11))
-    worker.refuse(generate([1] * 30, 10))
+        worker.validate(generate([1] * 30, 11))
+    worker.validate(generate([1] * 30, 10))
     with pytest.raises(BadRequest, match="no tokens"):
-        worker.refuse(generate([]))
+        worker.validate(generate([]))
     with pytest.raises(BadRequest, match="at least 1"):
-        worker.refuse(generate([1], 0))
+        worker.validate(generate([1], 0))
     (ticket,) = ask(worker, generate([1] * 30, 10))
     finish(worker)
     assert len(ticket.tokens) == 10
@@ -149,7 +149,7 @@ def test_an_abort_frees_a_waiting_and_a_running_request() -> None:
     worker.abort(running)
     worker.abort(running)
     worker.abort(Ask(generate([1])))
-    worker.check()
+    worker.check_invariants()
     assert turn(worker).blocks_used == 1
     finish(worker)
     assert last.tokens == greedy([2, 1, 1], 9)
@@ -179,18 +179,18 @@ def test_what_a_broken_sequence_stored_is_not_found() -> None:
     assert good.events[-1] == Done("length", 11, 8, 0)
 
 
-def tried(worker: Generator) -> int:
+def tried(worker: GeneratorWorker) -> int:
     """Runs to the end as the engine does; how many steps raised."""
     raised = 0
-    while worker.busy:
+    while worker.has_work:
         try:
             turn(worker)
         except (RuntimeError, MemoryError):
             raised += 1
-            for ticket, event in worker.fail():
+            for ticket, event in worker.blame_failed_step():
                 ticket.receive(event)
         worker._scheduler.check()
-    worker.check()
+    worker.check_invariants()
     return raised
 
 
@@ -214,7 +214,7 @@ def test_who_makes_a_step_raise_whenever_it_takes_part_fails_alone(error: type[E
     executor = FakeGenerator()
     worker = generator(executor, prefill_chunk=4)
 
-    def explode(rows: Rows) -> bool:
+    def explode(rows: StepInput) -> bool:
         if 99 in rows.tokens:
             raise error("no memory")
         return False
@@ -227,7 +227,7 @@ def test_who_makes_a_step_raise_whenever_it_takes_part_fails_alone(error: type[E
     assert before.tokens == greedy([1, 2, 3], 8)
     assert after.tokens == greedy([1, 2, 3, 4], 8)
     assert [ticket.tokens for ticket in others] == [greedy([index] * 5, 8) for index in range(6)]
-    assert worker._blocks.used == 0
+    assert worker._blocks.used_count == 0
 
 
 def test_an_executor_that_always_raises_fails_all_one_by_one_and_stores_nothing() -> None:
@@ -251,7 +251,7 @@ def test_who_leaves_while_a_step_is_tried_again_is_left_out() -> None:
     executor.explode = lambda rows: True
     with pytest.raises(RuntimeError, match="on fire"):
         worker.step()
-    assert worker.fail() == []
+    assert worker.blame_failed_step() == []
     executor.explode = lambda rows: False
     worker.abort(first)
     worker.abort(third)
@@ -302,16 +302,16 @@ def test_what_has_expired_takes_part_in_no_step() -> None:
 def test_the_proof_needs_a_block_and_leaves_none_behind() -> None:
     executor = FakeGenerator(4, 4)
     worker = generator(executor)
-    worker.prove()
-    worker.check()
+    worker.self_test()
+    worker.check_invariants()
     executor.poison = {0}
     with pytest.raises(StepFailed):
-        worker.prove()
+        worker.self_test()
     executor.explode = lambda rows: True
     with pytest.raises(RuntimeError):
-        worker.prove()
-    worker.check()
-    assert worker._blocks.used == 0
+        worker.self_test()
+    worker.check_invariants()
+    assert worker._blocks.used_count == 0
 
 
 def test_a_step_that_fails_before_it_is_known_whose_it_is_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +321,11 @@ def test_a_step_that_fails_before_it_is_known_whose_it_is_fails_all(monkeypatch:
     monkeypatch.setattr(worker._scheduler, "schedule", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         worker.step()
-    for ticket, event in worker.fail():
+    for ticket, event in worker.blame_failed_step():
         ticket.receive(event)
     assert all(failure(ticket) for ticket in tickets)
-    assert not worker.busy
-    worker.check()
+    assert not worker.has_work
+    worker.check_invariants()
 
 
 def test_the_report_of_a_generator_adds_up() -> None:
@@ -352,7 +352,7 @@ def test_a_generator_warms_up_and_forgets_it() -> None:
     worker = generator(executor)
     worker.warm_up()
     assert executor.seen
-    worker.check()
+    worker.check_invariants()
     (ticket,) = ask(worker, generate([0] * 32))
     finish(worker)
     assert ticket.events[-1] == Done("length", 32, 8, 0)
@@ -398,7 +398,7 @@ def mixed(count: int) -> list[Generate]:
     ]
 
 
-def talker(network: tuple[Transformer, LanguageHead], blocks: int, **budgets: int) -> Generator:
+def talker(network: tuple[Transformer, LanguageHead], blocks: int, **budgets: int) -> GeneratorWorker:
     return generator(TorchExecutor(*network, block_count=blocks, block_size=8), **budgets)
 
 
@@ -459,7 +459,7 @@ def storm(seed: int) -> dict[str, int]:
     executor.explode = lambda rows: cursed in rows.tokens or choice.random() < 0.05
     tickets, aborted, ends = [], set(), Counter[str]()
     now = 0
-    while len(tickets) < 25 or worker.busy:
+    while len(tickets) < 25 or worker.has_work:
         now += 1
         if len(tickets) < 25 and choice.random() < 0.5:
             prompt = [choice.randint(0, 2) for _ in range(choice.randint(1, 9))]
@@ -474,15 +474,15 @@ def storm(seed: int) -> dict[str, int]:
                 aborted.add(gone)
         for ticket, event in worker.expire(now):
             ticket.receive(event)
-        if worker.busy:
+        if worker.has_work:
             try:
                 turn(worker)
             except RuntimeError:
-                for ticket, event in worker.fail():
+                for ticket, event in worker.blame_failed_step():
                     ticket.receive(event)
         worker._scheduler.check()
-    worker.check()
-    assert worker._blocks.used == 0
+    worker.check_invariants()
+    assert worker._blocks.used_count == 0
     for ticket in tickets:
         prompt = list(ticket.request.tokens)
         event = ticket.events[-1] if ticket.events else None

@@ -21,11 +21,11 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.logits_processors import Shape, restrict, shape, shaped
-from polyhead.service.engine.native_sampling import Compiled
-from polyhead.service.engine.sampler import Ask
+from polyhead.service.engine.logits_processors import LogitsProcessor, apply_masks, needs_processing, process_logits
+from polyhead.service.engine.native_sampling import CompiledSampler
+from polyhead.service.engine.sampler import SampleRow
 
 WORDS = 50
 tokens = st.integers(0, WORDS - 1)
@@ -48,8 +48,8 @@ def asked(sampling: Sampling, prompt: list[int], stop: frozenset[int] = frozense
     return Generate("a", tuple(prompt), 100, stop, sampling)
 
 
-def after(request: Generate, answer: list[int]) -> Shape:
-    one = Shape(request)
+def after(request: Generate, answer: list[int]) -> LogitsProcessor:
+    one = LogitsProcessor(request)
     for token in answer:
         one.push(token)
     return one
@@ -63,8 +63,8 @@ def reference(logits: Tensor, request: Generate, answer: list[int]) -> Tensor:
         first.append(SequenceBiasLogitsProcessor({(token,): float(value) for token, value in sampling.bias}))
     if sampling.repetition_penalty != 1:
         first.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-    if sampling.once:
-        last.append(NoRepeatNGramLogitsProcessor(sampling.once))
+    if sampling.no_repeat_ngram_size:
+        last.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
     if sampling.banned and (len(stop) == 0 or any(list(row) != [one] for row in sampling.banned for one in stop)):
         rows = [list(row) for row in sampling.banned if len(row) > 1 or row[0] not in stop]
         if rows:
@@ -92,13 +92,13 @@ def test_a_row_is_what_transformers_makes_of_it(
 ) -> None:
     prompt, answer = history
     request, logits = asked(sampling, prompt, stop), random_logits(1)
-    found = shape(logits, [after(request, answer).after(())])[0]
+    found = process_logits(logits, [after(request, answer).after_drafts(())])[0]
     if found.isneginf().all():  # transformers would let come what may not
         free = replace(request, sampling=replace(sampling, allowed=()))
         assert reference(logits[0], free, answer)[list(sampling.allowed)].isneginf().all()
     else:
         torch.testing.assert_close(found, reference(logits[0], request, answer), rtol=1e-5, atol=1e-5)
-    if not shaped(sampling):
+    if not needs_processing(sampling):
         assert torch.equal(found, logits[0])
 
 
@@ -109,12 +109,12 @@ def test_drafts_count_as_if_they_had_come(
 ) -> None:
     prompt, answer = history
     request, logits = asked(sampling, prompt, stop), random_logits(1)
-    pushed = shape(logits, [after(request, answer).after(())])
+    pushed = process_logits(logits, [after(request, answer).after_drafts(())])
     waiting = after(request, answer[:cut])
-    assert torch.equal(shape(logits, [waiting.after(tuple(answer[cut:]))]), pushed)
+    assert torch.equal(process_logits(logits, [waiting.after_drafts(tuple(answer[cut:]))]), pushed)
     for token in answer[cut:]:
         waiting.push(token)
-    assert torch.equal(shape(logits, [waiting.after(())]), pushed), "and leave nothing behind"
+    assert torch.equal(process_logits(logits, [waiting.after_drafts(())]), pushed), "and leave nothing behind"
 
 
 @settings(max_examples=50, deadline=None)
@@ -125,17 +125,17 @@ def test_a_row_is_shaped_as_if_it_were_alone(
     logits = random_logits(len(rows))
     before = logits.clone()
     shapes = [after(asked(s, prompt, stop), answer) if some else None for s, (prompt, answer), stop, some in rows]
-    together = shape(logits, [one and one.after(()) for one in shapes])
+    together = process_logits(logits, [one and one.after_drafts(()) for one in shapes])
     assert torch.equal(logits, before), "they are read again"
     for row, one in enumerate(shapes):
-        assert torch.equal(together[row], shape(logits[row : row + 1], [one and one.after(())])[0])
+        assert torch.equal(together[row], process_logits(logits[row : row + 1], [one and one.after_drafts(())])[0])
         assert one is not None or torch.equal(together[row], before[row])
 
 
 def test_where_nothing_is_asked_nothing_is_copied() -> None:
     logits = random_logits(3)
-    assert shape(logits, [None] * 3) is logits
-    assert restrict(logits, {}) is logits
+    assert process_logits(logits, [None] * 3) is logits
+    assert apply_masks(logits, {}) is logits
 
 
 def test_a_large_vocabulary_and_long_lists() -> None:
@@ -149,7 +149,7 @@ def test_a_large_vocabulary_and_long_lists() -> None:
     prompt, answer = choice.choices(range(words), k=1000), choice.choices(range(words), k=1000)
     logits = random_logits(len(ways), words)
     requests = [asked(way, prompt, frozenset([2])) for way in ways]
-    found = shape(logits, [after(request, answer).after(()) for request in requests])
+    found = process_logits(logits, [after(request, answer).after_drafts(()) for request in requests])
     for row, request in enumerate(requests):
         torch.testing.assert_close(found[row], reference(logits[row], request, answer), rtol=1e-5, atol=1e-5)
 
@@ -159,15 +159,15 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
     way = Sampling(
         bias=((WORDS, 3.0), (1, 1.0)), banned=((WORDS + 1,), (3, WORDS)), allowed=(*range(9), 99), min_tokens=5
     )
-    found = shape(logits, [Shape(asked(way, [3], frozenset([WORDS + 2]))).after(()), None])
+    found = process_logits(logits, [LogitsProcessor(asked(way, [3], frozenset([WORDS + 2]))).after_drafts(()), None])
     assert torch.equal(found[1], logits[1])
     assert torch.equal(found[0, :9], logits[0, :9] + torch.eye(9)[1])
 
 
 def test_a_row_of_which_nothing_is_left_is_told_from_its_neighbours() -> None:
     logits = random_logits(2)
-    one = Shape(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
-    found = shape(logits, [one.after(()), None])
+    one = LogitsProcessor(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
+    found = process_logits(logits, [one.after_drafts(()), None])
     assert found[0].isneginf().all()
     assert torch.equal(found[1], logits[1])
 
@@ -180,7 +180,7 @@ def test_only_rows_that_are_restricted_lose_the_words_whose_bits_are_zero() -> N
         bits[:, :words] = chosen.numpy()
         bits[:, words:] = True  # of no word
         packed = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-        found = restrict(logits, {2: packed[0], 0: packed[1]})
+        found = apply_masks(logits, {2: packed[0], 0: packed[1]})
         assert torch.equal(logits, before)
         assert torch.equal(found[[1, 3]], logits[[1, 3]])
         assert torch.equal(found[[2, 0]], logits[[2, 0]].masked_fill(~chosen, float("-inf")))
@@ -188,11 +188,13 @@ def test_only_rows_that_are_restricted_lose_the_words_whose_bits_are_zero() -> N
 
 def test_a_buffer_is_used_again() -> None:
     logits, room = random_logits(2), torch.empty(2, WORDS)
-    before, one = logits.clone(), Shape(asked(Sampling(bias=((1, 2.0),)), [1]))
-    found = restrict(shape(logits, [one.after(()), None], room), {1: np.array([1, 0], np.int32)}, room)
+    before, one = logits.clone(), LogitsProcessor(asked(Sampling(bias=((1, 2.0),)), [1]))
+    found = apply_masks(
+        process_logits(logits, [one.after_drafts(()), None], room), {1: np.array([1, 0], np.int32)}, room
+    )
     assert found.data_ptr() == room.data_ptr()
     assert torch.equal(logits, before)
-    assert torch.equal(found[0], shape(logits, [one.after(()), None])[0])
+    assert torch.equal(found[0], process_logits(logits, [one.after_drafts(()), None])[0])
     assert found[1].isneginf().sum() == WORDS - 1
 
 
@@ -202,51 +204,57 @@ def test_a_fork_goes_its_own_way() -> None:
     one = after(request, [1, 2])
     other = one.fork()
     other.push(9)
-    assert torch.equal(shape(logits, [one.after(())]), shape(logits, [after(request, [1, 2]).after(())]))
-    assert torch.equal(shape(logits, [other.after(())]), shape(logits, [after(request, [1, 2, 9]).after(())]))
+    assert torch.equal(
+        process_logits(logits, [one.after_drafts(())]),
+        process_logits(logits, [after(request, [1, 2]).after_drafts(())]),
+    )
+    assert torch.equal(
+        process_logits(logits, [other.after_drafts(())]),
+        process_logits(logits, [after(request, [1, 2, 9]).after_drafts(())]),
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(samplings, histories, stops, st.integers(0, 2**WORDS - 1), st.sampled_from(runnable()))
+@given(samplings, histories, stops, st.integers(0, 2**WORDS - 1), st.sampled_from(runnable_targets()))
 def test_compiled_code_shapes_and_restricts_as_torch_does(
     sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int], chosen: int, means: str
 ) -> None:
     """What it makes of a row is seen by what it draws: each word as often as it is likely."""
     prompt, answer = history
-    one = after(asked(sampling, prompt, stop), answer).after(())
+    one = after(asked(sampling, prompt, stop), answer).after_drafts(())
     logits = torch.randn(1, WORDS, generator=torch.Generator().manual_seed(chosen)) * 4
     words = np.array([chosen % 2**32, chosen >> 32], np.uint32).view(np.int32)
     for guide in (None, words):
-        wanted = restrict(shape(logits, [one]), {} if guide is None else {0: guide})[0]
+        wanted = apply_masks(process_logits(logits, [one]), {} if guide is None else {0: guide})[0]
         way = replace(sampling, temperature=2.0)
-        asks = [Ask(0, way, (number + 0.5) / 400, one, guide) for number in range(400)]
-        tokens = [token for token, _ in compiled(means).draw(logits, asks)]
+        asks = [SampleRow(0, way, (number + 0.5) / 400, one, guide) for number in range(400)]
+        tokens = [token for token, _ in compiled(means).sample(logits, asks)]
         if wanted.isneginf().all():
             assert set(tokens) == {-1}
             continue
         shares = torch.bincount(torch.tensor(tokens), minlength=WORDS) / 400
         assert float((shares - (wanted / 2).softmax(dim=0)).abs().max()) <= 2 / 400
-        greedy = Ask(0, replace(sampling, temperature=0.0), 0.5, one, guide)
-        token = compiled(means).draw(logits, [greedy])[0][0]
+        greedy = SampleRow(0, replace(sampling, temperature=0.0), 0.5, one, guide)
+        token = compiled(means).sample(logits, [greedy])[0][0]
         assert float(wanted[token]) == pytest.approx(float(wanted.max()), rel=1e-6)
 
 
 @cache
-def compiled(means: str) -> Compiled:
-    return Compiled(means, 1)
+def compiled(means: str) -> CompiledSampler:
+    return CompiledSampler(means, 1)
 
 
 def test_what_stays_the_same_is_made_once() -> None:
     """No step copies the table for tokens that never come again, and no copy makes the row of allowed words anew."""
-    one = after(asked(Sampling(once=1, allowed=(3, 4, 70)), [5, 6]), [7])
-    assert one.after(()) is one
-    assert one.fork().after((8,)).allowed(WORDS) is one.allowed(WORDS)
-    assert len(one.allowed(100)) == 4
+    one = after(asked(Sampling(no_repeat_ngram_size=1, allowed=(3, 4, 70)), [5, 6]), [7])
+    assert one.after_drafts(()) is one
+    assert one.fork().after_drafts((8,)).allowed_words(WORDS) is one.allowed_words(WORDS)
+    assert len(one.allowed_words(100)) == 4
 
 
 @pytest.mark.parametrize("stops", [{5}, {7}, {5, 9}])
 def test_a_stop_token_that_came_stays_banned_once_answers_may_end(stops: set[int]) -> None:
-    request = asked(Sampling(once=1, min_tokens=2, frequency_penalty=0.5), [5, 6], frozenset(stops))
+    request = asked(Sampling(no_repeat_ngram_size=1, min_tokens=2, frequency_penalty=0.5), [5, 6], frozenset(stops))
     logits = random_logits(1)
-    found = shape(logits, [after(request, [7, 8]).after(())])[0]
+    found = process_logits(logits, [after(request, [7, 8]).after_drafts(())])[0]
     assert found.isneginf().nonzero().flatten().tolist() == [5, 6, 7, 8]

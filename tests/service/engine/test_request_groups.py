@@ -15,17 +15,26 @@ from numpy.typing import NDArray
 from polyhead.models.checkpoint import load
 from polyhead.models.executors.contract import Executor
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.core.errors import BadRequest
-from polyhead.service.core.request import Beams, Done, Event, Failed, Generate, Prompted, Sampling, Token
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.logits_processors import Shape
+from polyhead.service.core.request import (
+    BeamSearchOptions,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    GeneratedToken,
+    PromptScores,
+    Sampling,
+)
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.logits_processors import LogitsProcessor
 from tests.support.engine_fakes import GREEDY, WORDS, Ask, FakeGenerator, ask, finish, generate, logits_after, turn
 
 
-def generator(executor: FakeGenerator, **budgets: int) -> Generator:
-    return Generator(executor, model="talker", **budgets)
+def generator(executor: FakeGenerator, **budgets: int) -> GeneratorWorker:
+    return GeneratorWorker(executor, model="talker", **budgets)
 
 
 def answers(executor: FakeGenerator, *requests: Generate, **budgets: int) -> list[list[Event]]:
@@ -36,7 +45,7 @@ def answers(executor: FakeGenerator, *requests: Generate, **budgets: int) -> lis
 
 
 def said(events: Sequence[Event]) -> list[int]:
-    return [event.id for event in events if isinstance(event, Token)]
+    return [event.id for event in events if isinstance(event, GeneratedToken)]
 
 
 def group(prompt: Sequence[int], count: int, **options: object) -> list[Generate]:
@@ -86,15 +95,15 @@ def test_groups_and_others_in_little_room(seed: int) -> None:
     worker = generator(executor, sequence_budget=choice.choice([2, 4, 64]), prefill_chunk=choice.choice([2, 64]))
     tickets = ask(worker, *requests)
     gone: set[Ask] = set()
-    while worker.busy:
+    while worker.has_work:
         if choice.random() < 0.1:
             ticket = choice.choice(tickets)
             if not ticket.ended:
                 worker.abort(ticket)
                 gone.add(ticket)
-        if worker.busy:
+        if worker.has_work:
             turn(worker)
-    worker.check()
+    worker.check_invariants()
     for ticket in tickets:
         if ticket not in gone:
             (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
@@ -129,7 +138,7 @@ def test_a_prompt_is_scored_whatever_is_stored(chunk: int) -> None:
     finish(worker)
     for ticket in (first, second, third):
         prompted = ticket.events[0]
-        assert isinstance(prompted, Prompted)
+        assert isinstance(prompted, PromptScores)
         assert [score for score, _ in prompted.scores] == pytest.approx(scores_of(prompt), abs=1e-5)
         assert all(len(top) == 2 for _, top in prompted.scores)
     assert third.events[1:] == [Done("length", 9, 0, 0)]
@@ -138,7 +147,7 @@ def test_a_prompt_is_scored_whatever_is_stored(chunk: int) -> None:
 
 def test_a_prompt_of_one_token_scores_nothing() -> None:
     (events,) = answers(FakeGenerator(), generate([3], 0, prompt_logprobs=0))
-    assert events == [Prompted(()), Done("length", 1, 0, 0)]
+    assert events == [PromptScores(()), Done("length", 1, 0, 0)]
 
 
 # Guides
@@ -161,10 +170,10 @@ class Ride:
     come: list[int] = field(default_factory=list)
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self.come) == len(self.rails.places)
 
-    def fill(self, words: NDArray[np.int32]) -> bool:
+    def fill_mask(self, words: NDArray[np.int32]) -> bool:
         if len(self.come) == self.rails.fails_at:
             raise BadRequest("too complex")
         for token in self.rails.places[len(self.come)]:
@@ -175,7 +184,7 @@ class Ride:
         assert token in self.rails.places[len(self.come)]
         self.come.append(token)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         rest = self.rails.places[len(self.come) :]
         free = next((index for index, allowed in enumerate(rest) if len(allowed) > 1), len(rest))
         return [min(allowed) for allowed in rest[:free]]
@@ -192,7 +201,7 @@ def test_a_guide_is_kept_to_and_what_is_forced_is_not_computed_one_by_one() -> N
     assert len(executor.seen) == 2, "one step for each choice"
     (scored,) = answers(FakeGenerator(), generate([5, 6], 20, guide=Rails(PLACES), logprobs=0))
     assert said(scored) == said(events)
-    assert all(event.logprob < 0 for event in scored if isinstance(event, Token))
+    assert all(event.logprob < 0 for event in scored if isinstance(event, GeneratedToken))
 
 
 def test_guided_and_free_ride_together() -> None:
@@ -221,18 +230,18 @@ def test_a_guide_that_fails_fails_alone(place: int) -> None:
 # Searches
 
 
-def searched(prompt: Sequence[int], count: int, how: Beams, **options: object) -> list[Generate]:
+def searched(prompt: Sequence[int], count: int, how: BeamSearchOptions, **options: object) -> list[Generate]:
     return [generate(prompt, group="search", beams=how, **options)] * count  # type: ignore[arg-type]
 
 
 def test_a_search_of_one_is_greedy() -> None:
-    (events,) = answers(FakeGenerator(), *searched([1, 2, 3], 1, Beams(1)))
+    (events,) = answers(FakeGenerator(), *searched([1, 2, 3], 1, BeamSearchOptions(1)))
     assert said(events) == said(answers(FakeGenerator(), generate([1, 2, 3]))[0])
 
 
 def test_a_search_finds_what_trying_all_would() -> None:
     """As wide as there are answers, it misses none."""
-    found = answers(FakeGenerator(), *searched([1, 2], 5, Beams(WORDS), max_tokens=2), sequence_budget=64)
+    found = answers(FakeGenerator(), *searched([1, 2], 5, BeamSearchOptions(WORDS), max_tokens=2), sequence_budget=64)
     every = {}
     for first, one in enumerate(torch.tensor(logits_after([1, 2])).log_softmax(0).tolist()):
         for second, two in enumerate(torch.tensor(logits_after([1, 2, first])).log_softmax(0).tolist()):
@@ -245,7 +254,7 @@ def test_a_search_finds_what_trying_all_would() -> None:
 def test_searches_in_little_room_find_the_same(seed: int) -> None:
     choice = random.Random(seed)
     prompt = [choice.randint(0, 5) for _ in range(choice.randint(1, 9))]
-    how = Beams(choice.randint(2, 4), choice.choice([0.5, 1.0, 2.0]), choice.random() < 0.5)
+    how = BeamSearchOptions(choice.randint(2, 4), choice.choice([0.5, 1.0, 2.0]), choice.random() < 0.5)
     stops = frozenset({choice.randint(0, 22), choice.randint(0, 22)})
     requests = searched(prompt, how.width, how, max_tokens=6, stop_tokens=stops, logprobs=1)
     roomy = answers(FakeGenerator(200), *requests)
@@ -263,48 +272,50 @@ PENALISED = Sampling(
     presence_penalty=0.2,
     banned=((3, 4), (5,)),
     min_tokens=4,
-    once=3,
+    no_repeat_ngram_size=3,
 )
 
 
 def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every step it is what a fresh one would be, and no beam's answer is gone through again."""
-    pushed, push = list[int](), Shape.push
+    pushed, push = list[int](), LogitsProcessor.push
 
-    def counted(shape: Shape, token: int) -> None:
+    def counted(shape: LogitsProcessor, token: int) -> None:
         pushed.append(token)
         push(shape, token)
 
     width, most = 4, 24
     worker = generator(FakeGenerator(200), sequence_budget=64)
-    request = searched([1, 2, 3], width, Beams(width), max_tokens=most, sampling=PENALISED, stop_tokens=frozenset({9}))
+    request = searched(
+        [1, 2, 3], width, BeamSearchOptions(width), max_tokens=most, sampling=PENALISED, stop_tokens=frozenset({9})
+    )
     tickets = ask(worker, *request)
-    monkeypatch.setattr(Shape, "push", counted)
+    monkeypatch.setattr(LogitsProcessor, "push", counted)
     compared = 0
-    while worker.busy:
+    while worker.has_work:
         turn(worker)
-        for talk in set(worker._company.talks.values()):
+        for talk in set(worker._groups.states.values()):
             assert talk.search is not None
             for beam in talk.search.beams:
-                fresh = Shape(talk.request)
-                for token in talk.search.said(beam):
+                fresh = LogitsProcessor(talk.request)
+                for token in talk.search.generated_tokens(beam):
                     push(fresh, token)
-                assert beam.shape is not None
-                assert changed(beam.shape) == changed(fresh)
+                assert beam.processor is not None
+                assert changed(beam.processor) == changed(fresh)
                 compared += 1
     assert len(tickets[0].tokens) > 8
     assert compared > 3 * width
     assert len(pushed) <= width * most
 
 
-def changed(shape: Shape) -> dict[int, tuple[float, ...]]:
+def changed(shape: LogitsProcessor) -> dict[int, tuple[float, ...]]:
     """What is done to each word."""
-    words, values = shape.after(()).changes
+    words, values = shape.after_drafts(()).changes
     return {int(word): tuple(values[:, place].tolist()) for place, word in enumerate(words)}
 
 
 def test_a_search_goes_on_while_anybody_wants_it() -> None:
-    requests = searched([1, 2, 3], 3, Beams(3))
+    requests = searched([1, 2, 3], 3, BeamSearchOptions(3))
     expected = answers(FakeGenerator(), *requests)
     worker = generator(FakeGenerator())
     tickets = ask(worker, *requests)
@@ -318,16 +329,16 @@ def test_a_search_goes_on_while_anybody_wants_it() -> None:
     turn(worker)
     for ticket in tickets:
         worker.abort(ticket)
-    assert not worker.busy
-    worker.check()
+    assert not worker.has_work
+    worker.check_invariants()
 
 
 def test_a_search_that_can_never_fit_is_refused() -> None:
     worker = generator(FakeGenerator(block_count=10, block_size=4), sequence_budget=4)
     with pytest.raises(BadRequest, match="make 3 times 20, more than the 40"):
-        worker.refuse(searched([1] * 10, 1, Beams(3), max_tokens=10)[0])
+        worker.validate(searched([1] * 10, 1, BeamSearchOptions(3), max_tokens=10)[0])
     with pytest.raises(BadRequest, match="searches at most 4 wide, got 5"):
-        worker.refuse(searched([1], 1, Beams(5), max_tokens=2)[0])
+        worker.validate(searched([1], 1, BeamSearchOptions(5), max_tokens=2)[0])
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
@@ -343,8 +354,8 @@ def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: flo
     for width in (2, 3, 5):
         prompt = [choice.randrange(words) for _ in range(7)]
         stops = frozenset(choice.randrange(words) for _ in range(40))
-        worker = Generator(executor, model="talker")
-        how = Beams(width, penalty, early)
+        worker = GeneratorWorker(executor, model="talker")
+        how = BeamSearchOptions(width, penalty, early)
         tickets = ask(worker, *searched(prompt, width, how, max_tokens=9, stop_tokens=stops, sampling=GREEDY))
         finish(worker)
         expected = reference.generate(
@@ -366,7 +377,9 @@ def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: flo
             assert set(row[len(whole) :]) <= {min(stops)}, "filled up"
 
 
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.skipif(not runnable(), reason="none"))])
+@pytest.mark.parametrize(
+    "native", [False, pytest.param(True, marks=pytest.mark.skipif(not runnable_targets(), reason="none"))]
+)
 def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool) -> None:
     checkpoint = load(str(tiny_generator))
     words, head = checkpoint.config.vocab_size, cast(Any, checkpoint.head)
@@ -381,7 +394,7 @@ def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool)
             )
         else:
             executor = TorchExecutor(checkpoint.network, head, block_count=40, block_size=16)
-        worker = Generator(executor, model="talker")
+        worker = GeneratorWorker(executor, model="talker")
         tickets = ask(worker, *asked)
         finish(worker)
         return [ticket.tokens for ticket in tickets]
@@ -394,7 +407,7 @@ def test_who_leaves_itself_no_token_fails_alone() -> None:
     requests = [
         generate([5, 6], 6, sampling=nothing),
         generate([5, 6], 6),
-        *searched([5, 6], 2, Beams(2), sampling=nothing),
+        *searched([5, 6], 2, BeamSearchOptions(2), sampling=nothing),
     ]
     events = answers(FakeGenerator(), *requests)
     for failed in (events[0], events[2], events[3]):

@@ -18,25 +18,25 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from polyhead.models.native.library import runnable
+from polyhead.models.native.library import runnable_targets
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine import sampler
-from polyhead.service.engine.native_sampling import Compiled
-from polyhead.service.engine.sampler import Ask, Sampler, Sorted, finite, score
+from polyhead.service.engine.native_sampling import CompiledSampler
+from polyhead.service.engine.sampler import Sampler, SampleRow, TorchSampler, finite_rows, score_tokens
 
 DRAWS = 1000
-MEANS = ["torch", *runnable()]
+MEANS = ["torch", *runnable_targets()]
 by_all = pytest.mark.parametrize("means", MEANS)
 
 
 @cache
 def sampler_by(means: str) -> Sampler:
-    return Sorted() if means == "torch" else Compiled(means, 2)
+    return TorchSampler() if means == "torch" else CompiledSampler(means, 2)
 
 
 def sample(logits: Tensor, samplings: list[Sampling], uniforms: list[float], means: str) -> list[int]:
-    asks = [Ask(row, way, uniform) for row, (way, uniform) in enumerate(zip(samplings, uniforms, strict=True))]
-    return [token for token, _ in sampler_by(means).draw(logits, asks)]
+    asks = [SampleRow(row, way, uniform) for row, (way, uniform) in enumerate(zip(samplings, uniforms, strict=True))]
+    return [token for token, _ in sampler_by(means).sample(logits, asks)]
 
 
 def reference(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -56,8 +56,8 @@ def reference(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def drawn(logits: Tensor, sampling: Sampling, means: str, draws: int = DRAWS) -> Tensor:
     """The distribution [V] drawn from, with evenly spread uniforms."""
-    asks = [Ask(0, sampling, uniform) for uniform in spread(draws)]
-    return shares([token for token, _ in sampler_by(means).draw(logits[None], asks)], len(logits))
+    asks = [SampleRow(0, sampling, uniform) for uniform in spread(draws)]
+    return shares([token for token, _ in sampler_by(means).sample(logits[None], asks)], len(logits))
 
 
 def spread(draws: int) -> list[float]:
@@ -125,11 +125,11 @@ def test_words_as_likely_as_the_last_of_top_k_stay(means: str) -> None:
 def test_top_is_topk(words: int, count: int) -> None:
     logits = torch.randperm(3 * words, generator=torch.Generator().manual_seed(count)).view(3, words).float()
     logits[1, -1] = 1e6  # in a block that is short
-    values, columns = sampler._top(logits, count)
+    values, columns = sampler._top_k(logits, count)
     wanted = logits.topk(count)
     assert torch.equal(values, wanted.values)
     assert torch.equal(columns, wanted.indices)
-    flat = sampler._top(torch.zeros(2, words), count)[1]
+    flat = sampler._top_k(torch.zeros(2, words), count)[1]
     assert all(len(set(row)) == count for row in flat.tolist()), "a column twice"
 
 
@@ -189,14 +189,14 @@ def test_a_row_is_scored_as_if_it_were_alone() -> None:
     logits = (torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 3).to(torch.bfloat16).float()
     counts = [choice.choice([-1, 0, 1, 5, 20]) for _ in range(64)]
     tokens = [choice.randrange(3000) for _ in range(64)]
-    together = score(logits, tokens, counts)
-    alone = [score(logits[row : row + 1], tokens[row : row + 1], counts[row : row + 1])[0] for row in range(64)]
+    together = score_tokens(logits, tokens, counts)
+    alone = [score_tokens(logits[row : row + 1], tokens[row : row + 1], counts[row : row + 1])[0] for row in range(64)]
     assert together == alone
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
-    scores = score(logits, [3, 4, 5, 6, 7], [-1, 0, 2, 5, 100])
+    scores = score_tokens(logits, [3, 4, 5, 6, 7], [-1, 0, 2, 5, 100])
     wanted = logits.log_softmax(dim=-1)
     assert scores[0] == (0.0, ())
     for row, count in ((1, 0), (2, 2), (3, 5), (4, 40)):
@@ -205,8 +205,8 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         assert len(top) == count
         assert [token for token, _ in top] == wanted[row].argsort(descending=True)[:count].tolist()
         assert [value for _, value in top] == pytest.approx(wanted[row].sort(descending=True).values[:count].tolist())
-    assert score(logits, [0] * 5, [-1] * 5) == [(0.0, ())] * 5
-    assert score(logits, [-1, 4, 5, 6, -1], [5, 0, 2, 5, 0]) == [(0.0, ()), *scores[1:4], (0.0, ())]
+    assert score_tokens(logits, [0] * 5, [-1] * 5) == [(0.0, ())] * 5
+    assert score_tokens(logits, [-1, 4, 5, 6, -1], [5, 0, 2, 5, 0]) == [(0.0, ()), *scores[1:4], (0.0, ())]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -214,8 +214,8 @@ def test_finite_finds_the_rows_that_are_not(bad: float) -> None:
     logits = torch.randn(4, 1000)
     logits[1, 999] = bad
     logits[3, 0], logits[3, 1] = float("inf"), float("-inf")
-    assert finite(logits) == [True, False, True, False]
-    assert finite(torch.empty(0, 10)) == []
+    assert finite_rows(logits) == [True, False, True, False]
+    assert finite_rows(torch.empty(0, 10)) == []
 
 
 @by_all
@@ -264,7 +264,7 @@ def test_logits_may_be_anywhere(far: float, means: str) -> None:
         assert close(drawn(logits + far, sampling, means, 300), reference(logits + far, sampling), 300)
 
 
-@pytest.mark.parametrize("means", runnable())
+@pytest.mark.parametrize("means", runnable_targets())
 def test_of_equals_typical_and_top_p_keep_all(means: str) -> None:
     for sampling in (Sampling(typical_p=0.1), Sampling(top_p=0.1), Sampling(top_p=0.5, typical_p=0.5)):
         assert (drawn(torch.zeros(64), sampling, means, 640) > 0).all()
@@ -275,21 +275,23 @@ def test_rows_may_be_asked_in_any_order_and_lie_apart(means: str) -> None:
     """As the executor has them: a row has room behind it, and answers that begin together share one."""
     whole = torch.randn(5, 800, generator=torch.Generator().manual_seed(0)) * 3
     logits, rows = whole[:, :700], [3, 3, 0, 4, 4, 4, 1]
-    asks = [Ask(row, Sampling(top_p=0.9), 0.1 + number / 10, logprobs=3) for number, row in enumerate(rows)]
-    alone = [sampler_by(means).draw(logits[ask.row].clone()[None], [ask._replace(row=0)])[0] for ask in asks]
-    assert sampler_by(means).draw(logits, asks) == alone
+    asks = [SampleRow(row, Sampling(top_p=0.9), 0.1 + number / 10, logprobs=3) for number, row in enumerate(rows)]
+    alone = [sampler_by(means).sample(logits[ask.row].clone()[None], [ask._replace(row=0)])[0] for ask in asks]
+    assert sampler_by(means).sample(logits, asks) == alone
 
 
-@pytest.mark.parametrize("means", runnable())
+@pytest.mark.parametrize("means", runnable_targets())
 @pytest.mark.parametrize("words", [40, 700, 49_152])
 def test_compiled_scores_are_those_of_torch(words: int, means: str) -> None:
     choice = random.Random(0)
     logits = (torch.randn(30, words, generator=torch.Generator().manual_seed(0)) * 3).to(torch.bfloat16).float()
     counts = [choice.choice([-1, 0, 1, 5, 20, 1000]) for _ in range(30)]
     ways = [Sampling(temperature=choice.choice([0, 0.5, 1.0]), top_k=choice.choice([0, 9])) for _ in counts]
-    asks = [Ask(row, way, choice.random(), logprobs=counts[row]) for row, way in enumerate(ways)]
-    found = sampler_by(means).draw(logits, asks)
-    wanted = score(logits.double(), [token for token, _ in found], counts)  # torch itself is off by 5e-6 in float32
+    asks = [SampleRow(row, way, choice.random(), logprobs=counts[row]) for row, way in enumerate(ways)]
+    found = sampler_by(means).sample(logits, asks)
+    wanted = score_tokens(
+        logits.double(), [token for token, _ in found], counts
+    )  # torch itself is off by 5e-6 in float32
     for row, ((token, (value, tops)), (right, theirs)) in enumerate(zip(found, wanted, strict=True)):
         assert value == pytest.approx(right, abs=2e-6)
         assert len(tops) == len(theirs)

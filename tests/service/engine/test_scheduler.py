@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from polyhead.service.engine.block_allocator import Blocks, chain
-from polyhead.service.engine.scheduler import Chunk, Scheduler, Sequence, rows_wanted
+from polyhead.service.engine.block_allocator import BlockAllocator, child_key
+from polyhead.service.engine.scheduler import Chunk, Scheduler, TokenSequence, logits_row_count
 
 STOP = 5
 NEVER = -1
@@ -40,23 +40,23 @@ class Play:
 
     scheduler: Scheduler
     cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    limits: dict[Sequence, int] = field(default_factory=dict)
-    order: list[Sequence] = field(default_factory=list)
-    stood_back: set[Sequence] = field(default_factory=set)  # were held at some time: they may be overtaken
+    limits: dict[TokenSequence, int] = field(default_factory=dict)
+    order: list[TokenSequence] = field(default_factory=list)
+    stood_back: set[TokenSequence] = field(default_factory=set)  # were held at some time: they may be overtaken
     stop: int = STOP
     preemptions: int = 0
     cached: int = 0
     accepted: int = 0
     forks: int = 0
     copies: int = 0
-    start_of: dict[Sequence, list[int]] = field(default_factory=dict)
+    start_of: dict[TokenSequence, list[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, count: int, size: int, **budgets: int) -> "Play":
-        return cls(Scheduler(Blocks(count, size), **budgets))
+        return cls(Scheduler(BlockAllocator(count, size), **budgets))
 
-    def add(self, prompt: list[int], more: int, **terms: Any) -> Sequence:
-        sequence = Sequence(list(prompt), **terms)
+    def add(self, prompt: list[int], more: int, **terms: Any) -> TokenSequence:
+        sequence = TokenSequence(list(prompt), **terms)
         self.limits[sequence], self.start_of[sequence] = len(prompt) + more, list(prompt)
         self.order.append(sequence)
         self.scheduler.add(sequence)
@@ -65,13 +65,13 @@ class Play:
     def hold_some(self, choice: random.Random) -> int:
         """Of those present, and resume some of those that were held before."""
         scheduler = self.scheduler
-        for sequence in [held for held in scheduler.held if choice.random() < 0.2]:
+        for sequence in [held for held in scheduler.paused if choice.random() < 0.2]:
             scheduler.resume(sequence)
         present = [*scheduler.running, *scheduler.waiting]
         if not present or choice.random() >= 0.03:
             return 0
         self.stood_back.add(sequence := choice.choice(present))
-        scheduler.hold(sequence)
+        scheduler.pause(sequence)
         return 1
 
     def step(self) -> list[Chunk]:
@@ -84,7 +84,7 @@ class Play:
             self.copy(*copy)
         for chunk in plan.chunks:
             self.write(chunk)
-        drawn = [(chunk, self.draw(chunk)) for chunk in plan.chunks if chunk.last]
+        drawn = [(chunk, self.draw(chunk)) for chunk in plan.chunks if chunk.is_last]
         scheduler.commit(plan.chunks)
         for chunk, tokens in drawn:
             scheduler.advance(chunk.sequence, len(tokens) - 1)
@@ -106,7 +106,7 @@ class Play:
             drawn.append(speak(tokens + drawn))
         return drawn
 
-    def take(self, sequence: Sequence, tokens: list[int]) -> None:
+    def take(self, sequence: TokenSequence, tokens: list[int]) -> None:
         sequence.tokens += tokens
         sequence.draft = []
         if tokens[-1] == self.stop or len(sequence.tokens) >= self.limits[sequence]:
@@ -115,7 +115,7 @@ class Play:
     def guess(self, choice: random.Random) -> None:
         """Drafts for some of those who talk: right up to somewhere, or to the end."""
         for sequence in self.scheduler.running:
-            if sequence.behind == 1 and choice.random() < 0.3:
+            if sequence.uncomputed == 1 and choice.random() < 0.3:
                 tokens = list(sequence.tokens)
                 for _ in range(choice.randint(1, 5)):
                     tokens.append(speak(tokens) if choice.random() < 0.8 else 10)
@@ -123,7 +123,7 @@ class Play:
 
     def fork_some(self, choice: random.Random) -> None:
         """Somebody who talks gets a twin, who must come to say the same; or takes the place of its twin."""
-        talking = [sequence for sequence in self.scheduler.running if sequence.behind == 1 and sequence.computed]
+        talking = [sequence for sequence in self.scheduler.running if sequence.uncomputed == 1 and sequence.computed]
         if not talking or choice.random() > 0.2:
             return
         parent = choice.choice(talking)
@@ -132,9 +132,9 @@ class Play:
             other = choice.choice(others)
             other.tokens, self.limits[other] = list(parent.tokens), self.limits[parent]
             other.draft = []
-            self.scheduler.follow(other, parent)
+            self.scheduler.copy_progress(other, parent)
             return
-        twin = Sequence(list(parent.tokens), parent.owner, parent.priority)
+        twin = TokenSequence(list(parent.tokens), parent.owner, parent.priority)
         self.limits[twin], self.start_of[twin] = self.limits[parent], self.start_of[parent]
         self.order.append(twin)
         self.stood_back.add(twin)
@@ -156,10 +156,10 @@ class Play:
         assert sum(chunk.count + chunk.draft for chunk in chunks) <= scheduler.token_budget
         assert len({chunk.sequence for chunk in chunks}) == len(chunks) <= scheduler.sequence_budget
         assert all(chunk.count > 0 and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
-        assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.last or not chunk.draft) for chunk in chunks)
+        assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.is_last or not chunk.draft) for chunk in chunks)
         assert all(chunk.sequence in scheduler.running for chunk in chunks)
-        assert sum(map(rows_wanted, chunks)) <= scheduler.sequence_budget + 1, "more logits than there is room for"
-        assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)
+        assert sum(map(logits_row_count, chunks)) <= scheduler.sequence_budget + 1, "more logits than there is room for"
+        assert all(chunk.is_last == (chunk.count == chunk.sequence.uncomputed) for chunk in chunks)
         running, waiting = list(scheduler.running), list(scheduler.waiting)
         assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
         line: dict[tuple[int, str], tuple[int, int]] = {}
@@ -169,7 +169,7 @@ class Play:
             last = line.get((sequence.priority, sequence.owner), sequence.rank)
             assert last <= sequence.rank, "overtaken in its own line"
 
-    def slot(self, sequence: Sequence, position: int) -> int:
+    def slot(self, sequence: TokenSequence, position: int) -> int:
         size = self.scheduler.blocks.size
         return sequence.blocks[position // size] * size + position % size
 
@@ -178,7 +178,7 @@ class Play:
         tokens = sequence.tokens + sequence.draft
         for position in range(sequence.computed, sequence.computed + chunk.count + chunk.draft):
             block = sequence.blocks[position // self.scheduler.blocks.size]
-            assert self.scheduler.blocks.holders[block] == 1, "written to a block that others hold"
+            assert self.scheduler.blocks.reference_counts[block] == 1, "written to a block that others hold"
             self.cache[self.slot(sequence, position)] = tuple(tokens[: position + 1])
 
     def read(self, chunk: Chunk) -> list[int]:
@@ -235,13 +235,13 @@ def fuzz(seed: int) -> Totals:
         for _ in range(choice.randint(1, 12))
     ]
     todo = [(prompt, min(choice.randint(1, 10), capacity - len(prompt))) for prompt in prompts]
-    gone: set[Sequence] = set()
+    gone: set[TokenSequence] = set()
     totals, now = Totals(), 0
-    while todo or scheduler.waiting or scheduler.running or scheduler.held:
+    while todo or scheduler.waiting or scheduler.running or scheduler.paused:
         now += 1
         while todo and choice.random() < 0.6:
             play.add(*todo.pop(0), **draw_terms(choice, now))
-        present = [*scheduler.running, *scheduler.waiting, *scheduler.held]
+        present = [*scheduler.running, *scheduler.waiting, *scheduler.paused]
         if present and choice.random() < 0.05:
             gone.add(sequence := choice.choice(present))
             scheduler.remove(sequence)
@@ -265,9 +265,9 @@ def fuzz(seed: int) -> Totals:
     for sequence in play.order:
         prompt = play.start_of[sequence]
         assert sequence in gone or sequence.tokens == alone(prompt, play.limits[sequence])
-        assert sequence.cached < play.limits[sequence]
+        assert sequence.cached_tokens < play.limits[sequence]
         assert not sequence.blocks
-    assert not scheduler.blocks.used
+    assert not scheduler.blocks.used_count
     return replace(
         totals,
         preemptions=play.preemptions,
@@ -286,7 +286,7 @@ def test_thousands_of_random_runs(part: int, full: bool) -> None:
     assert all(total > 100 for total in astuple(totals)), f"the fuzz has stopped to exercise something: {totals}"
 
 
-def served(play: Play, *sequences: Sequence) -> int:
+def served(play: Play, *sequences: TokenSequence) -> int:
     """Steps until all of these have ended."""
     steps = 0
     while any(sequence in play.scheduler.running or sequence in play.scheduler.waiting for sequence in sequences):
@@ -346,8 +346,8 @@ def test_of_equals_nobody_yields() -> None:
 
 
 def test_what_has_expired_is_given_out_and_nothing_else() -> None:
-    scheduler = Scheduler(Blocks(16, 2), token_budget=16, sequence_budget=1, chunk=16)
-    sequences = [Sequence([1, 2], deadline=deadline) for deadline in (5.0, inf, 3.0, 9.0)]
+    scheduler = Scheduler(BlockAllocator(16, 2), token_budget=16, sequence_budget=1, chunk=16)
+    sequences = [TokenSequence([1, 2], deadline=deadline) for deadline in (5.0, inf, 3.0, 9.0)]
     for sequence in sequences:
         scheduler.add(sequence)
     scheduler.schedule()
@@ -398,7 +398,7 @@ def test_an_equal_prompt_finds_the_blocks_of_the_first() -> None:
     play.step()
     second = play.add(prompt, 3)
     assert sum(chunk.count for chunk in play.step()) == 1 + 2
-    assert second.cached == play.cached == 16
+    assert second.cached_tokens == play.cached == 16
     play.run()
 
 
@@ -408,7 +408,7 @@ def test_the_last_token_is_always_computed() -> None:
     play.step()
     second = play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
     play.step()
-    assert second.cached == 4
+    assert second.cached_tokens == 4
 
 
 def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
@@ -419,7 +419,7 @@ def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
     while play.scheduler.running or play.scheduler.waiting:
         computed += sum(chunk.count for chunk in play.step())
     assert computed < 2 * 120, "ten times 120 tokens, shared"
-    assert all(sequence.cached >= 88 for sequence in sequences[1:])
+    assert all(sequence.cached_tokens >= 88 for sequence in sequences[1:])
 
 
 def test_the_youngest_makes_room_and_goes_on_later() -> None:
@@ -434,7 +434,7 @@ def test_the_youngest_makes_room_and_goes_on_later() -> None:
     play.run()
     assert old.tokens == alone([1, 2, 3], 11, NEVER)
     assert young.tokens == alone([3, 2, 1], 11, NEVER)
-    assert young.cached == 0, "it finds its own blocks again; that is no hit of its prompt"
+    assert young.cached_tokens == 0, "it finds its own blocks again; that is no hit of its prompt"
 
 
 def test_an_admission_leaves_those_who_talk_a_block_to_grow_into() -> None:
@@ -449,8 +449,8 @@ def test_an_admission_leaves_those_who_talk_a_block_to_grow_into() -> None:
 
 
 def test_what_was_not_committed_is_not_found() -> None:
-    scheduler = Scheduler(Blocks(16, 2), token_budget=16, sequence_budget=4, chunk=16)
-    first, second = Sequence([1, 2, 3, 4, 5]), Sequence([1, 2, 3, 4, 5])
+    scheduler = Scheduler(BlockAllocator(16, 2), token_budget=16, sequence_budget=4, chunk=16)
+    first, second = TokenSequence([1, 2, 3, 4, 5]), TokenSequence([1, 2, 3, 4, 5])
     scheduler.add(first)
     scheduler.schedule()
     scheduler.remove(first)  # its step failed
@@ -461,7 +461,7 @@ def test_what_was_not_committed_is_not_found() -> None:
 def test_a_block_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[int] = []
     monkeypatch.setattr(
-        "polyhead.service.engine.scheduler.chain", lambda parent, tokens: named.append(1) or chain(parent, tokens)
+        "polyhead.service.engine.scheduler.chain", lambda parent, tokens: named.append(1) or child_key(parent, tokens)
     )
     play = Play.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
     play.stop = NEVER

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyhead.models.executors.contract import Rows
-from polyhead.service.core.request import Done, Event, Generate, Sampling, Token
+from polyhead.models.executors.contract import StepInput
+from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Sampling
 from polyhead.service.engine import draft_model as drafting
-from polyhead.service.engine.block_allocator import Blocks, chain
-from polyhead.service.engine.draft_model import Asked, Depth, Drafter
-from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.engine.prompt_lookup import LENGTHS, Lookup
-from polyhead.service.engine.speculation import Speculation, Wish
-from polyhead.service.engine.speculation_stats import Costs, Odds
+from polyhead.service.engine.block_allocator import BlockAllocator, child_key
+from polyhead.service.engine.draft_model import DraftCacheState, DraftModel, DraftQuery
+from polyhead.service.engine.generator_worker import GeneratorWorker
+from polyhead.service.engine.prompt_lookup import NGRAM_LENGTHS, PromptLookup
+from polyhead.service.engine.speculation import DraftRequest, Speculation
+from polyhead.service.engine.speculation_stats import HitRates, StepCosts
 from tests.support.engine_fakes import WORDS, FakeGenerator, ask, finish, generate, greedy
 
 MOST = 8
@@ -31,7 +31,7 @@ texts = st.lists(st.integers(0, 4), max_size=60)
 def places(tokens: Sequence[int]) -> list[int]:
     """Where the longest of the n-grams at the end stood before, the latest place last."""
     end = len(tokens)
-    for length in LENGTHS:
+    for length in NGRAM_LENGTHS:
         before = range(length, end) if end >= length else ()
         if found := [at for at in before if tokens[at - length : at] == tokens[end - length :]]:
             return found
@@ -49,7 +49,7 @@ def agreement(tokens: Sequence[int], place: int) -> int:
 def room() -> Iterator[None]:
     """For every n-gram a slot of its own, so that nothing is lost."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyhead.service.engine.prompt_lookup.FEWEST", 16)
+        patch.setattr("polyhead.service.engine.prompt_lookup.MIN_TABLE_BITS", 16)
         yield
 
 
@@ -57,7 +57,7 @@ def room() -> Iterator[None]:
 def breaks() -> Iterator[None]:
     """End an agreement for good."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyhead.service.engine.prompt_lookup.LONG", 1_000)
+        patch.setattr("polyhead.service.engine.prompt_lookup.LONG_RUN", 1_000)
         yield
 
 
@@ -65,13 +65,13 @@ def breaks() -> Iterator[None]:
 @given(texts, texts)
 def test_what_is_found_stood_before_and_the_latest_is_found_first(prompt: list[int], answer: list[int]) -> None:
     tokens = list(prompt)
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     place = places(tokens)[-1] if places(tokens) else 0
     for token in answer:
         expected = tokens[place] if place else -1
         tokens.append(token)
-        assert lookup.unread == 1
-        assert lookup.read() == (expected == token)
+        assert lookup.unread_count == 1
+        assert lookup.read_token() == (expected == token)
         if expected == token:
             place += 1  # it goes on where it was right
         else:
@@ -88,11 +88,11 @@ def test_what_is_found_stood_before_and_the_latest_is_found_first(prompt: list[i
 @given(texts, texts)
 def test_what_is_read_at_once_is_found_as_what_is_read_by_and_by(prompt: list[int], answer: list[int]) -> None:
     tokens = list(prompt)
-    slow = Lookup(tokens)
+    slow = PromptLookup(tokens)
     for token in answer:
         tokens.append(token)
-        slow.read()
-    fast = Lookup(list(tokens))
+        slow.read_token()
+    fast = PromptLookup(list(tokens))
     if not places(tokens) or slow.run == 0:
         assert fast.run == slow.run == 0
     else:
@@ -113,10 +113,10 @@ def test_what_is_read_at_once_is_found_as_what_is_read_by_and_by(prompt: list[in
 )
 def test_after_a_break_it_is_taken_up_again_nearby(said: list[int], next_ones: list[int]) -> None:
     tokens = [*range(1, 21), 50]
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     for token in said:
         tokens.append(token)
-        lookup.read()
+        lookup.read_token()
     assert lookup.propose(3) == next_ones
 
 
@@ -124,7 +124,7 @@ def test_a_long_text_shares_the_room_that_there_is() -> None:
     choice = random.Random(0)
     tokens = [choice.randrange(1 << 18) for _ in range(200_000)]
     tokens += tokens[199_000:199_003]
-    lookup = Lookup(tokens)
+    lookup = PromptLookup(tokens)
     assert len(lookup._table) == 1 << 16
     assert lookup.propose(6) == tokens[199_003:199_009]
 
@@ -137,7 +137,7 @@ class Play:
     """Answers that are known beforehand, served step by step in pretended seconds."""
 
     cost: Callable[[int], float]  # of a step of so many rows
-    drafter: Drafter | None = None
+    drafter: DraftModel | None = None
     limit: int = 64
     seconds: float = 0.0
     tried: int = 0
@@ -146,20 +146,22 @@ class Play:
 
     def __post_init__(self) -> None:
         self.speculation = Speculation(MOST, self.limit, self.drafter)
-        self.speculation.learn(256, self.cost(256))
+        self.speculation.record_step(256, self.cost(256))
 
     def serve(self, pairs: Sequence[tuple[list[int], list[int]]]) -> float:
         """How many times as fast as token by token."""
         talks = [(list(prompt), len(prompt) + len(answer), [*prompt, *answer]) for prompt, answer in pairs]
-        trails = [self.speculation.follow(tokens) for tokens, _, _ in talks]
+        trails = [self.speculation.track(tokens) for tokens, _, _ in talks]
         taken = 0.0
         while going := [number for number, (tokens, end, _) in enumerate(talks) if len(tokens) < end]:
             before = self.clock[0]
-            wishes = [Wish(trails[number], MOST, range(1000 * number, 1000 * number + 1000)) for number in going]
+            wishes = [
+                DraftRequest(trails[number], MOST, range(1000 * number, 1000 * number + 1000)) for number in going
+            ]
             drafts = self.speculation.draft(wishes, len(going))
             rows = len(going) + sum(map(len, drafts))
             assert rows <= max(self.limit, len(going))
-            self.speculation.learn(rows, self.cost(rows))
+            self.speculation.record_step(rows, self.cost(rows))
             taken += self.cost(rows) + self.clock[0] - before
             for number, draft in zip(going, drafts, strict=True):
                 assert len(draft) <= MOST
@@ -234,8 +236,8 @@ def test_who_is_foretold_well_is_drafted_for_and_the_neighbour_is_not() -> None:
     play.serve([free(choice) for _ in range(8)])
     (prompt, answer), (other, _) = copied(choice), free(choice)
     first, second = [*prompt, *answer[:5]], other
-    trails = [play.speculation.follow(first), play.speculation.follow(second)]
-    told = play.speculation.draft([Wish(trail, MOST, ()) for trail in trails], 2)
+    trails = [play.speculation.track(first), play.speculation.track(second)]
+    told = play.speculation.draft([DraftRequest(trail, MOST, ()) for trail in trails], 2)
     assert told[0] == prompt[5 : 5 + len(told[0])]
     assert len(told[0]) > 3
     assert len(told[1]) <= 1
@@ -244,41 +246,41 @@ def test_who_is_foretold_well_is_drafted_for_and_the_neighbour_is_not() -> None:
 def test_no_more_is_foretold_than_is_asked_for_or_there_is_room_for() -> None:
     tokens = [1, 2, 3, 4, 5, 6] * 4
     speculation = Speculation(MOST, 6)
-    assert speculation.draft([Wish(speculation.follow(tokens), 3, ())], 1) == [[]], "before anything is measured"
-    speculation.learn(1, 0.010)
-    assert speculation.draft([Wish(speculation.follow(tokens), 3, ())], 1) == [[1, 2, 3]]
-    assert speculation.draft([Wish(speculation.follow(tokens), 0, ())], 1) == [[]]
-    wishes = [Wish(speculation.follow(tokens), MOST, ()) for _ in range(4)]
+    assert speculation.draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[]], "before anything is measured"
+    speculation.record_step(1, 0.010)
+    assert speculation.draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[1, 2, 3]]
+    assert speculation.draft([DraftRequest(speculation.track(tokens), 0, ())], 1) == [[]]
+    wishes = [DraftRequest(speculation.track(tokens), MOST, ()) for _ in range(4)]
     assert sum(map(len, speculation.draft(wishes, 4))) == 2
-    assert Speculation(0, 64).draft([Wish(speculation.follow(tokens), 3, ())], 1) == [[]]
+    assert Speculation(0, 64).draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[]]
 
 
 def test_costs_lie_between_those_measured_and_fade() -> None:
-    costs = Costs()
-    assert costs.of(1, 1) == [0.0, 0.0]
-    costs.learn(1, 0.010)
-    costs.learn(5, 0.014)
-    assert costs.of(1, 6) == pytest.approx([0.010, 0.011, 0.012, 0.013, 0.014, 0.015, 0.016])
-    costs.learn(5, 0.9)
-    assert costs.of(5, 0) == pytest.approx([0.014 * 9 / 8]), "what was disturbed counts for little"
+    costs = StepCosts()
+    assert costs.estimate(1, 1) == [0.0, 0.0]
+    costs.record(1, 0.010)
+    costs.record(5, 0.014)
+    assert costs.estimate(1, 6) == pytest.approx([0.010, 0.011, 0.012, 0.013, 0.014, 0.015, 0.016])
+    costs.record(5, 0.9)
+    assert costs.estimate(5, 0) == pytest.approx([0.014 * 9 / 8]), "what was disturbed counts for little"
     for _ in range(600):
-        costs.learn(1, 0.010)
-    assert costs.of(1, 4)[4] == pytest.approx(0.9 * 0.014 * 9 / 8)
+        costs.record(1, 0.010)
+    assert costs.estimate(1, 4)[4] == pytest.approx(0.9 * 0.014 * 9 / 8)
     for _ in range(6000):
-        costs.learn(1, 0.010)
-    assert costs.of(1, 4) == pytest.approx([0.010] * 5), "it is never thought to be less than what is sure"
+        costs.record(1, 0.010)
+    assert costs.estimate(1, 4) == pytest.approx([0.010] * 5), "it is never thought to be less than what is sure"
 
 
 def test_odds_of_one_sequence_begin_as_those_of_all() -> None:
-    everyone = Odds((0.5,))
+    everyone = HitRates((0.5,))
     for _ in range(200):
-        everyone.count(0, True)
-    one = everyone.narrower()
-    assert one.of() == everyone.of() > 0.95
+        everyone.record(0, True)
+    one = everyone.child()
+    assert one.rate() == everyone.rate() > 0.95
     for _ in range(20):
-        one.count(0, False)
-    assert one.of() < 0.2
-    assert everyone.of() > one.of()
+        one.record(0, False)
+    assert one.rate() < 0.2
+    assert everyone.rate() > one.rate()
 
 
 # A draft model
@@ -288,15 +290,15 @@ def test_a_draft_is_what_the_draft_model_would_say_whoever_had_the_blocks_before
     """Sequences come, grow by what was foretold or by something else, share beginnings, lose their blocks."""
     choice = random.Random(1)
     executor = FakeGenerator(64, 4)
-    drafter = Drafter(executor, budget=24, longest=60, words=WORDS)
-    blocks = Blocks(64, 4)
+    drafter = DraftModel(executor, budget=24, longest=60, words=WORDS)
+    blocks = BlockAllocator(64, 4)
     told_at_all = right = 0
-    going: list[tuple[Depth, list[int], list[int]]] = []
+    going: list[tuple[DraftCacheState, list[int], list[int]]] = []
     stems = [[choice.randrange(WORDS) for _ in range(12)] for _ in range(2)]
     for _ in range(600):
         if len(going) < 4 and choice.random() < 0.3:
             rest = [choice.randrange(WORDS) for _ in range(choice.randint(1, 9))]
-            going.append((Depth(), [*choice.choice(stems), *rest], []))
+            going.append((DraftCacheState(), [*choice.choice(stems), *rest], []))
         for depth, tokens, held in list(going):
             if len(tokens) > 55 or choice.random() < 0.03:
                 blocks.release(held)
@@ -305,18 +307,18 @@ def test_a_draft_is_what_the_draft_model_would_say_whoever_had_the_blocks_before
                 blocks.release(held)  # preempted
             else:
                 if not held:
-                    blocks.share(held, keys_of(tokens), 0)
-                assert blocks.grow(held, len(tokens) + choice.choice([0, 3]))
+                    blocks.share_cached(held, keys_of(tokens), 0)
+                assert blocks.allocate(held, len(tokens) + choice.choice([0, 3]))
                 for index, key in enumerate(keys_of(tokens)):
                     blocks.publish(held[index], key)
-        asked = [Asked(depth, tokens, held, choice.randint(1, 6)) for depth, tokens, held in going if held]
+        asked = [DraftQuery(depth, tokens, held, choice.randint(1, 6)) for depth, tokens, held in going if held]
         for each, told in zip(asked, drafter.propose(asked), strict=True):
             assert told == greedy(each.tokens, len(told)), "foreign keys"
-            assert len(told) <= each.most
+            assert len(told) <= each.max_tokens
             told_at_all += len(told)
         for depth, tokens, _ in going:
-            right += len(depth.told)
-            tokens += [*depth.told[: choice.randint(0, 3)], choice.randrange(WORDS)][: 58 - len(tokens)]
+            right += len(depth.stored_draft)
+            tokens += [*depth.stored_draft[: choice.randint(0, 3)], choice.randrange(WORDS)][: 58 - len(tokens)]
     assert told_at_all > 300
     assert right > 100
     computed = sum(len(rows.tokens) for rows in executor.seen)
@@ -326,17 +328,17 @@ def test_a_draft_is_what_the_draft_model_would_say_whoever_had_the_blocks_before
 def keys_of(tokens: Sequence[int]) -> list[bytes]:
     keys: list[bytes] = []
     for start in range(0, (len(tokens) - 1) // 4 * 4, 4):
-        keys.append(chain(keys[-1] if keys else b"", tokens[start : start + 4]))
+        keys.append(child_key(keys[-1] if keys else b"", tokens[start : start + 4]))
     return keys
 
 
 def test_a_draft_model_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     executor = FakeGenerator(40, 4)
-    drafter = Drafter(executor, budget=24, longest=60, words=WORDS)
+    drafter = DraftModel(executor, budget=24, longest=60, words=WORDS)
     executor.explode = lambda rows: True
-    asked = Asked(Depth(), [1, 2, 3], [0, 1], 3)
+    asked = DraftQuery(DraftCacheState(), [1, 2, 3], [0, 1], 3)
     assert drafter.propose([asked]) == [[]]
-    assert drafter.behind(asked) == 0
+    assert drafter.uncomputed_tokens(asked) == 0
     assert "the draft model cannot compute" in caplog.text
 
 
@@ -347,7 +349,7 @@ class Clocked(FakeGenerator):
         super().__init__(4000, 16)
         self.clock, self.seconds, self.says = clock, seconds, says
 
-    def step(self, rows: Rows) -> Tensor:
+    def step(self, rows: StepInput) -> Tensor:
         self.clock[0] += self.seconds * (1 + len(rows.tokens) / 100)
         return super().step(rows)
 
@@ -369,7 +371,7 @@ def test_a_draft_model_is_asked_where_it_pays(
     clock = [0.0]
     monkeypatch.setattr(drafting, "perf_counter", lambda: clock[0])
     executor = Clocked(clock, 0.001, counting if knows else lambda tokens: 0)
-    drafter = Drafter(executor, budget=256, longest=4000, words=WORDS)
+    drafter = DraftModel(executor, budget=256, longest=4000, words=WORDS)
     play = Play(bound, drafter, clock=clock)
     choice, speed = random.Random(2), 0.0
     for turn in range(3):
@@ -384,13 +386,15 @@ def test_a_draft_model_is_asked_where_it_pays(
 # In the step
 
 
-def workers(block_count: int, drafted: bool, **budgets: int) -> Iterator[Generator]:
+def workers(block_count: int, drafted: bool, **budgets: int) -> Iterator[GeneratorWorker]:
     """One that foretells nothing, and one that tries whatever it can."""
     for speculating in (False, True):
         executor = FakeGenerator(block_count, 4)
-        worker = Generator(executor, model="talker", **budgets)
+        worker = GeneratorWorker(executor, model="talker", **budgets)
         if speculating:
-            drafter = Drafter(FakeGenerator(block_count, 4), budget=32, longest=200, words=WORDS) if drafted else None
+            drafter = (
+                DraftModel(FakeGenerator(block_count, 4), budget=32, longest=200, words=WORDS) if drafted else None
+            )
             worker.speculation = Eager(5, 64, drafter)
         yield worker
 
@@ -399,7 +403,7 @@ class Eager(Speculation):
     """Tries drafts as if they cost nothing."""
 
     def learn(self, rows: int, seconds: float) -> None:
-        super().learn(rows, 1.0)
+        super().record_step(rows, 1.0)
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -418,7 +422,7 @@ def test_no_answer_is_changed(drafted: bool, seed: int) -> None:
         said.append([ticket.events for ticket in tickets])
         drafts = sum(report.accepted for report in reports)
         assert drafts <= sum(report.drafted for report in reports)
-        worker.check()
+        worker.check_invariants()
     assert drafts > 5
     for plain, foretold in zip(*said, strict=True):
         assert told(plain) == told(foretold)
@@ -427,9 +431,9 @@ def test_no_answer_is_changed(drafted: bool, seed: int) -> None:
 def told(events: Sequence[Event]) -> list[Event]:
     """All but how much was found in the cache, which depends on who was there before."""
     return [
-        replace(each, cached=0) if isinstance(each, Token) else replace(each, cached_tokens=0)
+        replace(each, cached=0) if isinstance(each, GeneratedToken) else replace(each, cached_tokens=0)
         for each in events
-        if isinstance(each, Token | Done)
+        if isinstance(each, GeneratedToken | Done)
     ]
 
 

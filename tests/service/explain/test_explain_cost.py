@@ -10,12 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
 from polyhead.models.checkpoint import load
-from polyhead.models.explain import Asked, Method, Text, explain, operations_of
+from polyhead.models.explain import ExplanationRequest, InputTokens, Method, estimate_operations, explain
 from polyhead.models.explain import cost_estimate as estimate
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import AnswerTooLarge
-from polyhead.service.runtime.explain_cost import GIGA, PIECE, WorkLimit
+from polyhead.service.runtime.explain_cost import CHUNK_TOKENS, GIGA, WorkLimit
 from tests.support.explained import KINDS, both, driven
 
 ROWS = 32
@@ -45,16 +45,21 @@ def test_operations_are_those_that_torch_counts(
     kind: str, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a CPU's fused attention torch counts none, which is why it may count less."""
-    monkeypatch.setattr(estimate, "A_LAYER", 0)
+    monkeypatch.setattr(estimate, "LAYER_OVERHEAD", 0)
     _, watched = both(kind, tmp_path)
-    loaded, text = load(str(tmp_path)), Text(tuple(range(5, 5 + ROWS)))
+    loaded, text = load(str(tmp_path)), InputTokens(tuple(range(5, 5 + ROWS)))
     goals = () if method in SHOWING else (((0, 1),), ((0, 0),))
-    asked = Asked(text, method, goals, steps=5, baseline=0, window=3, beside=text if kind == "bert-vector" else None)
+    asked = ExplanationRequest(
+        text, method, goals, steps=5, baseline=0, window=3, compared_text=text if kind == "bert-vector" else None
+    )
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = PlainTracker()
     with counter:
-        driven(explain(watched, asked, piece=PIECE))
-    counted, told = counter.get_total_flops(), operations_of(loaded.config, loaded.body, asked, PIECE)
+        driven(explain(watched, asked, piece=CHUNK_TOKENS))
+    counted, told = (
+        counter.get_total_flops(),
+        estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS),
+    )
     assert 0.9 * counted <= told <= 1.5 * counted
 
 
@@ -72,12 +77,14 @@ class PlainTracker(ModuleTracker):
         pass
 
 
-def asked_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> Asked:
+def asked_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> ExplanationRequest:
     cells = tuple(((rows - 1 - number, 7),) for number in range(goals))
-    return Asked(Text((5,) * rows), method, () if method in SHOWING else cells, steps=steps, baseline=1)
+    return ExplanationRequest(
+        InputTokens((5,) * rows), method, () if method in SHOWING else cells, steps=steps, baseline=1
+    )
 
 
-def refusal(config: ModelConfig, asked: Asked, most: int = LIMIT) -> str:
+def refusal(config: ModelConfig, asked: ExplanationRequest, most: int = LIMIT) -> str:
     """Empty where it is allowed."""
     try:
         WorkLimit(config, config, most).check(asked)
@@ -91,7 +98,7 @@ def test_one_limit_holds_for_networks_of_all_sizes(method: Method) -> None:
     """With the default a text of 40 tokens can be explained by any method; what takes minutes on two cores cannot."""
     for config in (MINILM, SMOLLM2, QWEN):
         assert not refusal(config, asked_of(method, 40, steps=8))
-        needed = operations_of(config, config, asked_of(method, 40, steps=8), PIECE)
+        needed = estimate_operations(config, config, asked_of(method, 40, steps=8), CHUNK_TOKENS)
         assert refusal(config, asked_of(method, 40, steps=8), needed - 1)
         assert not refusal(config, asked_of(method, 40, steps=8), needed)
 
@@ -117,7 +124,7 @@ def test_the_prompt_that_took_100_seconds_is_refused_with_what_would_do() -> Non
 def test_a_larger_window_is_not_less_work() -> None:
     """Windows begin at every row, so there are hardly fewer of them."""
     one, eight = (replace(asked_of("occlusion", 400), window=window) for window in (1, 8))
-    assert operations_of(QWEN, QWEN, eight) > 0.9 * operations_of(QWEN, QWEN, one)
+    assert estimate_operations(QWEN, QWEN, eight) > 0.9 * estimate_operations(QWEN, QWEN, one)
     assert refusal(QWEN, eight).endswith("ask for a shorter input, or the method gradient_x_input")
 
 

@@ -20,23 +20,33 @@ import pytest
 
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Encode, Encoded, Explain, Failed, Generate, Request, Sampling, Token
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    ExplainTextRequest,
+    Failed,
+    Generate,
+    GeneratedToken,
+    HeadOutput,
+    Request,
+    Sampling,
+)
 from polyhead.service.fleet import replica as replica_module
 from polyhead.service.fleet import unauthenticated as strangers
 from polyhead.service.fleet.frames import (
-    FORMS,
-    NONCE,
-    NUMBERS,
-    Begun,
+    CODEC_NUMBERS,
+    CODECS,
+    NONCE_BYTES,
     FrameError,
-    frame,
-    mark_of,
-    packed,
-    proof,
-    read,
-    unpacked,
+    RequestStarted,
+    compute_proof,
+    encode_frame,
+    model_digest,
+    pack,
+    read_frame,
+    unpack,
 )
-from polyhead.service.fleet.replica_connection import Circle
+from polyhead.service.fleet.replica_connection import ConnectionContext
 from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, heard, played
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -55,10 +65,10 @@ async def called(here: Scene, name: str = "replica-0") -> Talk:
 async def known(here: Scene) -> Talk:
     """A connection of one who knows the secret, after the replica's hello."""
     reader, writer = await called(here)
-    nonce = await reader.readexactly(NONCE)
-    writer.write(bytes(NONCE) + proof(SECRET, "asks", nonce))
-    assert await reader.readexactly(NONCE) == proof(SECRET, "answers", bytes(NONCE))
-    assert (await read(reader))[0] == "hello"
+    nonce = await reader.readexactly(NONCE_BYTES)
+    writer.write(bytes(NONCE_BYTES) + compute_proof(SECRET, "asks", nonce))
+    assert await reader.readexactly(NONCE_BYTES) == compute_proof(SECRET, "answers", bytes(NONCE_BYTES))
+    assert (await read_frame(reader))[0] == "hello"
     return reader, writer
 
 
@@ -82,14 +92,14 @@ async def answers(here: Scene) -> None:
 def test_a_recorded_handshake_is_of_no_use_again(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await called(here)
-        nonce = await reader.readexactly(NONCE)
-        recorded = bytes(NONCE) + proof(SECRET, "asks", nonce) + frame(("watch", 1, "chat"))
+        nonce = await reader.readexactly(NONCE_BYTES)
+        recorded = bytes(NONCE_BYTES) + compute_proof(SECRET, "asks", nonce) + encode_frame(("watch", 1, "chat"))
         writer.write(recorded)
-        assert await reader.readexactly(NONCE) == proof(SECRET, "answers", bytes(NONCE))
+        assert await reader.readexactly(NONCE_BYTES) == compute_proof(SECRET, "answers", bytes(NONCE_BYTES))
         writer.close()
         for _ in range(3):
             reader, writer = await called(here)
-            assert await reader.readexactly(NONCE) != nonce
+            assert await reader.readexactly(NONCE_BYTES) != nonce
             writer.write(recorded)
             await silent((reader, writer))
         await answers(here)
@@ -102,8 +112,8 @@ def test_what_one_side_shows_is_of_no_use_to_the_other(settings: Settings) -> No
 
     async def act(here: Scene) -> None:
         first, second = await called(here), await called(here)
-        nonces = [await reader.readexactly(NONCE) for reader, _ in (first, second)]
-        first[1].write(nonces[0] + proof(SECRET, "answers", nonces[0]))
+        nonces = [await reader.readexactly(NONCE_BYTES) for reader, _ in (first, second)]
+        first[1].write(nonces[0] + compute_proof(SECRET, "answers", nonces[0]))
         second[1].write(nonces[0] + nonces[1])
         await silent(first)
         await silent(second)
@@ -116,10 +126,10 @@ def test_what_one_side_shows_is_of_no_use_to_the_other(settings: Settings) -> No
 def test_a_wrong_secret_gets_no_answer(settings: Settings, secret: str) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await called(here)
-        nonce = await reader.readexactly(NONCE)
-        writer.write(bytes(NONCE) + proof(secret, "asks", nonce) + frame(("watch", 1, "chat")))
+        nonce = await reader.readexactly(NONCE_BYTES)
+        writer.write(bytes(NONCE_BYTES) + compute_proof(secret, "asks", nonce) + encode_frame(("watch", 1, "chat")))
         await silent((reader, writer))
-        assert len(here.replicas[0]._visitors) == 1
+        assert len(here.replicas[0]._connections) == 1
 
     played(settings, act, count=1)
 
@@ -130,33 +140,33 @@ def test_a_handshake_that_is_cut_or_flipped_gets_no_answer(settings: Settings) -
     async def act(here: Scene) -> None:
         async def attack(spoil: Callable[[bytes], bytes]) -> None:
             reader, writer = await called(here)
-            nonce = await reader.readexactly(NONCE)
-            writer.write(spoil(bytes(NONCE) + proof(SECRET, "asks", nonce)))
+            nonce = await reader.readexactly(NONCE_BYTES)
+            writer.write(spoil(bytes(NONCE_BYTES) + compute_proof(SECRET, "asks", nonce)))
             writer.write_eof()
             await silent((reader, writer))
 
         def flip(data: bytes, place: int) -> bytes:
             return data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
 
-        await asyncio.gather(*(attack(lambda whole, n=n: whole[:n]) for n in range(2 * NONCE)))
-        await asyncio.gather(*(attack(lambda whole, n=n: flip(whole, n)) for n in range(NONCE, 2 * NONCE)))
+        await asyncio.gather(*(attack(lambda whole, n=n: whole[:n]) for n in range(2 * NONCE_BYTES)))
+        await asyncio.gather(*(attack(lambda whole, n=n: flip(whole, n)) for n in range(NONCE_BYTES, 2 * NONCE_BYTES)))
         await answers(here)
-        assert len(here.replicas[0]._visitors) == 1
+        assert len(here.replicas[0]._connections) == 1
 
     played(settings, act, count=1)
 
 
 def test_a_flood_of_half_open_connections_keeps_nobody_out(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        flood = [await called(here) for _ in range(3 * strangers.MOST)]
+        flood = [await called(here) for _ in range(3 * strangers.MAX_UNAUTHENTICATED)]
         for _, writer in flood[::2]:
-            writer.write(b"x" * NONCE)  # half a handshake
-        await here.until(lambda: len(here.replicas[0]._strangers) == strangers.MOST)
-        for line in here.fleet.roll:  # and the ingress has to come again
-            line._hang_up()
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+            writer.write(b"x" * NONCE_BYTES)  # half a handshake
+        await here.until(lambda: len(here.replicas[0]._unauthenticated) == strangers.MAX_UNAUTHENTICATED)
+        for line in here.fleet.replicas:  # and the ingress has to come again
+            line._disconnect()
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         await answers(here)
-        assert len(here.replicas[0]._strangers) <= strangers.MOST
+        assert len(here.replicas[0]._unauthenticated) <= strangers.MAX_UNAUTHENTICATED
         for _, writer in flood:
             writer.close()
 
@@ -167,12 +177,12 @@ def test_a_burst_leaves_no_more_connections_open_than_the_bound(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All come before a task of the first one runs, so each has to be counted as closed at once."""
-    monkeypatch.setattr(replica_module, "HELLO_S", 600)
-    count = 6 * strangers.MOST
+    monkeypatch.setattr(replica_module, "AUTHENTICATION_TIMEOUT_S", 600)
+    count = 6 * strangers.MAX_UNAUTHENTICATED
 
     async def closed(connection: socket.socket) -> None:
         with suppress(ConnectionError):
-            while await asyncio.get_running_loop().sock_recv(connection, NONCE):
+            while await asyncio.get_running_loop().sock_recv(connection, NONCE_BYTES):
                 pass
 
     async def act(here: Scene) -> None:
@@ -183,10 +193,10 @@ def test_a_burst_leaves_no_more_connections_open_than_the_bound(
                 with suppress(BlockingIOError):
                     connection.connect(here.addresses["replica-0"])
             ends = [asyncio.create_task(closed(connection)) for connection in burst]
-            await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MOST)
-            assert len(here.replicas[0]._strangers) == strangers.MOST
+            await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MAX_UNAUTHENTICATED)
+            assert len(here.replicas[0]._unauthenticated) == strangers.MAX_UNAUTHENTICATED
             await known(here)  # one more is aborted, and one with the secret is let in
-            await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MOST + 1)
+            await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MAX_UNAUTHENTICATED + 1)
             for end in ends:
                 end.cancel()
         await answers(here)
@@ -196,22 +206,22 @@ def test_a_burst_leaves_no_more_connections_open_than_the_bound(
 
 def test_a_flood_writes_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
     times = iter([100.0, 100.0, 100.1, 100.9, 101.0, 101.5, 103.0])
-    waiting = strangers.Strangers(clock=lambda: next(times))
+    waiting = strangers.UnauthenticatedConnections(clock=lambda: next(times))
     for _ in range(6):
-        waiting.refused(FrameError("it does not know the secret"))
+        waiting.log_refusal(FrameError("it does not know the secret"))
     said = [record.getMessage().partition("secret; ")[2] for record in caplog.records]
     assert said == ["", "2 more since the last line", "1 more since the last line"]
 
 
 def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "HELLO_S", 0.2)
+    monkeypatch.setattr(replica_module, "AUTHENTICATION_TIMEOUT_S", 0.2)
 
     async def act(here: Scene) -> None:
         reader, writer = await called(here)
-        await reader.readexactly(NONCE)
+        await reader.readexactly(NONCE_BYTES)
         writer.write(b"x")
         await silent((reader, writer))
-        assert not here.replicas[0]._strangers
+        assert not here.replicas[0]._unauthenticated
 
     played(settings, act, count=1)
 
@@ -247,10 +257,10 @@ LIES: list[Any] = [
 def test_a_replica_hangs_up_on_an_ingress_that_lies(settings: Settings, lie: Any) -> None:
     async def act(here: Scene) -> None:
         reader, writer = await known(here)
-        writer.write(frame(lie))
+        writer.write(encode_frame(lie))
         await until_closed(reader)
         await answers(here)
-        assert here.replicas[0].queued == 0
+        assert here.replicas[0].queued_tokens == 0
 
     played(settings, act, count=1)
 
@@ -279,12 +289,12 @@ WRONG: list[Request] = [
     replace(GENERATE, sampling=Sampling(bias=((1 << 40, math.nan), (-7, 1.0)))),
     replace(GENERATE, sampling=Sampling(allowed=(-9, 1 << 40))),
     replace(GENERATE, sampling=Sampling(banned=((), (-1,), (1 << 40, 2)))),
-    replace(GENERATE, sampling=Sampling(once=-3, min_tokens=1 << 40, repetition_penalty=0.0)),
+    replace(GENERATE, sampling=Sampling(no_repeat_ngram_size=-3, min_tokens=1 << 40, repetition_penalty=0.0)),
 ]
 
 
 ENCODE = Encode("asked", (1, 5, 6, 2))
-EXPLAIN = Explain("asked", (3, 4, 5), "occlusion", goals=(((2, 1),),))
+EXPLAIN = ExplainTextRequest("asked", (3, 4, 5), "occlusion", goals=(((2, 1),),))
 WRONG += [
     replace(ENCODE, tokens=(1 << 40, -1)),
     replace(ENCODE, segments=(0, 1 << 40, -1, 0)),
@@ -311,21 +321,21 @@ def test_a_request_that_lies_ends_and_takes_no_other_along(settings: Settings, w
     async def act(here: Scene) -> None:
         reader, writer = await known(here)
         request = WRONG[wrong]
-        if isinstance(request, Explain):
-            writer.write(frame(("watch", 1, "chat")))
-            while (await read(reader))[0] != "watched":
+        if isinstance(request, ExplainTextRequest):
+            writer.write(encode_frame(("watch", 1, "chat")))
+            while (await read_frame(reader))[0] != "watched":
                 pass
         name = "judge" if isinstance(request, Encode) else "chat"
-        writer.write(frame(("ask", name, 0, ((7, request.prompt_tokens, request),))))
+        writer.write(encode_frame(("ask", name, 0, ((7, request.prompt_tokens, request),))))
         async with asyncio.timeout(30):
             while True:
-                way, *rest = await read(reader)
+                way, *rest = await read_frame(reader)
                 if way == "said" and any(isinstance(event, Done | Failed) for _, event in rest[0]):
                     break
         await answers(here)
         assert here.replicas[0].engine.alive
-        assert not here.replicas[0].failing()
-        await here.until(lambda: here.replicas[0].queued == 0)
+        assert not here.replicas[0].failure_reasons()
+        await here.until(lambda: here.replicas[0].queued_tokens == 0)
 
     played(settings, act, count=1)
 
@@ -334,7 +344,9 @@ def recorded() -> list[bytes]:
     """Frames as an ingress sends them."""
     encode = Encode("asked", (1, 5, 6, 2))
     asked = [("ask", "chat", 8, ((7, 3, GENERATE),)), ("ask", "judge", 0, ((8, 4, encode),))]
-    return [frame(words) for words in (*asked, ("hold", 7), ("resume", 7), ("drop", 7, False), ("watch", 3, "chat"))]
+    return [
+        encode_frame(words) for words in (*asked, ("hold", 7), ("resume", 7), ("drop", 7, False), ("watch", 3, "chat"))
+    ]
 
 
 def spoiled(data: bytes, chance: random.Random) -> bytes:
@@ -368,10 +380,10 @@ def test_spoiled_frames_do_a_replica_no_harm(settings: Settings) -> None:
             writer.write_eof()
             await until_closed(reader)
             writer.close()
-        await here.until(lambda: len(replica._visitors) == 1 and not replica.queued)
+        await here.until(lambda: len(replica._connections) == 1 and not replica.queued_tokens)
         await here.until(lambda: not replica.engine._streams)
         assert replica.engine.alive
-        assert not replica.failing()
+        assert not replica.failure_reasons()
         await answers(here)
 
     played(settings, act, count=1)
@@ -394,17 +406,17 @@ class Liar:
     async def visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.visits += 1
         try:
-            ours = b"y" * NONCE
+            ours = b"y" * NONCE_BYTES
             writer.write(ours)
-            theirs, shown = await reader.readexactly(NONCE), await reader.readexactly(NONCE)
-            assert shown == proof(SECRET, "asks", ours)
-            writer.write(proof(self.secret, "answers", theirs))
+            theirs, shown = await reader.readexactly(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
+            assert shown == compute_proof(SECRET, "asks", ours)
+            writer.write(compute_proof(self.secret, "answers", theirs))
             if self.hello:
-                writer.write(frame(self.hello))
+                writer.write(encode_frame(self.hello))
             for lie in self.lies:
                 if callable(lie):
-                    lie = lie(await read(reader))
-                writer.write(lie if isinstance(lie, bytes) else frame(lie))
+                    lie = lie(await read_frame(reader))
+                writer.write(lie if isinstance(lie, bytes) else encode_frame(lie))
             self.asked.set()
             while await reader.read(1 << 16):
                 pass
@@ -418,7 +430,7 @@ def lied(settings: Settings, lies: Iterable[Any], act: Callable[[Scene, Liar], A
     """`act` beside one honest replica and one that lies."""
 
     async def run(here: Scene) -> None:
-        way, version, _, seen, *rest = here.replicas[0].hello()
+        way, version, _, seen, *rest = here.replicas[0].hello_message()
         hello = (way, version, "liar", seen, *rest)
         liar = Liar(named.get("changed", lambda words: words)(hello), lies, named.get("secret", SECRET))
         here.addresses["liar"] = await liar.start()
@@ -435,13 +447,13 @@ def lied(settings: Settings, lies: Iterable[Any], act: Callable[[Scene, Liar], A
 def model_of(hello: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
     """Its first model changed, under a mark that nobody has read yet."""
     (_, told), *others = hello[4]
-    return (*hello[:4], (("0" * 32, packed(replace(unpacked(told), **changes))), *others), *hello[5:])
+    return (*hello[:4], (("0" * 32, pack(replace(unpack(told), **changes))), *others), *hello[5:])
 
 
 def deep(levels: int) -> bytes:
-    data = packed(1)
+    data = pack(1)
     for _ in range(levels):
-        data = msgpack.packb(msgpack.ExtType(NUMBERS[frozenset], msgpack.packb([0])[:1] + data))
+        data = msgpack.packb(msgpack.ExtType(CODEC_NUMBERS[frozenset], msgpack.packb([0])[:1] + data))
     return struct.pack(">I", len(data)) + data
 
 
@@ -468,14 +480,14 @@ SAID_WRONG: list[Any] = [
 @pytest.mark.parametrize("lie", range(len(SAID_WRONG)))
 def test_a_line_over_which_a_replica_lies_is_made_again_and_the_others_go_on(settings: Settings, lie: int) -> None:
     words = SAID_WRONG[lie]
-    words = ("watched", 1, Token(1)) if words == ("watched", 1, object) else words
+    words = ("watched", 1, GeneratedToken(1)) if words == ("watched", 1, object) else words
 
     async def act(here: Scene, liar: Liar) -> None:
         await here.until(lambda: liar.visits > 1)
         liar.lies.clear()
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 2)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         here.list("replica-0")
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         await answers(here)
 
     lied(settings, [words], act)
@@ -488,7 +500,7 @@ CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
     "blocks": lambda hello: (*hello[:6], -1, *hello[7:]),
     "block size": lambda hello: (*hello[:7], -16),
     "mark": lambda hello: model_of(hello, vocab_size=1 << 40, width=-3),
-    "type": lambda hello: (*hello[:4], (("x" * 32, packed(Token(1))),), *hello[5:]),
+    "type": lambda hello: (*hello[:4], (("x" * 32, pack(GeneratedToken(1))),), *hello[5:]),
     "field": lambda hello: model_of(hello, labels=7),
 }
 
@@ -497,7 +509,7 @@ CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
 def test_a_replica_that_lies_of_itself_is_not_asked(settings: Settings, change: str) -> None:
     async def act(here: Scene, liar: Liar) -> None:
         await here.until(lambda: liar.visits > 1)
-        assert here.fleet.roll.counted()["chat"] == 1
+        assert here.fleet.replicas.ready_counts()["chat"] == 1
         await answers(here)
 
     lied(settings, [], act, changed=CHANGED[change])
@@ -505,11 +517,11 @@ def test_a_replica_that_lies_of_itself_is_not_asked(settings: Settings, change: 
 
 def test_models_that_nobody_is_to_serve_are_not_counted(settings: Settings) -> None:
     def renamed(hello: tuple[Any, ...]) -> tuple[Any, ...]:
-        model = replace(unpacked(hello[4][0][1]), name="stranger")
-        return (*hello[:4], (*hello[4], (mark_of(model), packed(model))), *hello[5:])
+        model = replace(unpack(hello[4][0][1]), name="stranger")
+        return (*hello[:4], (*hello[4], (model_digest(model), pack(model))), *hello[5:])
 
     async def act(here: Scene, liar: Liar) -> None:
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 2)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         assert "stranger" not in await here.page()
 
     lied(settings, [], act, changed=renamed)
@@ -528,13 +540,13 @@ def said(*events: Any) -> Callable[[Any], Any]:
 
 
 EVENTS: list[tuple[Any, ...]] = [
-    (Begun(math.nan),),
-    (Begun(-1.0),),
-    (Token(-1),),
-    (Token(1 << 40),),
-    (Token(5, cached=-1),),
-    tuple(Token(5) for _ in range(5)),
-    (Encoded([0.5]), Done("encoded", 3)),
+    (RequestStarted(math.nan),),
+    (RequestStarted(-1.0),),
+    (GeneratedToken(-1),),
+    (GeneratedToken(1 << 40),),
+    (GeneratedToken(5, cached_tokens=-1),),
+    tuple(GeneratedToken(5) for _ in range(5)),
+    (HeadOutput([0.5]), Done("encoded", 3)),
     (Done("stop", -3),),
     (Done("stop", 3, -1),),
     (7,),
@@ -545,16 +557,16 @@ EVENTS: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize("events", range(len(EVENTS)))
 def test_an_answer_that_lies_ends_with_an_error_or_is_asked_elsewhere(settings: Settings, events: int) -> None:
     async def act(here: Scene, liar: Liar) -> None:
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 2)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         here.list("liar")  # it alone takes new requests; the other stays for what is sent again
-        [line] = [line for line in here.fleet.roll if line.name == "liar"]
-        here.fleet.roll.fit = lambda model: [line]  # type: ignore[method-assign]
+        [line] = [line for line in here.fleet.replicas if line.name == "liar"]
+        here.fleet.replicas.eligible_for = lambda model: [line]  # type: ignore[method-assign]
         stream = here.generate(range(3, 9), 4)
         last = ended(await asyncio.wait_for(heard(stream), 20))
         assert isinstance(last, Failed)
-        del here.fleet.roll.fit
+        del here.fleet.replicas.eligible_for
         here.list("replica-0")
-        await here.until(lambda: here.fleet.roll.counted()["chat"] >= 1)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] >= 1)
         await answers(here)
         assert here.fleet.tokens == 0
 
@@ -563,7 +575,7 @@ def test_an_answer_that_lies_ends_with_an_error_or_is_asked_elsewhere(settings: 
 
 def test_tokens_that_nobody_asked_for_change_nothing(settings: Settings) -> None:
     """Of tickets that there are not, of those of another line, and after the end."""
-    lies = [("said", tuple((ticket, Token(5)) for ticket in (-1, 0, 1, 2, 3, 1 << 62)))] * 50
+    lies = [("said", tuple((ticket, GeneratedToken(5)) for ticket in (-1, 0, 1, 2, 3, 1 << 62)))] * 50
 
     async def act(here: Scene, liar: Liar) -> None:
         expected = await heard(here.generate(range(3, 9), 20))
@@ -577,7 +589,7 @@ def test_tokens_that_nobody_asked_for_change_nothing(settings: Settings) -> None
 def test_one_that_does_not_know_the_secret_is_told_nothing(settings: Settings) -> None:
     async def act(here: Scene, liar: Liar) -> None:
         await here.until(lambda: liar.visits > 1)
-        assert here.fleet.roll.counted()["chat"] == 1
+        assert here.fleet.replicas.ready_counts()["chat"] == 1
         await answers(here)
 
     lied(settings, [], act, secret="guessed")
@@ -586,13 +598,13 @@ def test_one_that_does_not_know_the_secret_is_told_nothing(settings: Settings) -
 def test_models_that_no_line_has_are_forgotten(tiny_generator: Path, settings: Settings) -> None:
     async def act(here: Scene) -> None:
         [model] = [model for model in here.fleet.models() if model.name == "chat"]
-        circle = Circle(SECRET, here.fleet)
+        circle = ConnectionContext(SECRET, here.fleet)
         for number in range(20):
             other: Model = replace(model, source=str(number))
-            circle.model(mark_of(other), packed(other))
-        assert len(circle.kept) <= 1
+            circle.decode_model(model_digest(other), pack(other))
+        assert len(circle.known_models) <= 1
         with pytest.raises(FrameError, match="not what the model's mark stands for"):
-            circle.model("0" * 32, packed(model))
+            circle.decode_model("0" * 32, pack(model))
 
     played(settings, act, count=1)
 
@@ -600,12 +612,12 @@ def test_models_that_no_line_has_are_forgotten(tiny_generator: Path, settings: S
 def test_every_form_refuses_fields_of_other_types() -> None:
     chance = random.Random(1)
     values = [None, 7, -1.5, "x", b"x", (), ((1,),), {"a": 1}, True]
-    for kind, number in NUMBERS.items():
+    for kind, number in CODEC_NUMBERS.items():
         for _ in range(50):
             row = tuple(chance.choice(values) for _ in range(chance.randrange(8)))
             try:
-                told = unpacked(msgpack.packb(msgpack.ExtType(number, packed(row))))
+                told = unpack(msgpack.packb(msgpack.ExtType(number, pack(row))))
             except FrameError:
                 continue
             assert isinstance(told, kind)
-    assert len(FORMS) == len(NUMBERS)
+    assert len(CODECS) == len(CODEC_NUMBERS)

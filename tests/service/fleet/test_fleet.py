@@ -16,15 +16,15 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from polyhead.service.api.access.app_state import Server
+from polyhead.service.api.access.app_state import AppState
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import PolyheadError
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Event, Failed, Generate, Sampling, Token
+from polyhead.service.core.request import Done, Event, Failed, Generate, GeneratedToken, Sampling
 from polyhead.service.engine.event_stream import Stream
 from polyhead.service.fleet.fleet_engine import Fleet
-from polyhead.service.fleet.frames import frame, proof
-from polyhead.service.fleet.ingress import assemble
+from polyhead.service.fleet.frames import compute_proof, encode_frame
+from polyhead.service.fleet.ingress import assemble_ingress
 from polyhead.service.fleet.replica import Replica
 from polyhead.service.server import assembly as serve
 from tests.support.processes import Page
@@ -46,7 +46,7 @@ class Scene:
     model: Model = field(init=False)  # that was asked last
 
     def list(self, *names: str) -> None:
-        self.fleet.listed("all", {name: self.addresses[name] for name in names or self.addresses})
+        self.fleet.update_replicas("all", {name: self.addresses[name] for name in names or self.addresses})
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(120):
@@ -62,7 +62,7 @@ class Scene:
     async def kill(self, replica: Replica) -> None:
         """As a process ends that is killed: every connection breaks."""
         replica._listener.close()
-        for visitor in list(replica._visitors):
+        for visitor in list(replica._connections):
             visitor._writer.transport.abort()
         await asyncio.sleep(0)
 
@@ -88,8 +88,8 @@ async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> As
     async def find(_: Fleet) -> None:
         """The test lists them."""
 
-    app = assemble(settings, SECRET, find)
-    server: Server = app.state.server
+    app = assemble_ingress(settings, SECRET, find)
+    server: AppState = app.state.server
     fleet = server.registry
     assert isinstance(fleet, Fleet)
     replicas: list[Replica] = []
@@ -99,7 +99,9 @@ async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> As
             for number in range(count):
                 await here.start(f"replica-{number}", settings)
             here.list()
-            await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in those or settings.models))
+            await here.until(
+                lambda: all(here.fleet.replicas.ready_counts()[name] == count for name in those or settings.models)
+            )
             yield here
     finally:  # after whoever asked them: while it is there, the last ones wait for their successors
         await asyncio.gather(*(replica.close() for replica in replicas))
@@ -185,7 +187,7 @@ def test_the_answers_are_those_of_one_server(settings: Settings) -> None:
             assert answered(await here.http.post(path, json=body)) == right, path
         assert (await here.http.get("/readyz")).json()["ready"]
         assert {model["id"] for model in (await here.http.get("/v1/models")).json()["data"]} == {*settings.models}
-        await here.until(lambda: not any(replica.queued for replica in here.replicas))
+        await here.until(lambda: not any(replica.queued_tokens for replica in here.replicas))
         page = await here.page()
         assert 'polyhead_replicas{model="chat"} 2.0' in page
         assert 'polyhead_requests_total{model="embed",outcome="done",task="embed"} 10.0' in page
@@ -201,8 +203,8 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
     async def act(here: Scene) -> None:
         streams = [here.generate(range(3, 9 + number), 240) for number in range(6)]
         firsts = [await anext(stream) for stream in streams]
-        assert all(isinstance(first, Token) for first in firsts)
-        lines = {stream: here.fleet._sent[stream].line.name for stream in streams}
+        assert all(isinstance(first, GeneratedToken) for first in firsts)
+        lines = {stream: here.fleet._routed[stream].connection.name for stream in streams}
         assert len(set(lines.values())) == 2
         late = [here.generate(range(20, 30), 3) for _ in range(4)]  # nothing is said of these yet
         await here.kill(here.replicas[0])
@@ -217,7 +219,7 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
                 assert last.completion_tokens == 240
         assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, late)))
         here.list("replica-1")
-        here.fleet.roll.deployed(["chat"], 2, "")
+        here.fleet.replicas.set_target(["chat"], 2, "")
         page = await here.page()
         assert 'polyhead_wanted_replicas{model="chat"} 2.0' in page
         [target] = (await here.http.get("/metrics/targets")).json()
@@ -229,9 +231,9 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
         assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in page
         await here.start("replica-2", settings)  # capacity is back
         here.list("replica-1", "replica-2")
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 2)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         again = [here.generate(range(3, 9), 5) for _ in range(8)]
-        assert len({here.fleet._sent[stream].line.name for stream in again}) == 2
+        assert len({here.fleet._routed[stream].connection.name for stream in again}) == 2
         assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, again)))
         assert here.fleet.tokens == 0
 
@@ -244,9 +246,9 @@ def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(setting
         for stream in streams:
             await anext(stream)
         leaving = asyncio.create_task(here.replicas[0].close())
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         more = [here.generate(range(3, 9), 4) for _ in range(6)]
-        assert {here.fleet._sent[stream].line.name for stream in more} == {"replica-1"}
+        assert {here.fleet._routed[stream].connection.name for stream in more} == {"replica-1"}
         for events in await asyncio.gather(*map(heard, [*streams, *more])):
             assert isinstance(ended(events), Done)
         await leaving
@@ -259,8 +261,8 @@ def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(setting
 def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         leaving = asyncio.create_task(here.replicas[0].close())
-        await here.until(lambda: next(iter(here.fleet.roll)).parting)
-        here.fleet.listed("all", {})  # Ray says so, too, and of no other one yet
+        await here.until(lambda: next(iter(here.fleet.replicas)).will_leave)
+        here.fleet.update_replicas("all", {})  # Ray says so, too, and of no other one yet
         events = await heard(here.generate(range(3, 9), 4))
         assert isinstance(ended(events), Done)
         assert not leaving.done()
@@ -269,10 +271,10 @@ def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> Non
         await asyncio.wait_for(leaving, 120)
         here.replicas.pop(0)
         stream = here.generate(range(3, 9), 4)
-        assert here.fleet._sent[stream].line.name == "successor"
+        assert here.fleet._routed[stream].connection.name == "successor"
         assert isinstance(ended(await heard(stream)), Done)
         assert "polyhead_replicas_lost_total{" not in await here.page()
-        await here.until(lambda: len([*here.fleet.roll]) == 1)
+        await here.until(lambda: len([*here.fleet.replicas]) == 1)
 
     played(settings, act, count=1)
 
@@ -284,9 +286,9 @@ def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
         for stream in streams:
             stream.close()
         [replica] = here.replicas
-        await here.until(lambda: replica.queued == 0 and not replica.engine.open(None))
+        await here.until(lambda: replica.queued_tokens == 0 and not replica.engine.has_open_streams(None))
         assert here.fleet.tokens == 0
-        its = Page(replica.server.metrics.page("")[0].decode())
+        its = Page(replica.server.metrics.render("")[0].decode())
         assert 0 < its.total("tokens_total", model="chat", kind="computed") < 240, "of three times as many"
 
     played(settings, act, count=1)
@@ -294,15 +296,15 @@ def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
 
 def test_a_slow_reader_holds_up_its_own_answer_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps go on until the replica hears that the reader is behind; without drafts each has one token."""
-    monkeypatch.setattr("polyhead.service.engine.event_stream.MOST_UNREAD", 8)
+    monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 8)
 
     async def act(here: Scene) -> None:
         slow = here.generate(range(3, 9), 200)
-        [visitor] = here.replicas[0]._visitors
-        await here.until(lambda: any(stream.held for stream in visitor._streams.values()))
+        [visitor] = here.replicas[0]._connections
+        await here.until(lambda: any(stream.is_paused for stream in visitor._streams.values()))
         assert isinstance(ended(await heard(here.generate(range(3, 9), 200))), Done)
-        assert slow.held
-        assert slow.open
+        assert slow.is_paused
+        assert slow.is_open
         assert slow.tokens < 200
         assert isinstance(ended(await heard(slow)), Done)
         assert slow.tokens == 200
@@ -314,7 +316,7 @@ def test_what_a_replica_says_is_sent_at_once(settings: Settings) -> None:
     """Nagle's algorithm would keep a frame back until the one before is acknowledged."""
 
     async def act(here: Scene) -> None:
-        [visitor] = here.replicas[0]._visitors
+        [visitor] = here.replicas[0]._connections
         connection = visitor._writer.get_extra_info("socket")
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -355,7 +357,7 @@ def test_what_cannot_be_sent_fails_alone(settings: Settings) -> None:
 
 
 def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -> None:
-    fleet = assemble(settings, SECRET, lambda _: asyncio.sleep(0)).state.server.registry
+    fleet = assemble_ingress(settings, SECRET, lambda _: asyncio.sleep(0)).state.server.registry
     with pytest.raises(PolyheadError, match="deploying it again"):
         fleet.load("x", "y")
     assert {state.phase for state in fleet.states().values()} == {"waiting"}
@@ -378,16 +380,16 @@ def test_a_pool_holds_the_models_that_were_asked_last(
     async def act(here: Scene) -> None:
         pool = here.replicas[0].pool
         assert pool is not None
-        assert pool.held == ("embed", "rank"), "each was loaded once, and the first had to go"
-        half = asyncio.create_task(pool.model("judge"))
+        assert pool.loaded_names == ("embed", "rank"), "each was loaded once, and the first had to go"
+        half = asyncio.create_task(pool.load_model("judge"))
         await asyncio.sleep(0)
-        assert (await pool.model("rank")).name == "rank", "one that is there doesn't wait for one that comes"
+        assert (await pool.load_model("rank")).name == "rank", "one that is there doesn't wait for one that comes"
         assert not half.done()
         half.cancel()  # whoever asked has left, and the change goes on
         first = answered(await here.http.post("/models/judge/predict", json={"inputs": "A good film."}))
         assert first[0] == 200
-        assert pool.held == ("rank", "judge")
-        await here.until(lambda: next(iter(here.fleet.roll)).held == pool.held)
+        assert pool.loaded_names == ("rank", "judge")
+        await here.until(lambda: next(iter(here.fleet.replicas)).loaded_names == pool.loaded_names)
         asked = [
             here.http.post("/models/judge/predict", json={"inputs": "A good film."}),
             here.http.post("/v1/embeddings", json={"model": "embed", "input": "A good film."}),
@@ -396,7 +398,7 @@ def test_a_pool_holds_the_models_that_were_asked_last(
         answers = [answered(answer) for answer in await asyncio.gather(*asked)]
         assert [status for status, _ in answers] == [200] * 3
         assert answers[0] == first
-        assert len(pool.held) == 2
+        assert len(pool.loaded_names) == 2
         broken = await here.http.get("/readyz")
         assert broken.json()["models"]["gone"]["state"] == "broken"
         assert "no such folder" in broken.json()["models"]["gone"]["error"]
@@ -408,10 +410,10 @@ def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None
     async def act(here: Scene) -> None:
         [replica] = here.replicas
         for nonsense in (("hello", 1), ("dance",), 7):
-            [visitor] = replica._visitors
-            visitor._writer.write(frame(nonsense))
-            await here.until(lambda before=visitor: before not in replica._visitors)
-            await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+            [visitor] = replica._connections
+            visitor._writer.write(encode_frame(nonsense))
+            await here.until(lambda before=visitor: before not in replica._connections)
+            await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
 
     played(settings, act, count=1)
@@ -419,12 +421,12 @@ def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None
 
 def test_a_line_outlives_a_question_that_nobody_waits_for(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        line = next(iter(here.fleet.roll))
-        asking = asyncio.create_task(line.ask("watch", "chat"))
+        line = next(iter(here.fleet.replicas))
+        asking = asyncio.create_task(line.call("watch", "chat"))
         await asyncio.sleep(0)
         asking.cancel()
-        line._hang_up()
-        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        line._disconnect()
+        await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
 
     played(settings, act, count=1)
@@ -433,7 +435,7 @@ def test_a_line_outlives_a_question_that_nobody_waits_for(settings: Settings) ->
 def test_an_idle_replica_that_is_lost_counts_too(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         await here.kill(here.replicas[0])
-        await here.until(lambda: not here.fleet.roll.counted()["chat"])
+        await here.until(lambda: not here.fleet.replicas.ready_counts()["chat"])
         assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in await here.page()
 
     played(settings, act, count=1)
@@ -442,7 +444,11 @@ def test_an_idle_replica_that_is_lost_counts_too(settings: Settings) -> None:
 def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def act(here: Scene) -> None:
         port = here.addresses["replica-0"][1]
-        for words in (bytes(64), b"x" * 32 + proof("another", "asks", bytes(32)), frame(("ask", "chat", 0, ()))):
+        for words in (
+            bytes(64),
+            b"x" * 32 + compute_proof("another", "asks", bytes(32)),
+            encode_frame(("ask", "chat", 0, ())),
+        ):
             reader, writer = await asyncio.open_connection(HOST, port)
             nonce = await reader.readexactly(32)
             assert len(set(nonce)) > 1
@@ -450,7 +456,7 @@ def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFi
             writer.write_eof()
             assert await reader.read() == b"", "nothing is said to whoever doesn't know the secret"
             writer.close()
-        assert len(here.replicas[0]._visitors) == 1
+        assert len(here.replicas[0]._connections) == 1
 
     played(settings, act, count=1)
     assert 1 <= caplog.text.count("a connection without the secret is closed") <= 3, "one line a second"
@@ -465,7 +471,7 @@ def test_a_replicas_own_pages_check_the_host_and_the_key(settings: Settings, tmp
     async def run() -> None:
         await replica.start(HOST)
         try:
-            async with httpx.AsyncClient(base_url=f"http://{HOST}:{replica._seen}") as http:
+            async with httpx.AsyncClient(base_url=f"http://{HOST}:{replica._http_port}") as http:
                 asked = [
                     ("/readyz", {}, 200),
                     ("/readyz", {"Host": "rebound.example"}, 421),

@@ -17,27 +17,27 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core import errors
 from polyhead.service.core.grammar import Grammar, Thinking
-from polyhead.service.core.guide import Asked
+from polyhead.service.core.guide import GuideSpec
 from polyhead.service.core.request import (
+    AttentionWeights,
     Attribution,
-    Beams,
+    BeamSearchOptions,
     Done,
     Encode,
-    Encoded,
-    Explain,
-    Explained,
+    ExplainTextRequest,
+    ExplanationResult,
     Failed,
-    Filled,
     Generate,
-    Prompted,
+    GeneratedToken,
+    HeadOutput,
+    PromptScores,
     Sampling,
-    Table,
     Terms,
-    Token,
-    Weights,
+    TokenCandidates,
+    TokenOutputs,
 )
 from polyhead.service.fleet import frames
-from polyhead.service.fleet.frames import Begun, FrameError, frame, packed, unpacked
+from polyhead.service.fleet.frames import FrameError, RequestStarted, encode_frame, pack, unpack
 
 
 def floats(*values: float, shape: tuple[int, ...]) -> "memoryview[float]":
@@ -56,33 +56,33 @@ SAID: list[Any] = [
         logprobs=2,
         adapter=3,
         group="g",
-        beams=Beams(3, closing=(1,)),
-        guide=Asked(Grammar("regex", "[ab]+", "regex"), Thinking("<a>", "</a>", 3)),
+        beams=BeamSearchOptions(3, forced_end_tokens=(1,)),
+        guide=GuideSpec(Grammar("regex", "[ab]+", "regex"), Thinking("<a>", "</a>", 3)),
         prompt_logprobs=1,
         salt="s",
         source=(9, 8),
     ),
     Encode("y", (1,), (0,), "words", raw=True, rows=(0,), targets=(5,)),
-    Explain("z", (1, 2), "occlusion", goals=(((0, 1), (1, 1)),), kept=frozenset({0}), baseline=-1),
-    Token(5, -math.inf, ((1, -0.5),), 16),
-    Prompted(((-0.25, ()), (-math.inf, ((7, -1.5),)))),
-    Encoded([0.1, math.inf]),
-    Table(floats(1.5, -2.5, shape=(1, 2))),
-    Table(floats(shape=(0,))),
-    Filled((((1, 0.5), (2, 0.25)), ())),
-    Explained(
-        (Weights("cross", (0,), (1,), floats(1, 2, 3, 4, shape=(1, 1, 2, 2))),),
+    ExplainTextRequest("z", (1, 2), "occlusion", goals=(((0, 1), (1, 1)),), kept_rows=frozenset({0}), baseline=-1),
+    GeneratedToken(5, -math.inf, ((1, -0.5),), 16),
+    PromptScores(((-0.25, ()), (-math.inf, ((7, -1.5),)))),
+    HeadOutput([0.1, math.inf]),
+    TokenOutputs(floats(1.5, -2.5, shape=(1, 2))),
+    TokenOutputs(floats(shape=(0,))),
+    TokenCandidates((((1, 0.5), (2, 0.25)), ())),
+    ExplanationResult(
+        (AttentionWeights("cross", (0,), (1,), floats(1, 2, 3, 4, shape=(1, 1, 2, 2))),),
         (Attribution(floats(1, 2, shape=(2,)), 0.5, 2.0),),
         (0,),
     ),
     Done("stop", 3, 4, 2, token=9),
-    Begun(0.25),
+    RequestStarted(0.25),
 ]
 
 
 @pytest.mark.parametrize("said", SAID, ids=lambda said: type(said).__name__)
 def test_what_is_said_arrives_as_it_was(said: Any) -> None:
-    heard = unpacked(packed(said))
+    heard = unpack(pack(said))
     assert replace(heard, terms=said.terms) == said if hasattr(said, "terms") else heard == said
     assert type(heard) is type(said)
 
@@ -93,34 +93,34 @@ def test_every_request_and_event_can_be_said() -> None:
     from polyhead.service.core.request import Event, Request
 
     kinds = {*get_args(Request), *get_args(Event)}
-    assert kinds <= frames.FORMS.keys()
+    assert kinds <= frames.CODECS.keys()
     assert kinds - {Failed} == {type(said) for said in SAID} & kinds
 
 
-@pytest.mark.parametrize("kind", frames.ERRORS.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", frames.ERROR_TYPES.values(), ids=lambda kind: kind.__name__)
 def test_errors_are_of_the_same_kind_there(kind: type[errors.PolyheadError]) -> None:
     error = kind("it is so", param="x", retry_after=3)
     error.model, error.task = "chat", "generate"
-    heard = unpacked(packed(Failed(error))).error
+    heard = unpack(pack(Failed(error))).error
     assert type(heard) is kind
     assert vars(heard) == vars(error)
 
 
 def test_times_are_told_as_what_is_left_of_them() -> None:
     before = perf_counter() + 10
-    heard = unpacked(packed(Terms("me", -1, before, "f" * 32)))
+    heard = unpack(pack(Terms("me", -1, before, "f" * 32)))
     assert (heard.owner, heard.priority, heard.trace) == ("me", -1, "f" * 32)
     assert 0 <= heard.deadline - before < 1
-    assert unpacked(packed(Terms())).deadline == math.inf
+    assert unpack(pack(Terms())).deadline == math.inf
 
 
 def test_tokenizers_and_templates_arrive_whole(tiny_generator: Path) -> None:
     tokenizer = Tokenizer.from_folder(tiny_generator)
-    heard = unpacked(packed(tokenizer))
+    heard = unpack(pack(tokenizer))
     assert heard.encode("A naïve <|im_start|> fox 🙂").ids == tokenizer.encode("A naïve <|im_start|> fox 🙂").ids
     assert (heard.eos_id, heard.vocab_size, heard.parts) == (tokenizer.eos_id, tokenizer.vocab_size, tokenizer.parts)
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", tool_use="{{ tools }}", bos_token="<s>")
-    heard = unpacked(packed(template))
+    heard = unpack(pack(template))
     assert heard.render([{"content": "hi"}]) == "<s>hi"
     assert heard.parts == template.parts
 
@@ -128,28 +128,28 @@ def test_tokenizers_and_templates_arrive_whole(tiny_generator: Path) -> None:
 @given(st.binary(max_size=200))
 def test_nonsense_is_refused(data: bytes) -> None:
     with contextlib.suppress(FrameError):
-        unpacked(data)
+        unpack(data)
 
 
 @pytest.mark.parametrize(
     "data",
     [
         msgpack.packb(msgpack.ExtType(127, b"")),
-        msgpack.packb(msgpack.ExtType(frames.NUMBERS[Token], packed((1, 2, 3, 4, 5, 6)))),
-        msgpack.packb(msgpack.ExtType(frames.NUMBERS[Table], packed(((b"12345", (1,)),)))),
-        packed([1])[:-1],
+        msgpack.packb(msgpack.ExtType(frames.CODEC_NUMBERS[GeneratedToken], pack((1, 2, 3, 4, 5, 6)))),
+        msgpack.packb(msgpack.ExtType(frames.CODEC_NUMBERS[TokenOutputs], pack(((b"12345", (1,)),)))),
+        pack([1])[:-1],
     ],
 )
 def test_what_is_no_value_of_the_table_is_refused(data: bytes) -> None:
     with pytest.raises(FrameError):
-        unpacked(data)
+        unpack(data)
 
 
 def test_what_is_not_in_the_table_is_not_sent() -> None:
     with pytest.raises(FrameError, match="object is nothing that is sent"):
-        packed(object())
+        pack(object())
     with pytest.raises(FrameError, match="int is nothing that is sent"):
-        packed(1 << 64)
+        pack(1 << 64)
 
 
 def test_a_frame_says_how_long_it_is_and_none_is_longer_than_is_read() -> None:
@@ -157,10 +157,10 @@ def test_a_frame_says_how_long_it_is_and_none_is_longer_than_is_read() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        return await frames.read(reader, most)
+        return await frames.read_frame(reader, most)
 
-    assert asyncio.run(read(frame(("load", 3)), 100)) == ("load", 3)
+    assert asyncio.run(read(encode_frame(("load", 3)), 100)) == ("load", 3)
     with pytest.raises(FrameError, match="is announced; at most 10 are read"):
-        asyncio.run(read(frame("x" * 100), 10))
+        asyncio.run(read(encode_frame("x" * 100), 10))
     with pytest.raises(asyncio.IncompleteReadError):
-        asyncio.run(read(frame("x")[:-1], 100))
+        asyncio.run(read(encode_frame("x")[:-1], 100))

@@ -4,66 +4,75 @@ from random import Random
 
 import pytest
 
-from polyhead.service.engine.block_allocator import chain, root
-from polyhead.service.fleet.routing import POLICIES, Affine, Answers, Ask, Candidate, Rotation, TwoChoices, holding
+from polyhead.service.engine.block_allocator import child_key, root_key
+from polyhead.service.fleet.routing import (
+    POLICIES,
+    AnswerLengths,
+    Candidate,
+    PrefixAffinity,
+    RoundRobin,
+    RoutingRequest,
+    TwoChoices,
+    prefix_holders,
+)
 
 
 def keys_of(tokens: range, block: int = 16) -> tuple[bytes, ...]:
-    keys, parent = [], root(0)
+    keys, parent = [], root_key(0)
     for first in range(0, len(tokens) - block + 1, block):
-        parent = chain(parent, tokens[first : first + block])
+        parent = child_key(parent, tokens[first : first + block])
         keys.append(parent)
     return tuple(keys)
 
 
-def asked(tokens: int, answer: int = 0) -> Ask:
-    return Ask(tokens, answer, keys_of(range(tokens)))
+def asked(tokens: int, answer: int = 0) -> RoutingRequest:
+    return RoutingRequest(tokens, answer, keys_of(range(tokens)))
 
 
 def test_a_replica_has_queued_what_is_not_computed_of_what_was_sent_there() -> None:
     one = Candidate("one", kept=100)
-    one.take("a", asked(40, answer=10))
-    one.take("b", Ask(7))
-    assert (one.queued, one.open) == (57, 2)
-    one.said("a")
-    assert one.queued == 7 + 9, "its prompt is computed, and a token of its answer"
+    one.add_request("a", asked(40, answer=10))
+    one.add_request("b", RoutingRequest(7))
+    assert (one.queued_tokens, one.open_requests) == (57, 2)
+    one.count_token("a")
+    assert one.queued_tokens == 7 + 9, "its prompt is computed, and a token of its answer"
     for _ in range(20):
-        one.said("a")
-    assert one.queued == 7 + 1, "what goes on is never done"
-    one.elsewhere = 100
-    one.end("a")
-    one.end("a")
-    assert (one.queued, one.open) == (107, 1)
-    one.said("a")
-    assert one.queued == 107
+        one.count_token("a")
+    assert one.queued_tokens == 7 + 1, "what goes on is never done"
+    one.queued_by_others = 100
+    one.remove_request("a")
+    one.remove_request("a")
+    assert (one.queued_tokens, one.open_requests) == (107, 1)
+    one.count_token("a")
+    assert one.queued_tokens == 107
 
 
 def test_what_was_sent_there_is_stored_there_as_far_as_its_cache_reaches() -> None:
     one = Candidate("one", kept=4)
-    one.take("a", asked(64))
-    assert one.stored(keys_of(range(64))) == 4
-    assert one.stored(keys_of(range(40))) == 2
-    assert one.stored(keys_of(range(1, 65))) == 0
-    one.take("b", Ask(16, keys=keys_of(range(100, 116))))
-    assert one.stored(keys_of(range(64))) == 3, "of what makes room the end goes first"
+    one.add_request("a", asked(64))
+    assert one.stored_blocks(keys_of(range(64))) == 4
+    assert one.stored_blocks(keys_of(range(40))) == 2
+    assert one.stored_blocks(keys_of(range(1, 65))) == 0
+    one.add_request("b", RoutingRequest(16, block_keys=keys_of(range(100, 116))))
+    assert one.stored_blocks(keys_of(range(64))) == 3, "of what makes room the end goes first"
 
 
 def test_a_stored_prompt_is_not_queued() -> None:
     one = Candidate("one", kept=10)
-    one.take("a", asked(33))
-    one.take("b", asked(33))
-    assert one.queued == 33 + 1
+    one.add_request("a", asked(33))
+    one.add_request("b", asked(33))
+    assert one.queued_tokens == 33 + 1
 
 
 def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
     candidates = [Candidate(str(number), kept=100) for number in range(8)]
-    holder, policy = candidates[5], Affine(Random(1))
-    holder.take("before", asked(64))
-    holder.end("before")
+    holder, policy = candidates[5], PrefixAffinity(Random(1))
+    holder.add_request("before", asked(64))
+    holder.remove_request("before")
     assert policy.choose(asked(80), candidates) == (holder, "affinity")
-    holder.take("long", Ask(63))
+    holder.add_request("long", RoutingRequest(63))
     assert policy.choose(asked(80), candidates) == (holder, "affinity")
-    holder.take("more", Ask(2))
+    holder.add_request("more", RoutingRequest(2))
     chosen, why = policy.choose(asked(80), candidates)
     assert chosen is not holder
     assert why == "load"
@@ -72,23 +81,23 @@ def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
 def test_of_those_who_have_as_much_stored_the_least_busy_is_asked() -> None:
     candidates = [Candidate(str(number), kept=100) for number in range(9)]
     for number in (2, 4, 7):
-        candidates[number].take("before", asked(64))
-        candidates[number].end("before")
-        candidates[number].take("now", Ask(30 - number))
-    candidates[0].take("begins alike", asked(32))
-    candidates[0].end("begins alike")
-    assert holding(asked(80).keys, candidates) == [candidates[number] for number in (2, 4, 7)]
-    assert holding(keys_of(range(500, 580)), candidates) == ()
-    chosen = {Affine(Random(seed)).choose(asked(96), candidates)[0].name for seed in range(20)}
+        candidates[number].add_request("before", asked(64))
+        candidates[number].remove_request("before")
+        candidates[number].add_request("now", RoutingRequest(30 - number))
+    candidates[0].add_request("begins alike", asked(32))
+    candidates[0].remove_request("begins alike")
+    assert prefix_holders(asked(80).block_keys, candidates) == [candidates[number] for number in (2, 4, 7)]
+    assert prefix_holders(keys_of(range(500, 580)), candidates) == ()
+    chosen = {PrefixAffinity(Random(seed)).choose(asked(96), candidates)[0].name for seed in range(20)}
     assert chosen == {"7"}
 
 
 def test_two_choices_take_the_one_with_less_and_rotation_takes_turns() -> None:
     candidates = [Candidate(str(number)) for number in range(2)]
-    candidates[0].take("a", Ask(5))
-    assert {TwoChoices(Random(seed)).choose(Ask(1), candidates)[0].name for seed in range(9)} == {"1"}
-    rotation = Rotation(Random(1))
-    assert len({rotation.choose(Ask(1), candidates)[0].name for _ in range(2)}) == 2
+    candidates[0].add_request("a", RoutingRequest(5))
+    assert {TwoChoices(Random(seed)).choose(RoutingRequest(1), candidates)[0].name for seed in range(9)} == {"1"}
+    rotation = RoundRobin(Random(1))
+    assert len({rotation.choose(RoutingRequest(1), candidates)[0].name for _ in range(2)}) == 2
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -98,8 +107,8 @@ def test_every_policy_has_an_answer_where_there_is_one_replica(name: str) -> Non
 
 
 def test_answers_are_expected_as_long_as_they_were_of_late() -> None:
-    answers = Answers(64)
-    assert (answers.expected(1000), answers.expected(5)) == (64, 5)
+    answers = AnswerLengths(64)
+    assert (answers.expected_tokens(1000), answers.expected_tokens(5)) == (64, 5)
     for _ in range(64):
-        answers.heard(0)
-    assert answers.expected(1000) == 32
+        answers.add(0)
+    assert answers.expected_tokens(1000) == 32

@@ -19,8 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from polyhead.service.core.model import Model
-from polyhead.service.metrics.metric_table import METRICS, PROCESS, REPLICAS, SECTIONS, VALUES
-from polyhead.service.metrics.metrics_document import document
+from polyhead.service.metrics.metric_table import ALL_METRICS, LABEL_VALUES, PROCESS_METRICS, REPLICA_SECTION, SECTIONS
+from polyhead.service.metrics.metrics_document import render_document
 from tests.models.checkpoint.test_merged_adapter import adapted, generator
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE, Page, Process
@@ -33,16 +33,20 @@ KEY = {"Authorization": "Bearer a-long-secret"}
 SAY = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 JUNK = 10_000  # values that nobody knows: names, paths, methods, headers, keys
 VALUES_EACH = 10  # at least, in the requests of one number
-ELSEWHERE = frozenset(metric.exposed for metric in SECTIONS[REPLICAS])  # what a server without replicas has not
+ELSEWHERE = frozenset(
+    metric.exposed_name for metric in SECTIONS[REPLICA_SECTION]
+)  # what a server without replicas has not
 Told = dict[str, tuple[str, frozenset[str]]]  # type and labels, by name
 
 
 def test_the_document_is_what_the_tables_say() -> None:
-    assert PAGE.read_text("utf-8") == document(), "write it again: python -m polyhead.service.metrics > docs/metrics.md"
+    assert PAGE.read_text("utf-8") == render_document(), (
+        "write it again: python -m polyhead.service.metrics > docs/metrics.md"
+    )
 
 
 def test_labels_are_explained() -> None:
-    assert {label for metric in METRICS for label in metric.labels} == VALUES.keys()
+    assert {label for metric in ALL_METRICS for label in metric.labels} == LABEL_VALUES.keys()
 
 
 # A server after real traffic
@@ -100,7 +104,7 @@ def exposed(families: Iterator[Metric]) -> Told:
             frozenset(label for sample in family.samples for label in sample.labels) - {"le"},
         )
         for family in families
-        if family.samples and not family.name.startswith(tuple(PROCESS))
+        if family.samples and not family.name.startswith(tuple(PROCESS_METRICS))
     }
 
 
@@ -112,7 +116,7 @@ def test_a_server_says_what_is_documented_and_nothing_else(
     assert len(documented()) > 50
     assert exposed(parse(page)) == {name: told for name, told in documented().items() if name not in ELSEWHERE}
     assert documented().keys() > ELSEWHERE
-    assert all(any(family.name.startswith(begin) for family in parse(page)) for begin in PROCESS)
+    assert all(any(family.name.startswith(begin) for family in parse(page)) for begin in PROCESS_METRICS)
 
 
 def test_what_happened_is_what_is_said(server: Process) -> None:

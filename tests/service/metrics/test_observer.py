@@ -9,12 +9,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from polyhead.service.core.request import Terms
-from polyhead.service.engine.worker import Outcome
+from polyhead.service.engine.worker import RequestOutcome
 from polyhead.service.metrics import Metrics
-from polyhead.service.metrics.exposition import open_metrics as in_open_metrics
-from polyhead.service.metrics.exposition import plain
-from polyhead.service.metrics.metric_table import SECONDS
-from polyhead.service.metrics.observer import REMEMBERED
+from polyhead.service.metrics.exposition import openmetrics_text as in_open_metrics
+from polyhead.service.metrics.exposition import prometheus_text
+from polyhead.service.metrics.metric_table import SECOND_BUCKETS
+from polyhead.service.metrics.observer import MAX_UNLOADED_MODELS
 from tests.support.eventful import TRACE, Busy, Few, Known, ended, eventful, report
 
 UNITS = (
@@ -24,7 +24,7 @@ UNITS = (
 
 
 def families(metrics: Metrics) -> dict[str, Metric]:
-    page, _ = metrics.page("")
+    page, _ = metrics.render("")
     return {family.name: family for family in text_string_to_metric_families(page.decode())}
 
 
@@ -45,7 +45,7 @@ def metrics() -> Metrics:
 
 
 def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
-    metrics.step(report())
+    metrics.record_step(report())
     assert value(metrics, "polyhead_engine_steps_total", model="chat") == 1
     assert value(metrics, "polyhead_batch_sequences_sum", model="chat") == 3
     assert value(metrics, "polyhead_batch_tokens_sum", model="chat") == 40
@@ -63,16 +63,16 @@ def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
 
 
 def test_an_encoder_has_no_cache_and_no_tokens_to_wait_for(metrics: Metrics) -> None:
-    metrics.step(report(model="judge", task="classify"))
-    page = metrics.page("")[0].decode()
+    metrics.record_step(report(model="judge", task="classify"))
+    page = metrics.render("")[0].decode()
     assert 'polyhead_engine_steps_total{model="judge",task="classify"} 1.0' in page
     assert 'polyhead_kv_blocks{model="judge"' not in page
     assert 'inter_token_seconds_sum{model="judge"' not in page
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "aborted", "expired"])
-def test_every_end_is_counted_under_its_outcome(metrics: Metrics, outcome: Outcome) -> None:
-    metrics.ended(ended(outcome))
+def test_every_end_is_counted_under_its_outcome(metrics: Metrics, outcome: RequestOutcome) -> None:
+    metrics.record_end(ended(outcome))
     assert value(metrics, "polyhead_requests_total", model="chat", outcome=outcome) == 1
     assert value(metrics, "polyhead_request_seconds_sum", model="chat") == 2
     assert value(metrics, "polyhead_tokens_total", model="chat", kind="prompt") == 7
@@ -80,9 +80,9 @@ def test_every_end_is_counted_under_its_outcome(metrics: Metrics, outcome: Outco
 
 
 def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
-    metrics.missed("rejected", "overloaded")
-    metrics.missed("rejected", "not_found")
-    metrics.answered("POST", "/v1/completions", 429)
+    metrics.record_early_end("rejected", "overloaded")
+    metrics.record_early_end("rejected", "not_found")
+    metrics.record_response("POST", "/v1/completions", 429)
     in_flight = [3]
     metrics.watch_in_flight(lambda: in_flight[0])
     assert value(metrics, "polyhead_rejections_total", code="overloaded") == 1
@@ -94,12 +94,12 @@ def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
 
 
 def test_what_came_is_what_ended(metrics: Metrics) -> None:
-    metrics.received("chat", "generate", 3)
+    metrics.record_submitted("chat", "generate", 3)
     for outcome in ("done", "failed", "aborted"):
-        metrics.ended(ended(outcome))
-    metrics.missed("aborted", "client_gone", "chat", "generate")
-    metrics.missed("expired", "expired", "chat", "generate")
-    metrics.missed("rejected", "overloaded")
+        metrics.record_end(ended(outcome))
+    metrics.record_early_end("aborted", "client_gone", "chat", "generate")
+    metrics.record_early_end("expired", "expired", "chat", "generate")
+    metrics.record_early_end("rejected", "overloaded")
     counted = {name: sum(sample.value for sample in family.samples) for name, family in families(metrics).items()}
     assert counted["polyhead_requests_received"] == counted["polyhead_requests"] == 6
     assert counted["polyhead_rejections"] == 1
@@ -107,10 +107,10 @@ def test_what_came_is_what_ended(metrics: Metrics) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("failed", "step_failed"), ("expired", "expired")])
-def test_failures_have_a_reason(metrics: Metrics, outcome: Outcome, reason: str) -> None:
-    metrics.loaded(Known())
+def test_failures_have_a_reason(metrics: Metrics, outcome: RequestOutcome, reason: str) -> None:
+    metrics.record_loaded(Known())
     assert value(metrics, "polyhead_failures_total", model="chat", reason=reason) == 0
-    metrics.ended(ended(outcome, reason=reason))
+    metrics.record_end(ended(outcome, reason=reason))
     assert value(metrics, "polyhead_failures_total", model="chat", task="generate", reason=reason) == 1
 
 
@@ -122,9 +122,9 @@ def test_as_many_failures_as_requests_that_failed_or_expired() -> None:
 
 
 def test_what_ended_an_answer(metrics: Metrics) -> None:
-    metrics.ended(ended("done", finish="length"))
-    metrics.ended(ended("done", model="judge", task="classify", finish="encoded"))
-    metrics.ended(ended("aborted"))
+    metrics.record_end(ended("done", finish="length"))
+    metrics.record_end(ended("done", model="judge", task="classify", finish="encoded"))
+    metrics.record_end(ended("aborted"))
     assert value(metrics, "polyhead_answers_total", model="chat", finish="length") == 1
     assert len(families(metrics)["polyhead_answers"].samples) == 1
 
@@ -133,8 +133,8 @@ def test_keys_are_counted_by_name_if_the_settings_know_it() -> None:
     metrics = Metrics(["chat"], ["alice"])
     assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="generated") == 0
     for owner in ("alice", "mallory", ""):
-        metrics.answered("POST", "/v1/completions", 200, owner)
-        metrics.ended(ended("done", terms=Terms(owner)))
+        metrics.record_response("POST", "/v1/completions", 200, owner)
+        metrics.record_end(ended("done", terms=Terms(owner)))
     assert value(metrics, "polyhead_key_requests_total", key="alice", status="200") == 1
     assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="prompt") == 7
     assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="generated") == 5
@@ -145,8 +145,8 @@ def test_keys_are_counted_by_name_if_the_settings_know_it() -> None:
 
 
 def test_without_keys_nothing_is_said_of_them(metrics: Metrics) -> None:
-    metrics.answered("GET", "/livez", 200, "")
-    metrics.ended(ended("done"))
+    metrics.record_response("GET", "/livez", 200, "")
+    metrics.record_end(ended("done"))
     assert not families(metrics)["polyhead_key_requests"].samples
     assert not families(metrics)["polyhead_key_tokens"].samples
 
@@ -162,7 +162,7 @@ def test_how_long_the_server_has_been_stopping(metrics: Metrics) -> None:
 
 def test_open_metrics_leads_from_buckets_to_traces() -> None:
     """Those that a request with a trace fell into, and no others."""
-    page, _ = eventful().page("application/openmetrics-text; version=1.0.0")
+    page, _ = eventful().render("application/openmetrics-text; version=1.0.0")
     found = {
         (sample.name, sample.labels["le"]): sample.exemplar
         for family in open_metrics(page.decode())
@@ -190,7 +190,7 @@ def test_nothing_is_said_of_an_adapter_that_is_its_models() -> None:
 
 def test_what_an_adapter_said_stays_when_it_is_gone() -> None:
     metrics = eventful()
-    metrics.unloaded(Known("chat:dressed"))
+    metrics.record_unloaded(Known("chat:dressed"))
     assert value(metrics, "polyhead_model_ready", model="chat:dressed") == 0
     assert value(metrics, "polyhead_requests_total", model="chat:dressed", outcome="aborted") == 1
     assert "chat:dressed" not in {one.labels["model"] for one in families(metrics)["polyhead_kv_blocks"].samples}
@@ -199,7 +199,7 @@ def test_what_an_adapter_said_stays_when_it_is_gone() -> None:
 def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) -> None:
     engine = Busy()
     metrics.watch_engine(engine)
-    metrics.step(report(running=9, waiting=9))
+    metrics.record_step(report(running=9, waiting=9))
     assert value(metrics, "polyhead_requests_waiting", model="chat") == 5
     assert value(metrics, "polyhead_requests_running", model="chat") == 2
     assert value(metrics, "polyhead_tokens_in_flight") == 70
@@ -210,16 +210,16 @@ def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) 
 
 def test_names_that_are_not_served_here_are_no_labels(metrics: Metrics) -> None:
     for number in range(100):
-        metrics.tokenised(f"made-up-{number}", "generate", 0.001)
-        metrics.ended(ended("failed", model=f"made-up-{number}"))
-    page = metrics.page("")[0].decode()
+        metrics.record_tokenisation(f"made-up-{number}", "generate", 0.001)
+        metrics.record_end(ended("failed", model=f"made-up-{number}"))
+    page = metrics.render("")[0].decode()
     assert "made-up" not in page
     assert value(metrics, "polyhead_stage_seconds_count", stage="tokenise", model="") == 100
 
 
 def test_a_loaded_model_is_there_at_once_at_zero(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_model_ready", model="chat") == 0
-    metrics.loaded(Known())
+    metrics.record_loaded(Known())
     assert value(metrics, "polyhead_model_ready", model="chat") == 1
     assert value(metrics, "polyhead_model_info", model="chat", family="llama", dtype="float32", executor="torch") == 1
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="aborted") == 0
@@ -227,8 +227,8 @@ def test_a_loaded_model_is_there_at_once_at_zero(metrics: Metrics) -> None:
 
 
 def test_two_servers_in_one_process_do_not_add_up(metrics: Metrics) -> None:
-    metrics.step(report())
-    assert 'model="chat",task="generate"' not in Metrics(["chat"]).page("")[0].decode()
+    metrics.record_step(report())
+    assert 'model="chat",task="generate"' not in Metrics(["chat"]).render("")[0].decode()
 
 
 def test_names_follow_the_conventions() -> None:
@@ -243,18 +243,18 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_times_are_visible_from_100_microseconds_to_minutes(metrics: Metrics) -> None:
-    assert SECONDS[0] == 0.0001
-    assert SECONDS[-1] >= 120
-    assert list(SECONDS) == sorted(set(SECONDS))
-    metrics.tokenised("chat", "generate", 0.00009)
+    assert SECOND_BUCKETS[0] == 0.0001
+    assert SECOND_BUCKETS[-1] >= 120
+    assert list(SECOND_BUCKETS) == sorted(set(SECOND_BUCKETS))
+    metrics.record_tokenisation("chat", "generate", 0.00009)
     assert value(metrics, "polyhead_stage_seconds_bucket", stage="tokenise", le="0.0001") == 1
 
 
 def test_the_page_comes_as_it_is_asked_for(metrics: Metrics) -> None:
-    page, content_type = metrics.page("application/openmetrics-text; version=1.0.0")
+    page, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert page.endswith(b"# EOF\n")
-    page, content_type = metrics.page("")
+    page, content_type = metrics.render("")
     assert content_type.startswith("text/plain")
     assert b"process_resident_memory_bytes" in page
 
@@ -275,7 +275,7 @@ def test_the_page_comes_as_it_is_asked_for(metrics: Metrics) -> None:
     ],
 )
 def test_any_accept_gets_a_page(metrics: Metrics, accept: str, opened: bool) -> None:
-    page, content_type = metrics.page(accept)
+    page, content_type = metrics.render(accept)
     assert content_type.startswith("application/openmetrics-text" if opened else "text/plain")
     assert page.endswith(b"# EOF\n") == opened
 
@@ -285,23 +285,23 @@ def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics
 
     def come_and_go(name: str) -> None:
         known = Known(name)
-        metrics.loaded(known)
-        metrics.step(report(model=name))
-        metrics.ended(ended("done", model=name))
-        metrics.received(name, "generate", 1)
-        metrics.unloaded(known)
+        metrics.record_loaded(known)
+        metrics.record_step(report(model=name))
+        metrics.record_end(ended("done", model=name))
+        metrics.record_submitted(name, "generate", 1)
+        metrics.record_unloaded(known)
 
     come_and_go("chat")
-    for number in range(REMEMBERED):
+    for number in range(MAX_UNLOADED_MODELS):
         come_and_go(f"n{number:04}")
     come_and_go("n0000")  # again: n0001 is the oldest now
-    full = len(metrics.page("")[0])
-    for number in range(REMEMBERED, 3 * REMEMBERED):
+    full = len(metrics.render("")[0])
+    for number in range(MAX_UNLOADED_MODELS, 3 * MAX_UNLOADED_MODELS):
         come_and_go(f"n{number:04}")
-        metrics.ended(ended("done", model="n0001"))  # what ends late of one that was forgotten has no label
-    page = metrics.page("")[0].decode()
+        metrics.record_end(ended("done", model="n0001"))  # what ends late of one that was forgotten has no label
+    page = metrics.render("")[0].decode()
     there = set(re.findall(r'model="(n\d{4})"', page))
-    assert there == {f"n{number:04}" for number in range(2 * REMEMBERED, 3 * REMEMBERED)}
+    assert there == {f"n{number:04}" for number in range(2 * MAX_UNLOADED_MODELS, 3 * MAX_UNLOADED_MODELS)}
     assert len(page) < 1.1 * full
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="done") == 1
     come_and_go("n0001")
@@ -318,6 +318,6 @@ def test_text_is_what_prometheus_client_would_write() -> None:
     histogram.observe(0.25, {"trace_id": TRACE})
     histogram.observe(7)
     families = list(registry.collect())
-    assert plain(families) == exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
+    assert prometheus_text(families) == exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
     assert in_open_metrics(families) == open_exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
-    assert b"vllm:g NaN" in plain(families)
+    assert b"vllm:g NaN" in prometheus_text(families)

@@ -41,7 +41,7 @@ Parse = Callable[[str], Iterator[Metric]]
 
 
 def borrowed(metrics: Metrics, accept: str = "", parse: Parse = plain_text) -> dict[str, Metric]:
-    page, _ = metrics.page(accept)
+    page, _ = metrics.render(accept)
     return {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in parse(page.decode())
@@ -77,8 +77,8 @@ def test_they_are_there_when_they_are_asked_for() -> None:
 
 def test_they_are_there_from_the_start_and_for_generators_only() -> None:
     metrics = Metrics(["chat", "judge"], vllm=True)
-    metrics.loaded(Known())
-    metrics.loaded(Known("judge", "classify"))
+    metrics.record_loaded(Known())
+    metrics.record_loaded(Known("judge", "classify"))
     page = borrowed(metrics)
     assert {name for name, family in page.items() if not family.samples} == set()
     assert {sample.labels["model_name"] for family in page.values() for sample in family.samples} == {"chat"}

@@ -15,7 +15,7 @@ from polyhead.service.cli import main as cli
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BodyTooLarge, Overloaded
 from polyhead.service.resources import capacity
-from polyhead.service.resources.request_memory import KEPT, LEAST, Claim, Headroom
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, MIN_REQUEST_BYTES, Headroom, MemoryClaim
 from polyhead.service.server import assembly as serve
 from tests.service.fleet.test_fleet import talking
 from tests.support.processes import Process
@@ -38,8 +38,8 @@ def write(file: Path, text: str) -> None:
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that stands for /sys/fs/cgroup; the process is in the group /outer/inner of both versions."""
     monkeypatch.setattr(capacity, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(capacity, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(capacity, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(capacity, "CGROUP_ROOT", tmp_path / "groups")
+    monkeypatch.setattr(capacity, "OWN_CGROUP_FILE", tmp_path / "own")
     write(tmp_path / "own", "4:memory:/outer/inner\n3:cpu,cpuacct:/outer/inner\n0::/outer/inner\n")
     write(tmp_path / "meminfo", f"MemAvailable: {8192 * 1024} kB\n")
     for root in (".", "memory", "cpu"):
@@ -48,7 +48,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left() -> int:
-    return min(capacity.memory_left()) // MIB
+    return min(capacity.available_memory()) // MIB
 
 
 @pytest.mark.parametrize(
@@ -103,22 +103,22 @@ def test_a_container_too_small_for_any_server_gets_a_sentence(groups: Path) -> N
 
 
 def test_memory_for_requests_is_taken_and_given_back() -> None:
-    headroom = Headroom(free=KEPT + 100 * MIB, held=lambda: 20 * MIB)
-    claim = Claim(headroom)
+    headroom = Headroom(free=ALLOCATOR_BYTES + 100 * MIB, held=lambda: 20 * MIB)
+    claim = MemoryClaim(headroom)
     claim.grow(50 * MIB, "the body")
     with pytest.raises(Overloaded, match="the answer takes about 40 MiB, and 30 are left by others"):
-        Claim(headroom).grow(40 * MIB, "the answer")
+        MemoryClaim(headroom).grow(40 * MIB, "the answer")
     with pytest.raises(BodyTooLarge, match="the body takes about 81 MiB, and the server has 80 for requests"):
-        Claim(headroom).grow(81 * MIB, "the body")
+        MemoryClaim(headroom).grow(81 * MIB, "the body")
     claim.release()
     claim.release()
-    with headroom.taken(80 * MIB, "inputs"), pytest.raises(Overloaded):
-        headroom.take(1, "inputs")
-    headroom.take(80 * MIB, "inputs")
+    with headroom.reserved(80 * MIB, "inputs"), pytest.raises(Overloaded):
+        headroom.reserve(1, "inputs")
+    headroom.reserve(80 * MIB, "inputs")
 
 
 def test_small_requests_have_room_whatever_models_hold() -> None:
-    assert Headroom(free=0, held=lambda: 1 << 40).whole == LEAST
+    assert Headroom(free=0, held=lambda: 1 << 40).total == MIN_REQUEST_BYTES
 
 
 def test_a_call_that_memory_is_too_small_for_is_refused(
@@ -137,7 +137,7 @@ def test_a_call_that_memory_is_too_small_for_is_refused(
             refused = await http.post("/v1/embeddings", json={"model": "embed", "input": ["x" * 60_000] * 4})
             assert refused.status_code == 413
             assert "input of 240000 characters takes about 36 MiB" in refused.json()["error"]["message"]
-            with room.taken(LEAST - MIB, "others"):
+            with room.taken(MIN_REQUEST_BYTES - MIB, "others"):
                 late = await http.post("/v1/embeddings", json={"model": "embed", "input": "x" * 400_000})
             assert (late.status_code, late.headers["retry-after"]) == (429, "1")
             assert "the body takes about 1 MiB, and" in late.json()["error"]["message"]
@@ -152,7 +152,7 @@ def test_a_call_that_memory_is_too_small_for_is_refused(
 def group() -> Iterator[Path]:
     """A control group of LIMIT MiB."""
     for root, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
-        made = capacity.GROUPS / root / f"polyhead-test-{os.getpid()}"
+        made = capacity.CGROUP_ROOT / root / f"polyhead-test-{os.getpid()}"
         with suppress(OSError):
             made.mkdir()
             try:

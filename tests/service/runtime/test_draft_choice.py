@@ -8,14 +8,14 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polyhead.models import checkpoint
-from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.core.request import Generate, Sampling, Task, Token
+from polyhead.service.config.settings import Settings, SettingsError, read_settings
+from polyhead.service.core.request import Generate, GeneratedToken, Sampling, Task
 from polyhead.service.engine.engine import Engine
-from polyhead.service.engine.worker import Ended, StepReport
+from polyhead.service.engine.worker import RequestEnd, StepReport
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime.draft_choice import drafting_for
-from polyhead.service.runtime.memory_budget import need, sized
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.draft_choice import choose_draft_model
+from polyhead.service.runtime.memory_budget import measure_model, memory_need
+from polyhead.service.runtime.registry import ModelRegistry
 from tests.support import checkpoints
 
 
@@ -32,15 +32,15 @@ class Counts:
     def __init__(self) -> None:
         self.drafted = self.accepted = self.steps = 0
 
-    def step(self, report: StepReport) -> None:
+    def record_step(self, report: StepReport) -> None:
         self.steps += 1
         self.drafted += report.drafted
         self.accepted += report.accepted
 
-    def ended(self, ended: Ended) -> None:
+    def record_end(self, ended: RequestEnd) -> None:
         pass
 
-    def rested(self, model: str, task: Task) -> None:
+    def record_idle(self, model: str, task: Task) -> None:
         pass
 
 
@@ -53,9 +53,9 @@ def said(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[s
         engine = Engine(counts)
         engine.start()
         try:
-            registry = Registry(engine, known, told=Metrics(known.models))
+            registry = ModelRegistry(engine, known, told=Metrics(known.models))
             await registry.load_all()
-            broken = {name: state.why for name, state in registry.states().items() if state.why}
+            broken = {name: state.reason for name, state in registry.states().items() if state.reason}
             if broken:
                 return [], counts, broken
             counts.drafted = counts.accepted = counts.steps = 0
@@ -65,7 +65,7 @@ def said(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[s
                 for number in range(8)
             ]
             streams = registry.submit(registry.models()[0], asked)
-            answers = [[event.id async for event in stream if isinstance(event, Token)] for stream in streams]
+            answers = [[event.id async for event in stream if isinstance(event, GeneratedToken)] for stream in streams]
             return answers, counts, broken
         finally:
             await engine.close(0)
@@ -97,15 +97,15 @@ def test_what_does_not_generate_cannot_draft(tiny_generator: Path, tiny_classifi
 
 def test_a_draft_is_counted_in_the_budget(tiny_generator: Path) -> None:
     known = Settings(models={"chat": str(tiny_generator)}, drafts={"chat": str(tiny_generator)})
-    what = checkpoint.describe(str(tiny_generator))
-    alone = need(sized("chat", what), known, 10)
-    both = need(sized("chat", what, drafting_for("chat", what, known)), known, 10)
+    what = checkpoint.describe_source(str(tiny_generator))
+    alone = memory_need(measure_model("chat", what), known, 10)
+    both = memory_need(measure_model("chat", what, choose_draft_model("chat", what, known)), known, 10)
     assert (both.weights, both.cache, both.blocks) == (2 * alone.weights, 2 * alone.cache, 10)
 
 
 def test_drafts_are_for_models_that_are_served() -> None:
-    assert read({"models": ["a=x"], "drafts": "a=y"}).drafts == {"a": "y"}
+    assert read_settings({"models": ["a=x"], "drafts": "a=y"}).drafts == {"a": "y"}
     with pytest.raises(SettingsError, match="drafts: no model is called 'b'; there are: a"):
-        Registry(Engine(Metrics([])), read({"models": ["a=x"], "drafts": "b=y"}), told=Metrics([]))
+        ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), told=Metrics([]))
     with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is foretold"):
-        read({"models": ["a=x"], "drafts": "a=y", "draft_tokens": 0})
+        read_settings({"models": ["a=x"], "drafts": "a=y", "draft_tokens": 0})

@@ -12,13 +12,13 @@ import pytest
 
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Cancelled, Expired, Unavailable
-from polyhead.service.engine.encoder_worker import Encoder
-from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.encoder_worker import EncoderWorker
+from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.runtime import executor_choice as executors
 from polyhead.service.runtime import explain_models as watching
 from polyhead.service.runtime import loader, registry
-from polyhead.service.runtime.load_task import Loading
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.load_task import LoadTask
+from polyhead.service.runtime.registry import ModelRegistry
 from polyhead.service.runtime.self_test import SelfTest
 from tests.service.api.operations.test_admin import KEY, Client, serving
 from tests.service.runtime.test_registry import serving as registered
@@ -74,13 +74,13 @@ def before(owner: Any, name: str) -> Patch:
 
 
 def reading(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
-    real = loader.checkpoint.begin
+    real = loader.checkpoint.prepare
 
     def begin(*given: Any, progress: Callable[[int, int], None], **named: Any) -> Any:
         hold.part_by_part(lambda: progress(1, 2))
         return real(*given, progress=progress, **named)
 
-    monkeypatch.setattr(loader.checkpoint, "begin", begin)
+    monkeypatch.setattr(loader.checkpoint, "prepare", begin)
 
 
 def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
@@ -98,17 +98,17 @@ def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
 
 
 def testing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
-    real = SelfTest.expect
+    real = SelfTest.compute_reference
 
     def expect(self: SelfTest, progress: Callable[[int, int], None]) -> None:
         hold.part_by_part(lambda: progress(1, 2))
         real(self, progress)
 
-    monkeypatch.setattr(SelfTest, "expect", expect)
+    monkeypatch.setattr(SelfTest, "compute_reference", expect)
 
 
 def warming(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
-    for kind in (Encoder, Generator):
+    for kind in (EncoderWorker, GeneratorWorker):
 
         def warm_up(self: Any, breathe: Callable[[], None], real: Any = kind.warm_up) -> None:
             hold.part_by_part(breathe)
@@ -184,12 +184,12 @@ def test_a_load_is_cancelled_in_any_stage_and_the_next_one_works(
 def limited(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """These are given no time to speak of."""
 
-    def made(name: str, seconds: float, *rest: Any) -> Loading:
+    def made(name: str, seconds: float, *rest: Any) -> LoadTask:
         assert seconds == 3600.0
-        return Loading(name, 0.05 if name in names else seconds, *rest)
+        return LoadTask(name, 0.05 if name in names else seconds, *rest)
 
-    monkeypatch.setattr(registry, "Loading", made)
-    monkeypatch.setattr(watching, "Loading", made)
+    monkeypatch.setattr(registry, "LoadTask", made)
+    monkeypatch.setattr(watching, "LoadTask", made)
 
 
 def test_at_its_deadline_a_load_ends_in_any_stage(
@@ -223,21 +223,21 @@ def test_at_its_deadline_a_load_ends_in_any_stage(
 def test_a_model_of_the_settings_that_takes_too_long_is_broken_and_the_others_are_served(
     tiny_ranker: Path, tiny_classifier: Path, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
-    real = loader.checkpoint.describe
+    real = loader.checkpoint.describe_source
 
     def describe(source: str, *rest: Any) -> Any:
         if source == str(tiny_ranker):
             hold.hang()
         return real(source, *rest)
 
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await served.load_all()
         states = served.states()
         assert [states[name].phase for name in ("slow", "judge", "chat")] == ["broken", "ready", "ready"]
-        assert "longer than load_seconds, which is 0.05: it was being described" in states["slow"].why
+        assert "longer than load_seconds, which is 0.05: it was being described" in states["slow"].reason
 
-    monkeypatch.setattr(loader.checkpoint, "describe", describe)
+    monkeypatch.setattr(loader.checkpoint, "describe_source", describe)
     limited(monkeypatch, "slow")
     registered({"slow": tiny_ranker, "judge": tiny_classifier, "chat": tiny_generator}, act)
 
@@ -245,19 +245,19 @@ def test_a_model_of_the_settings_that_takes_too_long_is_broken_and_the_others_ar
 def test_loads_of_the_start_are_cancelled_while_they_wait_and_while_they_go_on(
     tiny_ranker: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         reading(monkeypatch, hold)
         task = asyncio.create_task(served.load_all())
         await hold.reached()
         async with asyncio.timeout(PATIENCE_S):
-            await served.unload("last", 0).end()  # which waits
+            await served.unload("last", 0).wait_and_raise()  # which waits
             assert list(served.states()) == ["slow", "judge"]
-            await served.unload("slow", 0).end()
+            await served.unload("slow", 0).wait_and_raise()
             assert list(served.states()) == ["judge"]
             hold.released.set()
             await task
         assert [model.name for model in served.models()] == ["judge"]
-        assert served.memory()[1] == served.memory()[0] - served.known()[0].memory
+        assert served.memory_budget()[1] == served.memory_budget()[0] - served.model_statuses()[0].memory
 
     registered({"slow": tiny_ranker, "judge": tiny_classifier, "last": tiny_ranker}, act)
 
@@ -308,7 +308,7 @@ def test_a_cancelled_adapter_leaves_nothing_with_its_model() -> None:
             await through.wait()
             return made
 
-        loading = Loading("a", 0)
+        loading = LoadTask("a", 0)
         engine: Any = SimpleNamespace(call=call)
         task = asyncio.create_task(loading.run(loading.on_engine(engine, lambda: 7, undo=detached.append)))
         await went.wait()
@@ -327,7 +327,7 @@ def test_an_engine_that_hangs_in_a_load_holds_up_only_what_needs_it(monkeypatch:
     async def run() -> None:
         through, given_back = asyncio.Event(), list[str]()
 
-        async def work(loading: Loading) -> None:
+        async def work(loading: LoadTask) -> None:
             try:
                 await loading.on_engine(engine, lambda: None)
             finally:
@@ -338,7 +338,7 @@ def test_an_engine_that_hangs_in_a_load_holds_up_only_what_needs_it(monkeypatch:
             return function()
 
         engine: Any = SimpleNamespace(call=call)
-        loading = Loading("a", 0.01)
+        loading = LoadTask("a", 0.01)
         with pytest.raises(Expired, match=r"load_seconds, which is 0\.01"):
             await loading.run(work(loading))
         assert given_back == []
@@ -353,7 +353,7 @@ def test_an_engine_that_hangs_in_a_load_holds_up_only_what_needs_it(monkeypatch:
 
 def test_the_time_of_a_load_is_that_of_all_its_parts() -> None:
     async def run() -> None:
-        loading = Loading("a", 0.05)
+        loading = LoadTask("a", 0.05)
 
         async def parts() -> None:
             for _ in range(1000):
@@ -368,17 +368,17 @@ def test_the_time_of_a_load_is_that_of_all_its_parts() -> None:
 def test_what_explains_a_model_has_the_same_deadline(
     tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
-        [model], before = served.models(), served.memory()
+        [model], before = served.models(), served.memory_budget()
         before_describing = STAGES["describing"][0]
         with monkeypatch.context() as patched:
             before_describing(patched, hold)
             limited(patched, "what explains judge")
             with pytest.raises(Expired, match="the load of what explains judge has taken longer than load_seconds"):
-                await served.watch(model)
-        assert served.memory() == before
-        assert await served.watch(model)
+                await served.load_explainer(model)
+        assert served.memory_budget() == before
+        assert await served.load_explainer(model)
 
     registered({"judge": tiny_classifier}, act)
 
@@ -386,13 +386,13 @@ def test_what_explains_a_model_has_the_same_deadline(
 def test_who_asks_for_a_model_that_is_cancelled_hears_that_there_is_none(
     tiny_ranker: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         reading(monkeypatch, hold)
         task = asyncio.create_task(served.load_all())
         await hold.reached()
         with pytest.raises(Unavailable, match="not ready yet"):
             served.resolve("slow", ["rank"])
-        await served.unload("slow", 0).end()
+        await served.unload("slow", 0).wait_and_raise()
         hold.released.set()
         await task
         assert served.names() == ["judge"]

@@ -24,17 +24,25 @@ from transformers import (
 from typer.testing import CliRunner
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint.load_estimate import size
-from polyhead.models.checkpoint.tensor_files import Entry
-from polyhead.models.native.library import runnable
+from polyhead.models.checkpoint.load_estimate import estimate_load
+from polyhead.models.checkpoint.tensor_files import TensorEntry
+from polyhead.models.native.library import runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.cli import main as cli
 from polyhead.service.config.settings import Settings
-from polyhead.service.core.errors import NoRoom
+from polyhead.service.core.errors import InsufficientMemory
 from polyhead.service.resources import machine
-from polyhead.service.runtime.executor_choice import executor_of
-from polyhead.service.runtime.explain_cost import need_of
-from polyhead.service.runtime.memory_budget import MIB, Budget, Sized, least, mib, need, sized
+from polyhead.service.runtime.executor_choice import build_executor
+from polyhead.service.runtime.explain_cost import explainer_memory_need
+from polyhead.service.runtime.memory_budget import (
+    MIB,
+    MemoryBudget,
+    ModelSize,
+    ceil_mib,
+    measure_model,
+    memory_need,
+    smallest_need,
+)
 from tests.support import checkpoints, gguf_files
 from tests.support.places import ROOT
 
@@ -46,8 +54,8 @@ def settings(**given: Any) -> Settings:
     return Settings(device="cpu", **given)
 
 
-def described(folder: Path, name: str = "chat") -> Sized:
-    return sized(name, checkpoint.describe(str(folder)))
+def described(folder: Path, name: str = "chat") -> ModelSize:
+    return measure_model(name, checkpoint.describe_source(str(folder)))
 
 
 # Prediction
@@ -171,7 +179,7 @@ def test_what_is_predicted_is_what_is_taken(
     """Within 20 %, at the worst load there is; and unloaded it is given back, but for a tenth."""
     source = request.getfixturevalue(f"middling_{kind}")
     model, known = described(source), settings(**given)
-    predicted = Budget(1 << 50, known).plan(model)
+    predicted = MemoryBudget(1 << 50, known).plan(model)
     warm = "tiny_generator" if kind in ("generator", "shallow") else "tiny_classifier"
     seen = grown(request.getfixturevalue(warm), source, given)
     assert max(seen["peak"], seen["loading"]) == pytest.approx(predicted.total / MIB, rel=0.2), (predicted, seen)
@@ -187,8 +195,8 @@ def test_weights_are_counted_before_they_are_read(
 ) -> None:
     source = str(request.getfixturevalue(f"tiny_{kind}"))
     expected = checkpoint.load(source, dtype=dtype).weight_bytes
-    monkeypatch.setattr(Entry, "read", None)
-    assert size(checkpoint.describe(source)).weights(dtype) == expected
+    monkeypatch.setattr(TensorEntry, "read", None)
+    assert estimate_load(checkpoint.describe_source(source)).weight_bytes(dtype) == expected
 
 
 KINDS = {
@@ -228,15 +236,15 @@ def stored(path: Path, kind: str, tied: bool) -> Path:
     return gguf_files.write(path / "model.gguf", "llama", gguf_files.decoder_metadata(config), tensors, kinds)
 
 
-@pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+@pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "of its own"])
 def test_what_packs_is_known_before(tmp_path: Path, kind: str, precision: str, tied: bool) -> None:
     """What it takes but for biases and padding, unless that depends on the numbers: then never less."""
     source, known = stored(tmp_path, kind, tied), settings(precision=precision)
-    predicted = least(described(source), known).weights
-    taken = cast(NativeExecutor, executor_of(checkpoint.load(str(source)), known)).weight_bytes
+    predicted = smallest_need(described(source), known).weights
+    taken = cast(NativeExecutor, build_executor(checkpoint.load(str(source)), known)).weight_bytes
     assert taken <= predicted
     assert predicted <= 1.04 * taken or (kind, precision) in (("floats of four", "int4"), ("floats", "int4"))
 
@@ -245,7 +253,7 @@ def test_what_packs_is_known_before(tmp_path: Path, kind: str, precision: str, t
 
 
 @pytest.fixture
-def chat(tiny_generator: Path) -> Sized:
+def chat(tiny_generator: Path) -> ModelSize:
     return described(tiny_generator)
 
 
@@ -258,40 +266,45 @@ def chat(tiny_generator: Path) -> Sized:
     ],
     ids=["asked", "useful", "running"],
 )
-def test_a_cache_is_as_large_as_is_asked_or_useful(chat: Sized, given: dict[str, Any], tokens: int) -> None:
-    assert Budget(1 << 50, settings(**given)).plan(chat).cache_tokens == tokens
+def test_a_cache_is_as_large_as_is_asked_or_useful(chat: ModelSize, given: dict[str, Any], tokens: int) -> None:
+    assert MemoryBudget(1 << 50, settings(**given)).plan(chat).cache_tokens == tokens
 
 
-def test_where_memory_is_short_the_cache_shrinks_to_one_context(chat: Sized) -> None:
-    smallest = least(chat, settings())
+def test_where_memory_is_short_the_cache_shrinks_to_one_context(chat: ModelSize) -> None:
+    smallest = smallest_need(chat, settings())
     assert smallest.cache_tokens == 256
-    roomy = need(chat, settings(), 100)
-    assert Budget(roomy.total, settings()).plan(chat).blocks == 100
-    tight = Budget(smallest.total, settings()).plan(chat)
+    roomy = memory_need(chat, settings(), 100)
+    assert MemoryBudget(roomy.total, settings()).plan(chat).blocks == 100
+    tight = MemoryBudget(smallest.total, settings()).plan(chat)
     assert tight.total == smallest.total  # what loading takes and serving doesn't, a larger cache may have
     assert smallest.blocks <= tight.blocks < 100
-    with pytest.raises(NoRoom):
-        Budget(smallest.total - 1, settings()).plan(chat)
+    with pytest.raises(InsufficientMemory):
+        MemoryBudget(smallest.total - 1, settings()).plan(chat)
 
 
-def test_models_to_come_are_left_what_they_need(chat: Sized, tiny_classifier: Path) -> None:
+def test_models_to_come_are_left_what_they_need(chat: ModelSize, tiny_classifier: Path) -> None:
     other, judge = replace(chat, name="other"), described(tiny_classifier, "judge")
     known = settings()
-    limit = least(chat, known).total + least(other, known).total + least(judge, known).total + 2 * 256 * 1000
-    plans = Budget(limit, known)
+    limit = (
+        smallest_need(chat, known).total
+        + smallest_need(other, known).total
+        + smallest_need(judge, known).total
+        + 2 * 256 * 1000
+    )
+    plans = MemoryBudget(limit, known)
     for model, later in ((chat, [judge, other]), (judge, [other]), (other, [])):
-        plans.take(plans.plan(model, later))
+        plans.reserve(plans.plan(model, later))
     assert 0 <= plans.free < 16384  # four blocks
-    first, _, last = plans._held
+    first, _, last = plans._reserved
     assert abs(first.blocks - last.blocks) <= 2  # generators share what is left
 
 
-def test_what_is_loaded_counts_until_it_is_released(chat: Sized) -> None:
-    smallest = least(chat, settings())
-    plans = Budget(2 * smallest.total - 1, settings(cache_tokens=256))
-    plans.take(plans.plan(chat))
+def test_what_is_loaded_counts_until_it_is_released(chat: ModelSize) -> None:
+    smallest = smallest_need(chat, settings())
+    plans = MemoryBudget(2 * smallest.total - 1, settings(cache_tokens=256))
+    plans.reserve(plans.plan(chat))
     assert plans.free == smallest.total - 1
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientMemory):
         plans.plan(chat)
     plans.release(smallest)
     assert plans.plan(chat) == smallest
@@ -300,8 +313,8 @@ def test_what_is_loaded_counts_until_it_is_released(chat: Sized) -> None:
 def test_reading_may_take_more_than_serving(tiny_classifier: Path) -> None:
     """The copy of a large tensor stands beside the weights before there is a step."""
     judge = described(tiny_classifier, "judge")
-    turned = replace(judge, size=replace(judge.size, rearranged=10**8))
-    assert least(judge, settings()).total < least(turned, settings()).total > 4 * 10**8
+    turned = replace(judge, size=replace(judge.checkpoint_size, rearranged=10**8))
+    assert smallest_need(judge, settings()).total < smallest_need(turned, settings()).total > 4 * 10**8
 
 
 # Refusals
@@ -315,8 +328,8 @@ def remedies(message: str) -> dict[str, str]:
 
 def test_what_does_not_fit_is_refused_with_remedies_that_work(middling_generator: Path) -> None:
     chat, given = described(middling_generator), {"max_running": 64, "step_tokens": 512}
-    plans = Budget(least(chat, settings(**given)).total - 4 * MIB, settings(**given))
-    with pytest.raises(NoRoom) as caught:
+    plans = MemoryBudget(smallest_need(chat, settings(**given)).total - 4 * MIB, settings(**given))
+    with pytest.raises(InsufficientMemory) as caught:
         plans.plan(chat)
     said = caught.value.message
     assert re.match(r"chat needs \d+ MiB \(weights \d+, cache \d+ \(1024 tokens\), workspace \d+\), and \d+ of", said)
@@ -325,26 +338,26 @@ def test_what_does_not_fit_is_refused_with_remedies_that_work(middling_generator
     for name, value in found.items():
         changed = settings(**(given | {name: value}))
         limit = changed.memory_mib * MIB or plans.limit
-        Budget(limit, changed).plan(chat)
+        MemoryBudget(limit, changed).plan(chat)
         if value.isdecimal() and name != "memory_mib":  # and it is the largest that does
-            with pytest.raises(NoRoom):
-                Budget(limit, settings(**(given | {name: int(value) + 1}))).plan(chat)
+            with pytest.raises(InsufficientMemory):
+                MemoryBudget(limit, settings(**(given | {name: int(value) + 1}))).plan(chat)
 
 
 def test_an_encoder_is_helped_by_smaller_steps(middling_classifier: Path) -> None:
     judge = described(middling_classifier, "judge")
-    plans = Budget(least(judge, settings()).total - 4 * MIB, settings())
-    with pytest.raises(NoRoom) as caught:
+    plans = MemoryBudget(smallest_need(judge, settings()).total - 4 * MIB, settings())
+    with pytest.raises(InsufficientMemory) as caught:
         plans.plan(judge)
     assert remedies(caught.value.message).keys() == {"encoder_step_tokens", "precision", "memory_mib"}
 
 
 def test_a_model_that_could_go_is_named(tiny_classifier: Path, middling_classifier: Path) -> None:
     small, large = described(tiny_classifier, "small"), described(middling_classifier, "large")
-    plans = Budget(least(large, settings()).total + least(small, settings()).total, settings())
+    plans = MemoryBudget(smallest_need(large, settings()).total + smallest_need(small, settings()).total, settings())
     for model in (small, large):
-        plans.take(plans.plan(model))
-    with pytest.raises(NoRoom, match="large unloaded; or memory_mib"):
+        plans.reserve(plans.plan(model))
+    with pytest.raises(InsufficientMemory, match="large unloaded; or memory_mib"):
         plans.plan(replace(large, name="third"))
 
 
@@ -432,11 +445,11 @@ def deep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @linux
-@pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+@pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
 def test_loading_two_files_takes_what_is_packed_and_one_part(tiny_generator: Path, deep_file: Path) -> None:
     """In a process as a server is: the allocator does not keep what of each layer was read."""
     known = settings(threads=1, cache_tokens=512, max_running=4, step_tokens=64)
-    needed = Budget(1 << 50, known).plan(described(deep_file))
+    needed = MemoryBudget(1 << 50, known).plan(described(deep_file))
     command = [sys.executable, "-c", LOADING, str(tiny_generator), str(deep_file), str(deep_file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert 2 * needed.weights < float(done.stdout) * MIB < 1.15 * 2 * needed.total, (done.stdout, needed)
@@ -467,12 +480,12 @@ def test_check_has_a_column_of_what_explanations_take(tiny_generator: Path, tiny
     assert result.exit_code == 0, result.output
     header, *rows, limit = result.stdout.splitlines()
     assert header.endswith("total  to explain")
-    own = [need_of(described(folder), settings()).total for folder in (tiny_generator, tiny_classifier)]
-    assert [int(row.split()[-1]) for row in rows] == [*map(mib, own), sum(map(mib, own))]
+    own = [explainer_memory_need(described(folder), settings()).total for folder in (tiny_generator, tiny_classifier)]
+    assert [int(row.split()[-1]) for row in rows] == [*map(ceil_mib, own), sum(map(ceil_mib, own))]
     assert limit == "4000 MiB are set for models"
     small = run_check("--cache-tokens", "512", *sources, "--memory-mib", "100")
     assert small.exit_code == 0, small.output
-    named = ", ".join(f"{name} ({mib(need)})" for name, need in zip(("chat", "model-2"), own, strict=True))
+    named = ", ".join(f"{name} ({ceil_mib(need)})" for name, need in zip(("chat", "model-2"), own, strict=True))
     assert re.fullmatch(
         rf"\d+ MiB are left for explanations: too few for {re.escape(named)}", small.stdout.splitlines()[-1]
     )
@@ -491,7 +504,7 @@ def test_check_says_what_to_change(middling_generator: Path) -> None:
 
 
 def test_check_reads_no_weights_and_is_quick(middling_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Entry, "read", None)
+    monkeypatch.setattr(TensorEntry, "read", None)
     began = time.process_time()
     assert run_check(str(middling_generator)).exit_code == 0
     assert time.process_time() - began < 5

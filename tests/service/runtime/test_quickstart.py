@@ -74,4 +74,4 @@ def test_packages_are_pinned_to_a_hash(published: quickstart.Published, tmp_path
     other = tmp_path / "other.whl"
     other.write_bytes(b"something else")
     with pytest.raises(CheckpointError, match="this is not the file that is meant"):
-        package.verify(other, published.package)
+        package.check_hash(other, published.package)

@@ -15,17 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from polyhead.models.executors.contract import Executor
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import BadRequest, NotFound, Unavailable
-from polyhead.service.core.model import State
-from polyhead.service.core.request import Done, Encode, Encoded, Generate
+from polyhead.service.core.model import LoadState
+from polyhead.service.core.request import Done, Encode, Generate, HeadOutput
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.resources import capacity, machine
 from polyhead.service.runtime import loader, registry
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
 
 
-def serving(models: dict[str, Any], act: Callable[[Registry], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
+def serving(models: dict[str, Any], act: Callable[[ModelRegistry], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
     """What `act` returns, given a registry whose engine runs; nothing is loaded yet."""
 
     async def run() -> Any:
@@ -34,7 +34,7 @@ def serving(models: dict[str, Any], act: Callable[[Registry], Coroutine[Any, Any
         engine = Engine(metrics)
         engine.start()
         try:
-            return await act(Registry(engine, known, told=metrics))
+            return await act(ModelRegistry(engine, known, told=metrics))
         finally:
             await engine.close(0)
 
@@ -53,14 +53,14 @@ def truncated(tiny_classifier: Path, tmp_path: Path) -> Path:
 def test_broken_models_say_why_and_the_others_are_served(
     tiny_generator: Path, tiny_classifier: Path, truncated: Path
 ) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         assert [model.name for model in served.models()] == ["chat", "judge"]
         states = served.states()
-        assert states["chat"] == states["judge"] == State("ready", 1.0)
+        assert states["chat"] == states["judge"] == LoadState("ready", 1.0)
         assert states["cut"].phase == states["gone"].phase == "broken"
-        assert "model.safetensors" in states["cut"].why
-        assert "nowhere: there is no such folder" in states["gone"].why
+        assert "model.safetensors" in states["cut"].reason
+        assert "nowhere: there is no such folder" in states["gone"].reason
         with pytest.raises(Unavailable, match=r"cut could not be loaded: .*model\.safetensors"):
             served.resolve("cut", ["classify"])
 
@@ -69,7 +69,7 @@ def test_broken_models_say_why_and_the_others_are_served(
 
 
 def test_what_a_model_is(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         chat, judge, vectors, ranker = served.models()
         assert (chat.task, judge.task, vectors.task, ranker.task) == ("generate", "classify", "embed", "rank")
@@ -83,7 +83,7 @@ def test_what_a_model_is(tiny_generator: Path, tiny_classifier: Path, tiny_embed
 
 
 def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         chat, judge = served.models()
         [spoken] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
@@ -91,7 +91,7 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
         events = [event async for event in spoken]
         assert events[-1] == Done("length", 3, 4)
         scores, end = [event async for event in read]
-        assert isinstance(scores, Encoded)
+        assert isinstance(scores, HeadOutput)
         assert sum(scores.values) == pytest.approx(1.0)
         assert end == Done("encoded", 3)
 
@@ -101,27 +101,27 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
 def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is visible from the event loop, and clients are told to come again."""
     seen: list[str] = []
-    real = loader.checkpoint.begin
+    real = loader.checkpoint.prepare
 
     def watched(source: str, what: Any, **options: Any) -> Any:
         options["progress"](3, 4)
         with pytest.raises(Unavailable, match="chat is not ready yet, 75% is read") as caught:
             served_by[0].resolve("chat", ["generate"])
-        assert 1 <= caught.value.retry_after <= registry.LONGEST_WAIT
+        assert 1 <= caught.value.retry_after <= registry.MAX_RETRY_S
         with pytest.raises(Unavailable, match="next is not ready yet, others are loaded first"):
             served_by[0].resolve("next", ["generate"])
         with pytest.raises(Unavailable):
-            served_by[0].only(["generate"])
+            served_by[0].resolve_only(["generate"])
         seen.append(source)
-        monkeypatch.setattr(loader.checkpoint, "begin", real)
+        monkeypatch.setattr(loader.checkpoint, "prepare", real)
         return real(source, what, **options)
 
-    served_by: list[Registry] = []
+    served_by: list[ModelRegistry] = []
 
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         served_by.append(served)
-        assert served.states()["chat"] == State("waiting")
-        monkeypatch.setattr(loader.checkpoint, "begin", watched)
+        assert served.states()["chat"] == LoadState("waiting")
+        monkeypatch.setattr(loader.checkpoint, "prepare", watched)
         await served.load_all()
         assert [model.name for model in served.models()] == ["chat", "next"]
 
@@ -130,7 +130,7 @@ def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_names_and_tasks_that_do_not_fit(tiny_generator: Path, tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         assert served.resolve("chat", ["generate"]).name == "chat"
         with pytest.raises(NotFound, match="no model is called 'gpt-4'; there are: chat, judge") as unknown:
@@ -146,30 +146,30 @@ def test_names_and_tasks_that_do_not_fit(tiny_generator: Path, tiny_classifier: 
 
 
 def test_routes_that_name_no_model(tiny_classifier: Path, tiny_generator: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
-        assert served.only(["generate"]).name == "chat"
+        assert served.resolve_only(["generate"]).name == "chat"
         with pytest.raises(NotFound, match="no model here can embed or rank"):
-            served.only(["rank", "embed"])
+            served.resolve_only(["rank", "embed"])
         with pytest.raises(BadRequest, match=r"/models/NAME/\.\.\.: one, two"):
-            served.only(["classify"])
+            served.resolve_only(["classify"])
 
     serving({"one": tiny_classifier, "two": tiny_classifier, "chat": tiny_generator}, act)
 
 
 def test_what_does_not_fit_is_broken_and_says_what_to_change(tiny_generator: Path, tiny_classifier: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         assert [model.name for model in served.models()] == ["judge"]
         assert re.search(
-            r"chat needs \d+ MiB .*26 of 26 MiB are free.* with cache_tokens \d+;", served.states()["chat"].why
+            r"chat needs \d+ MiB .*26 of 26 MiB are free.* with cache_tokens \d+;", served.states()["chat"].reason
         )
 
     serving({"chat": tiny_generator, "judge": tiny_classifier}, act, memory_mib=26, cache_tokens=100_000)
 
 
 def test_a_model_serves_no_longer_texts_than_its_cache_holds(tiny_generator: Path) -> None:
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         [model] = served.models()
         assert model.max_tokens == 112
@@ -191,7 +191,7 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
         known = Settings(models={"chat": str(tiny_generator), "next": str(tiny_generator)})
         engine = Engine(Metrics([]))
         engine.start()
-        served = Registry(engine, known, told=Metrics([]))
+        served = ModelRegistry(engine, known, told=Metrics([]))
         loading = asyncio.create_task(served.load_all())
         while served.states()["chat"].fraction == 0:
             await asyncio.sleep(0.01)
@@ -200,14 +200,14 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
             await loading
         assert "broken" not in {state.phase for state in served.states().values()}
 
-    monkeypatch.setattr(loader.checkpoint, "begin", endless)
+    monkeypatch.setattr(loader.checkpoint, "prepare", endless)
     asyncio.run(run())
 
 
 def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_generator: Path) -> None:
     """Between finding a model and submitting lies the tokenising, with that model's tokenizer."""
 
-    async def act(served: Registry) -> None:
+    async def act(served: ModelRegistry) -> None:
         await served.load_all()
         [old] = served.models()
         change = served.reload("chat", "", 1.0)
@@ -215,7 +215,7 @@ def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_gener
             await asyncio.sleep(0.001)
         [late] = served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
         assert [event async for event in late][-1] == Done("length", 3, 4)
-        await change.end()
+        await change.wait_and_raise()
         with pytest.raises(Unavailable, match="chat was taken away while this was read; send it again"):
             served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
 
@@ -225,7 +225,7 @@ def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_gener
 def test_weights_are_for_models_that_are_served(tiny_generator: Path) -> None:
     known = Settings(models={"chat": str(tiny_generator)}, weights={"caht": 2})
     with pytest.raises(SettingsError, match="weights: no model is called 'caht'; there are: chat"):
-        Registry(Engine(Metrics([])), known, told=Metrics([]))
+        ModelRegistry(Engine(Metrics([])), known, told=Metrics([]))
 
 
 def test_weights_reach_the_engine_and_executors_go_through_the_seam(
@@ -233,7 +233,7 @@ def test_weights_reach_the_engine_and_executors_go_through_the_seam(
 ) -> None:
     added: dict[str, float] = {}
     seen: list[int] = []
-    real = Engine.add
+    real = Engine.add_worker
 
     def add(engine: Engine, worker: Any, weight: float = 1.0) -> None:
         added[worker.model] = weight
@@ -248,10 +248,10 @@ def test_weights_reach_the_engine_and_executors_go_through_the_seam(
         engine = Engine(Metrics([]))
         engine.start()
         known = Settings(models=models, weights={"chat": 3}, cache_tokens=512)
-        await Registry(engine, known, told=Metrics([]), executed=executed).load_all()
+        await ModelRegistry(engine, known, told=Metrics([]), executed=executed).load_all()
         await engine.close(0)
 
-    monkeypatch.setattr(Engine, "add", add)
+    monkeypatch.setattr(Engine, "add_worker", add)
     asyncio.run(run())
     assert added == {"chat": 3, "judge": 1}
     assert seen == [32, 0]
@@ -264,10 +264,10 @@ def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
         engine = Engine(metrics)
         engine.start()
         try:
-            await Registry(engine, settings, told=metrics).load_all()
+            await ModelRegistry(engine, settings, told=metrics).load_all()
         finally:
             await engine.close(0)
-        families = text_string_to_metric_families(metrics.page("")[0].decode())
+        families = text_string_to_metric_families(metrics.render("")[0].decode())
         ready = next(family for family in families if family.name == "polyhead_model_ready")
         return {sample.labels["model"]: sample.value for sample in ready.samples}
 
@@ -276,19 +276,19 @@ def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
 
 def test_where_networks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert placed(Settings()).dtype == torch.float32
-    assert placed(Settings(precision="bfloat16")).dtype == torch.bfloat16
+    assert choose_placement(Settings()).dtype == torch.float32
+    assert choose_placement(Settings(precision="bfloat16")).dtype == torch.bfloat16
     with pytest.raises(SettingsError, match="device: cuda is asked for"):
-        placed(Settings(device="cuda"))
+        choose_placement(Settings(device="cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert (placed(Settings()).device.type, placed(Settings()).dtype) == ("cuda", torch.bfloat16)
-    assert placed(Settings(device="cpu")).device.type == "cpu"
+    assert (choose_placement(Settings()).device.type, choose_placement(Settings()).dtype) == ("cuda", torch.bfloat16)
+    assert choose_placement(Settings(device="cpu")).device.type == "cpu"
 
 
 def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(capacity, "GROUPS", tmp_path)
-    assert machine.free_memory(torch.device("cpu")) == machine.UNKNOWN
+    monkeypatch.setattr(capacity, "CGROUP_ROOT", tmp_path)
+    assert machine.free_memory(torch.device("cpu")) == machine.ASSUMED_MEMORY
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   4096 kB\n")
     assert machine.free_memory(torch.device("cpu")) == 4096 * 1024
     (tmp_path / "memory.max").write_text("max\n")
@@ -309,13 +309,13 @@ def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: 
 def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Path) -> None:
     names = ("dummy", "tgi", "tei", "default", "")
 
-    async def alone(served: Registry) -> None:
+    async def alone(served: ModelRegistry) -> None:
         await served.load_all()
         assert {served.resolve(name, ["classify"]).name for name in names} == {"judge"}
         with pytest.raises(NotFound, match=r"no model is called 'judge2'; there are: judge$"):
             served.resolve("judge2", ["classify"])
 
-    async def together(served: Registry) -> None:
+    async def together(served: ModelRegistry) -> None:
         await served.load_all()
         for name in names:
             with pytest.raises(NotFound, match=rf"no model is called '{name}'; there are: judge, ranker$"):

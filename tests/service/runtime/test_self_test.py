@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from polyhead.models import checkpoint
-from polyhead.models.checkpoint import ignore
+from polyhead.models.checkpoint import ignore_progress
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.native.native_executor import NativeExecutor
@@ -25,10 +25,17 @@ from polyhead.service.core.model import Model
 from polyhead.service.runtime import loader
 from polyhead.service.runtime import self_test as fidelity
 from polyhead.service.runtime import self_test_results as cost_files
-from polyhead.service.runtime.placement import placed
-from polyhead.service.runtime.registry import Registry
-from polyhead.service.runtime.self_test import SelfTest, costs_of, hashes_of, key_of, known_costs, with_known_cost
-from polyhead.service.runtime.self_test_results import LARGEST, Costs, Hashes
+from polyhead.service.runtime.placement import choose_placement
+from polyhead.service.runtime.registry import ModelRegistry
+from polyhead.service.runtime.self_test import (
+    SelfTest,
+    apply_known_cost,
+    cost_key,
+    find_known_costs,
+    read_costs,
+    weight_hashes,
+)
+from polyhead.service.runtime.self_test_results import MAX_RESULT_BYTES, FileHashes, PrecisionCosts
 from tests.service.runtime.test_registry import serving
 from tests.support import zoo
 
@@ -42,7 +49,7 @@ def file_of(folder: Path, name: str = "key biases", kind: str = "Q8_0") -> Path:
 def served(source: Path, folder: Path, **settings: Any) -> Model:
     """What is served of one source."""
 
-    async def act(registry: Registry) -> Model:
+    async def act(registry: ModelRegistry) -> Model:
         await registry.load_all()
         [model] = registry.models()
         return model
@@ -73,16 +80,16 @@ def test_the_cost_of_the_default_is_logged(
 def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
     """Measured in two halves, part by part, as with both networks side by side."""
     source = file_of(tmp_path)
-    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
-    place = placed(settings, what.suited, what.body)
+    what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
+    place = choose_placement(settings, what.default_precision, what.decoder_config)
     test = SelfTest(what, place, settings, what.max_tokens)
-    test.expect(ignore)
+    test.compute_reference(ignore_progress)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     narrow = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
     wide = NativeExecutor(loaded.network, head, precision="float32", block_count=16)
     p, q = (
-        torch.cat([executor.step(test._step(text, executor)).double().log_softmax(-1) for text in test._texts])
+        torch.cat([executor.step(test._rows_of(text, executor)).double().log_softmax(-1) for text in test._texts])
         for executor in (wide, narrow)
     )
     test.compare(narrow)
@@ -104,27 +111,27 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def again(*_: object) -> None:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(SelfTest, "_unread", again)
+    monkeypatch.setattr(SelfTest, "_build_empty_network", again)
     assert served(source, tmp_path).dtype == "int8"
     assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # planned so from the start
-    what = checkpoint.describe(str(source))
-    assert with_known_cost(what, Settings(model_dir=tmp_path, max_kl=MANY)).suited.precision == "float32"
-    assert with_known_cost(what, Settings(model_dir=tmp_path)).suited.precision == "int8"
+    what = checkpoint.describe_source(str(source))
+    assert apply_known_cost(what, Settings(model_dir=tmp_path, max_kl=MANY)).default_precision.precision == "float32"
+    assert apply_known_cost(what, Settings(model_dir=tmp_path)).default_precision.precision == "int8"
 
 
 @pytest.mark.parametrize("tokens", [16, 32, 48])
 def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
     """No text is longer than the cache, and no block is named that is not there."""
     source = file_of(tmp_path)
-    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
-    test = SelfTest(what, placed(settings, what.suited, what.body), settings, tokens)
+    what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
+    test = SelfTest(what, choose_placement(settings, what.default_precision, what.decoder_config), settings, tokens)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     executor = NativeExecutor(loaded.network, head, precision="int8", block_count=tokens // 16)
-    steps = [test._step(text, executor) for text in test._texts]
+    steps = [test._rows_of(text, executor) for text in test._texts]
     assert steps
-    assert max(block for rows in steps for block in rows.tables[0]) < executor.block_count
-    test.expect(ignore)
+    assert max(block for rows in steps for block in rows.block_tables[0]) < executor.block_count
+    test.compute_reference(ignore_progress)
     test.compare(executor)
     assert test.cost is not None
     assert served(source, tmp_path, cache_tokens=max(tokens, 32)).dtype == "int8"
@@ -144,7 +151,7 @@ def test_without_room_for_float32_the_default_stays_and_says_so(
 
     async def crowded(self: Any, loading: Any, described: Any, *rest: Any, **more: Any) -> Any:
         if described.sized.suited.precision == "float32":
-            raise loader.NoRoom("no room")
+            raise loader.InsufficientMemory("no room")
         return await real(self, loading, described, *rest, **more)
 
     monkeypatch.setattr(loader.Loader, "_load", crowded)
@@ -162,9 +169,11 @@ def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.Lo
 
 def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
     source = file_of(tmp_path)
-    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
-    test = SelfTest(what, placed(settings, what.suited, what.body), settings, what.max_tokens)
-    test.expect(ignore)
+    what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
+    test = SelfTest(
+        what, choose_placement(settings, what.default_precision, what.decoder_config), settings, what.max_tokens
+    )
+    test.compute_reference(ignore_progress)
 
     class Broken:
         block_size = 16
@@ -182,7 +191,7 @@ def unstopped() -> None:
 
 def name_of(what: Description, folder: Path) -> str:
     """The hash that its costs are kept under."""
-    return costs_of(what, Hashes(folder), unstopped).weights
+    return read_costs(what, FileHashes(folder), unstopped).weights_hash
 
 
 def test_a_merged_adapter_changes_the_fingerprint(tiny_classifier: Path, tmp_path: Path) -> None:
@@ -193,13 +202,13 @@ def test_a_merged_adapter_changes_the_fingerprint(tiny_classifier: Path, tmp_pat
         base = AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
         get_peft_model(base, config).save_pretrained(tmp_path / str(number))
         folders.append(f"{tiny_classifier}+{tmp_path / str(number)}")
-    found = {name_of(checkpoint.describe(source), tmp_path) for source in (str(tiny_classifier), *folders)}
+    found = {name_of(checkpoint.describe_source(source), tmp_path) for source in (str(tiny_classifier), *folders)}
     assert len(found) == 4
 
 
 def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
-    one, other = (checkpoint.describe(str(file_of(tmp_path, name))) for name in ("key biases", "plain"))
-    same = checkpoint.describe(str(file_of(tmp_path / "..", "key biases")))
+    one, other = (checkpoint.describe_source(str(file_of(tmp_path, name))) for name in ("key biases", "plain"))
+    same = checkpoint.describe_source(str(file_of(tmp_path / "..", "key biases")))
     assert name_of(one, tmp_path) == name_of(same, tmp_path) != name_of(other, tmp_path)
 
 
@@ -227,23 +236,23 @@ def changed(file: Path, place: int) -> None:
 @pytest.mark.parametrize("place", [0, 100_000, 1_234_567, (5 << 20) - 70_000, (5 << 20) - 1])
 def test_every_byte_of_every_file_counts(place: int, large: Path, tmp_path: Path) -> None:
     """A copy that was changed anywhere shares no cost with what it was copied from."""
-    what = checkpoint.describe(str(file_of(tmp_path)))
+    what = checkpoint.describe_source(str(file_of(tmp_path)))
     crafted = tmp_path / "crafted.bin"
     crafted.write_bytes(large.read_bytes())
     one, other = (
         replace(what, entries={name: replace(entry, file=file) for name, entry in what.entries.items()})
         for file in (large, crafted)
     )
-    costs = costs_of(one, Hashes(tmp_path / "kept"), unstopped)
-    assert costs_of(other, Hashes(tmp_path / "kept"), unstopped) == costs
-    costs.keep("key", 0.25)
+    costs = read_costs(one, FileHashes(tmp_path / "kept"), unstopped)
+    assert read_costs(other, FileHashes(tmp_path / "kept"), unstopped) == costs
+    costs.store("key", 0.25)
     changed(crafted, place)
-    assert costs_of(other, Hashes(tmp_path / "kept"), unstopped).find("key") is None
-    assert costs_of(one, Hashes(tmp_path / "kept"), unstopped).find("key") == 0.25
+    assert read_costs(other, FileHashes(tmp_path / "kept"), unstopped).find("key") is None
+    assert read_costs(one, FileHashes(tmp_path / "kept"), unstopped).find("key") == 0.25
 
 
 def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
-    what, shard = checkpoint.describe(str(file_of(tmp_path))), tmp_path / "shard.bin"
+    what, shard = checkpoint.describe_source(str(file_of(tmp_path))), tmp_path / "shard.bin"
     shard.write_bytes(large.read_bytes())
     files = [large, shard] * len(what.entries)
     entries = zip(what.entries.items(), files, strict=False)
@@ -255,45 +264,47 @@ def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
 
 def test_what_the_weights_are_tested_with_counts(tiny_classifier: Path, tmp_path: Path) -> None:
     """The same weights beside another vocabulary, or with another output, have a cost of their own."""
-    what, other = checkpoint.describe(str(file_of(tmp_path))), checkpoint.describe(str(tiny_classifier))
+    what, other = checkpoint.describe_source(str(file_of(tmp_path))), checkpoint.describe_source(str(tiny_classifier))
     tied = replace(what, head=replace(what.head, spare=("head.output.weight", "more")))
     assert len({name_of(each, tmp_path) for each in (what, replace(what, tokenizer=other.tokenizer), tied)}) == 3
 
 
 def test_a_file_is_hashed_once_wherever_it_lies(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes = Hashes(tmp_path / "kept")
-    assert hashes.known(large) == ""
-    found = hashes.of(large, unstopped)
+    hashes = FileHashes(tmp_path / "kept")
+    assert hashes.find(large) == ""
+    found = hashes.hash_file(large, unstopped)
     assert found == hashlib.sha256(large.read_bytes()).hexdigest()
     other = large.rename(tmp_path / "other.bin")  # changes its times on some file systems
-    hashes.of(other, unstopped)
+    hashes.hash_file(other, unstopped)
 
     def again(_: Path) -> None:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(cost_files, "opened", again)
-    assert Hashes(tmp_path / "kept").of(other, unstopped) == Hashes(tmp_path / "kept").known(other) == found
+    monkeypatch.setattr(cost_files, "open_regular", again)
+    assert (
+        FileHashes(tmp_path / "kept").hash_file(other, unstopped) == FileHashes(tmp_path / "kept").find(other) == found
+    )
 
 
 def test_a_file_that_was_changed_or_replaced_is_hashed_again(large: Path, tmp_path: Path) -> None:
-    hashes = Hashes(tmp_path / "kept")
-    found = hashes.of(large, unstopped)
+    hashes = FileHashes(tmp_path / "kept")
+    found = hashes.hash_file(large, unstopped)
     changed(large, 1_234_567)
-    assert hashes.known(large) == ""
-    assert hashes.of(large, unstopped) != found
+    assert hashes.find(large) == ""
+    assert hashes.hash_file(large, unstopped) != found
     times = large.stat()
     other = tmp_path / "other.bin"
     other.write_bytes(bytes(times.st_size))
     os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
     other.replace(large)
-    assert hashes.known(large) == ""
+    assert hashes.find(large) == ""
 
 
 def test_a_hash_of_what_changes_meanwhile_is_not_kept(large: Path, tmp_path: Path) -> None:
     pieces = iter(range(9))
-    hashes = Hashes(tmp_path / "kept")
-    hashes.of(large, lambda: changed(large, 7) if next(pieces) == 2 else None)
-    assert hashes.known(large) == ""
+    hashes = FileHashes(tmp_path / "kept")
+    hashes.hash_file(large, lambda: changed(large, 7) if next(pieces) == 2 else None)
+    assert hashes.find(large) == ""
     assert not (tmp_path / "kept").exists()
 
 
@@ -305,28 +316,28 @@ def test_what_cannot_be_hashed_is_said_and_a_load_that_is_ended_stops(large: Pat
         raise Stopped("the load was ended")
 
     with pytest.raises(CheckpointError, match="cannot be read"):
-        Hashes(tmp_path).of(tmp_path / "nothing", unstopped)
+        FileHashes(tmp_path).hash_file(tmp_path / "nothing", unstopped)
     with pytest.raises(CheckpointError, match="no regular file"):
-        Hashes(tmp_path).of(tmp_path, unstopped)
+        FileHashes(tmp_path).hash_file(tmp_path, unstopped)
     with pytest.raises(Stopped):
-        Hashes(tmp_path).of(large, stop)
+        FileHashes(tmp_path).hash_file(large, stop)
     assert len(calls) == 1
 
 
 def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> None:
     """What was hashed is not what was measured."""
     source = file_of(tmp_path)
-    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
-    place = placed(settings, what.suited, what.body)
+    what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
+    place = choose_placement(settings, what.default_precision, what.decoder_config)
     test = SelfTest(what, place, settings, what.max_tokens)
-    test.expect(ignore)
+    test.compute_reference(ignore_progress)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     executor = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
     changed(source, source.stat().st_size - 1)
     test.compare(executor)
     assert test.cost is not None
-    assert known_costs(what, hashes_of(settings)) is None
+    assert find_known_costs(what, weight_hashes(settings)) is None
     assert [path for path in (tmp_path / "fidelity").iterdir() if b"sha256" not in path.read_bytes()] == []
 
 
@@ -334,12 +345,12 @@ def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) ->
     "content", [b"", b"[]", b"{", b'{"sha256": 1}', b'{"sha256": "ABC"}', b'{"sha256": "../../' + b"0" * 58 + b'"}']
 )
 def test_a_kept_hash_that_is_not_ours_is_made_again(content: bytes, large: Path, tmp_path: Path) -> None:
-    hashes = Hashes(tmp_path / "kept")
-    found = hashes.of(large, unstopped)
+    hashes = FileHashes(tmp_path / "kept")
+    found = hashes.hash_file(large, unstopped)
     [record] = (tmp_path / "kept").iterdir()
     record.write_bytes(content)
-    assert hashes.known(large) == ""
-    assert hashes.of(large, unstopped) == hashes.known(large) == found
+    assert hashes.find(large) == ""
+    assert hashes.hash_file(large, unstopped) == hashes.find(large) == found
 
 
 def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
@@ -354,9 +365,9 @@ def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
     (folder / "folder.json").mkdir()
     (folder / "zero.json").symlink_to("/dev/zero")
     for name in ("pipe", "link", "folder", "zero"):
-        assert Costs(folder, name).find("key") is None
-    Costs(folder, "link").keep("key", 0.25)
-    assert (Costs(folder, "link").find("key"), secret.read_bytes()) == (0.25, b'{"key": 0.5}')
+        assert PrecisionCosts(folder, name).find("key") is None
+    PrecisionCosts(folder, "link").store("key", 0.25)
+    assert (PrecisionCosts(folder, "link").find("key"), secret.read_bytes()) == (0.25, b'{"key": 0.5}')
 
 
 @pytest.mark.parametrize(
@@ -368,27 +379,27 @@ def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
         b'{"key": "many"}',
         b'{"key": {}}',
         b'{"key": NaN}',
-        b"[" * LARGEST,
-        b'{"key": 0.5, "more": "' + b" " * LARGEST + b'"}',
+        b"[" * MAX_RESULT_BYTES,
+        b'{"key": 0.5, "more": "' + b" " * MAX_RESULT_BYTES + b'"}',
     ],
 )
 def test_a_file_of_costs_that_is_not_ours_is_measured_again(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "abc.json").write_bytes(content)
-    costs = Costs(tmp_path, "abc")
+    costs = PrecisionCosts(tmp_path, "abc")
     assert costs.find("key") is None
-    costs.keep("key", 0.25)
+    costs.store("key", 0.25)
     assert costs.find("key") == 0.25
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    Costs(tmp_path / "file", "abc").keep("key", 0.25)
+    PrecisionCosts(tmp_path / "file", "abc").store("key", 0.25)
     assert any("is not kept" in line for line in lines(caplog, "fidelity"))
 
 
 def test_a_cost_belongs_to_kernels_and_instructions() -> None:
-    place = placed(Settings(precision="int8"))
-    assert place.instructions in key_of(place)
-    assert len(key_of(place).split()[-1]) == 64
+    place = choose_placement(Settings(precision="int8"))
+    assert place.instructions in cost_key(place)
+    assert len(cost_key(place).split()[-1]) == 64
     assert fidelity.is_tested(place)
-    assert not fidelity.is_tested(placed(Settings(precision="float32")))
+    assert not fidelity.is_tested(choose_placement(Settings(precision="float32")))

@@ -17,8 +17,8 @@ from polyhead.models.core.errors import CheckpointError
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.cli.main import app
 from polyhead.service.runtime import tokenizer_check as vetting
-from polyhead.service.runtime.registry import Registry
-from polyhead.service.runtime.tokenizer_check import Vetting
+from polyhead.service.runtime.registry import ModelRegistry
+from polyhead.service.runtime.tokenizer_check import TokenizerCheck
 from tests.models.tokenizer.test_tokenizer import sentencepiece_fields
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
@@ -47,46 +47,48 @@ def spoiled(tiny_classifier: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def vet() -> Iterator[Vetting]:
-    vet = Vetting()
+def vet() -> Iterator[TokenizerCheck]:
+    vet = TokenizerCheck()
     yield vet
     vet.close()
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vetting, "SECONDS", 2)
+    monkeypatch.setattr(vetting, "CPU_SECONDS", 2)
 
 
 def test_one_that_aborts_the_process_ends_the_child_and_the_next_is_tried(
-    vet: Vetting, spoiled: Callable[[str], Path], tiny_classifier: Path
+    vet: TokenizerCheck, spoiled: Callable[[str], Path], tiny_classifier: Path
 ) -> None:
     """It allocates 4 GiB, which a Rust library that is refused them does not survive."""
     folder = spoiled(ABORTS)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=DIES) as raised:
-            vet.vet(folder, {})
+            vet.check_folder(folder, {})
         assert raised.value.file == str(folder)
-        vet.vet(tiny_classifier, {})
+        vet.check_folder(tiny_classifier, {})
 
 
-def test_one_that_takes_all_time_is_ended(vet: Vetting, spoiled: Callable[[str], Path], tiny_classifier: Path) -> None:
+def test_one_that_takes_all_time_is_ended(
+    vet: TokenizerCheck, spoiled: Callable[[str], Path], tiny_classifier: Path
+) -> None:
     with pytest.raises(CheckpointError, match="the tokenizer takes more than 2 s of a processor to be read and tried"):
-        vet.vet(spoiled(HANGS), {})
-    vet.vet(tiny_classifier, {})
+        vet.check_folder(spoiled(HANGS), {})
+    vet.check_folder(tiny_classifier, {})
 
 
 def test_one_that_takes_long_for_a_text_says_for_which(
-    vet: Vetting, spoiled: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    vet: TokenizerCheck, spoiled: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vetting, "SECONDS", 60)
+    monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
     said = r"the tokenizer takes \S+ s of a processor for 8192 characters as 'a'; 0.25 s are the most"
     with pytest.raises(CheckpointError, match=said):
-        vet.vet(spoiled("a tokenizer: a normalizer that multiplies within bounds"), {})
+        vet.check_folder(spoiled("a tokenizer: a normalizer that multiplies within bounds"), {})
 
 
 def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
-    vet: Vetting, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vet: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow only on a letter that stands in no fixed text, and for which alone the vocabulary has a token."""
     folder = tmp_path / "z"
@@ -98,14 +100,14 @@ def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
         hostile.normalized(*[hostile.replacing("z", "zz")] * 8)(values)
 
     hostile.vocabulary(folder, slow)
-    monkeypatch.setattr(vetting, "SECONDS", 60)
-    monkeypatch.setattr(vetting, "SECONDS_A_TEXT", 0.05)  # of two million tokens
+    monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
+    monkeypatch.setattr(vetting, "CPU_SECONDS_PER_TEXT", 0.05)  # of two million tokens
     with pytest.raises(CheckpointError, match="s of a processor for 8192 characters as 'z'"):
-        vet.vet(folder, {})
+        vet.check_folder(folder, {})
 
 
 def test_long_pieces_of_its_own_are_cut_before_they_are_repeated(
-    vet: Vetting, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vet: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined they are 1.5 million characters, which 8,192 times would not fit in memory."""
     folder = tmp_path / "long"
@@ -119,54 +121,60 @@ def test_long_pieces_of_its_own_are_cut_before_they_are_repeated(
     hostile.vocabulary(folder, lengthened)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)
-    monkeypatch.setattr(vetting, "SECONDS", 60)
-    vet.vet(folder, {})
+    monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
+    vet.check_folder(folder, {})
 
 
-def test_the_vocabulary_of_a_gguf_file_is_tried_too(vet: Vetting, tmp_path: Path) -> None:
+def test_the_vocabulary_of_a_gguf_file_is_tried_too(vet: TokenizerCheck, tmp_path: Path) -> None:
     file, fields = tmp_path / "a.gguf", sentencepiece_fields()
-    vet.vet(file, fields)
-    vet.vet(file, fields | {"tokenizer.ggml.tokens_of_another": ["x" * 100] * 50_000})  # a question of megabytes
+    vet.check_folder(file, fields)
+    vet.check_folder(
+        file, fields | {"tokenizer.ggml.tokens_of_another": ["x" * 100] * 50_000}
+    )  # a question of megabytes
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.model is missing"):
-        vet.vet(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
+        vet.check_folder(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
 
 
 def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
-    assert vetting.ending(1).startswith("the tokenizer cannot be tried: the process that tried it ended with status 1")
-    assert vetting.ending(-6).startswith("the tokenizers library fails on the tokenizer: ")
+    assert vetting.describe_exit(1).startswith(
+        "the tokenizer cannot be tried: the process that tried it ended with status 1"
+    )
+    assert vetting.describe_exit(-6).startswith("the tokenizers library fails on the tokenizer: ")
 
 
-def test_what_is_wrong_otherwise_is_said_as_by_whoever_reads_it(vet: Vetting, spoiled: Callable[[str], Path]) -> None:
+def test_what_is_wrong_otherwise_is_said_as_by_whoever_reads_it(
+    vet: TokenizerCheck, spoiled: Callable[[str], Path]
+) -> None:
     folder = spoiled("a template that panics")
     with pytest.raises(CheckpointError) as here:
         Tokenizer.from_folder(folder)
     with pytest.raises(CheckpointError) as there:
-        vet.vet(folder, {})
+        vet.check_folder(folder, {})
     assert (str(there.value), there.value.file) == (str(here.value), here.value.file)
 
 
-def test_a_child_that_was_ended_from_outside_is_started_again(vet: Vetting, tiny_classifier: Path) -> None:
-    vet.vet(tiny_classifier, {})
+def test_a_child_that_was_ended_from_outside_is_started_again(vet: TokenizerCheck, tiny_classifier: Path) -> None:
+    vet.check_folder(tiny_classifier, {})
     process = vet._process
     assert process is not None
     process.kill()
     process.wait()
-    vet.vet(tiny_classifier, {})
+    vet.check_folder(tiny_classifier, {})
     vet.close()
     assert vet._process is None
 
 
 def test_a_child_that_does_not_answer_is_ended(
-    vet: Vetting, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+    vet: TokenizerCheck, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vet.vet(tiny_classifier, {})
+    vet.check_folder(tiny_classifier, {})
     assert vet._process is not None
     os.kill(vet._process.pid, signal.SIGSTOP)
     with monkeypatch.context() as short:
-        short.setattr(vetting, "PATIENCE", 0.2)
+        short.setattr(vetting, "WALL_SECONDS", 0.2)
         with pytest.raises(CheckpointError, match=r"could not be tried: the machine is too busy, it had 0\.2 s"):
-            vet.vet(tiny_classifier, {})
-    vet.vet(tiny_classifier, {})
+            vet.check_folder(tiny_classifier, {})
+    vet.check_folder(tiny_classifier, {})
 
 
 def test_the_child_imports_no_torch() -> None:
@@ -185,13 +193,13 @@ def test_a_check_says_so(spoiled: Callable[[str], Path], tiny_classifier: Path) 
 
 
 def test_a_server_has_the_others(spoiled: Callable[[str], Path], tiny_classifier: Path) -> None:
-    async def act(registry: Registry) -> None:
+    async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
         states = registry.states()
         assert [states[name].phase for name in ("aborts", "hangs", "well")] == ["broken", "broken", "ready"]
-        assert "ended with signal 6" in states["aborts"].why
-        assert "more than 2 s of a processor" in states["hangs"].why
+        assert "ended with signal 6" in states["aborts"].reason
+        assert "more than 2 s of a processor" in states["hangs"].reason
 
     serving({"aborts": spoiled(ABORTS), "hangs": spoiled(HANGS), "well": tiny_classifier}, act)
 

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from polyhead.service.config.settings import SettingsError
-from polyhead.service.resources.process_info import beside
-from polyhead.service.server.process import bound
+from polyhead.service.resources.process_info import start_background_task
+from polyhead.service.server.process import bind_socket
 from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, SERVE, Faulted, Process
 
@@ -231,12 +231,12 @@ def test_a_taken_port_is_said_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(SettingsError, match="Address already in use; see --host and --port"):
-            bound("127.0.0.1", taken.getsockname()[1])
+            bind_socket("127.0.0.1", taken.getsockname()[1])
 
 
 def test_small_answers_are_not_held_back() -> None:
     """asyncio switches Nagle's algorithm off only where the socket names its protocol."""
-    with bound("127.0.0.1", 0) as listener:
+    with bind_socket("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
@@ -245,9 +245,9 @@ def test_a_task_beside_the_server_that_fails_is_critical_in_the_log(caplog: pyte
         raise LookupError("gone")
 
     async def run() -> None:
-        await asyncio.wait([beside(fail())])
+        await asyncio.wait([start_background_task(fail())])
         await asyncio.sleep(0)
-        cancelled = beside(asyncio.sleep(60))
+        cancelled = start_background_task(asyncio.sleep(60))
         cancelled.cancel()
         await asyncio.wait([cancelled])
 

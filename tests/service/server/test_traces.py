@@ -17,10 +17,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from starlette.datastructures import Headers
 
-from polyhead.service.api.access.access_log import Record
-from polyhead.service.api.access.request_context import Visit
-from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.server.traces import Spans
+from polyhead.service.api.access.access_log import RequestRecord
+from polyhead.service.api.access.request_context import RequestContext
+from polyhead.service.config.settings import Settings, SettingsError, read_settings
+from polyhead.service.server.traces import OtelTraces
 from tests.support.collector import Collector, collecting, facts
 from tests.support.crowd import Moment, leave
 from tests.support.places import ROOT
@@ -270,14 +270,14 @@ def settings(collector: Collector, **others: Any) -> Settings:
     return Settings(otlp_endpoint=collector.url, **others)
 
 
-def kept(traces: Spans, flags: str = "") -> bool:
+def kept(traces: OtelTraces, flags: str = "") -> bool:
     """Whether a request is, that has no parent or one with such flags."""
     headers = {"traceparent": f"00-{7:032x}-{PARENT}-{flags}"} if flags else {}
     return bool(traces.begin(perf_counter(), Headers(headers)).id)
 
 
 def test_the_ratio_decides_where_nobody_has(collector: Collector) -> None:
-    none, every = Spans(settings(collector, trace_ratio=0)), Spans(settings(collector, trace_ratio=1))
+    none, every = OtelTraces(settings(collector, trace_ratio=0)), OtelTraces(settings(collector, trace_ratio=1))
     assert [kept(none), kept(none, "01"), kept(none, "00")] == [False, True, False]
     assert [kept(every), kept(every, "01"), kept(every, "00")] == [True, True, False]
     for traces in (none, every):
@@ -290,11 +290,11 @@ def test_what_is_not_taken_is_dropped_and_waited_for_by_nobody(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # seconds; so that nothing of it goes on after the test
     with collecting() as silent:
         silent.silent.set()
-        traces = Spans(settings(silent))
+        traces = OtelTraces(settings(silent))
         for _ in range(3000):  # more than the queue has room for
-            visit = Visit("id")
+            visit = RequestContext("id")
             trace = traces.begin(visit.arrived, Headers({}))
-            trace.end(Record.of(visit, {"method": "GET", "path": "/"}, 200))
+            trace.end(RequestRecord.from_scope(visit, {"method": "GET", "path": "/"}, 200))
         asyncio.run(traces.close())
     assert "Queue full, dropping Span" in caplog.text
     assert not silent.spans
@@ -341,5 +341,5 @@ def test_without_the_extra_it_is_named() -> None:
 )
 def test_an_endpoint_that_cannot_be_one_is_refused(given: str, wrong: str) -> None:
     with pytest.raises(SettingsError, match=f"^otlp_endpoint: {wrong}") as refused:
-        read({"otlp_endpoint": given})
+        read_settings({"otlp_endpoint": given})
     assert "word" not in str(refused.value)

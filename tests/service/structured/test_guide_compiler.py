@@ -17,17 +17,17 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from polyhead.models.chat.chat_format import Format
+from polyhead.models.chat.chat_format import ChatFormat
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.models.tokenizer.vocabulary import Vocabulary, sentence_pieces
+from polyhead.models.tokenizer.vocabulary import Vocabulary, sentencepiece_merges
 from polyhead.service.core.errors import BadRequest, TooComplex, Unavailable
-from polyhead.service.core.grammar import LONGEST_REGEX, Grammar, Thinking
-from polyhead.service.core.guide import Guide, Walk
+from polyhead.service.core.grammar import MAX_REGEX_CHARS, Grammar, Thinking
+from polyhead.service.core.guide import Guide, GuideState
 from polyhead.service.core.model import Model
 from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured import guide_compiler as kept
-from polyhead.service.structured.guide_compiler import MOST_FORCED, Guides
-from polyhead.service.text.chat_prompt import Tool, Tools, called
+from polyhead.service.structured.guide_compiler import MAX_FORCED_TOKENS, GuideCompiler
+from polyhead.service.text.chat_prompt import ToolDefinition, ToolOptions, build_answer_grammar
 from tests.support.checkpoints import CORPUS
 from tests.support.scripted import model
 
@@ -66,7 +66,7 @@ def byte_fallback(_: Path) -> Tokenizer:
         "\u2581a",
     ]
     merges = [("{", '"'), ('"', ":"), ('"', "\u2581"), ("\u2581", "a")]
-    backend = sentence_pieces(
+    backend = sentencepiece_merges(
         {piece: token for token, piece in enumerate(pieces)}, merges, unknown="<unk>", prefix_space=True
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
@@ -95,8 +95,8 @@ def talker(tiny_generator: Path) -> Model:
 
 
 @pytest.fixture(scope="module")
-def guides() -> Iterator[Guides]:
-    made = Guides()
+def guides() -> Iterator[GuideCompiler]:
+    made = GuideCompiler()
     yield made
     made.close()
 
@@ -114,11 +114,11 @@ def walked(
 ) -> tuple[list[int], bool]:
     """The tokens of an answer drawn by chance among those that may come, and whether it came to an end."""
     assert guide is not None
-    walk, random, tokens = guide.begin(), Random(seed), list[int]()
-    while not walk.ended and len(tokens) < most:
+    walk, random, tokens = guide.new_state(), Random(seed), list[int]()
+    while not walk.is_finished and len(tokens) < most:
         words = np.zeros(-(-model.vocab_size // 32), np.int32)
         may = np.arange(model.tokenizer.vocab_size)
-        if walk.fill(words):
+        if walk.fill_mask(words):
             may = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
         assert len(may)
         drawn = [int(random.choice(may))]
@@ -127,8 +127,8 @@ def walked(
                 return tokens, True
             walk.advance(drawn[0])
             tokens += drawn
-            drawn = walk.forced()[:1] if leap and len(tokens) < most else []
-    return tokens, walk.ended
+            drawn = walk.forced_tokens()[:1] if leap and len(tokens) < most else []
+    return tokens, walk.is_finished
 
 
 def text_of(model: Model, tokens: list[int]) -> str:
@@ -161,7 +161,7 @@ def person(text: str) -> bool:
     ],
 )
 def test_whatever_is_drawn_is_what_was_asked_for(
-    guides: Guides,
+    guides: GuideCompiler,
     tiny_generator: Path,
     vocabulary: Callable[[Path], Tokenizer],
     grammar: Grammar,
@@ -169,7 +169,7 @@ def test_whatever_is_drawn_is_what_was_asked_for(
 ) -> None:
     tokenizer = vocabulary(tiny_generator)
     known = model(tiny_generator, "m", "generate", tokenizer=tokenizer, vocab_size=tokenizer.vocab_size + 5)
-    guide, ended = guides.guide(known, grammar, None), 0
+    guide, ended = guides.compile(known, grammar, None), 0
     for seed in range(8):
         tokens, whole = walked(known, guide, seed, leap=seed % 2 == 0)
         assert not whole or right(text_of(known, tokens)), text_of(known, tokens)
@@ -177,24 +177,24 @@ def test_whatever_is_drawn_is_what_was_asked_for(
     assert ended >= 4
 
 
-def test_forced_tokens_are_those_that_the_tokenizer_would_write(guides: Guides, talker: Model) -> None:
-    guide = guides.guide(talker, schema({"const": "The quick brown fox"}), None)
+def test_forced_tokens_are_those_that_the_tokenizer_would_write(guides: GuideCompiler, talker: Model) -> None:
+    guide = guides.compile(talker, schema({"const": "The quick brown fox"}), None)
     assert guide is not None
-    walk = guide.begin()
+    walk = guide.new_state()
     words = np.zeros(-(-talker.vocab_size // 32), np.int32)
-    forced = walk.forced()
+    forced = walk.forced_tokens()
     assert text_of(talker, forced).startswith('"The quick brown')
     assert forced == talker.tokenizer.encode('"The quick brown fox"', special=False).ids[: len(forced)]
-    assert walk.fill(words)
+    assert walk.fill_mask(words)
     assert np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() == forced[:1]
 
 
-def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: Guides, talker: Model) -> None:
+def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: GuideCompiler, talker: Model) -> None:
     """All of it in one step would hold up everybody else's, and so would looking for it in each."""
     literal = "".join(Random(1).choice("abcdefghij") for _ in range(3000))
-    guide = guides.guide(talker, schema({"const": literal}), None)
+    guide = guides.compile(talker, schema({"const": literal}), None)
     assert guide is not None
-    walk = guide.begin()
+    walk = guide.new_state()
     asked, matcher, words = [0], walk._matcher, np.zeros(-(-talker.vocab_size // 32), np.int32)  # type: ignore[attr-defined]
 
     def compute_ff_tokens() -> list[int]:
@@ -203,14 +203,14 @@ def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: Gu
 
     walk._matcher = Counting(matcher, compute_ff_tokens)  # type: ignore[attr-defined]
     tokens = list[int]()
-    while not walk.ended:
-        assert walk.fill(words)
+    while not walk.is_finished:
+        assert walk.fill_mask(words)
         [token, *_] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
         if token in talker.stop_tokens:
             break
         walk.advance(token)
-        forced = walk.forced()
-        assert len(forced) <= MOST_FORCED
+        forced = walk.forced_tokens()
+        assert len(forced) <= MAX_FORCED_TOKENS
         for each in forced:
             walk.advance(each)
         tokens += [token, *forced]
@@ -228,18 +228,18 @@ class Counting:
         return getattr(self._matcher, name)
 
 
-def test_another_token_than_the_one_that_was_foretold_is_followed(guides: Guides, talker: Model) -> None:
+def test_another_token_than_the_one_that_was_foretold_is_followed(guides: GuideCompiler, talker: Model) -> None:
     """Who draws may spell a literal in other tokens, as long as nothing was told of it."""
-    guide = guides.guide(talker, schema({"const": "The quick brown fox"}), None)
+    guide = guides.compile(talker, schema({"const": "The quick brown fox"}), None)
     assert guide is not None
-    told, other = guide.begin(), guide.begin()
-    told.advance(told.forced()[0])
+    told, other = guide.new_state(), guide.new_state()
+    told.advance(told.forced_tokens()[0])
     [quote] = talker.tokenizer.encode('"', special=False).ids
     other.advance(quote)
-    assert text_of(talker, [quote, *other.forced()]).startswith('"The quick')
+    assert text_of(talker, [quote, *other.forced_tokens()]).startswith('"The quick')
 
 
-LONG = "a" * (LONGEST_REGEX + 1)
+LONG = "a" * (MAX_REGEX_CHARS + 1)
 
 
 @pytest.mark.parametrize(
@@ -251,35 +251,35 @@ LONG = "a" * (LONGEST_REGEX + 1)
     ],
 )
 def test_a_long_pattern_in_a_schema_is_refused_by_its_place(
-    guides: Guides, talker: Model, body: Any, place: str
+    guides: GuideCompiler, talker: Model, body: Any, place: str
 ) -> None:
     with pytest.raises(BadRequest) as error:
-        guides.guide(talker, schema(body), None)
-    assert error.value.message == f"{FIELD}{place}: must have at most {LONGEST_REGEX} characters"
-    tool = Tool("f", "", body | {"type": "object"}, "tools[0].function.parameters")
+        guides.compile(talker, schema(body), None)
+    assert error.value.message == f"{FIELD}{place}: must have at most {MAX_REGEX_CHARS} characters"
+    tool = ToolDefinition("f", "", body | {"type": "object"}, "tools[0].function.parameters")
     with pytest.raises(BadRequest) as error:
-        called(Tools((tool,), "required"), Format(), None)
-    assert error.value.message == f"tools[0].function.parameters{place}: must have at most {LONGEST_REGEX} characters"
+        build_answer_grammar(ToolOptions((tool,), "required"), ChatFormat(), None)
+    assert error.value.message == f"tools[0].function.parameters{place}: must have at most {MAX_REGEX_CHARS} characters"
 
 
 def test_schemas_of_tools_that_are_too_much_together_are_refused() -> None:
-    tools = tuple(Tool(f"f{n}", "", {"const": "a" * 60_000}, f"tools[{n}]") for n in range(5))
+    tools = tuple(ToolDefinition(f"f{n}", "", {"const": "a" * 60_000}, f"tools[{n}]") for n in range(5))
     with pytest.raises(BadRequest, match="tools: their schemas must have at most 262144 characters together, have 30"):
-        called(Tools(tools, "required"), Format(), None)
+        build_answer_grammar(ToolOptions(tools, "required"), ChatFormat(), None)
 
 
-def test_control_tokens_are_no_text_but_may_be_named(guides: Guides, talker: Model) -> None:
-    start = talker.tokenizer.find("<|im_start|>")
-    tokens, whole = walked(talker, guides.guide(talker, Grammar("lark", f'start: "a" <[{start}]> "b"', "g"), None), 0)
+def test_control_tokens_are_no_text_but_may_be_named(guides: GuideCompiler, talker: Model) -> None:
+    start = talker.tokenizer.token_id("<|im_start|>")
+    tokens, whole = walked(talker, guides.compile(talker, Grammar("lark", f'start: "a" <[{start}]> "b"', "g"), None), 0)
     assert whole
     assert start in tokens
-    spelled = guides.guide(talker, choice("<|im_start|>"), None)
+    spelled = guides.compile(talker, choice("<|im_start|>"), None)
     assert start not in walked(talker, spelled, 0)[0]
 
 
-def test_a_model_that_knows_no_end_ends_where_the_grammar_does(guides: Guides, tiny_generator: Path) -> None:
+def test_a_model_that_knows_no_end_ends_where_the_grammar_does(guides: GuideCompiler, tiny_generator: Path) -> None:
     endless = model(tiny_generator, "m", "generate", stop_tokens=frozenset())
-    tokens, whole = walked(endless, guides.guide(endless, choice("yes", "no"), None), 1)
+    tokens, whole = walked(endless, guides.compile(endless, choice("yes", "no"), None), 1)
     assert whole
     assert text_of(endless, tokens) in ("yes", "no")
 
@@ -333,10 +333,10 @@ def test_a_model_that_knows_no_end_ends_where_the_grammar_does(guides: Guides, t
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_its_place(
-    guides: Guides, talker: Model, grammar: Grammar, sentence: str
+    guides: GuideCompiler, talker: Model, grammar: Grammar, sentence: str
 ) -> None:
     with pytest.raises(BadRequest) as error:
-        guides.guide(talker, grammar, None)
+        guides.compile(talker, grammar, None)
     assert error.value.message.startswith(sentence)
     assert error.value.param == grammar.field
     assert len(error.value.message) < 500
@@ -344,18 +344,18 @@ def test_what_cannot_be_compiled_is_refused_by_its_place(
 
 
 def test_what_takes_too_long_is_ended_and_the_next_is_compiled(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(trial, "CPU_LIMIT_S", 0.3)
     monkeypatch.setattr(trial, "PROCESSES", 1)
-    guides = Guides()
+    guides = GuideCompiler()
     endless = schema(
         {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23)]}
     )
     for _ in range(2):
         with pytest.raises(BadRequest, match=r"is too complex: it takes more than 0\.3 s of a processor to compile"):
-            guides.guide(talker, endless, None)
-        monkeypatch.setattr(trial, "SECONDS", 5.0)
-        assert guides.guide(talker, choice("yes", "no"), None) is not None
-        monkeypatch.setattr(trial, "SECONDS", 0.3)
+            guides.compile(talker, endless, None)
+        monkeypatch.setattr(trial, "CPU_LIMIT_S", 5.0)
+        assert guides.compile(talker, choice("yes", "no"), None) is not None
+        monkeypatch.setattr(trial, "CPU_LIMIT_S", 0.3)
     guides.close()
 
 
@@ -363,35 +363,35 @@ def test_a_grammar_is_not_refused_because_others_want_the_machine(
     talker: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For longer than the grammar may take the compiler gets no processor."""
-    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(trial, "CPU_LIMIT_S", 0.3)
     monkeypatch.setattr(trial, "PROCESSES", 1)
-    guides = Guides()
+    guides = GuideCompiler()
     process = begun(guides, talker)
     process.send_signal(signal.SIGSTOP)
     later = Timer(0.6, process.send_signal, [signal.SIGCONT])
     later.start()
-    assert guides.guide(talker, choice("late"), None) is not None
+    assert guides.compile(talker, choice("late"), None) is not None
     guides.close()
 
 
 def test_a_machine_that_is_too_busy_says_so_and_not_that_the_grammar_is_wrong(
     talker: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "PATIENCE", 0.2)
+    monkeypatch.setattr(trial, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(trial, "PROCESSES", 1)
-    guides = Guides()
+    guides = GuideCompiler()
     begun(guides, talker).send_signal(signal.SIGSTOP)
     with pytest.raises(Unavailable, match=r"the machine is too busy to compile the answer's form: it had 0\.2 s"):
-        guides.guide(talker, choice("never"), None)
-    monkeypatch.setattr(trial, "PATIENCE", 10.0)
-    assert guides.guide(talker, choice("never"), None) is not None
+        guides.compile(talker, choice("never"), None)
+    monkeypatch.setattr(trial, "TIMEOUT_S", 10.0)
+    assert guides.compile(talker, choice("never"), None) is not None
     guides.close()
 
 
-def begun(guides: Guides, talker: Model) -> "subprocess.Popen[bytes]":
+def begun(guides: GuideCompiler, talker: Model) -> "subprocess.Popen[bytes]":
     """The one compiler there is, which has compiled something."""
-    guides.guide(talker, choice("first"), None)
-    [process] = [each._process for each in guides._trials._all]
+    guides.compile(talker, choice("first"), None)
+    [process] = [each._process for each in guides._grammar_check._processes]
     assert process is not None
     return process
 
@@ -400,57 +400,57 @@ def test_a_compiler_that_was_ended_from_outside_is_started_again(
     talker: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "PROCESSES", 1)
-    guides = Guides()
+    guides = GuideCompiler()
     process = begun(guides, talker)
     process.kill()
     process.wait()
-    assert guides.guide(talker, choice("b"), None) is not None
+    assert guides.compile(talker, choice("b"), None) is not None
     guides.close()
-    [process] = [each._process for each in guides._trials._all]
+    [process] = [each._process for each in guides._grammar_check._processes]
     assert process is None
 
 
 def test_what_all_guides_of_a_model_need_is_made_before_one_is_asked_for(
-    guides: Guides, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+    guides: GuideCompiler, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talker = model(tiny_generator, "talker", "generate")
-    guides.expect(talker)
-    monkeypatch.delattr(kept, "Lexicon")
-    assert guides.guide(talker, choice("a"), None) is not None
+    guides.prepare(talker)
+    monkeypatch.delattr(kept, "VocabularyBytes")
+    assert guides.compile(talker, choice("a"), None) is not None
 
 
 def test_guides_are_kept_and_the_oldest_let_go(
-    guides: Guides, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+    guides: GuideCompiler, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "MOST_KEPT", 2)
+    monkeypatch.setattr(kept, "MAX_CACHED_GUIDES", 2)
     talker = model(tiny_generator, "talker", "generate")
     first, second, third = choice("1"), choice("2"), choice("3")
-    assert guides.known(talker, first, None) is None
-    found = guides.guide(talker, first, None)
-    assert guides.guide(talker, Grammar("choice", first.source, "another"), None) is found
-    guides.guide(talker, second, None)
-    assert guides.known(talker, first, None) is found
-    guides.guide(talker, third, None)
-    assert guides.known(talker, second, None) is None
-    assert guides.known(talker, first, None) is found
-    monkeypatch.setattr(kept, "MOST_CHARACTERS", 20)
-    guides.guide(talker, choice("a" * 12), None)
-    assert guides.known(talker, first, None) is None
+    assert guides.find_cached(talker, first, None) is None
+    found = guides.compile(talker, first, None)
+    assert guides.compile(talker, Grammar("choice", first.source, "another"), None) is found
+    guides.compile(talker, second, None)
+    assert guides.find_cached(talker, first, None) is found
+    guides.compile(talker, third, None)
+    assert guides.find_cached(talker, second, None) is None
+    assert guides.find_cached(talker, first, None) is found
+    monkeypatch.setattr(kept, "MAX_CACHED_CHARS", 20)
+    guides.compile(talker, choice("a" * 12), None)
+    assert guides.find_cached(talker, first, None) is None
 
 
-def test_an_unloaded_model_leaves_nothing_behind(guides: Guides, tiny_generator: Path) -> None:
+def test_an_unloaded_model_leaves_nothing_behind(guides: GuideCompiler, tiny_generator: Path) -> None:
     talker = model(tiny_generator, "talker", "generate")
-    walk = guides.guide(talker, schema(PERSON), None).begin()  # type: ignore[union-attr]
+    walk = guides.compile(talker, schema(PERSON), None).new_state()  # type: ignore[union-attr]
     gone = weakref.ref(talker.tokenizer)
     del talker
     gc.collect()
     assert gone() is None
-    assert not walk.ended
-    walk.forced()
+    assert not walk.is_finished
+    walk.forced_tokens()
 
 
-def test_an_answer_that_becomes_too_complex_says_so(guides: Guides, talker: Model) -> None:
-    guide = guides.guide(
+def test_an_answer_that_becomes_too_complex_says_so(guides: GuideCompiler, talker: Model) -> None:
+    guide = guides.compile(
         talker, Grammar("lark", r"start: T" + "\n" + r"T: /(?s:.*)/ & ~/(?s:.*)a.{16}b(?s:.*)/", "g"), None
     )
     with pytest.raises(TooComplex, match="the answer's form has become too complex: is too complex"):
@@ -460,67 +460,67 @@ def test_an_answer_that_becomes_too_complex_says_so(guides: Guides, talker: Mode
 # Thoughts
 
 
-def test_a_thought_ends_at_its_budget_and_the_grammar_holds_after_it(guides: Guides, talker: Model) -> None:
+def test_a_thought_ends_at_its_budget_and_the_grammar_holds_after_it(guides: GuideCompiler, talker: Model) -> None:
     for seed in range(10):
-        tokens, whole = walked(talker, guides.guide(talker, choice("yes", "no"), THOUGHT), seed)
+        tokens, whole = walked(talker, guides.compile(talker, choice("yes", "no"), THOUGHT), seed)
         text = b"".join(map(talker.tokenizer.piece_bytes, tokens)).decode(errors="replace")
         assert whole
         assert re.search("</think>\n{0,2}(yes|no)$", text)
         assert len(talker.tokenizer.encode("</think>", special=False)) + 6 + 2 + 3 >= len(tokens)
 
 
-def may_come(model: Model, walk: Walk) -> set[int]:
+def may_come(model: Model, walk: GuideState) -> set[int]:
     words = np.zeros(-(-model.vocab_size // 32), np.int32)
-    assert walk.fill(words)
+    assert walk.fill_mask(words)
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2])
 @pytest.mark.parametrize("budget", [-1, 2])
 def test_lines_may_be_left_empty_between_a_thought_and_what_is_asked_for(
-    guides: Guides, talker: Model, lines: int, budget: int
+    guides: GuideCompiler, talker: Model, lines: int, budget: int
 ) -> None:
-    guide = guides.guide(talker, choice("yes"), Thinking("", "</think>", budget))
+    guide = guides.compile(talker, choice("yes"), Thinking("", "</think>", budget))
     assert guide is not None
-    walk = guide.begin()
+    walk = guide.new_state()
     thought = talker.tokenizer.encode("ab" if budget >= 0 else "a</think>", special=False).ids
     for token in thought[: budget if budget >= 0 else None]:
         walk.advance(token)
-    for token in walk.forced():
+    for token in walk.forced_tokens():
         walk.advance(token)
-    line, word = talker.tokenizer.find("Ċ"), talker.tokenizer.find("y")
+    line, word = talker.tokenizer.token_id("Ċ"), talker.tokenizer.token_id("y")
     assert line is not None
     for _ in range(lines):
         assert {line, word} <= may_come(talker, walk)
-        assert walk.forced() == []
+        assert walk.forced_tokens() == []
         walk.advance(line)
     assert (line in may_come(talker, walk)) == (lines < 2)
     assert word is not None
     walk.advance(word)
     assert line not in may_come(talker, walk)
-    assert text_of(talker, walk.forced()) == "es"
+    assert text_of(talker, walk.forced_tokens()) == "es"
 
 
-def test_a_thought_that_has_begun_to_end_is_not_ended_twice(guides: Guides, talker: Model) -> None:
-    guide = guides.guide(talker, None, Thinking("", "</think>", 2))
+def test_a_thought_that_has_begun_to_end_is_not_ended_twice(guides: GuideCompiler, talker: Model) -> None:
+    guide = guides.compile(talker, None, Thinking("", "</think>", 2))
     assert guide is not None
-    walk = guide.begin()
-    for token in map(talker.tokenizer.find, "</"):
+    walk = guide.new_state()
+    for token in map(talker.tokenizer.token_id, "</"):
         assert token is not None
         walk.advance(token)
-    assert text_of(talker, walk.forced()) == "think>"
+    assert text_of(talker, walk.forced_tokens()) == "think>"
 
 
-def test_a_tag_is_found_however_it_is_cut(guides: Guides, talker: Model) -> None:
-    guide = guides.guide(talker, choice("yes"), Thinking("", "</think>"))
+def test_a_tag_is_found_however_it_is_cut(guides: GuideCompiler, talker: Model) -> None:
+    guide = guides.compile(talker, choice("yes"), Thinking("", "</think>"))
     assert guide is not None
     for cut in (["<", "/", "t", "h", "i", "n", "k", ">"], ["a", "<", "<", "/", "t", "h", "i", "n", "k", ">"]):
-        walk = guide.begin()
+        walk = guide.new_state()
         for piece in cut:
-            token = talker.tokenizer.find(piece)
+            token = talker.tokenizer.token_id(piece)
             assert token is not None
             words = np.zeros(-(-talker.vocab_size // 32), np.int32)
-            assert walk.fill(words)
+            assert walk.fill_mask(words)
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
             assert bits[token]
             assert not bits[list(talker.stop_tokens)].any()
@@ -541,20 +541,20 @@ def test_no_token_reaches_over_a_tag_where_something_must_follow(tiny_generator:
         vocab_size=9,
         stop_tokens=frozenset({1}),
     )
-    guides = Guides()
-    guide = guides.guide(known, choice("yes"), Thinking("", "</think>"))
+    guides = GuideCompiler()
+    guide = guides.compile(known, choice("yes"), Thinking("", "</think>"))
     assert guide is not None
-    walk, bits = guide.begin(), np.zeros(1, np.int32)
-    assert walk.fill(bits)
+    walk, bits = guide.new_state(), np.zeros(1, np.int32)
+    assert walk.fill_mask(bits)
     assert np.unpackbits(bits.view(np.uint8), bitorder="little").tolist()[:9] == [1, 0, 1, 1, 1, 1, 0, 1, 1]
     walk.advance(4)
-    assert walk.fill(bits)
+    assert walk.fill_mask(bits)
     assert np.unpackbits(bits.view(np.uint8), bitorder="little").tolist()[:9] == [1, 0, 0, 1, 1, 1, 0, 1, 1]
     guides.close()
 
 
-def test_a_model_may_answer_without_a_thought(guides: Guides, talker: Model) -> None:
-    guide = guides.guide(talker, choice("yes", "<no>"), Thinking("<think>", "</think>", 3))
+def test_a_model_may_answer_without_a_thought(guides: GuideCompiler, talker: Model) -> None:
+    guide = guides.compile(talker, choice("yes", "<no>"), Thinking("<think>", "</think>", 3))
     assert guide is not None
     seen = set()
     for seed in range(40):
@@ -567,13 +567,13 @@ def test_a_model_may_answer_without_a_thought(guides: Guides, talker: Model) -> 
     assert seen == {True, False}
 
 
-def test_a_thought_without_budget_or_grammar_asks_for_nothing(guides: Guides, talker: Model) -> None:
-    assert guides.guide(talker, None, Thinking("<think>", "</think>")) is None
-    guide = guides.guide(talker, None, Thinking("<think>", "</think>", 3))
+def test_a_thought_without_budget_or_grammar_asks_for_nothing(guides: GuideCompiler, talker: Model) -> None:
+    assert guides.compile(talker, None, Thinking("<think>", "</think>")) is None
+    guide = guides.compile(talker, None, Thinking("<think>", "</think>", 3))
     assert guide is not None
-    walk = guide.begin()
-    assert not walk.fill(np.zeros(100, np.int32))
+    walk = guide.new_state()
+    assert not walk.fill_mask(np.zeros(100, np.int32))
     for token in talker.tokenizer.encode("<think>a b c", special=False).ids:
-        assert not walk.ended
+        assert not walk.is_finished
         walk.advance(token)
-    assert text_of(talker, walk.forced()) == "</think>"
+    assert text_of(talker, walk.forced_tokens()) == "</think>"

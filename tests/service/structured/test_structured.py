@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from polyhead.service.api.dialects.openai.wire import ChatRequest, CompletionRequest, read_chat, read_completion
-from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, ValuedGrammar, grammar_of
+from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, TgiGrammar, convert_format
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar
 from tests.support.processes import Process
@@ -59,7 +59,7 @@ ENDLESS = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3
 )
 def test_every_way_to_ask_for_a_form_is_read(asked: dict[str, Any], kind: Any, source: str, field: str) -> None:
     wanted = Grammar(kind, source, field) if kind else None
-    assert read_chat(ChatRequest.read(TALK | asked)).asked.grammar == wanted
+    assert read_chat(ChatRequest.read(TALK | asked)).call.grammar == wanted
     assert read_completion(CompletionRequest.read({"model": "chat", "prompt": "x"} | asked)).grammar == wanted
 
 
@@ -110,24 +110,24 @@ def test_what_is_half_said_or_said_twice_is_refused(asked: dict[str, Any], sente
 
 
 def test_other_dialects_say_it_in_their_own_words() -> None:
-    assert grammar_of(TextFormat.read({"type": "text"}), "text.format") is None
+    assert convert_format(TextFormat.read({"type": "text"}), "text.format") is None
     flat = TextFormat.read({"type": "json_schema", "name": "x", "schema": OBJECT})
-    assert grammar_of(flat, "text.format") == Grammar("schema", '{"type":"object"}', "text.format.schema")
+    assert convert_format(flat, "text.format") == Grammar("schema", '{"type":"object"}', "text.format.schema")
     for given, wanted in (
         ({"type": "json", "value": OBJECT}, Grammar("schema", '{"type":"object"}', "grammar.value")),
         ({"type": "json_schema", "value": {"schema": {}}}, Grammar("schema", "{}", "grammar.value.schema")),
         ({"type": "regex", "value": "a"}, Grammar("regex", "a", "grammar.value")),
     ):
-        assert grammar_of(ValuedGrammar.read(given), "grammar") == wanted
+        assert convert_format(TgiGrammar.read(given), "grammar") == wanted
     with pytest.raises(BadRequest, match=r"^grammar\.value: must have at most 16384 characters, has 20000"):
-        grammar_of(ValuedGrammar.read({"type": "regex", "value": "a" * 20_000}), "grammar")
+        convert_format(TgiGrammar.read({"type": "regex", "value": "a" * 20_000}), "grammar")
     for wrong in ({"type": "regex", "value": {}}, {"type": "json_schema", "value": {}}):
         with pytest.raises(BadRequest, match=r"^grammar\.value: must be "):
-            grammar_of(ValuedGrammar.read(wrong), "grammar")
+            convert_format(TgiGrammar.read(wrong), "grammar")
     with pytest.raises(BadRequest, match=r"^grammar\.value\.strict: must be true or false") as error:
-        grammar_of(ValuedGrammar.read({"type": "json_schema", "value": {"schema": {}, "strict": 3}}), "grammar")
+        convert_format(TgiGrammar.read({"type": "json_schema", "value": {"schema": {}, "strict": 3}}), "grammar")
     assert error.value.param == "grammar.value.strict"
-    assert grammar_of(StructuredOutputs(), "structured_outputs") is None
+    assert convert_format(StructuredOutputs(), "structured_outputs") is None
 
 
 # Over HTTP

@@ -13,8 +13,8 @@ from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar, Thinking
 from polyhead.service.core.model import Model
 from polyhead.service.structured import guide_compiler
-from polyhead.service.structured.guide_compiler import Guides
-from polyhead.service.structured.vocabulary_bytes import LONGEST, MOST_BYTES, Lexicon
+from polyhead.service.structured.guide_compiler import GuideCompiler
+from polyhead.service.structured.vocabulary_bytes import LONGEST, MOST_BYTES, VocabularyBytes
 from tests.support.scripted import model
 
 AB = Grammar("regex", "[ ab]+", "regex")
@@ -41,11 +41,11 @@ def drawn(count: int, length: int) -> list[str]:
 
 
 def test_a_token_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
-    guides = Guides()
-    assert guides.guide(with_pieces(tiny_generator, ["x" * (LONGEST - 2)]), AB, None) is not None
+    guides = GuideCompiler()
+    assert guides.compile(with_pieces(tiny_generator, ["x" * (LONGEST - 2)]), AB, None) is not None
     wrong = f"regex: the vocabulary of talker has token 5 of {LONGEST} bytes, at most {LONGEST - 1} are taken"
     with pytest.raises(BadRequest, match=wrong) as raised:
-        guides.guide(with_pieces(tiny_generator, ["x" * (LONGEST - 1)]), AB, None)
+        guides.compile(with_pieces(tiny_generator, ["x" * (LONGEST - 1)]), AB, None)
     assert raised.value.param == "regex"
     guides.close()
 
@@ -53,12 +53,12 @@ def test_a_token_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Pat
 def test_all_tokens_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
     count = MOST_BYTES // LONGEST - 2
     talker = with_pieces(tiny_generator, drawn(count, LONGEST - 1))
-    assert sum(map(len, Lexicon(talker).spelled)) > MOST_BYTES * 0.99
-    guides = Guides()
+    assert sum(map(len, VocabularyBytes(talker).token_bytes)) > MOST_BYTES * 0.99
+    guides = GuideCompiler()
     for thinking, grammar, field in ((None, AB, "regex"), (Thinking("", "</think>", 6), None, "thinking_budget")):
         wrong = f"{field}: the vocabulary of talker has more than .* bytes in all its .* tokens"
         with pytest.raises(BadRequest, match=wrong) as raised:
-            guides.guide(with_pieces(tiny_generator, drawn(count + 8, LONGEST - 1)), grammar, thinking)
+            guides.compile(with_pieces(tiny_generator, drawn(count + 8, LONGEST - 1)), grammar, thinking)
         assert raised.value.param == field
     guides.close()
 
@@ -67,16 +67,16 @@ def test_that_it_can_have_no_guide_is_found_out_once(tiny_generator: Path, monke
     """Also where the library panics: it would hold up everything again for each request."""
     made = list[Model]()
 
-    def panic(model: Model) -> Lexicon:
+    def panic(model: Model) -> VocabularyBytes:
         made.append(model)
         raise PanicException("assertion failed: size < 1")
 
-    monkeypatch.setattr(guide_compiler, "Lexicon", panic)
-    guides, talker = Guides(), with_pieces(tiny_generator, [])
-    guides.expect(talker)
+    monkeypatch.setattr(guide_compiler, "VocabularyBytes", panic)
+    guides, talker = GuideCompiler(), with_pieces(tiny_generator, [])
+    guides.prepare(talker)
     for _ in range(3):
         with pytest.raises(BadRequest, match=r"regex: .*PanicException.*assertion failed"):
-            guides.guide(talker, AB, None)
-        assert guides.known(talker, AB, None) is None
+            guides.compile(talker, AB, None)
+        assert guides.find_cached(talker, AB, None) is None
     assert made == [talker]
     guides.close()

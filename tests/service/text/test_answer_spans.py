@@ -10,7 +10,7 @@ import transformers as tf
 from transformers.pipelines.document_question_answering import select_starts_ends
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
-from polyhead.service.text.answer_spans import Answer, Asking, Window, answers
+from polyhead.service.text.answer_spans import ScoredWindow, SpanAnswer, SpanOptions, find_answers
 from tests.contracts.test_token_heads import answered, read, worker
 from tests.support import checkpoints
 
@@ -28,7 +28,7 @@ class Case:
         self.fast = tf.PreTrainedTokenizerFast.from_pretrained(folder)
         self.reader, self.tokenizer = worker(folder), Tokenizer.from_folder(folder)
 
-    def windows(self, longest: int, stride: int) -> tuple[list[Window], list[Any]]:
+    def windows(self, longest: int, stride: int) -> tuple[list[ScoredWindow], list[Any]]:
         """The question with parts of the context; ours, and the library's own encodings."""
         cut = self.fast(
             QUESTION,
@@ -41,14 +41,14 @@ class Case:
         encodings = [Encoding(each) for each in cut]
         events = answered(self.reader, *(read(each.ids, segments=segments(each)) for each in encodings))
         tables = [np.asarray(event.scores) for event in events]
-        return [Window(*each) for each in zip(encodings, tables, strict=True)], cut
+        return [ScoredWindow(*each) for each in zip(encodings, tables, strict=True)], cut
 
 
 def segments(encoding: Encoding) -> tuple[int, ...]:
     return tuple(encoding.segments) if any(encoding.segments) else ()
 
 
-def expected(asking: Asking, windows: Sequence[Window], encodings: Sequence[Any]) -> list[Answer]:
+def expected(asking: SpanOptions, windows: Sequence[ScoredWindow], encodings: Sequence[Any]) -> list[SpanAnswer]:
     """As the pipeline for question answering did, whose decoding of spans is still a part of the library."""
     none, found = 1_000_000.0, list[dict[str, Any]]()
     for window, encoding in zip(windows, encodings, strict=True):
@@ -57,7 +57,7 @@ def expected(asking: Asking, windows: Sequence[Window], encodings: Sequence[Any]
         start, end = (window.scores[None, :, column].copy() for column in (0, 1))
         count = asking.top_k * 2 + 10 if asking.whole_words else asking.top_k
         starts, ends, scores, none = select_starts_ends(
-            start, end, hidden, np.ones_like(hidden, int), none, count, asking.impossible, asking.most_tokens
+            start, end, hidden, np.ones_like(hidden, int), none, count, asking.allows_no_answer, asking.max_tokens
         )
         for first, last, score in zip(starts, ends, scores, strict=True):
             begins, finishes = encoding.offsets[first][0], encoding.offsets[last][1]
@@ -70,10 +70,10 @@ def expected(asking: Asking, windows: Sequence[Window], encodings: Sequence[Any]
                 found.append({"text": text, "score": float(score), "start": begins, "end": finishes})
             else:
                 known["score"] += float(score)
-    if asking.impossible:
+    if asking.allows_no_answer:
         found.append({"text": "", "score": none, "start": 0, "end": 0})
     ranked = sorted(found, key=lambda each: each["score"], reverse=True)
-    return [Answer(**each) for each in ranked[: asking.top_k]]
+    return [SpanAnswer(**each) for each in ranked[: asking.top_k]]
 
 
 @pytest.fixture(scope="module", params=[tf.BertForQuestionAnswering, tf.RobertaForQuestionAnswering])
@@ -89,10 +89,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_as_the_pipeline_does(
     case: Case, size: tuple[int, int], impossible: bool, whole_words: bool, top_k: int, most_tokens: int
 ) -> None:
-    asking = Asking(top_k=top_k, most_tokens=most_tokens, impossible=impossible, whole_words=whole_words)
+    asking = SpanOptions(top_k=top_k, max_tokens=most_tokens, allows_no_answer=impossible, whole_words=whole_words)
     windows, encodings = case.windows(*size)
     assert (len(windows) > 2) is (size[0] == 40)
-    found, wanted = answers(asking, CONTEXT, windows), expected(asking, windows, encodings)
+    found, wanted = find_answers(asking, CONTEXT, windows), expected(asking, windows, encodings)
     wanted = [answer for answer in wanted if answer.score > EPSILON or not answer.end]
     assert wanted
     for ours, theirs in zip(found, wanted, strict=False):
@@ -113,45 +113,47 @@ def lazy(tmp_path_factory: pytest.TempPathFactory) -> Encoding:
     return encoding
 
 
-def window(encoding: Encoding, start: dict[int, float], end: dict[int, float]) -> Window:
+def window(encoding: Encoding, start: dict[int, float], end: dict[int, float]) -> ScoredWindow:
     """Logits of these rows; those of the others are low."""
     scores = np.full((len(encoding), 2), -50, np.float32)
     for column, given in enumerate((start, end)):
         for row, logit in given.items():
             scores[row, column] = logit
-    return Window(encoding, scores)
+    return ScoredWindow(encoding, scores)
 
 
 def test_the_question_and_special_tokens_are_no_answer(lazy: Encoding) -> None:
     one = window(lazy, {0: 60, 1: 50, 2: 50, 7: 50, 3: 1}, {1: 50, 2: 50, 7: 50, 3: 1})
-    assert [answer.text for answer in answers(Asking(top_k=1), "dog foxe Dog", [one])] == ["dog"]
+    assert [answer.text for answer in find_answers(SpanOptions(top_k=1), "dog foxe Dog", [one])] == ["dog"]
 
 
 def test_that_there_is_none_is_as_likely_as_the_least_likely_window_says(lazy: Encoding) -> None:
     sure, unsure = ({0: logit, 3: 1.0} for logit in (4.0, 1.0))
     windows = [window(lazy, unsure, unsure), window(lazy, sure, sure)]
-    [first, *_] = answers(Asking(impossible=True), "dog foxe Dog", windows[1:])
+    [first, *_] = find_answers(SpanOptions(allows_no_answer=True), "dog foxe Dog", windows[1:])
     assert (first.text, first.start, first.end) == ("", 0, 0)
     assert first.score == pytest.approx((1 / (1 + np.exp(-3))) ** 2, abs=1e-5)
-    none = next(a for a in answers(Asking(top_k=9, impossible=True), "dog foxe Dog", windows) if not a.text)
+    none = next(
+        a for a in find_answers(SpanOptions(top_k=9, allows_no_answer=True), "dog foxe Dog", windows) if not a.text
+    )
     assert none.score == pytest.approx(0.25, abs=1e-5)
-    assert all(answer.text for answer in answers(Asking(top_k=9), "dog foxe Dog", windows))
+    assert all(answer.text for answer in find_answers(SpanOptions(top_k=9), "dog foxe Dog", windows))
 
 
 def test_equal_answers_add_up_and_keep_the_first_place(lazy: Encoding) -> None:
     one = window(lazy, {3: 1, 6: 0.5}, {3: 1, 6: 0.5})
-    [answer] = answers(Asking(most_tokens=1), "dog foxe Dog", [one])
+    [answer] = find_answers(SpanOptions(max_tokens=1), "dog foxe Dog", [one])
     p = 1 / (1 + np.exp(-0.5))
-    assert answer == Answer("dog", pytest.approx(p**2 + (1 - p) ** 2, abs=1e-5), 0, 3)
+    assert answer == SpanAnswer("dog", pytest.approx(p**2 + (1 - p) ** 2, abs=1e-5), 0, 3)
 
 
 def test_words_are_whole_where_asked_for(lazy: Encoding) -> None:
     one = window(lazy, {5: 1}, {5: 1})
-    assert answers(Asking(), "dog foxe Dog", [one])[0].text == "foxe"
-    assert answers(Asking(whole_words=False), "dog foxe Dog", [one])[0].text == "e"
+    assert find_answers(SpanOptions(), "dog foxe Dog", [one])[0].text == "foxe"
+    assert find_answers(SpanOptions(whole_words=False), "dog foxe Dog", [one])[0].text == "e"
 
 
 def test_no_span_is_too_long_or_runs_backwards(lazy: Encoding) -> None:
     one = window(lazy, {6: 9, 3: 5}, {6: 1, 3: 5, 4: 4})
-    every = answers(Asking(top_k=100, most_tokens=2, whole_words=False), "dog foxe Dog", [one])
+    every = find_answers(SpanOptions(top_k=100, max_tokens=2, whole_words=False), "dog foxe Dog", [one])
     assert {answer.text for answer in every} <= {"dog", "dog fox", "fox", "foxe", "e", "e Dog", "Dog"}

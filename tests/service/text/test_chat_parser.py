@@ -14,27 +14,27 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from polyhead.models.chat import ChatTemplate
-from polyhead.models.chat.chat_format import BARE, LISTED, TAGGED, Format, Style, format_of
+from polyhead.models.chat.chat_format import BARE, LISTED, TAGGED, ChatFormat, ToolCallStyle, detect_format
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import TemplateError
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar
-from polyhead.service.structured.vocabulary_bytes import Lexicon
+from polyhead.service.structured.vocabulary_bytes import VocabularyBytes
 from polyhead.service.text.chat_parser import (
-    Arguments,
-    Call,
-    Expected,
-    Part,
-    Thought,
-    Utterance,
-    Words,
-    conversed,
-    whole_utterances,
+    ArgumentsDelta,
+    ChatDelta,
+    ChatPart,
+    ExpectedOutput,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallStart,
+    collect_chat_answers,
+    parse_answers,
 )
-from polyhead.service.text.chat_prompt import Tool, Tools, called, told
-from polyhead.service.text.detokenizer import Piece, Usage
-from polyhead.service.text.prompts import Chat
-from polyhead.service.text.tool_call_parser import Calls
+from polyhead.service.text.chat_prompt import ToolDefinition, ToolOptions, add_tools, build_answer_grammar
+from polyhead.service.text.detokenizer import AnswerDelta, Usage
+from polyhead.service.text.prompts import ChatMessages
+from polyhead.service.text.tool_call_parser import ToolCallParser
 from tests.models.chat.test_template_sandbox import reference
 from tests.support.dialogue_templates import CODER, HERMES2, LLAMA31, QWEN3, QWEN25, R1, SMOLLM2
 from tests.support.edits import edited
@@ -42,9 +42,9 @@ from tests.support.scripted import model
 
 TAGS = ("<think>", "</think>")
 FORMATS = {
-    "hermes": Format(TAGGED, True, *TAGS),
-    "llama": Format(BARE, True, *TAGS),
-    "plain": Format(LISTED, False, *TAGS),
+    "hermes": ChatFormat(TAGGED, True, *TAGS),
+    "llama": ChatFormat(BARE, True, *TAGS),
+    "plain": ChatFormat(LISTED, False, *TAGS),
 }
 TOOLS = frozenset({"add", "now"})
 ADD = '{"name": "add", "arguments": {"a": "}\\"{", "b": [1, {}]}}'
@@ -67,9 +67,9 @@ ARGUMENTS = '{"a": "}\\"{", "b": [1, {}]}'
         (SMOLLM2, LISTED, False, False),
     ],
 )
-def test_a_template_says_how_it_calls_tools(source: str, style: Style, listing: bool, thinks: bool) -> None:
-    assert format_of(source) == Format(style, listing, *(TAGS if thinks else ("", "")))
-    assert ChatTemplate(source).format == format_of(source)
+def test_a_template_says_how_it_calls_tools(source: str, style: ToolCallStyle, listing: bool, thinks: bool) -> None:
+    assert detect_format(source) == ChatFormat(style, listing, *(TAGS if thinks else ("", "")))
+    assert ChatTemplate(source).format == detect_format(source)
 
 
 CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -80,37 +80,43 @@ TALK: list[dict[str, Any]] = [
     {"role": "tool", "content": "2", "tool_call_id": "c1"},
 ]
 OFFERED = (
-    Tool("add", "Adds < numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}),
-    Tool("now"),
+    ToolDefinition(
+        "add", "Adds < numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    ),
+    ToolDefinition("now"),
 )
 
 
 @pytest.mark.parametrize("source", [QWEN25, QWEN3, LLAMA31])
 def test_tools_and_calls_are_written_as_the_reference_writes_them(source: str) -> None:
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    chat = told(Chat(tuple(TALK)), Tools(OFFERED), template.format)
+    chat = add_tools(ChatMessages(tuple(TALK)), ToolOptions(OFFERED), template.format)
     expected = reference().apply_chat_template(
-        TALK, tools=[tool.told for tool in OFFERED], chat_template=source, tokenize=False, add_generation_prompt=True
+        TALK,
+        tools=[tool.as_template_object for tool in OFFERED],
+        chat_template=source,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     assert template.render(chat.messages, variables={"tools": chat.tools}) == expected
     assert "Adds < numbers." in expected
 
 
 def test_a_template_without_tools_is_told_in_words() -> None:
-    chat = told(Chat(tuple(TALK)), Tools(OFFERED), format_of(SMOLLM2))
+    chat = add_tools(ChatMessages(tuple(TALK)), ToolOptions(OFFERED), detect_format(SMOLLM2))
     assert not chat.tools
     system, user, assistant, returned = chat.messages
     assert system["content"].startswith("Be brief.\n\nYou can call these functions")
-    assert json.dumps(OFFERED[0].told["function"]) in system["content"]
+    assert json.dumps(OFFERED[0].as_template_object["function"]) in system["content"]
     assert (user, assistant) == (TALK[1], {"role": "assistant", "content": '{"name": "add", "arguments": {"a": 1}}'})
     assert returned == {"role": "user", "content": "add returned:\n2"}
-    alone = told(Chat(tuple(TALK[1:2])), Tools(OFFERED), format_of(SMOLLM2))
+    alone = add_tools(ChatMessages(tuple(TALK[1:2])), ToolOptions(OFFERED), detect_format(SMOLLM2))
     assert [message["role"] for message in alone.messages] == ["system", "user"]
 
 
 def test_without_a_choice_nobody_is_told_of_tools_and_earlier_calls_remain() -> None:
     for source in (QWEN25, SMOLLM2):
-        chat = told(Chat(tuple(TALK)), Tools(OFFERED, "none"), format_of(source))
+        chat = add_tools(ChatMessages(tuple(TALK)), ToolOptions(OFFERED, "none"), detect_format(source))
         written = ChatTemplate(source).render(chat.messages, variables={"tools": chat.tools or None})
         assert "Adds" not in written
         assert '{"name": "add", "arguments": {"a": 1}}' in written
@@ -141,68 +147,74 @@ def test_a_prefix_that_the_template_leaves_out_is_an_error() -> None:
 # What answers say
 
 
-def heard(pieces: Sequence[str], expected: Expected, finish: str = "stop") -> Utterance:
-    async def answers() -> AsyncGenerator[tuple[int, Piece], None]:
+def heard(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop") -> ChatDelta:
+    async def answers() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
         for count, text in enumerate(pieces):
-            yield 0, Piece(text, tokens=count + 1)
-        yield 0, Piece("", finish=finish, tokens=len(pieces), usage=Usage(3, len(pieces)))  # type: ignore[arg-type]
+            yield 0, AnswerDelta(text, token_count=count + 1)
+        yield 0, AnswerDelta("", finish=finish, token_count=len(pieces), usage=Usage(3, len(pieces)))  # type: ignore[arg-type]
 
-    async def whole() -> Utterance:
-        [utterance] = await whole_utterances(1, conversed(answers(), expected))
+    async def whole() -> ChatDelta:
+        [utterance] = await collect_chat_answers(1, parse_answers(answers(), expected))
         return utterance
 
     return asyncio.run(whole())
 
 
-def plain(parts: Sequence[Part]) -> list[Any]:
+def plain(parts: Sequence[ChatPart]) -> list[Any]:
     """Without ids, which are drawn."""
-    return [replace(part, id="") if isinstance(part, Call) else part for part in parts]
+    return [replace(part, id="") if isinstance(part, ToolCallStart) else part for part in parts]
 
 
-ONE = [Call(0, "", "add"), Arguments(0, ARGUMENTS)]
-TWO = [*ONE, Call(1, "", "now"), Arguments(1, "{}")]
+ONE = [ToolCallStart(0, "", "add"), ArgumentsDelta(0, ARGUMENTS)]
+TWO = [*ONE, ToolCallStart(1, "", "now"), ArgumentsDelta(1, "{}")]
 SAID: list[tuple[str, str, str, list[Any], str]] = [
     ("hermes", f"<tool_call>\n{ADD}\n</tool_call>", "", ONE, "calls"),
     ("hermes", f"<tool_call>\n{ADD}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>\n", "", TWO, "calls"),
-    ("hermes", f"I will. \n<tool_call>{ADD}</tool_call>", "", [Words("I will."), *ONE], "calls"),
-    ("hermes", f"<tool_call>{ADD}</tool_call> So.", "", [*ONE, Words(" So.")], "calls"),
+    ("hermes", f"I will. \n<tool_call>{ADD}</tool_call>", "", [TextDelta("I will."), *ONE], "calls"),
+    ("hermes", f"<tool_call>{ADD}</tool_call> So.", "", [*ONE, TextDelta(" So.")], "calls"),
     ("hermes", f"<tool_call>{ADD}", "", ONE, "calls"),
-    ("hermes", f"a < b <tool_call {NOW} ", "", [Words(f"a < b <tool_call {NOW} ")], "stop"),
+    ("hermes", f"a < b <tool_call {NOW} ", "", [TextDelta(f"a < b <tool_call {NOW} ")], "stop"),
     (
         "hermes",
         ' <tool_call>{"name": "other", "arguments": {}}</tool_call>',
         "",
-        [Words(' <tool_call>{"name": "other", "arguments": {}}</tool_call>')],
+        [TextDelta(' <tool_call>{"name": "other", "arguments": {}}</tool_call>')],
         "stop",
     ),
     (
         "hermes",
         '<tool_call>{"arguments": {}, "name": "other"}</tool_call>',
         "",
-        [Words('<tool_call>{"arguments": {}, "name": "other"}</tool_call>')],
+        [TextDelta('<tool_call>{"arguments": {}, "name": "other"}</tool_call>')],
         "stop",
     ),
-    ("hermes", "<tool_call>hm</tool_call>\n", "", [Words("<tool_call>hm</tool_call>\n")], "stop"),
-    ("hermes", '<tool_call>{"name": "now", "argu', "", [Words('<tool_call>{"name": "now", "argu')], "stop"),
-    ("hermes", ADD, "", [Words(ADD)], "stop"),
+    ("hermes", "<tool_call>hm</tool_call>\n", "", [TextDelta("<tool_call>hm</tool_call>\n")], "stop"),
+    ("hermes", '<tool_call>{"name": "now", "argu', "", [TextDelta('<tool_call>{"name": "now", "argu')], "stop"),
+    ("hermes", ADD, "", [TextDelta(ADD)], "stop"),
     ("llama", ADD.replace("arguments", "parameters"), "", ONE, "calls"),
     ("llama", f"<|python_tag|>{ADD}; {NOW}", "", TWO, "calls"),
     ("llama", '{"type": "function",\n"name": "add", "parameters": ' + ARGUMENTS + "}", "", ONE, "calls"),
-    ("llama", '{"name": "other", "parameters": {}}', "", [Words('{"name": "other", "parameters": {}}')], "stop"),
-    ("llama", f"Well: {ADD}", "", [Words(f"Well: {ADD}")], "stop"),
-    ("llama", "<|python_tag|>print(1)", "", [Words("<|python_tag|>print(1)")], "stop"),
+    ("llama", '{"name": "other", "parameters": {}}', "", [TextDelta('{"name": "other", "parameters": {}}')], "stop"),
+    ("llama", f"Well: {ADD}", "", [TextDelta(f"Well: {ADD}")], "stop"),
+    ("llama", "<|python_tag|>print(1)", "", [TextDelta("<|python_tag|>print(1)")], "stop"),
     ("plain", f"\n[{ADD}, {NOW}]", "", TWO, "calls"),
-    ("plain", f"{ADD} and more", "", [*ONE, Words(" and more")], "calls"),
+    ("plain", f"{ADD} and more", "", [*ONE, TextDelta(" and more")], "calls"),
     ("plain", '{\n  "name": "add",\n  "arguments": ' + ARGUMENTS + "\n}", "", ONE, "calls"),
-    ("plain", '{"name": "Ada", "age": 36}', "", [Words('{"name": "Ada", "age": 36}')], "stop"),
+    ("plain", '{"name": "Ada", "age": 36}', "", [TextDelta('{"name": "Ada", "age": 36}')], "stop"),
     ("plain", f"[{ADD[:-1]}", "", ONE, "calls"),
-    ("plain", "[1, 2]", "", [Words("[1, 2]")], "stop"),
-    ("plain", '{"a": [}', "", [Words('{"a": [}')], "stop"),
-    ("hermes", "<think>\nWell, </thin\n</think>\n\nYes. ", "may", [Thought("Well, </thin"), Words("Yes. ")], "stop"),
-    ("plain", f"Hm.\n</think>\n\n{ADD}", "does", [Thought("Hm."), *ONE], "calls"),
-    ("plain", "Hm. </thi", "does", [Thought("Hm. </thi")], "stop"),
-    ("plain", "</think>\n\nYes.", "does", [Words("Yes.")], "stop"),
-    ("plain", "\n<thin>", "may", [Words("\n<thin>")], "stop"),
+    ("plain", "[1, 2]", "", [TextDelta("[1, 2]")], "stop"),
+    ("plain", '{"a": [}', "", [TextDelta('{"a": [}')], "stop"),
+    (
+        "hermes",
+        "<think>\nWell, </thin\n</think>\n\nYes. ",
+        "may",
+        [ReasoningDelta("Well, </thin"), TextDelta("Yes. ")],
+        "stop",
+    ),
+    ("plain", f"Hm.\n</think>\n\n{ADD}", "does", [ReasoningDelta("Hm."), *ONE], "calls"),
+    ("plain", "Hm. </thi", "does", [ReasoningDelta("Hm. </thi")], "stop"),
+    ("plain", "</think>\n\nYes.", "does", [TextDelta("Yes.")], "stop"),
+    ("plain", "\n<thin>", "may", [TextDelta("\n<thin>")], "stop"),
     ("plain", "", "may", [], "stop"),
 ]
 
@@ -212,7 +224,7 @@ SAID: list[tuple[str, str, str, list[Any], str]] = [
 def test_an_answer_is_told_apart_however_it_arrives(
     name: str, text: str, thinks: Any, parts: Any, finish: str, cuts: list[int]
 ) -> None:
-    said = heard(split(text, cuts), Expected(FORMATS[name], TOOLS, thinks))
+    said = heard(split(text, cuts), ExpectedOutput(FORMATS[name], TOOLS, thinks))
     assert plain(said.parts) == parts
     assert said.finish == finish
 
@@ -246,24 +258,24 @@ BITS = [
 @given(bits=st.lists(st.sampled_from(BITS), max_size=20), cuts=st.lists(st.integers(1, 30), max_size=10))
 def test_nothing_that_is_no_call_is_lost(name: str, bits: list[str], cuts: list[int]) -> None:
     text = "".join(bits)
-    one, other = (heard(pieces, Expected(FORMATS[name], TOOLS)) for pieces in ([text], split(text, cuts)))
+    one, other = (heard(pieces, ExpectedOutput(FORMATS[name], TOOLS)) for pieces in ([text], split(text, cuts)))
     assert plain(one.parts) == plain(other.parts)
-    if not any(isinstance(part, Call) for part in one.parts):
-        assert "".join(part.text for part in one.parts if isinstance(part, Words)) == text
+    if not any(isinstance(part, ToolCallStart) for part in one.parts):
+        assert "".join(part.text for part in one.parts if isinstance(part, TextDelta)) == text
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    async def answers() -> AsyncGenerator[tuple[int, Piece], None]:
+    async def answers() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
         for char in f"<tool_call>\n{ADD}\n</tool_call>":
-            yield 0, Piece(char)
-        yield 0, Piece("", finish="length")
+            yield 0, AnswerDelta(char)
+        yield 0, AnswerDelta("", finish="length")
 
-    async def every() -> list[Utterance]:
-        return [said async for _, said in conversed(answers(), Expected(FORMATS["hermes"], TOOLS))]
+    async def every() -> list[ChatDelta]:
+        return [said async for _, said in parse_answers(answers(), ExpectedOutput(FORMATS["hermes"], TOOLS))]
 
     first, *said, last = asyncio.run(every())
-    assert plain(first.parts) == [Call(0, "", "add"), Arguments(0, "{")]
-    assert [said.parts for said in said] == [(Arguments(0, char),) for char in ARGUMENTS[1:]]
+    assert plain(first.parts) == [ToolCallStart(0, "", "add"), ArgumentsDelta(0, "{")]
+    assert [said.parts for said in said] == [(ArgumentsDelta(0, char),) for char in ARGUMENTS[1:]]
     assert (last.finish, last.parts) == ("length", ())
 
 
@@ -272,18 +284,18 @@ def test_arguments_come_as_they_are_written() -> None:
     [('{"name": "add", "ar', 19), ('{"name": "addr', 0), ('[{"na', 5), ('{"a', 0), ("[1", 0), (" {", 2)],
 )
 def test_an_object_is_held_back_while_it_may_be_a_call(text: str, held: int) -> None:
-    calls = Calls(LISTED, TOOLS)
+    calls = ToolCallParser(LISTED, TOOLS)
     shown = [part for char in text for part in calls.push(char)]
-    assert "".join(part.text for part in shown if isinstance(part, Words)) == text[: len(text) - held]
-    assert "".join(part.text for part in [*shown, *calls.close()] if isinstance(part, Words)) == text
+    assert "".join(part.text for part in shown if isinstance(part, TextDelta)) == text[: len(text) - held]
+    assert "".join(part.text for part in [*shown, *calls.close()] if isinstance(part, TextDelta)) == text
 
 
 def test_thoughts_are_counted() -> None:
     format = FORMATS["plain"]
-    assert heard(["<think>", "a", "b", "</think>", "c"], Expected(format, thinks="may")).thought_tokens == 4
-    assert heard(["a", "b"], Expected(format, thinks="does"), "length").thought_tokens == 2
-    assert heard(["a", "b"], Expected(format, thinks="may")).thought_tokens == 0
-    assert heard(["a</think>b"], Expected(format)).parts == (Words("a</think>b"),)
+    assert heard(["<think>", "a", "b", "</think>", "c"], ExpectedOutput(format, reasoning="may")).reasoning_tokens == 4
+    assert heard(["a", "b"], ExpectedOutput(format, reasoning="does"), "length").reasoning_tokens == 2
+    assert heard(["a", "b"], ExpectedOutput(format, reasoning="may")).reasoning_tokens == 0
+    assert heard(["a</think>b"], ExpectedOutput(format)).parts == (TextDelta("a</think>b"),)
 
 
 def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: Path, tmp_path: Path) -> None:
@@ -295,14 +307,14 @@ def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: P
     loaded = load(str(folder))
     said = f"<think>Hm.</think>Well.<tool_call>\n{NOW}\n</tool_call>"
     ids = loaded.tokenizer.encode(said + "<|mark|><|im_end|>", special=False).ids
-    assert loaded.tokenizer.find("<tool_call>") in ids
+    assert loaded.tokenizer.token_id("<tool_call>") in ids
     stream = loaded.tokenizer.stream()
-    utterance = heard([stream.push(id) for id in ids], Expected(loaded.chat.format, TOOLS, "may"))  # type: ignore[union-attr]
-    expected = [Thought("Hm."), Words("Well."), Call(0, "", "now"), Arguments(0, "{}")]
+    utterance = heard([stream.push(id) for id in ids], ExpectedOutput(loaded.chat.format, TOOLS, "may"))  # type: ignore[union-attr]
+    expected = [ReasoningDelta("Hm."), TextDelta("Well."), ToolCallStart(0, "", "now"), ArgumentsDelta(0, "{}")]
     assert plain(utterance.parts) == expected
     talker = model(folder, "talker", "generate", tokenizer=loaded.tokenizer, vocab_size=loaded.tokenizer.vocab_size)
-    lexicon = Lexicon(talker)
-    assert [lexicon.spelled[id].decode() for id in sorted(lexicon.special)] == [
+    lexicon = VocabularyBytes(talker)
+    assert [lexicon.token_bytes[id].decode() for id in sorted(lexicon.special_tokens)] == [
         "<|endoftext|>",
         "<|im_start|>",
         "<|im_end|>",
@@ -315,13 +327,13 @@ def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: P
 
 def test_a_form_of_the_answer_where_calls_are_told_apart_by_a_tag_only() -> None:
     document = Grammar("schema", '{"type": "object"}', "response_format")
-    assert called(Tools(), FORMATS["plain"], document) == document
-    assert called(Tools(OFFERED, "none"), FORMATS["plain"], document) == document
+    assert build_answer_grammar(ToolOptions(), FORMATS["plain"], document) == document
+    assert build_answer_grammar(ToolOptions(OFFERED, "none"), FORMATS["plain"], document) == document
     for kind in ("regex", "lark"):
         with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
-            called(Tools(OFFERED), FORMATS["hermes"], replace(document, kind=kind))
+            build_answer_grammar(ToolOptions(OFFERED), FORMATS["hermes"], replace(document, kind=kind))
     with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
-        called(Tools(OFFERED), FORMATS["plain"], document)
+        build_answer_grammar(ToolOptions(OFFERED), FORMATS["plain"], document)
 
 
 FREE = [
@@ -341,23 +353,25 @@ FREE = [
 
 @pytest.mark.parametrize(("text", "may"), FREE)
 @pytest.mark.parametrize("style", [LISTED, BARE])
-def test_an_object_is_a_call_where_it_begins_with_the_name_of_a_tool(style: Style, text: str, may: bool) -> None:
-    assert fits(Tools(OFFERED), style, text.replace("KEY", style.key)) == may
+def test_an_object_is_a_call_where_it_begins_with_the_name_of_a_tool(
+    style: ToolCallStyle, text: str, may: bool
+) -> None:
+    assert fits(ToolOptions(OFFERED), style, text.replace("KEY", style.key)) == may
 
 
 def test_calls_in_a_list() -> None:
     several = '[{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}]'
-    assert fits(Tools(OFFERED), LISTED, several)
-    assert fits(Tools(OFFERED), LISTED, several.replace("[", "[\n "))
-    assert fits(Tools(OFFERED, "required"), LISTED, several)
-    assert not fits(Tools(OFFERED, parallel=False), LISTED, several)
-    assert not fits(Tools(OFFERED), LISTED, several.replace("1}", '"1"}'))
-    assert not fits(Tools(OFFERED), LISTED, several[:-1])
+    assert fits(ToolOptions(OFFERED), LISTED, several)
+    assert fits(ToolOptions(OFFERED), LISTED, several.replace("[", "[\n "))
+    assert fits(ToolOptions(OFFERED, "required"), LISTED, several)
+    assert not fits(ToolOptions(OFFERED, parallel=False), LISTED, several)
+    assert not fits(ToolOptions(OFFERED), LISTED, several.replace("1}", '"1"}'))
+    assert not fits(ToolOptions(OFFERED), LISTED, several[:-1])
 
 
-def fits(tools: Tools, style: Style, text: str) -> bool:
+def fits(tools: ToolOptions, style: ToolCallStyle, text: str) -> bool:
     """Whether it may be an answer, byte by byte."""
-    grammar = called(tools, Format(style), None)
+    grammar = build_answer_grammar(tools, ChatFormat(style), None)
     assert grammar
     matcher = LLMatcher(LLTokenizer("byte"), grammar.source)
     assert not matcher.is_error(), matcher.get_error()

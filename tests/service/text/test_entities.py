@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
-from polyhead.service.text.entities import Aggregation, Entity, Tagging, entities, merged
+from polyhead.service.text.entities import Aggregation, Entity, TaggingSettings, find_entities, merge_windows
 from tests.contracts.test_token_heads import answered, read, worker
 from tests.support import checkpoints
 
@@ -34,18 +34,18 @@ class Case:
         self.theirs = tf.pipeline("token-classification", model=model, tokenizer=tokenizer)
         self.reader, self.tokenizer = worker(folder), Tokenizer.from_folder(folder)
 
-    def tagging(self, aggregation: Aggregation, ignored: tuple[str, ...] = ()) -> Tagging:
-        return Tagging(
+    def tagging(self, aggregation: Aggregation, ignored: tuple[str, ...] = ()) -> TaggingSettings:
+        return TaggingSettings(
             tokenizer=self.tokenizer,
             labels=checkpoints.ENTITIES,
             aggregation=aggregation,
-            ignored=frozenset(ignored),
+            ignored_labels=frozenset(ignored),
         )
 
-    def ours(self, text: str, tagging: Tagging, encoding: Encoding | None = None) -> list[Entity]:
+    def ours(self, text: str, tagging: TaggingSettings, encoding: Encoding | None = None) -> list[Entity]:
         encoding = encoding or self.tokenizer.encode(text)
         [event] = answered(self.reader, read(encoding.ids))
-        return entities(tagging, text, encoding, np.asarray(event.scores))
+        return find_entities(tagging, text, encoding, np.asarray(event.scores))
 
 
 @pytest.fixture(scope="module", params=[tf.BertForTokenClassification, tf.RobertaForTokenClassification])
@@ -89,7 +89,7 @@ def test_entities_of_overlapping_windows(case: Case) -> None:
         tokenizer.model_max_length = before
     windows = [Encoding(each) for each in cut.encodings]
     assert len(windows) > 3
-    same(merged(entity for window in windows for entity in case.ours(ALL, tagging, window)), expected)
+    same(merge_windows(entity for window in windows for entity in case.ours(ALL, tagging, window)), expected)
 
 
 def scored(*labels: tuple[str, float]) -> np.ndarray[Any, Any]:
@@ -118,6 +118,6 @@ def test_words_and_groups(tmp_path: Path, aggregation: Aggregation, found: list[
     tokenizer = Tokenizer.from_folder(tmp_path)
     encoding = tokenizer.encode("foxe lazy")
     assert encoding.pieces == ["[CLS]", "fox", "##e", "lazy", "[SEP]"]
-    tagging = Tagging(tokenizer=tokenizer, labels=checkpoints.ENTITIES, aggregation=aggregation)
-    got = entities(tagging, "foxe lazy", encoding, scored(("B-PER", 0.6), ("I-LOC", 0.9), ("B-PER", 0.8)))
+    tagging = TaggingSettings(tokenizer=tokenizer, labels=checkpoints.ENTITIES, aggregation=aggregation)
+    got = find_entities(tagging, "foxe lazy", encoding, scored(("B-PER", 0.6), ("I-LOC", 0.9), ("B-PER", 0.8)))
     assert [f"{entity.label} {entity.start}-{entity.end}" for entity in got] == found

@@ -25,15 +25,33 @@ from polyhead.service.core.errors import (
     TooMany,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Encode, Encoded, Failed, Filled
-from polyhead.service.text import inputs
-from polyhead.service.text import pipelines as answers
-from polyhead.service.text.answer_spans import Asking
+from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, TokenCandidates
+from polyhead.service.text import encoder_inputs as inputs
+from polyhead.service.text import encoder_outputs as answers
+from polyhead.service.text.answer_spans import SpanOptions
 from polyhead.service.text.detokenizer import Submit
+from polyhead.service.text.encoder_inputs import (
+    MAX_WINDOWS,
+    EncodedInput,
+    EncodingRequest,
+    WindowOptions,
+    build_encoding_request,
+    read_inputs,
+    window_rows,
+)
+from polyhead.service.text.encoder_outputs import (
+    EncoderOutput,
+    FillOutput,
+    ScoreOutput,
+    SpanOutput,
+    SparseVector,
+    TagOutput,
+    TokenVectors,
+    stream_outputs,
+    submit_ahead,
+)
 from polyhead.service.text.entities import Aggregation
-from polyhead.service.text.inputs import MOST_WINDOWS, Read, Reading, Windows, read_inputs, request_of, windows
-from polyhead.service.text.pipelines import Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies, under_way
-from polyhead.service.text.tokenization import UNCONDITIONAL
+from polyhead.service.text.tokenization import DEFAULT_TERMS
 from tests.contracts.test_token_heads import answered, worker
 from tests.support import checkpoints
 from tests.support.scripted import WAIT, Source, model
@@ -56,14 +74,16 @@ class Case:
         ]
 
     def replies(self, *inputs: Any, **asked: Any) -> list[Any]:
-        reading = Reading(field="inputs", inputs=inputs, **asked)
-        reads = read_inputs(self.model, reading, "call", UNCONDITIONAL)
+        reading = EncodingRequest(field="inputs", inputs=inputs, **asked)
+        reads = read_inputs(self.model, reading, "call", DEFAULT_TERMS)
         return collected(self.model, reading, reads, self.submit)
 
 
-def collected(model: Model, reading: Reading, reads: Any, submit: Submit) -> list[Reply | PolyheadError]:
-    async def collect() -> list[Reply | PolyheadError]:
-        return [reply async for reply in replies(model, reading, reads, submit, AHEAD)]
+def collected(
+    model: Model, reading: EncodingRequest, reads: Any, submit: Submit
+) -> list[EncoderOutput | PolyheadError]:
+    async def collect() -> list[EncoderOutput | PolyheadError]:
+        return [reply async for reply in stream_outputs(model, reading, reads, submit, AHEAD)]
 
     return asyncio.run(collect())
 
@@ -94,8 +114,8 @@ def test_long_texts_are_labelled_in_windows_as_the_pipeline_does(tagger: Case, a
     theirs = pipeline(
         tagger, "token-classification", tf.BertForTokenClassification, stride=9, aggregation_strategy=aggregation
     )(LONG)
-    [ours] = tagger.replies(LONG, aggregation=aggregation, windows=Windows(overlap=9))
-    assert isinstance(ours, Tagged)
+    [ours] = tagger.replies(LONG, aggregation=aggregation, windows=WindowOptions(overlap=9))
+    assert isinstance(ours, TagOutput)
     for entity, expected in zip(ours.entities, theirs, strict=True):
         place = tuple(expected[key] for key in ("entity_group", "start", "end"))
         assert (entity.label, entity.start, entity.end) == place
@@ -111,10 +131,10 @@ def test_masks_are_filled_as_the_pipeline_does(filler: Case, text: str, targets:
     theirs = fill(text, top_k=3, targets=list(targets)) if targets else fill(text, top_k=3)
     theirs = theirs if text.count("[MASK]") > 1 else [theirs]
     [ours] = filler.replies(text, top_k=3, targets=targets)
-    assert isinstance(ours, Guessed)
+    assert isinstance(ours, FillOutput)
     for mask, expected in zip(ours.masks, theirs, strict=True):
         assert [word.score for word in mask] == pytest.approx([each["score"] for each in expected], abs=1e-4)
-        said = [(word.token, word.text, word.sequence) for word in mask]
+        said = [(word.token, word.text, word.filled_text) for word in mask]
         assert said == [(each["token"], each["token_str"], each["sequence"]) for each in expected]
 
 
@@ -125,7 +145,7 @@ def test_what_cannot_be_filled(filler: Case) -> None:
         ({"inputs": ("[MASK] " * 30,), "top_k": 999}, "999 words for each of 30 masks, at most 10000 are told"),
         ({"inputs": ("[MASK]",), "targets": ("fox", "foxes and")}, r"targets\[1\]: 'foxes and' is no token of reader"),
         ({"inputs": ((5, 6),)}, "inputs: must be text"),
-        ({"inputs": ("[MASK]",), "windows": Windows()}, "reads no windows"),
+        ({"inputs": ("[MASK]",), "windows": WindowOptions()}, "reads no windows"),
     ]:
         with pytest.raises(BadRequest, match=sentence):
             filler.replies(*asked.pop("inputs"), **asked)
@@ -133,16 +153,18 @@ def test_what_cannot_be_filled(filler: Case) -> None:
 
 def test_answers_are_found_in_the_windows_of_a_long_context(finder: Case) -> None:
     question = "What is it?"
-    short, whole = finder.replies((question, "Paris, of course"), (question, LONG), windows=Windows(overlap=8, size=40))
-    assert isinstance(short, Found)
-    assert isinstance(whole, Found)
+    short, whole = finder.replies(
+        (question, "Paris, of course"), (question, LONG), windows=WindowOptions(overlap=8, size=40)
+    )
+    assert isinstance(short, SpanOutput)
+    assert isinstance(whole, SpanOutput)
     assert (short.answers[0].text, len(short.answers)) == ("Paris, of course"[slice(*span(short))], 1)
     assert LONG[slice(*span(whole))] == whole.answers[0].text
-    [cut] = finder.replies((question, LONG), truncate="right", asking=Asking(top_k=3))
+    [cut] = finder.replies((question, LONG), truncate="right", asking=SpanOptions(top_k=3))
     assert len(cut.answers) == 3
-    reading = Reading(field="inputs", inputs=((question, LONG),), windows=Windows(overlap=8, size=40))
-    [read] = read_inputs(finder.model, reading, "call", UNCONDITIONAL)
-    assert isinstance(read, Read)
+    reading = EncodingRequest(field="inputs", inputs=((question, LONG),), windows=WindowOptions(overlap=8, size=40))
+    [read] = read_inputs(finder.model, reading, "call", DEFAULT_TERMS)
+    assert isinstance(read, EncodedInput)
     expected = tf.PreTrainedTokenizerFast.from_pretrained(finder.folder)(
         question, LONG, truncation="only_second", max_length=40, stride=8, return_overflowing_tokens=True
     )
@@ -150,7 +172,7 @@ def test_answers_are_found_in_the_windows_of_a_long_context(finder: Case) -> Non
     assert [part.offsets for part in read.parts] == [each.offsets for each in expected.encodings]
 
 
-def span(found: Found) -> tuple[int, int]:
+def span(found: SpanOutput) -> tuple[int, int]:
     return found.answers[0].start, found.answers[0].end
 
 
@@ -158,31 +180,31 @@ def test_a_text_may_be_too_long(tagger: Case, finder: Case) -> None:
     with pytest.raises(TooLong, match=r"inputs\[1\]: the input has \d+ tokens, the model takes"):
         tagger.replies("short", LONG)
     with pytest.raises(BadRequest, match="windows of 12 tokens have no room beside 10 others and 8 shared"):
-        finder.replies(("What is it, then?", LONG), windows=Windows(overlap=8, size=12))
+        finder.replies(("What is it, then?", LONG), windows=WindowOptions(overlap=8, size=12))
     long = "a " * 4000
-    with pytest.raises(BadRequest, match=f"would be read in 3939 windows, at most {MOST_WINDOWS}"):
-        tagger.replies(long, windows=Windows(overlap=61))
+    with pytest.raises(BadRequest, match=f"would be read in 3939 windows, at most {MAX_WINDOWS}"):
+        tagger.replies(long, windows=WindowOptions(overlap=61))
 
 
 def test_the_windows_of_one_call_are_bounded_together(tagger: Case) -> None:
     """Each input alone has few enough; and those that fit in one window do not count."""
-    long = Reading(
+    long = EncodingRequest(
         field="inputs",
         inputs=("a " * 900, "a " * 900, "short"),
-        windows=Windows(overlap=61),
+        windows=WindowOptions(overlap=61),
         partial=True,
-        most_windowed=100_000,
+        max_window_tokens=100_000,
     )
     with pytest.raises(
         TooMany, match=r"^inputs: would be read in 1678 windows of 107392 tokens together, at most 10"
     ) as e:
-        read_inputs(tagger.model, long, "call", UNCONDITIONAL)
+        read_inputs(tagger.model, long, "call", DEFAULT_TERMS)
     assert e.value.param == "inputs"
     one = replace(long, inputs=("a " * 900, *["a fox"] * 20_000))
-    assert len(read_inputs(tagger.model, one, "call", UNCONDITIONAL)) == 20_001
-    many = Reading(field="inputs", inputs=("a " * 900,) * 5, windows=long.windows)
+    assert len(read_inputs(tagger.model, one, "call", DEFAULT_TERMS)) == 20_001
+    many = EncodingRequest(field="inputs", inputs=("a " * 900,) * 5, windows=long.windows)
     with pytest.raises(TooMany, match="at most 262144 tokens a call"):
-        read_inputs(tagger.model, many, "call", UNCONDITIONAL)
+        read_inputs(tagger.model, many, "call", DEFAULT_TERMS)
 
 
 def test_windows_are_made_as_the_engine_takes_them(tagger: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,18 +212,18 @@ def test_windows_are_made_as_the_engine_takes_them(tagger: Case, monkeypatch: py
 
     def counted(*given: Any) -> Encode:
         made.append(1)
-        return request_of(*given)
+        return build_encoding_request(*given)
 
-    monkeypatch.setattr(inputs, "request_of", counted)
-    reading = Reading(field="inputs", inputs=("a " * 500,) * 4, windows=Windows(overlap=61))
-    reads = read_inputs(tagger.model, reading, "call", UNCONDITIONAL)
-    count = sum(len(read.requests) for read in reads if isinstance(read, Read))
+    monkeypatch.setattr(inputs, "build_encoding_request", counted)
+    reading = EncodingRequest(field="inputs", inputs=("a " * 500,) * 4, windows=WindowOptions(overlap=61))
+    reads = read_inputs(tagger.model, reading, "call", DEFAULT_TERMS)
+    count = sum(len(read.requests) for read in reads if isinstance(read, EncodedInput))
     assert count > 1500
     assert len(made) <= 2 * len(reads), "one is looked at, to see how long they are"
     engine = Slow()
 
     async def begin() -> None:
-        async with aclosing(under_way(lazily(reads), engine, AHEAD)) as sources:
+        async with aclosing(submit_ahead(lazily(reads), engine, AHEAD)) as sources:
             await anext(sources)
 
     asyncio.run(begin())
@@ -216,15 +238,15 @@ def lazily(reads: Sequence[Any]) -> Iterator[Encode]:
 
 def test_the_words_for_the_masks_of_one_call_are_bounded_together(filler: Case) -> None:
     text = "[MASK] " * 9 + "a " * 40
-    reading = Reading(field="inputs", inputs=(text,) * 10, top_k=300, partial=True)
-    assert len(read_inputs(filler.model, reading, "call", UNCONDITIONAL)) == 10
+    reading = EncodingRequest(field="inputs", inputs=(text,) * 10, top_k=300, partial=True)
+    assert len(read_inputs(filler.model, reading, "call", DEFAULT_TERMS)) == 10
     with pytest.raises(
         TooMany, match=r"^parameters.top_k: \d+ words for each mask, each with its whole text"
     ) as caught:
-        read_inputs(filler.model, replace(reading, inputs=(text,) * 1000), "call", UNCONDITIONAL)
+        read_inputs(filler.model, replace(reading, inputs=(text,) * 1000), "call", DEFAULT_TERMS)
     assert caught.value.param == "parameters.top_k"
     few = replace(reading, inputs=(text,) * 1000, targets=("fox",))
-    assert len(read_inputs(filler.model, few, "call", UNCONDITIONAL)) == 1000
+    assert len(read_inputs(filler.model, few, "call", DEFAULT_TERMS)) == 1000
 
 
 @settings(max_examples=200)
@@ -233,7 +255,7 @@ def test_windows_are_the_whole_text_and_overlap(length: int, beside: int, limit:
     texts: list[int | None] = [None] * beside + [0] * length
     if limit - beside - overlap < 1:
         return
-    found = windows(texts, limit, overlap, last=0, where="it")
+    found = window_rows(texts, limit, overlap, last=0, where="it")
     rows = [[row for row in rows if texts[row] == 0] for rows in found]
     assert all(len(part) <= limit and list(part[:beside]) == list(range(beside)) for part in found)
     assert sorted({row for part in rows for row in part}) == list(range(beside, beside + length))
@@ -244,8 +266,8 @@ def test_windows_are_the_whole_text_and_overlap(length: int, beside: int, limit:
 
 def test_one_bad_text_costs_only_itself_if_wanted(tagger: Case) -> None:
     good, empty, long, last = tagger.replies("A fox", "", LONG, "Paris", partial=True)
-    assert isinstance(good, Tagged)
-    assert isinstance(last, Tagged)
+    assert isinstance(good, TagOutput)
+    assert isinstance(last, TagOutput)
     assert (empty.message, empty.param) == ("inputs[1]: is empty, there is nothing to read", "inputs[1]")
     assert isinstance(long, TooLong)
 
@@ -260,35 +282,35 @@ def test_states_of_tokens_and_weights_of_words(tiny_embedder: Path, filler: Case
     with torch.no_grad():
         expected = tf.AutoModel.from_pretrained(tiny_embedder)(ids).last_hidden_state[0]
         logits = tf.BertForMaskedLM.from_pretrained(filler.folder)(ids).logits[0]
-    assert isinstance(states, States)
-    assert isinstance(vector, Scores)
+    assert isinstance(states, TokenVectors)
+    assert isinstance(vector, ScoreOutput)
     assert np.asarray(states.rows) == pytest.approx(expected.numpy(), abs=1e-5)
     [weights] = filler.replies(tuple(ids[0].tolist()), form="words")
-    assert isinstance(weights, Weighed)
+    assert isinstance(weights, SparseVector)
     splade = enumerate(logits.relu().log1p().amax(dim=0).tolist())
-    assert dict(weights.words) == pytest.approx({id: value for id, value in splade if value}, abs=1e-5)
+    assert dict(weights.weights) == pytest.approx({id: value for id, value in splade if value}, abs=1e-5)
     with pytest.raises(BadRequest, match="a model that can fill has no tokens to tell"):
         filler.replies("[MASK]", form="tokens")
 
 
 def test_the_vectors_of_all_tokens_of_one_call_are_bounded(tiny_embedder: Path) -> None:
     wide = Case(tiny_embedder, "embed", width=1 << 20)
-    asked = Reading(field="inputs", inputs=("a fox",), form="tokens")
-    assert read_inputs(wide.model, asked, "call", UNCONDITIONAL)
+    asked = EncodingRequest(field="inputs", inputs=("a fox",), form="tokens")
+    assert read_inputs(wide.model, asked, "call", DEFAULT_TERMS)
     with pytest.raises(AnswerTooLarge, match=r"^inputs: vectors of 1048576 numbers for \d+ tokens, at most 16777216"):
-        read_inputs(wide.model, replace(asked, inputs=("a fox",) * 9), "call", UNCONDITIONAL)
-    assert read_inputs(wide.model, replace(asked, inputs=("a fox",) * 9, form=""), "call", UNCONDITIONAL)
+        read_inputs(wide.model, replace(asked, inputs=("a fox",) * 9), "call", DEFAULT_TERMS)
+    assert read_inputs(wide.model, replace(asked, inputs=("a fox",) * 9, form=""), "call", DEFAULT_TERMS)
 
 
 def test_the_weights_of_words_of_one_call_are_bounded(filler: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_WEIGHTS", 100)
-    event = Filled((tuple((word, 1.0) for word in range(40)),))
+    monkeypatch.setattr(answers, "MAX_SPARSE_WEIGHTS", 100)
+    event = TokenCandidates((tuple((word, 1.0) for word in range(40)),))
 
     def submit(requests: Sequence[Any]) -> list[Source]:
         return [Source([event, Done("encoded", 1)]) for _ in requests]
 
-    asked = Reading(field="inputs", inputs=("a",) * 3, form="words")
-    reads = read_inputs(filler.model, asked, "call", UNCONDITIONAL)
+    asked = EncodingRequest(field="inputs", inputs=("a",) * 3, form="words")
+    reads = read_inputs(filler.model, asked, "call", DEFAULT_TERMS)
     assert len(collected(filler.model, asked, reads[:2], submit)) == 2
     with pytest.raises(AnswerTooLarge, match=r"^inputs: the answer has more than 100 weights of words"):
         collected(filler.model, asked, reads, submit)
@@ -327,7 +349,7 @@ class Slow:
             self.refusals -= 1
             raise Overloaded("no room", retry_after=1)
         self.calls.append(sum(len(each.tokens) for each in requests))
-        new = [Source([Encoded([float(len(each.tokens))]), Done("encoded", len(each.tokens))]) for each in requests]
+        new = [Source([HeadOutput([float(len(each.tokens))]), Done("encoded", len(each.tokens))]) for each in requests]
         self.sources += new
         return new
 
@@ -336,8 +358,10 @@ class Slow:
         return sum(not source.ended for source in self.sources)
 
 
-def many(lengths: Sequence[int]) -> tuple[Reading, list[Read]]:
-    return Reading(field="inputs", inputs=("a",) * len(lengths)), [Read("a", (request(each),)) for each in lengths]
+def many(lengths: Sequence[int]) -> tuple[EncodingRequest, list[EncodedInput]]:
+    return EncodingRequest(field="inputs", inputs=("a",) * len(lengths)), [
+        EncodedInput("a", (request(each),)) for each in lengths
+    ]
 
 
 def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> None:
@@ -348,8 +372,8 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
     async def collect() -> int:
         nonlocal most
         count = 0
-        async for reply in replies(judge, asked, reads, engine, AHEAD):
-            assert isinstance(reply, Scores)
+        async for reply in stream_outputs(judge, asked, reads, engine, AHEAD):
+            assert isinstance(reply, ScoreOutput)
             count, most = count + 1, max(most, engine.open)
         return count
 
@@ -363,7 +387,7 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
 def test_a_text_longer_than_what_is_given_at_a_time(tiny_classifier: Path) -> None:
     judge, engine = model(tiny_classifier, "judge", "classify"), Slow()
     found = collected(judge, *many([AHEAD + 1, 5, AHEAD * 2]), engine)
-    assert [reply.values[0] for reply in found if isinstance(reply, Scores)] == [AHEAD + 1, 5, AHEAD * 2]
+    assert [reply.values[0] for reply in found if isinstance(reply, ScoreOutput)] == [AHEAD + 1, 5, AHEAD * 2]
 
 
 def test_without_room_a_call_is_refused_at_its_beginning_and_waits_later(tiny_classifier: Path) -> None:
@@ -374,7 +398,7 @@ def test_without_room_a_call_is_refused_at_its_beginning_and_waits_later(tiny_cl
 
     async def collect() -> int:
         count = 0
-        async for _ in replies(judge, *many([64] * 300), engine, AHEAD):
+        async for _ in stream_outputs(judge, *many([64] * 300), engine, AHEAD):
             count += 1
             engine.refusals = 3 if count == 1 else engine.refusals
         return count
@@ -385,7 +409,7 @@ def test_without_room_a_call_is_refused_at_its_beginning_and_waits_later(tiny_cl
 def test_one_failure_ends_all_unless_the_others_are_wanted(tiny_classifier: Path) -> None:
     judge = model(tiny_classifier, "judge", "classify")
     asked, reads = many([3, 3, 3])
-    one, failed = [Encoded([0.25]), Done("encoded", 3)], [Failed(StepFailed("broke"))]
+    one, failed = [HeadOutput([0.25]), Done("encoded", 3)], [Failed(StepFailed("broke"))]
 
     def told(*scripts: Sequence[Any]) -> tuple[Submit, list[Source]]:
         sources = [Source(script) for script in scripts]
@@ -397,10 +421,10 @@ def test_one_failure_ends_all_unless_the_others_are_wanted(tiny_classifier: Path
     assert all(source.ended or source.aborted for source in sources)
     submit, _ = told(one, failed, one)
     found = collected(judge, replace(asked, partial=True), reads, submit)
-    assert [type(each) for each in found] == [Scores, StepFailed, Scores]
-    submit, _ = told([Encoded([float("nan")]), Done("encoded", 3)], one, one)
+    assert [type(each) for each in found] == [ScoreOutput, StepFailed, ScoreOutput]
+    submit, _ = told([HeadOutput([float("nan")]), Done("encoded", 3)], one, one)
     with pytest.raises(StepFailed, match="not finite"):
         collected(judge, asked, reads, submit)
-    submit, _ = told([Encoded([float("nan")]), Done("encoded", 3)], one, one)
+    submit, _ = told([HeadOutput([float("nan")]), Done("encoded", 3)], one, one)
     found = collected(judge, replace(asked, partial=True), reads, submit)
-    assert [type(each) for each in found] == [StepFailed, Scores, Scores]
+    assert [type(each) for each in found] == [StepFailed, ScoreOutput, ScoreOutput]

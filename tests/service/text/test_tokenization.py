@@ -14,31 +14,31 @@ from hypothesis import strategies as st
 
 from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.concurrency.thread_pool import Piece as Task
-from polyhead.service.concurrency.thread_pool import Threads, Work
+from polyhead.service.concurrency.thread_pool import ThreadPool, WorkItem
+from polyhead.service.concurrency.thread_pool import WorkInfo as Task
 from polyhead.service.core.errors import BadRequest, EmptyInput, StepFailed, TooLong
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import UNCONDITIONAL, Done, Encode, Failed, Generate, Sampling, Terms, Token
-from polyhead.service.core.text_limits import cut, shares
-from polyhead.service.resources.request_memory import UNBOUNDED, Claim
+from polyhead.service.core.request import DEFAULT_TERMS, Done, Encode, Failed, Generate, GeneratedToken, Sampling, Terms
+from polyhead.service.core.text_limits import split_budget, truncate_rows
+from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
 from polyhead.service.text.detokenizer import (
-    LOWEST_LOGPROB,
-    Piece,
-    Stops,
+    MIN_LOGPROB,
+    AnswerDelta,
+    Detokenizer,
+    StopBuffer,
+    StopRules,
     StopString,
     SubmitCall,
-    Tail,
-    Transcript,
     Usage,
-    continued,
+    collect_answers,
     failure_table,
-    joined,
-    whole,
+    join_answer,
+    stream_answers,
 )
-from polyhead.service.text.inputs import Read, Reading
-from polyhead.service.text.prompts import Chat, Continuation
-from polyhead.service.text.tokenization import GRAMMAR, Decoding, Text
+from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
+from polyhead.service.text.prompts import ChatMessages, GenerationRequest
+from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import WAIT, Source, model, spoken
 
@@ -64,21 +64,23 @@ def submitting(sources: list[Source]) -> SubmitCall:
 
 def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
     asked = {"field": "prompt", "sampling": Sampling()} | asked
-    return run(Text.prompts, model, Continuation(prompts=given, **asked))
+    return run(TextProcessor.read_prompts, model, GenerationRequest(prompts=given, **asked))
 
 
-def prompted(text: Text, model: Model, chat: Chat, field: str) -> Any:
-    return text.prompted(model, chat, field, special=False, terms=UNCONDITIONAL)
+def prompted(text: TextProcessor, model: Model, chat: ChatMessages, field: str) -> Any:
+    return text.render_prompt(model, chat, field, special=False, terms=DEFAULT_TERMS)
 
 
 def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
-    reads: list[Read] = run(Text.inputs, model, Reading(field="inputs", inputs=given, **asked))
+    reads: list[EncodedInput] = run(
+        TextProcessor.read_inputs, model, EncodingRequest(field="inputs", inputs=given, **asked)
+    )
     return [request for read in reads for request in read.requests]
 
 
 def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
     told = times if times is not None else []
-    text = Text(threads=1, batch_limit=4, tokenised=lambda *call: told.append(call))
+    text = TextProcessor(threads=1, batch_limit=4, tokenised=lambda *call: told.append(call))
     try:
         return asyncio.run(method(text, model, asked, "call"))
     finally:
@@ -90,28 +92,28 @@ def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float
 
 def test_work_is_charged_to_its_owner_by_characters(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a client asks for; grammars too, of which even a small one costs as much as a long text."""
-    pieces, start = list[Task](), Threads.start
+    pieces, start = list[Task](), ThreadPool.start
 
-    def noted(threads: Threads, function: Callable[[], object], piece: Task) -> Work:
+    def noted(threads: ThreadPool, function: Callable[[], object], piece: Task) -> WorkItem:
         pieces.append(piece)
         return start(threads, function, piece)
 
     async def act() -> None:
-        text = Text(threads=1, batch_limit=4, tokenised=lambda *_: None)
+        text = TextProcessor(threads=1, batch_limit=4, tokenised=lambda *_: None)
         terms = Terms(owner="good")
         texts = ["The fox", "a"]
-        await text.tokens(talker, texts, special=False, terms=terms)
-        await text.inputs(talker, Reading(field="inputs", inputs=tuple(texts)), "call", terms)
-        await text.prompted(talker, "The fox", "prompt", special=False, terms=terms)
-        await text.decoded(talker, Decoding([[1, 2, 3]]), Claim(UNBOUNDED), terms)
-        asked = Continuation(field="prompt", prompts=("The fox",), sampling=Sampling())
-        await text.prompts(talker, replace(asked, grammar=Grammar("regex", "[ab]+", "regex")), "call", terms)
+        await text.tokenize(talker, texts, special=False, terms=terms)
+        await text.read_inputs(talker, EncodingRequest(field="inputs", inputs=tuple(texts)), "call", terms)
+        await text.render_prompt(talker, "The fox", "prompt", special=False, terms=terms)
+        await text.decode(talker, Decoding([[1, 2, 3]]), MemoryClaim(UNBOUNDED_HEADROOM), terms)
+        asked = GenerationRequest(field="prompt", prompts=("The fox",), sampling=Sampling())
+        await text.read_prompts(talker, replace(asked, grammar=Grammar("regex", "[ab]+", "regex")), "call", terms)
         text.close()
 
-    monkeypatch.setattr(Threads, "start", noted)
+    monkeypatch.setattr(ThreadPool, "start", noted)
     asyncio.run(act())
     assert {piece.owner for piece in pieces} == {"good"}
-    assert [piece.size for piece in pieces] == [8, 8, 7, 3, 7, GRAMMAR + 5]
+    assert [piece.size for piece in pieces] == [8, 8, 7, 3, 7, GRAMMAR_CHARACTERS + 5]
 
 
 def test_a_prompt_of_text_ids_and_messages(talker: Model) -> None:
@@ -119,7 +121,7 @@ def test_a_prompt_of_text_ids_and_messages(talker: Model) -> None:
     assert text.tokens == tuple(talker.tokenizer.encode("The fox").ids)
     assert ids.tokens == (5, 6, 7)
     assert [text.id, ids.id] == ["call-0", "call-1"]
-    (chat,) = prompts(talker, Chat(({"role": "user", "content": "Hi"},)))
+    (chat,) = prompts(talker, ChatMessages(({"role": "user", "content": "Hi"},)))
     assert talker.tokenizer.decode(chat.tokens) == "<user>Hi<assistant>"
 
 
@@ -133,9 +135,14 @@ def test_only_the_template_writes_control_tokens(tiny_generator: Path) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": INJECTED}}
     listing = ChatTemplate(CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }}{{ hint }}{% endif %}")
     for chat, more in (
-        (Chat(({"role": "user", "content": INJECTED},)), {}),
-        (Chat(({"role": "user", "content": "a"}, {"role": "assistant", "content": INJECTED}), continued=True), {}),
-        (Chat(({"role": "user", "content": "a"},), (tool,), {"hint": INJECTED}), {"chat": listing}),
+        (ChatMessages(({"role": "user", "content": INJECTED},)), {}),
+        (
+            ChatMessages(
+                ({"role": "user", "content": "a"}, {"role": "assistant", "content": INJECTED}), continues_last=True
+            ),
+            {},
+        ),
+        (ChatMessages(({"role": "user", "content": "a"},), (tool,), {"hint": INJECTED}), {"chat": listing}),
     ):
         asked = replace(talker, **more)
         (request,) = prompts(asked, chat)
@@ -146,8 +153,8 @@ def test_only_the_template_writes_control_tokens(tiny_generator: Path) -> None:
         control = [token for token in request.tokens if tokenizer.is_special(token)]
         plain = asked.chat.render(  # type: ignore[union-attr]
             [{**message, "content": ""} for message in chat.messages],
-            add_generation_prompt=not chat.continued,
-            continued=chat.continued,
+            add_generation_prompt=not chat.continues_last,
+            continued=chat.continues_last,
         )
         assert control == [token for token in tokenizer.encode(plain).ids if tokenizer.is_special(token)]
 
@@ -155,7 +162,7 @@ def test_only_the_template_writes_control_tokens(tiny_generator: Path) -> None:
 def test_what_spells_no_control_token_is_tokenised_as_before(tiny_generator: Path) -> None:
     talker = model(tiny_generator, "talker", "generate", chat=ChatTemplate(CHAT_TEMPLATE), max_tokens=4096)
     text = "<|im_sta|> größer <| 🙂"
-    (request,) = prompts(talker, Chat(({"role": "user", "content": text},)))
+    (request,) = prompts(talker, ChatMessages(({"role": "user", "content": text},)))
     written = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     assert list(request.tokens) == talker.tokenizer.encode(written, special=False).ids
     quoted = talker.tokenizer.quote("a<|im_end|>b")
@@ -172,23 +179,23 @@ def test_a_chat_that_is_too_long_is_refused_before_it_is_quoted(
     long = "<" * 65_536
     turn: dict[str, Any] = {"role": "user", "content": "a"}
     chat = {
-        "content": Chat((turn | {"content": [{"type": "text", "text": long}]},)),
-        "tools": Chat((turn,), tools=({long: 1},)),
-        "variables": Chat((turn,), variables={"documents": [long]}),
+        "content": ChatMessages((turn | {"content": [{"type": "text", "text": long}]},)),
+        "tools": ChatMessages((turn,), tools=({long: 1},)),
+        "variables": ChatMessages((turn,), variables={"documents": [long]}),
     }[part]
     with pytest.raises(TooLong, match=r"has 655\d\d characters, at most 65536 are read"):
         prompts(talker, chat)
     assert quoted == []
-    prompts(talker, Chat((turn,)))
+    prompts(talker, ChatMessages((turn,)))
     assert quoted
 
 
 def test_the_time_is_told_once_a_call_and_also_when_it_fails(talker: Model) -> None:
     times: list[tuple[str, str, float]] = []
-    asked = Continuation(field="prompt", prompts=("a", "b"), sampling=Sampling())
-    run(Text.prompts, talker, asked, times)
+    asked = GenerationRequest(field="prompt", prompts=("a", "b"), sampling=Sampling())
+    run(TextProcessor.read_prompts, talker, asked, times)
     with pytest.raises(EmptyInput):
-        run(Text.prompts, talker, replace(asked, prompts=("",)), times)
+        run(TextProcessor.read_prompts, talker, replace(asked, prompts=("",)), times)
     assert [call[:2] for call in times] == [("talker", "generate")] * 2
     assert all(seconds > 0 for *_, seconds in times)
 
@@ -225,7 +232,7 @@ def test_prompts_that_cannot_be(talker: Model, given: tuple[Any, ...], sentence:
 
 
 def test_messages_need_a_template_that_takes_them(talker: Model) -> None:
-    chat = Chat(({"role": "user", "content": "\ud800"},))
+    chat = ChatMessages(({"role": "user", "content": "\ud800"},))
     with pytest.raises(BadRequest, match="surrogate"):
         prompts(talker, chat, field="messages")
     with pytest.raises(BadRequest, match="talker has no chat template"):
@@ -286,7 +293,7 @@ def test_cutting_is_as_the_tokenizers_library_cuts(tiny_classifier: Path, judge:
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 60))
 def test_shares_fill_the_budget_and_take_from_the_longer(first: int, second: int, budget: int) -> None:
-    one, two = shares(first, second, budget)
+    one, two = split_budget(first, second, budget)
     assert one + two == min(first + second, budget)
     assert 0 <= one <= first
     assert 0 <= two <= second
@@ -297,7 +304,7 @@ def test_shares_fill_the_budget_and_take_from_the_longer(first: int, second: int
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(0, 30), st.sampled_from(["left", "right"]), st.booleans())
 def test_cutting_keeps_special_tokens_and_order(special: list[bool], limit: int, side: Any, pair: bool) -> None:
-    kept = cut(special, limit, side=side, pair=pair)
+    kept = truncate_rows(special, limit, side=side, pair=pair)
     assert kept == sorted(set(kept))
     assert {row for row, is_special in enumerate(special) if is_special} <= set(kept)
     assert len(kept) == min(len(special), max(limit, sum(special)))
@@ -349,7 +356,7 @@ def stopped_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 @given(stopped_texts(), st.lists(st.integers(0, 30), max_size=8))
 def test_stop_strings_are_found_across_any_split(given: tuple[str, list[str]], cuts: list[int]) -> None:
     text, stops = given
-    tail, shown = Tail(Stops(tuple(stops))), ""
+    tail, shown = StopBuffer(StopRules(tuple(stops))), ""
     for part in split(text, cuts):
         more = tail.push(part)
         shown += more
@@ -357,7 +364,7 @@ def test_stop_strings_are_found_across_any_split(given: tuple[str, list[str]], c
         if tail.found:
             break
         # what is held back may still begin a stop string, and nothing more is held back than that
-        assert not tail.held or any(stop.startswith(tail.held) for stop in stops)
+        assert not tail.pending or any(stop.startswith(tail.pending) for stop in stops)
     if not tail.found:
         shown += tail.flush()
     assert shown == before_stop(text, stops)
@@ -385,25 +392,25 @@ def test_answers_written_token_by_token(talker: Model, text: str, stops: list[st
     events = spoken(text, talker.tokenizer)
     request = Generate("id", (1,), 99, logprobs=logprobs)
     pieces = written(talker.tokenizer, stops, request, [*events, Done("length", 1, len(events))])
-    answer = joined(pieces)
+    answer = join_answer(pieces)
     assert answer.text == before_stop(text, stops)
     assert all(not piece.finish for piece in pieces[:-1])
     assert answer.finish == ("stop" if any(stop in text for stop in stops) else "length")
     assert "\ufffd" not in answer.text
     if logprobs < 0:
-        assert answer.drawn == ()
+        assert answer.logprobs == ()
     else:
-        offsets = [drawn.offset for drawn in answer.drawn]
+        offsets = [drawn.offset for drawn in answer.logprobs]
         assert offsets == sorted(offsets)
-        assert b"".join(drawn.token.data for drawn in answer.drawn).decode("utf-8", "ignore").startswith(answer.text)
+        assert b"".join(drawn.token.data for drawn in answer.logprobs).decode("utf-8", "ignore").startswith(answer.text)
         assert answer.finish == "length" or all(offset < len(answer.text) for offset in offsets)
-        assert answer.finish == "stop" or len(answer.drawn) == len(events)
+        assert answer.finish == "stop" or len(answer.logprobs) == len(events)
 
 
-def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[Piece]:
-    async def collect() -> list[Piece]:
+def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[AnswerDelta]:
+    async def collect() -> list[AnswerDelta]:
         async with aclosing(
-            continued(tokenizer, Stops(tuple(stops)), [request], submitting([Source(script)]))
+            stream_answers(tokenizer, StopRules(tuple(stops)), [request], submitting([Source(script)]))
         ) as items:
             return [piece async for _, piece in items]
 
@@ -411,10 +418,10 @@ def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, scrip
 
 
 def test_half_a_character_is_never_shown(talker: Model) -> None:
-    transcript = Transcript(talker.tokenizer, Stops(), Generate("id", (1,), 9, logprobs=0))
+    transcript = Detokenizer(talker.tokenizer, StopRules(), Generate("id", (1,), 9, logprobs=0))
     ids = [event.id for event in spoken("é🙂", talker.tokenizer)]
     assert len(ids) > 2, "the point of this test is characters of several tokens"
-    pieces = [transcript.push(Token(id, -1.0)) for id in ids]
+    pieces = [transcript.push(GeneratedToken(id, -1.0)) for id in ids]
     assert "".join(piece.text for piece in pieces) == "é🙂"
     assert {piece.text for piece in pieces} <= {"", "é", "🙂", "é🙂"}
 
@@ -422,32 +429,32 @@ def test_half_a_character_is_never_shown(talker: Model) -> None:
 def test_half_a_character_at_the_end_is_shown_as_what_it_is(talker: Model) -> None:
     (first, *_) = spoken("🙂", talker.tokenizer)
     pieces = written(talker.tokenizer, (), Generate("id", (1,), 9), [first, Done("length", 1, 1)])
-    assert joined(pieces).text == talker.tokenizer.decode([first.id])
+    assert join_answer(pieces).text == talker.tokenizer.decode([first.id])
 
 
 def test_tokens_wait_with_their_text(talker: Model) -> None:
-    events = [Token(event.id, -1.0) for event in spoken("xab", talker.tokenizer)]
-    transcript = Transcript(talker.tokenizer, Stops(("ab!",)), Generate("id", (1,), 9, logprobs=0))
+    events = [GeneratedToken(event.id, -1.0) for event in spoken("xab", talker.tokenizer)]
+    transcript = Detokenizer(talker.tokenizer, StopRules(("ab!",)), Generate("id", (1,), 9, logprobs=0))
     pieces = [transcript.push(event) for event in events]
-    assert ("".join(piece.text for piece in pieces), transcript.tail.held) == ("x", "ab")
-    assert b"".join(token.token.data for piece in pieces for token in piece.drawn) == b"x"
+    assert ("".join(piece.text for piece in pieces), transcript.tail.pending) == ("x", "ab")
+    assert b"".join(token.token.data for piece in pieces for token in piece.logprobs) == b"x"
     last = transcript.close(Done("length", 1, len(events)))
     assert last.text == "ab"
-    assert len([token for piece in (*pieces, last) for token in piece.drawn]) == len(events)
+    assert len([token for piece in (*pieces, last) for token in piece.logprobs]) == len(events)
 
 
 def test_tokens_without_text_are_not_lost(talker: Model) -> None:
     control, *half = talker.tokenizer.bos_id or 0, *(event.id for event in spoken("🙂", talker.tokenizer)[:2])
-    script = [*(Token(id, -1.0) for id in (control, *half)), Done("length", 1, 3)]
-    answer = joined(written(talker.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
-    assert len(answer.drawn) == 3
+    script = [*(GeneratedToken(id, -1.0) for id in (control, *half)), Done("length", 1, 3)]
+    answer = join_answer(written(talker.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
+    assert len(answer.logprobs) == 3
 
 
 def test_minus_infinity_is_a_number(talker: Model) -> None:
-    event = Token(5, float("-inf"), ((6, float("nan")),))
+    event = GeneratedToken(5, float("-inf"), ((6, float("nan")),))
     request = Generate("id", (1,), 9, logprobs=1)
-    answer = joined(written(talker.tokenizer, (), request, [event, Done("stop", 1, 1)]))
-    assert [answer.drawn[0].token.logprob, answer.drawn[0].top[0].logprob] == [LOWEST_LOGPROB] * 2
+    answer = join_answer(written(talker.tokenizer, (), request, [event, Done("stop", 1, 1)]))
+    assert [answer.logprobs[0].token.logprob, answer.logprobs[0].top[0].logprob] == [MIN_LOGPROB] * 2
 
 
 def test_nothing_ends_an_answer_before_its_fewest_tokens(talker: Model) -> None:
@@ -455,20 +462,20 @@ def test_nothing_ends_an_answer_before_its_fewest_tokens(talker: Model) -> None:
     script, least = [*events, Done("length", 1, len(events))], len(events) // 2 + 1
     for fewest, text, finish in ((0, "", "stop"), (least, "ab ", "stop"), (99, "ab ab ", "length")):
         request = Generate("id", (1,), 99, sampling=Sampling(min_tokens=fewest))
-        answer = joined(written(talker.tokenizer, ("ab",), request, script))
+        answer = join_answer(written(talker.tokenizer, ("ab",), request, script))
         assert (answer.text, answer.finish) == (text, finish)
 
 
 # Sources
 
 
-def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tuple[list[Piece], list[Source]]:
-    async def collect() -> tuple[list[Piece], list[Source]]:
+def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tuple[list[AnswerDelta], list[Source]]:
+    async def collect() -> tuple[list[AnswerDelta], list[Source]]:
         sources = [Source(script) for script in scripts]
         requests = [Generate(f"id-{index}", (1, 2, 3), 99) for index in range(len(scripts))]
-        items = continued(model.tokenizer, Stops(tuple(stops)), requests, submitting(sources))
+        items = stream_answers(model.tokenizer, StopRules(tuple(stops)), requests, submitting(sources))
         try:
-            return await whole(len(scripts), items), sources
+            return await collect_answers(len(scripts), items), sources
         except StepFailed:
             assert all(source.ended or source.aborted for source in sources)
             raise
@@ -506,7 +513,7 @@ def test_closing_the_answers_aborts_the_requests(talker: Model, count: int) -> N
     async def leave() -> list[Source]:
         sources = [Source([*spoken("a", talker.tokenizer), WAIT]) for _ in range(count)]
         requests = [Generate(f"id-{index}", (1,), 99) for index in range(count)]
-        items = continued(talker.tokenizer, Stops(), requests, submitting(sources))
+        items = stream_answers(talker.tokenizer, StopRules(), requests, submitting(sources))
         await anext(items)
         await items.aclose()
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"

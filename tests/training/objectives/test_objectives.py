@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.training.data import vocabulary_training as vocabulary
 from polyhead.training.data.examples import Example
 from polyhead.training.loop import entropy
-from polyhead.training.loop.dropout import thinned
-from polyhead.training.networks.named_networks import encoder, generator
-from polyhead.training.networks.network_size import Shape
+from polyhead.training.loop.dropout import apply_dropout
+from polyhead.training.networks.named_networks import build_encoder, build_generator
+from polyhead.training.networks.network_size import TransformerSize
 from polyhead.training.objectives import masked
-from polyhead.training.objectives.causal import Causal
-from polyhead.training.objectives.masked import Masked, Pair, shuffled
-from polyhead.training.objectives.objective import Part, Practice, measure
-from polyhead.training.objectives.translation import Translation
+from polyhead.training.objectives.causal import CausalObjective
+from polyhead.training.objectives.masked import MaskedObjective, TextPair, swap_seconds
+from polyhead.training.objectives.objective import LossPart, ObjectiveTraining, measure_objective
+from polyhead.training.objectives.translation import TranslationObjective
 
-SHAPE = Shape(width=16, depth=1, heads=2)
+SHAPE = TransformerSize(width=16, depth=1, heads=2)
 TEXTS = ["The lamp is on. The door is open.\nA window is new.", "It rains.", "No. Yes! A door is a door is a door?"]
 LONG = 40
 
@@ -38,22 +38,22 @@ def documents(texts: list[str] = TEXTS) -> list[Example[None]]:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     folder = tmp_path_factory.mktemp("words")
-    vocabulary.write_generator(TEXTS, 280, folder / "generator")
-    vocabulary.write_translator(TEXTS, 280, folder / "translator")
-    vocabulary.write_word_pieces(TEXTS, 60, folder / "pieces")
+    vocabulary.write_gpt_vocabulary(TEXTS, 280, folder / "generator")
+    vocabulary.write_translator_vocabulary(TEXTS, 280, folder / "translator")
+    vocabulary.write_bert_vocabulary(TEXTS, 60, folder / "pieces")
     return {name: Tokenizer.from_folder(folder / name) for name in ("generator", "translator", "pieces")}
 
 
-def causal(words: dict[str, Tokenizer], limit: int = LONG) -> Causal:
+def causal(words: dict[str, Tokenizer], limit: int = LONG) -> CausalObjective:
     torch.manual_seed(0)
-    network, head = generator(SHAPE, words["generator"], limit)
-    return Causal(network=network, head=head, tokenizer=words["generator"], limit=limit)  # type: ignore[arg-type]
+    network, head = build_generator(SHAPE, words["generator"], limit)
+    return CausalObjective(network=network, head=head, tokenizer=words["generator"], limit=limit)  # type: ignore[arg-type]
 
 
-def hiding(words: dict[str, Tokenizer], limit: int = LONG) -> Masked:
+def hiding(words: dict[str, Tokenizer], limit: int = LONG) -> MaskedObjective:
     torch.manual_seed(0)
-    network, head, follows = encoder(SHAPE, words["pieces"], limit)
-    return Masked(network=network, head=head, follows=follows, tokenizer=words["pieces"], limit=limit)  # type: ignore[arg-type]
+    network, head, follows = build_encoder(SHAPE, words["pieces"], limit)
+    return MaskedObjective(network=network, head=head, next_head=follows, tokenizer=words["pieces"], limit=limit)  # type: ignore[arg-type]
 
 
 # ---- vocabularies
@@ -66,7 +66,7 @@ def test_any_text_comes_back_from_byte_pairs(words: dict[str, Tokenizer]) -> Non
 
 
 def test_special_tokens_have_their_roles(words: dict[str, Tokenizer]) -> None:
-    end = words["generator"].find("<|endoftext|>")
+    end = words["generator"].token_id("<|endoftext|>")
     assert words["generator"].bos_id == words["generator"].eos_id == end
     translator = words["translator"]
     assert (translator.pad_id, translator.bos_id, translator.eos_id) == (0, 1, 2)
@@ -74,13 +74,13 @@ def test_special_tokens_have_their_roles(words: dict[str, Tokenizer]) -> None:
     assert translator.encode("on").ids.count(2) == 1
     pieces = words["pieces"]
     assert pieces.encode(("on", "off")).pieces[0] == "[CLS]"
-    assert pieces.find("[PAD]") == 0
+    assert pieces.token_id("[PAD]") == 0
     assert pieces.mask_id == 4
 
 
 def test_vocabularies_are_the_same_every_time(tmp_path: Path) -> None:
     texts = [*TEXTS, "ab ba cd dc ef fe gh hg " * 3, "日"]
-    for name, write in (("b", vocabulary.write_generator), ("w", vocabulary.write_word_pieces)):
+    for name, write in (("b", vocabulary.write_gpt_vocabulary), ("w", vocabulary.write_bert_vocabulary)):
         for again in ("1", "2", "3"):
             write(texts, 290 if name == "b" else 70, tmp_path / name / again)
         for file in (tmp_path / name / "1").iterdir():
@@ -88,8 +88,8 @@ def test_vocabularies_are_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_a_rare_letter_has_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "RARE", 20)
-    vocabulary.write_word_pieces(["a b " * 10 + "ä日"], 60, tmp_path)
+    monkeypatch.setattr(vocabulary, "RARE_LETTER", 20)
+    vocabulary.write_bert_vocabulary(["a b " * 10 + "ä日"], 60, tmp_path)
     assert (tmp_path / "vocab.txt").read_text().split() == [*vocabulary.WORD_PIECES, "a", "b", "##a", "##b"]
 
 
@@ -109,21 +109,21 @@ def test_the_loss_of_a_packed_batch_is_that_of_a_padded_one(words: dict[str, Tok
     """The reference: padded to the longest, the mean over tokens that are none of padding."""
     objective = causal(words)
     items = objective.items(documents())
-    part = objective.parts(items, random.Random(0))["next"]
+    part = objective.loss_parts(items, random.Random(0))["next"]
     longest = max(map(len, items)) - 1
     rows, right = torch.zeros(len(items), longest).long(), torch.full((len(items), longest), -100)
     for at, item in enumerate(items):
         rows[at, : len(item) - 1], right[at, : len(item) - 1] = torch.tensor(item[:-1]), torch.tensor(item[1:])
-    logits = objective.head(objective.network(Ragged.of(rows.tolist())))
-    torch.testing.assert_close(part.mean(), F.cross_entropy(logits, right.flatten()), rtol=0, atol=1e-6)
+    logits = objective.head(objective.network(RaggedBatch.of(rows.tolist())))
+    torch.testing.assert_close(part.mean_loss(), F.cross_entropy(logits, right.flatten()), rtol=0, atol=1e-6)
     assert len({len(item) for item in items}) > 1
-    assert objective.counts(items) == (len(part.right),)
+    assert objective.counts(items) == (len(part.targets),)
 
 
 def test_perplexity_is_of_all_tokens_however_they_are_cut(words: dict[str, Tokenizer]) -> None:
     objective = causal(words, 8)
     items = objective.items(documents())
-    one, many = (measure(objective, items, tokens) for tokens in (10_000, 32))
+    one, many = (measure_objective(objective, items, tokens) for tokens in (10_000, 32))
     assert one == pytest.approx(many)
     assert one["perplexity"] == pytest.approx(math.exp(one["loss"]))
 
@@ -131,7 +131,7 @@ def test_perplexity_is_of_all_tokens_however_they_are_cut(words: dict[str, Token
 def test_a_generator_learns(words: dict[str, Tokenizer]) -> None:
     objective = causal(words, 16)
     items = objective.items(documents())
-    task = Practice(objective=objective, train=items, validation=items, tokens=200, seed=0)
+    task = ObjectiveTraining(objective=objective, train=items, validation=items, tokens=200, seed=0)
     optimizer = torch.optim.AdamW({p: None for module in task.modules() for p in module.parameters()}, lr=1e-2)
     before = task.evaluate()["loss"]
     for _ in range(25):
@@ -146,9 +146,9 @@ def test_smoothing_spreads_the_target() -> None:
     scores, right = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0])
     spread = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
     expected = -(spread * scores.log_softmax(-1)).sum()
-    part = Part(scores, (torch.eye(3), None), right, 0.1)
-    torch.testing.assert_close(part.mean(), expected)
-    assert part.told()[0] == pytest.approx(-scores.log_softmax(-1)[0, 0].item())
+    part = LossPart(scores, (torch.eye(3), None), right, 0.1)
+    torch.testing.assert_close(part.mean_loss(), expected)
+    assert part.loss_and_hits()[0] == pytest.approx(-scores.log_softmax(-1)[0, 0].item())
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -157,28 +157,28 @@ def test_scores_in_pieces_are_those_of_all_at_once(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, biased: bool
 ) -> None:
     """The reference: all scores, torch's cross-entropy of them, and what torch makes of both on the way back."""
-    monkeypatch.setattr(entropy, "PIECE", 3 * 7)
+    monkeypatch.setattr(entropy, "CHUNK_SCORES", 3 * 7)
     torch.manual_seed(0)
     learned = [(4 * torch.randn(shape)).requires_grad_() for shape in ((8, 5), (7, 5), (7,))[: 2 + biased]]
     right = torch.randint(7, (8,))
-    part = Part(learned[0], (learned[1], learned[2] if biased else None), right, smoothing)
+    part = LossPart(learned[0], (learned[1], learned[2] if biased else None), right, smoothing)
     scores = F.linear(*learned)
     expected = F.cross_entropy(scores, right, label_smoothing=smoothing)
-    torch.testing.assert_close(part.mean(), expected, rtol=1e-6, atol=1e-6)
-    found, wanted = (torch.autograd.grad(3 * loss, learned) for loss in (part.mean(), expected))
+    torch.testing.assert_close(part.mean_loss(), expected, rtol=1e-6, atol=1e-6)
+    found, wanted = (torch.autograd.grad(3 * loss, learned) for loss in (part.mean_loss(), expected))
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-    loss, hits = part.told()
+    loss, hits = part.loss_and_hits()
     assert loss == pytest.approx(F.cross_entropy(scores, right, reduction="sum").item())
     assert hits == int((scores.argmax(dim=-1) == right).sum())
 
 
 def test_scores_far_from_zero_have_a_loss_and_nothing_has_none() -> None:
-    far = Part(torch.tensor([[1e4, 0.0]]), (torch.eye(2), None), torch.tensor([1]))
-    assert far.mean().item() == far.told()[0] == 1e4
+    far = LossPart(torch.tensor([[1e4, 0.0]]), (torch.eye(2), None), torch.tensor([1]))
+    assert far.mean_loss().item() == far.loss_and_hits()[0] == 1e4
     states = torch.zeros(0, 2, requires_grad=True)
-    nothing = Part(states, (torch.eye(2), None), torch.zeros(0).long())
-    nothing.mean().backward()
-    assert (nothing.mean().item(), nothing.told(), states.grad is not None) == (0.0, (0.0, 0), True)
+    nothing = LossPart(states, (torch.eye(2), None), torch.zeros(0).long())
+    nothing.mean_loss().backward()
+    assert (nothing.mean_loss().item(), nothing.loss_and_hits(), states.grad is not None) == (0.0, (0.0, 0), True)
 
 
 def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
@@ -187,7 +187,7 @@ def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
     right, found = torch.randint(5, (6,)), []
     for precise in (True, False):
         with torch.autocast("cpu", torch.bfloat16, enabled=not precise):
-            loss = Part(states, (weight, None), right).mean()
+            loss = LossPart(states, (weight, None), right).mean_loss()
         found.append((loss, *torch.autograd.grad(loss, (states, weight))))
     torch.testing.assert_close(*found, rtol=0, atol=0.03)
     assert {part.dtype for part in found[1]} == {torch.float32}
@@ -200,17 +200,17 @@ def test_as_much_is_hidden_as_is_asked_for(words: dict[str, Tokenizer]) -> None:
     objective = replace(hiding(words), hidden=0.4)
     [pair] = objective.items(documents(TEXTS[:1]))
     hidden = round(0.4 * len(pair.first)) + round(0.4 * len(pair.second))
-    assert len(objective.veil(pair, random.Random(0)).rows) == hidden > objective_rows(hiding(words), pair)
+    assert len(objective.mask_pair(pair, random.Random(0)).rows) == hidden > objective_rows(hiding(words), pair)
     assert objective.counts([pair]) == (hidden, 1)
 
 
-def objective_rows(objective: Masked, pair: Pair) -> int:
-    return len(objective.veil(pair, random.Random(0)).rows)
+def objective_rows(objective: MaskedObjective, pair: TextPair) -> int:
+    return len(objective.mask_pair(pair, random.Random(0)).rows)
 
 
 def test_words_are_first_expected_as_often_as_they_come(words: dict[str, Tokenizer]) -> None:
     objective = hiding(words)
-    objective.expect([Pair([7, 7, 7], [8]), Pair([9], [7])])
+    objective.initialise_bias([TextPair([7, 7, 7], [8]), TextPair([9], [7])])
     odds = objective.head.output.bias.detach().softmax(-1)
     assert odds[7] == pytest.approx(5 / (6 + len(odds)))
     assert odds[8] == odds[9] == pytest.approx(2 / (6 + len(odds)))
@@ -219,14 +219,14 @@ def test_words_are_first_expected_as_often_as_they_come(words: dict[str, Tokeniz
 
 def test_hidden_tokens_are_as_many_as_they_should_be(words: dict[str, Tokenizer]) -> None:
     objective, draw = hiding(words), random.Random(0)
-    common = [objective.tokenizer.find(letter) for letter in "abd"]
-    pair = Pair([common[0], common[1]] * 100, [common[2]] * 100)  # type: ignore[list-item]
+    common = [objective.tokenizer.token_id(letter) for letter in "abd"]
+    pair = TextPair([common[0], common[1]] * 100, [common[2]] * 100)  # type: ignore[list-item]
     plain = [2, *pair.first, 3, *pair.second, 3]
     became: Counter[str] = Counter()
     for _ in range(100):
-        veiled = objective.veil(pair, draw)
+        veiled = objective.mask_pair(pair, draw)
         assert len(veiled.rows) == len(set(veiled.rows)) == 45
-        assert veiled.right == [plain[row] for row in veiled.rows]
+        assert veiled.targets == [plain[row] for row in veiled.rows]
         assert not {0, 201, 302} & set(veiled.rows)
         untold = set(range(len(plain))) - set(veiled.rows)
         assert all(veiled.tokens[row] == plain[row] for row in untold)
@@ -239,31 +239,31 @@ def test_hidden_tokens_are_as_many_as_they_should_be(words: dict[str, Tokenizer]
 
 
 def test_other_tokens_are_never_special_ones(words: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked, "AS_MASK", 0.0)
-    monkeypatch.setattr(masked, "AS_OTHER", 1.0)
+    monkeypatch.setattr(masked, "MASK_SHARE", 0.0)
+    monkeypatch.setattr(masked, "RANDOM_SHARE", 1.0)
     objective, draw = hiding(words), random.Random(0)
-    veiled = [objective.veil(Pair([7] * 20, [8] * 20), draw) for _ in range(50)]
+    veiled = [objective.mask_pair(TextPair([7] * 20, [8] * 20), draw) for _ in range(50)]
     assert min(each.tokens[row] for each in veiled for row in each.rows) > 4
 
 
 def test_half_of_the_pairs_change_their_second_texts() -> None:
-    items = [Pair([at], [at, at]) for at in range(50)]
+    items = [TextPair([at], [at, at]) for at in range(50)]
     draw = random.Random(0)
     shares = []
     for _ in range(40):
-        shown, apart = shuffled(items, draw)
+        shown, apart = swap_seconds(items, draw)
         assert [int(pair.first[0] != pair.second[0]) for pair in shown] == apart
         assert sorted(pair.second for pair in shown) == [pair.second for pair in items]
         shares.append(sum(apart) / len(apart))
     assert sum(shares) / len(shares) == pytest.approx(0.5, abs=0.05)
-    assert shuffled(items[:1], draw) == (items[:1], [0])
+    assert swap_seconds(items[:1], draw) == (items[:1], [0])
 
 
 def test_pairs_are_sentences_in_turn_and_fit(words: dict[str, Tokenizer]) -> None:
     objective = hiding(words, 16)
     items = objective.items(documents())
     assert max(map(objective.size, items)) <= 16
-    mixed = [Pair(one.first, other.second) for one in items for other in items]  # any two may come together
+    mixed = [TextPair(one.first, other.second) for one in items for other in items]  # any two may come together
     assert max(map(objective.size, mixed)) <= 16
     tokens = [token for pair in items for token in [*pair.first, *pair.second]]
     assert tokens == [token for text in TEXTS for token in objective.tokenizer.encode(text, special=False).ids]
@@ -275,10 +275,10 @@ def test_what_is_counted_is_what_is_told(words: dict[str, Tokenizer]) -> None:
     objective = hiding(words, 32)
     items = objective.items(documents(TEXTS * 4))
     for seed in range(5):
-        parts = objective.parts(items, random.Random(seed))
-        assert tuple(len(part.right) for part in parts.values()) == objective.counts(items)
-    assert measure(objective, items, 200) == measure(objective, items, 200)
-    assert set(measure(objective, items, 200)) == {"loss", "masked accuracy", "masked loss", "next accuracy"}
+        parts = objective.loss_parts(items, random.Random(seed))
+        assert tuple(len(part.targets) for part in parts.values()) == objective.counts(items)
+    assert measure_objective(objective, items, 200) == measure_objective(objective, items, 200)
+    assert set(measure_objective(objective, items, 200)) == {"loss", "masked accuracy", "masked loss", "next accuracy"}
 
 
 # ---- translations
@@ -293,7 +293,7 @@ class Bag(nn.Module):
         super().__init__()
         self.table, self.out = nn.Embedding(tokens, 8), nn.Linear(8, tokens)
 
-    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         read = torch.stack([self.table(some).mean(0) for some in torch.split(sources.tokens, sources.lengths)])
         return self.table(targets.tokens) + read.repeat_interleave(torch.tensor(targets.lengths), 0)  # type: ignore[no-any-return]
 
@@ -305,37 +305,37 @@ class Bag(nn.Module):
 def test_translations_are_told_token_by_token(words: dict[str, Tokenizer]) -> None:
     torch.manual_seed(0)
     network = Bag(words["translator"].vocab_size)
-    objective = Translation(network=network, tokenizer=words["translator"], limit=20, smoothing=0.1)  # type: ignore[arg-type]
+    objective = TranslationObjective(network=network, tokenizer=words["translator"], limit=20, smoothing=0.1)  # type: ignore[arg-type]
     pairs = [("on", "The lamp is on"), ("door", "A"), ("x" * 50, "too long"), ("short", "y" * 50)]
     items = objective.items([Example(ours, theirs, "", ours) for ours, theirs in pairs])
     assert len(items) == 2
     assert all(side[-1] == 2 for item in items for side in (item.source, item.target))
-    part = objective.parts(items, random.Random(0))["written"]
-    alone = [objective.parts([item], random.Random(0))["written"] for item in items]
+    part = objective.loss_parts(items, random.Random(0))["written"]
+    alone = [objective.loss_parts([item], random.Random(0))["written"] for item in items]
     counts = [len(item.target) for item in items]
     assert objective.counts(items) == (sum(counts),)
-    expected = sum(each.mean() * count for each, count in zip(alone, counts, strict=True)) / sum(counts)
-    torch.testing.assert_close(part.mean(), expected)
-    first = network.readout(Ragged.of([items[0].source]), Ragged.of([[1, *items[0].target[:-1]]]))
+    expected = sum(each.mean_loss() * count for each, count in zip(alone, counts, strict=True)) / sum(counts)
+    torch.testing.assert_close(part.mean_loss(), expected)
+    first = network.readout(RaggedBatch.of([items[0].source]), RaggedBatch.of([[1, *items[0].target[:-1]]]))
     torch.testing.assert_close(part.states[: counts[0]], first)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_dropout_leaves_a_share_out_and_makes_the_rest_larger(share: float) -> None:
     x = torch.ones(333, 301, requires_grad=True)
-    thin = thinned(x, share)
+    thin = apply_dropout(x, share)
     assert set(thin.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
     by_place = (thin == 0).flatten()[:100_000].view(-1, 4).float().mean(dim=0)  # of each draw
     assert by_place.tolist() == pytest.approx([share] * 4, abs=0.02)
-    assert not torch.equal(thin, thinned(x, share))
+    assert not torch.equal(thin, apply_dropout(x, share))
     thin.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, thin)
 
 
 def test_dropout_is_for_learning_alone(words: dict[str, Tokenizer], tmp_path: Path) -> None:
-    shape = Shape(width=16, depth=1, heads=2, dropout=0.5)
-    network = generator(shape, words["generator"], 8)[0]
-    batch = Ragged.of([[1, 2, 3]])
+    shape = TransformerSize(width=16, depth=1, heads=2, dropout=0.5)
+    network = build_generator(shape, words["generator"], 8)[0]
+    batch = RaggedBatch.of([[1, 2, 3]])
     assert not torch.equal(network.train()(batch), network(batch))
     assert torch.equal(network.eval()(batch), network(batch))

@@ -16,24 +16,24 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
-from polyhead.models.network.heads import Scoring, SequenceHead
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.heads import LabelScoring, SequenceHead
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.training.data import samples
-from polyhead.training.data.examples import Example, groups
+from polyhead.training.data.examples import Example, group_names
 from polyhead.training.loop.errors import RecipeError
-from polyhead.training.loop.schedule import Plan
-from polyhead.training.loop.trainer import gradient
-from polyhead.training.networks.base_model import made_up
-from polyhead.training.networks.delimited import delimited
-from polyhead.training.recipes import recipe
+from polyhead.training.loop.schedule import TrainingPlan
+from polyhead.training.loop.trainer import add_gradients
+from polyhead.training.networks.base_model import write_tiny_base
+from polyhead.training.networks.delimiter_tokens import add_delimiters
+from polyhead.training.recipes import finetune_recipe as recipe
 from polyhead.training.tasks import paraphrases
-from polyhead.training.tasks.auxiliary import Language, special
-from polyhead.training.tasks.choice_task import Choices
-from polyhead.training.tasks.label_task import Labels
-from polyhead.training.tasks.pair_task import Ranked
-from polyhead.training.tasks.similarity_task import Similar
-from polyhead.training.tasks.task import Learning, scores
-from polyhead.training.tasks.text_reader import Reader
+from polyhead.training.tasks.auxiliary import LanguageModelLoss, special_tokens
+from polyhead.training.tasks.choice_task import ChoiceTask
+from polyhead.training.tasks.label_task import LabelTask
+from polyhead.training.tasks.pair_task import PairItem
+from polyhead.training.tasks.similarity_task import SimilarityTask
+from polyhead.training.tasks.task import TaskTraining, score_batch
+from polyhead.training.tasks.text_reader import TextReader
 from tests.support.processes import Process
 
 RECIPES = Path(recipe.__file__).parent
@@ -56,7 +56,7 @@ def spread(folder: Path) -> None:
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As if gpt.toml had made it, but for its weights."""
     folder = tmp_path_factory.mktemp("trunk")
-    made_up("GPT2ForSequenceClassification", samples.labelled().examples, folder, embeds=False)
+    write_tiny_base("GPT2ForSequenceClassification", samples.labelled_sentences().examples, folder, embeds=False)
     spread(folder)
     return folder
 
@@ -86,7 +86,7 @@ def logits(folder: Path, first: list[str], second: list[str] | None = None) -> t
 
 @pytest.mark.parametrize("name", ["classify", "entail"])
 def test_what_pretraining_and_the_next_token_are_worth_is_asked_all_else_being_the_same(name: str) -> None:
-    chosen, fresh, alone = (recipe.read(RECIPES / f"gpt-{name}{how}.toml") for how in ("", "-fresh", "-alone"))
+    chosen, fresh, alone = (recipe.read_recipe(RECIPES / f"gpt-{name}{how}.toml") for how in ("", "-fresh", "-alone"))
     assert chosen.auxiliary == 0.5
     assert chosen.trunk.delimited
     assert fresh == replace(chosen, trunk=replace(chosen.trunk, fresh=True))
@@ -94,9 +94,9 @@ def test_what_pretraining_and_the_next_token_are_worth_is_asked_all_else_being_t
 
 
 def test_texts_and_pairs_stand_between_the_three_tokens(trunk: Path, tmp_path: Path) -> None:
-    out = delimited(trunk, tmp_path, 0)
+    out = add_delimiters(trunk, tmp_path, 0)
     ours, theirs, plain = load(str(out)).tokenizer, AutoTokenizer.from_pretrained(out), load(str(trunk)).tokenizer
-    start, delim, extract = map(ours.find, ("[START]", "[DELIM]", "[EXTRACT]"))
+    start, delim, extract = map(ours.token_id, ("[START]", "[DELIM]", "[EXTRACT]"))
     one, other = plain.encode("The lamp is on.").ids, plain.encode(" a door\n").ids
     assert ours.encode("The lamp is on.").ids == [start, *one, extract] == theirs("The lamp is on.").input_ids
     [pair] = ours.encode_batch([("The lamp is on.", " a door\n")])
@@ -109,7 +109,7 @@ def test_the_new_tokens_have_rows_of_their_own_and_the_old_ones_keep_theirs(trun
     before = load(str(trunk))
     known = before.network.tokens.weight
     same, again, another = (
-        load(str(delimited(trunk, tmp_path / name, seed))).network.tokens.weight
+        load(str(add_delimiters(trunk, tmp_path / name, seed))).network.tokens.weight
         for name, seed in (("same", 0), ("again", 0), ("another", 1))
     )
     assert len(same) == before.tokenizer.vocab_size + 3
@@ -122,39 +122,39 @@ def test_a_trunk_that_puts_tokens_round_texts_already_is_refused(
     trunk: Path, tiny_embedder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError, match=r"trunk\.delimited: .* is no GPT2LMHeadModel"):
-        delimited(tiny_embedder, tmp_path, 0)
+        add_delimiters(tiny_embedder, tmp_path, 0)
     with pytest.raises(RecipeError, match=r"trunk\.delimited: .* puts tokens round texts already"):
-        delimited(delimited(trunk, tmp_path / "once", 0), tmp_path / "twice", 0)
+        add_delimiters(add_delimiters(trunk, tmp_path / "once", 0), tmp_path / "twice", 0)
 
 
 # ---- what is lost
 
 
 @pytest.fixture
-def task(trunk: Path, tmp_path: Path) -> Learning[Any]:
-    loaded = load(str(delimited(trunk, tmp_path / "delimited", 0)))
+def task(trunk: Path, tmp_path: Path) -> TaskTraining[Any]:
+    loaded = load(str(add_delimiters(trunk, tmp_path / "delimited", 0)))
     torch.manual_seed(5)
-    lesson, read = Labels(("a", "b")), Reader(loaded.tokenizer, 64, cut=False)
+    lesson, read = LabelTask(("a", "b")), TextReader(loaded.tokenizer, 64, may_truncate=False)
     texts = [*ONE, *zip(ONE, OTHER, strict=True)]
     items = lesson.items([Example(text, row % 2, "", str(row)) for row, text in enumerate(texts)], read)
-    head = SequenceHead(loaded.config, 2, Scoring(pooling="last", activation="none", bias=False), "softmax")
-    return Learning(
-        lesson=lesson,
+    head = SequenceHead(loaded.config, 2, LabelScoring(pooling="last", activation="none", bias=False), "softmax")
+    return TaskTraining(
+        task=lesson,
         network=loaded.network,
         head=head,
-        read=read,
+        reader=read,
         train=items,
         validation=items,
         batch=6,
         seed=0,
-        beside=(Language(0.5, special(loaded.tokenizer)),),
+        auxiliary=(LanguageModelLoss(0.5, special_tokens(loaded.tokenizer)),),
     )
 
 
-def test_half_of_what_telling_the_next_token_loses_is_added(task: Learning[Any], tmp_path: Path) -> None:
+def test_half_of_what_telling_the_next_token_loses_is_added(task: TaskTraining[Any], tmp_path: Path) -> None:
     """L3 = L2 + 0.5 L1, by hand and by transformers' network: L1 is a mean over the texts' own tokens."""
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "delimited").eval()
-    weight, new = task.head.out.weight, set(task.read.tokenizer.encode_batch([("", "")])[0].ids)  # type: ignore[union-attr]
+    weight, new = task.head.out.weight, set(task.reader.tokenizer.encode_batch([("", "")])[0].ids)  # type: ignore[union-attr]
     chosen, told = [], []
     with torch.no_grad():
         for item in task.train:
@@ -169,25 +169,27 @@ def test_half_of_what_telling_the_next_token_loses_is_added(task: Learning[Any],
     assert len(new) == 3
     assert len(told) == sum(len(item.read.tokens) for item in task.train) - 3 * 2 - 3 * 3
     torch.testing.assert_close(task.losses(batch).detach(), torch.stack([l2, 0.5 * l1]), rtol=0, atol=1e-5)
-    assert gradient(task, Plan(epochs=1, rate=1e-3), [batch]) == pytest.approx(float(l2 + 0.5 * l1), abs=1e-5)
+    assert add_gradients(task, TrainingPlan(epochs=1, rate=1e-3), [batch]) == pytest.approx(
+        float(l2 + 0.5 * l1), abs=1e-5
+    )
 
 
-def test_a_step_cut_into_batches_loses_the_same(task: Learning[Any]) -> None:
-    plan, [whole] = Plan(epochs=1, rate=1e-3), task.batches(0)
-    loss = gradient(task, plan, [whole])
+def test_a_step_cut_into_batches_loses_the_same(task: TaskTraining[Any]) -> None:
+    plan, [whole] = TrainingPlan(epochs=1, rate=1e-3), task.batches(0)
+    loss = add_gradients(task, plan, [whole])
     slopes = [each.grad.clone() for each in task.network.parameters() if each.grad is not None]
     task.network.zero_grad(), task.head.zero_grad()
-    parts = [task.lesson.pack(some, task.read, learning=True) for some in (task.train[:1], task.train[1:])]
-    assert gradient(task, plan, parts) == pytest.approx(loss, abs=1e-5)
+    parts = [task.task.pack(some, task.reader, learning=True) for some in (task.train[:1], task.train[1:])]
+    assert add_gradients(task, plan, parts) == pytest.approx(loss, abs=1e-5)
     again = [each.grad for each in task.network.parameters() if each.grad is not None]
     for mine, theirs in zip(again, slopes, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_only_a_generator_tells_the_next_token(tiny_embedder: Path) -> None:
-    chosen = recipe.read(RECIPES / "gpt-classify.toml")
+    chosen = recipe.read_recipe(RECIPES / "gpt-classify.toml")
     with pytest.raises(RecipeError, match=r"auxiliary: .* only generators learn to tell it"):
-        recipe.auxiliary(chosen, load(str(tiny_embedder)))
+        recipe.auxiliary_losses(chosen, load(str(tiny_embedder)))
 
 
 # ---- both orders
@@ -196,16 +198,18 @@ def test_only_a_generator_tells_the_next_token(tiny_embedder: Path) -> None:
 @torch.no_grad()
 def test_a_pair_is_scored_by_the_sum_of_the_states_of_both_orders(runs: dict[str, Path]) -> None:
     loaded = load(str(runs["similar"]))
-    lesson, read = Similar(("different", "same")), Reader(loaded.tokenizer, 64, cut=False)
+    lesson, read = SimilarityTask(("different", "same")), TextReader(loaded.tokenizer, 64, may_truncate=False)
     forth = [Example(pair, 1, "", "") for pair in zip(ONE, OTHER, strict=True)]
     back = [Example((second, first), 1, "", "") for first, second in zip(ONE, OTHER, strict=True)]
     found = [
-        scores(loaded.network, loaded.head, lesson.pack(lesson.items(some, read), read, learning=False))
+        score_batch(loaded.network, loaded.head, lesson.pack(lesson.items(some, read), read, learning=False))
         for some in (forth, back)
     ]
     assert torch.equal(*found)
     orders = [[(each.text) for each in some] for some in (forth, back)]
-    states = [torch.stack([loaded.network(Ragged.of([text.tokens]))[-1] for text in read(texts)]) for texts in orders]
+    states = [
+        torch.stack([loaded.network(RaggedBatch.of([text.tokens]))[-1] for text in read(texts)]) for texts in orders
+    ]
     expected = F.linear(states[0] + states[1], loaded.head.out.weight)  # type: ignore[arg-type]
     torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-5)
     assert float((found[0] - 2 * F.linear(states[0], loaded.head.out.weight)).abs().max()) > 0.01  # type: ignore[arg-type]
@@ -229,7 +233,7 @@ def test_an_adapter_cannot_say_that_both_orders_are_read(tmp_path: Path) -> None
     text = (RECIPES / "gpt-similar.toml").read_text().replace("dropout = 0.1", "").replace("fresh = false", "")
     (tmp_path / "x.toml").write_text(text + '\n[lora]\nrank = 2\nalpha = 4.0\ntargets = ["mlp.up"]\n')
     with pytest.raises(RecipeError, match="lora: an adapter cannot say how paraphrases are read"):
-        recipe.read(tmp_path / "x.toml")
+        recipe.read_recipe(tmp_path / "x.toml")
 
 
 # ---- what is written
@@ -241,7 +245,7 @@ def test_transformers_reads_the_same_scores(name: str, runs: dict[str, Path]) ->
     """With its own tokenizer, of texts side by side, padded."""
     loaded = load(str(runs[name]))
     ids = [each.ids for each in loaded.tokenizer.encode_batch([*zip(ONE, OTHER, strict=True)])]
-    batch = Ragged.of(ids)
+    batch = RaggedBatch.of(ids)
     mine = loaded.head(loaded.network(batch), batch.starts)
     torch.testing.assert_close(mine, logits(runs[name], ONE, OTHER), rtol=0, atol=1e-5)
     assert loaded.task == ("rank" if name == "choose" else "classify")
@@ -308,37 +312,37 @@ def test_what_is_written_alike_in_the_other_language_says_the_same() -> None:
         ("Heat pump", "Wärmepumpe"),
         ("Cool down", "Abkühlen"),
     ]
-    corpus = paraphrases.compared([Example(ours, theirs, "en-de", ours) for ours, theirs in translated])
+    corpus = paraphrases.pair_sentences([Example(ours, theirs, "en-de", ours) for ours, theirs in translated])
     same, other = ([each for each in corpus.examples if each.label == label] for label in (1, 0))
     assert corpus.labels == ("different", "same")
     assert [each.text for each in same] == [("Heat up", "Reheat!")]
     assert len(other) == 1
     assert other[0].text[0] == "Heat up"
     assert other[0].text[1] in {"Heat meter", "Heat pump"}
-    assert len(set(groups(corpus.examples, corpus.alike))) == 1, "they share a sentence"
+    assert len(set(group_names(corpus.examples, corpus.group_similar))) == 1, "they share a sentence"
 
 
 def test_as_many_words_are_shared_where_the_meaning_is_another() -> None:
     near = {"red lamp on": 2 / 4, "lamp": 1 / 3, "red lamp near": 2 / 4, "door": 0.0}
-    assert {text: paraphrases.overlap("red lamp out", text) for text in near} == pytest.approx(near)
+    assert {text: paraphrases.jaccard_overlap("red lamp out", text) for text in near} == pytest.approx(near)
     meanings = {"red lamp off": ("aus",), "red lamp out": ("aus",), "red lamp on": ("an",), "lamp": ("lampe",)}
-    [(one, other)] = paraphrases.unlike(meanings, paraphrases.alike(meanings))
+    [(one, other)] = paraphrases.other_meaning_pairs(meanings, paraphrases.same_meaning_pairs(meanings))
     assert (one, other) == ("red lamp off", "red lamp on")
 
 
 def test_words_in_common_are_what_it_is_compared_with(trunk: Path) -> None:
-    read = Reader(load(str(trunk)).tokenizer, 64, cut=False)
+    read = TextReader(load(str(trunk)).tokenizer, 64, may_truncate=False)
     pairs = [("the lamp", "the lamp"), ("the lamp", "lamp the"), ("the lamp", "a door"), ("a door", "here")]
-    lesson = Similar(("different", "same"))
+    lesson = SimilarityTask(("different", "same"))
     items = lesson.items([Example(pair, int(row < 2), "", str(row)) for row, pair in enumerate(pairs)], read)
     found = lesson.baselines(items, items[1:], lambda _: torch.zeros(0))
     assert found == {"majority": pytest.approx(1 / 3), "words in common": 1.0}
 
 
 def test_one_of_four_answers_is_right() -> None:
-    items = [Ranked("a red lamp", ("a red lamp here", "a door", "x", "y"), cut=False)]
-    items += [Ranked("a red lamp", ("a door", "a red lamp here", "x", "y"), cut=False)] * 2
-    choices = Choices()
+    items = [PairItem("a red lamp", ("a red lamp here", "a door", "x", "y"), is_truncated=False)]
+    items += [PairItem("a red lamp", ("a door", "a red lamp here", "x", "y"), is_truncated=False)] * 2
+    choices = ChoiceTask()
     said = torch.tensor([[2.0, 1, 1, 1], [1.0, 0, 0, 1], [0.0, 1, 0, 0]])
     assert choices.figures(items, said) == {"accuracy": pytest.approx(1 / 3)}
     found = choices.baselines(items, items, lambda _: torch.zeros(0))

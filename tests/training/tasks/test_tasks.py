@@ -12,25 +12,25 @@ from transformers import BertForTokenClassification
 
 from polyhead.models.checkpoint import Checkpoint, load
 from polyhead.models.network.heads import TokenHead
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.runtime import quickstart
 from polyhead.training.data import brown, questions, spam, wiki
-from polyhead.training.data.examples import Corpus, Example, Split, groups, split_by_source
+from polyhead.training.data.examples import Corpus, Example, Split, group_names, split_by_source
 from polyhead.training.loop.errors import RecipeError
-from polyhead.training.loop.lora_training import LowRank
-from polyhead.training.loop.schedule import Plan
-from polyhead.training.loop.trainer import Place
-from polyhead.training.recipes import recipe
+from polyhead.training.loop.lora_training import LoraConfig
+from polyhead.training.loop.schedule import TrainingPlan
+from polyhead.training.loop.trainer import RunFolder
+from polyhead.training.recipes import finetune_recipe as recipe
 from polyhead.training.tasks import pair_task as pairs
 from polyhead.training.tasks import span_task as spans
-from polyhead.training.tasks.label_task import Labelled, Labels
-from polyhead.training.tasks.pair_task import MEASURED, Pairs, Ranked
-from polyhead.training.tasks.sources import SOURCES
-from polyhead.training.tasks.span_task import Spans
-from polyhead.training.tasks.tag_task import Tags, sentence
-from polyhead.training.tasks.task import scores
-from polyhead.training.tasks.text_reader import Read, Reader
+from polyhead.training.tasks.label_task import LabelItem, LabelTask
+from polyhead.training.tasks.pair_task import MEASURED_PASSAGES, PairItem, PairTask
+from polyhead.training.tasks.sources import TASK_SOURCES
+from polyhead.training.tasks.span_task import SpanTask
+from polyhead.training.tasks.tag_task import TagTask, build_item
+from polyhead.training.tasks.task import score_batch
+from polyhead.training.tasks.text_reader import EncodedText, TextReader
 
 ALL = sorted((Path(recipe.__file__).parent).glob("*.toml"))
 RECIPES = [path for path in ALL if "[lora]" in path.read_text()]
@@ -73,7 +73,7 @@ def test_mails_are_read_as_they_are_seen(tmp_path: Path) -> None:
     for name, content in (("00001.a", PLAIN), ("00002.b", PAGE), ("00003.c", BARE)):
         (folder / f"{name}.txt").write_bytes(content)
     (folder / "00001.a.json").write_text("{}")
-    assert spam.read(folder) == [
+    assert spam.read_group(folder) == [
         Example("Re: Café tonight At eight, bring Zoë. Bye", 1, "spam-1", "00001.a", ("café tonight",)),
         Example("EARN Earn 1000 €", 1, "spam-1", "00002.b", ("earn",)),
         Example("Call now please", 1, "spam-1", "00003.c"),
@@ -85,7 +85,7 @@ def test_articles_are_read_for_topics_and_for_queries(tmp_path: Path) -> None:
         "Auk": {"extract": "Auks are birds.", "description": "Family of birds", "topic": "Biology"},
         "Loon": {"extract": "Loons swim.", "description": "Family of birds", "topic": "Biology"},
         "Zero": {"extract": "Zero is a number.", "description": "", "topic": "Mathematics"},
-        "Play": {"extract": "A play is acted.", "description": "Work for actors", "topic": wiki.UNSORTED},
+        "Play": {"extract": "A play is acted.", "description": "Work for actors", "topic": wiki.NO_TOPIC},
     }
     path = tmp_path / wiki.ARTICLES
     path.parent.mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_articles_are_read_for_topics_and_for_queries(tmp_path: Path) -> None:
         ("Loons swim.", "Family of birds"),
         ("A play is acted.", "Work for actors"),
     ]
-    auk, loon, play = groups(leads.examples)
+    auk, loon, play = group_names(leads.examples)
     assert auk == loon != play
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_entailed_is_of_the_same_part(tmp_path: Path) -> None:
 
 def test_questions_are_asked_where_a_rule_is_certain() -> None:
     def found(title: str, topic: str, lead: str) -> list[tuple[str, str, str]]:
-        some = questions.asked(title, topic, lead)
+        some = questions.generate_questions(title, topic, lead)
         return [(each.kind, each.text, lead[slice(*each.answer)]) for each in some]
 
     assert found(
@@ -189,13 +189,13 @@ def test_questions_of_one_article_belong_together(tmp_path: Path) -> None:
     )
     corpus = questions.corpus(folder)
     assert len(corpus.examples) == 4
-    assert len(set(groups(corpus.examples, corpus.alike))) == 1
+    assert len(set(group_names(corpus.examples, corpus.group_similar))) == 1
     assert corpus.left_out == 1
 
 
 def test_tagged_words_are_read(tmp_path: Path) -> None:
     text = "\n\tThe/at Fulton/np-tl said/vbd ``/`` 1/2/cd-hl ''/'' --/-- ./.-hl\n\n\n\tJ'/fw-ppl can't/md* --/---hl\n"
-    corpus = brown.tagged({"ca01": ("news", text)})
+    corpus = brown.parse_documents({"ca01": ("news", text)})
     assert [example.text for example in corpus.examples] == ['The Fulton said " 1/2 " -- .', "J' can't --"]
     tags = [[corpus.labels[tag] for tag in example.label] for example in corpus.examples]
     assert tags == [["AT", "NP", "VBD", "``", "CD", "''", "--", "."], ["PPL", "MD*", "--"]]
@@ -205,37 +205,37 @@ def test_tagged_words_are_read(tmp_path: Path) -> None:
 def test_documents_are_not_joined_by_the_sentences_they_share() -> None:
     """Brown's would all be one; but each stays whole."""
     documents = {f"c{number}": ("news", "He/pps said/vbd\nNo/rb\n" * 3) for number in range(200)}
-    corpus = brown.tagged(documents)
+    corpus = brown.parse_documents(documents)
     split = split_by_source(corpus, 0.2, 0.2)
     parts = [{example.source for example in part} for part in (split.train, split.validation, split.held_out)]
     assert sum(map(len, parts)) == 200
     assert all(parts)
-    assert len(set(groups(replace(corpus, alike=True).examples))) == 1
+    assert len(set(group_names(replace(corpus, alike=True).examples))) == 1
 
 
 def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> None:
     tokenizer = load(str(tiny_embedder)).tokenizer
     closing = tokenizer.encode("").ids[-1]
-    whole, cut = Reader(tokenizer, 8, cut=True)(["the fox", "the fox and the lazy dog and the fox"])
-    assert not whole.cut
-    assert cut.cut
+    whole, cut = TextReader(tokenizer, 8, may_truncate=True)(["the fox", "the fox and the lazy dog and the fox"])
+    assert not whole.is_truncated
+    assert cut.is_truncated
     assert len(cut.tokens) == len(cut.segments) == len(cut.offsets) == 8
     assert cut.tokens[-1] == closing != cut.tokens[-2]
-    [pair] = Reader(tokenizer, 9, cut=True)([("a fox", "the lazy dog and the brown fox")])
+    [pair] = TextReader(tokenizer, 9, may_truncate=True)([("a fox", "the lazy dog and the brown fox")])
     assert pair.tokens.count(closing) == 2
     assert pair.segments == [0] * (pair.tokens.index(closing) + 1) + [1] * (8 - pair.tokens.index(closing))
     with pytest.raises(RecipeError, match=r"data\.most_tokens: \d+ tokens, at most 8.*'the fox and"):
-        Reader(tokenizer, 8, cut=False)(["the fox and the lazy dog and the fox"])
+        TextReader(tokenizer, 8, may_truncate=False)(["the fox and the lazy dog and the fox"])
 
 
 # ---- labels
 
 
 def test_every_label_has_its_precision_and_recall() -> None:
-    read = Read([2, 3], [0, 0], [(0, 0), (0, 0)], cut=True)
-    items = [Labelled(read, label, domain) for label, domain in ((1, "a"), (1, "a"), (1, "b"), (0, "b"))]
+    read = EncodedText([2, 3], [0, 0], [(0, 0), (0, 0)], is_truncated=True)
+    items = [LabelItem(read, label, domain) for label, domain in ((1, "a"), (1, "a"), (1, "b"), (0, "b"))]
     said = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    figures = Labels(("HAM", "SPAM", "NEITHER")).figures(items, said)
+    figures = LabelTask(("HAM", "SPAM", "NEITHER")).figures(items, said)
     assert figures == {
         "accuracy": 0.25,
         "a": 0.5,
@@ -245,30 +245,32 @@ def test_every_label_has_its_precision_and_recall() -> None:
         "recall of HAM": 0.0,
         "recall of SPAM": pytest.approx(1 / 3),
     }
-    assert Labels(("HAM", "SPAM")).cut(items) == 4
+    assert LabelTask(("HAM", "SPAM")).truncated_count(items) == 4
 
 
 # ---- tags
 
 
-def tiny_recipe(architecture: str, source: str, **plan: float) -> recipe.Recipe:
-    return recipe.Recipe(
+def tiny_recipe(architecture: str, source: str, **plan: float) -> recipe.FinetuneRecipe:
+    return recipe.FinetuneRecipe(
         architecture=architecture,
         seed=3,
         threads=1,
-        trunk=recipe.Trunk(name="tiny", folder=Path()),
-        data=recipe.Data(source=source, batch=16),
-        lora=LowRank(rank=4, alpha=8, targets=TARGETS),
-        plan=Plan(**{"epochs": 8, "rate": 1e-2, **plan}),  # type: ignore[arg-type]
+        trunk=recipe.BaseModelSpec(name="tiny", folder=Path()),
+        data=recipe.FinetuneData(source=source, batch=16),
+        lora=LoraConfig(rank=4, alpha=8, targets=TARGETS),
+        plan=TrainingPlan(**{"epochs": 8, "rate": 1e-2, **plan}),  # type: ignore[arg-type]
     )
 
 
-def followed(chosen: recipe.Recipe, folder: Path, split: Split, labels: tuple[str, ...], out: Path) -> recipe.Result:
+def followed(
+    chosen: recipe.FinetuneRecipe, folder: Path, split: Split, labels: tuple[str, ...], out: Path
+) -> recipe.FinetuneResult:
     """On one thread: for matrices this small a second one costs more than it brings."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return recipe.learn(chosen, folder, split, Corpus([], labels), Place(out))
+        return recipe.train_and_measure(chosen, folder, split, Corpus([], labels), RunFolder(out))
     finally:
         torch.set_num_threads(threads)
 
@@ -290,14 +292,14 @@ def spoken(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
 
 
 @pytest.fixture(scope="module")
-def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Result, Checkpoint]:
+def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.FinetuneResult, Checkpoint]:
     split = Split(spoken(900, 0), spoken(10, 1), spoken(80, 2))
     chosen = tiny_recipe("BertForTokenClassification", "brown")
     result = followed(chosen, tiny_embedder, split, ("DET", "NOUN", "VERB"), tmp_path_factory.mktemp("tags"))
     return result, load(f"{tiny_embedder}+{result.made}")
 
 
-def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[recipe.Result, Checkpoint]) -> None:
+def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[recipe.FinetuneResult, Checkpoint]) -> None:
     result, _ = tagger
     assert set(result.held_out) == {"loss", "accuracy", "film", "dog"}
     assert result.held_out["accuracy"] > 0.92
@@ -305,13 +307,13 @@ def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[recipe.R
     assert result.baselines["words not learned"] == 0
 
 
-def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.Result, Checkpoint]) -> None:
+def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.FinetuneResult, Checkpoint]) -> None:
     _, served = tagger
     assert served.task == "tag"
     assert served.labels == ("DET", "NOUN", "VERB")
     text = "the filmshot do-good"
     encoding = served.tokenizer.encode(text)
-    batch = Ragged.of([encoding.ids])
+    batch = RaggedBatch.of([encoding.ids])
     with torch.no_grad():
         said = served.head.close(served.head(served.network(batch), batch.starts))
     assert said.shape == (len(encoding), 3)
@@ -319,12 +321,12 @@ def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.Result, C
     assert [served.labels[int(said[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
 
 
-def test_peft_reads_the_same_tags(tagger: tuple[recipe.Result, Checkpoint], tiny_embedder: Path) -> None:
+def test_peft_reads_the_same_tags(tagger: tuple[recipe.FinetuneResult, Checkpoint], tiny_embedder: Path) -> None:
     result, served = tagger
     base = BertForTokenClassification.from_pretrained(tiny_embedder, num_labels=3)
     theirs = PeftModel.from_pretrained(base, str(result.made)).eval()
     ids = served.tokenizer.encode("the filmshot do-good").ids
-    batch = Ragged.of([ids])
+    batch = RaggedBatch.of([ids])
     with torch.no_grad():
         mine = served.head(served.network(batch), batch.starts)
         reference = theirs(torch.tensor([ids])).logits[0]
@@ -332,27 +334,27 @@ def test_peft_reads_the_same_tags(tagger: tuple[recipe.Result, Checkpoint], tiny
 
 
 def test_a_word_is_its_first_token_and_none_is_forgotten(tiny_embedder: Path) -> None:
-    read = Reader(load(str(tiny_embedder)).tokenizer, 10, cut=True)
+    read = TextReader(load(str(tiny_embedder)).tokenizer, 10, may_truncate=True)
     example = Example("overloved \u200b do-good fox filmshot filmshot", (1, 2, 3, 4, 5, 6), "film", "1")
     [text] = read([example.text])
-    item = sentence(example, text)
-    assert item.cut
+    item = build_item(example, text)
+    assert item.is_truncated
     starts = [text.offsets[row][0] for row in item.rows]
     assert starts == [0, 12, *(start for start in (20, 24, 33) if start in starts)]
     assert item.words[:2] == ["overloved", "do-good"]
     assert item.tags[:2] == [1, 3]
-    assert item.lost == 6 - len(item.tags) > 1
-    lesson = Tags()
+    assert item.skipped_words == 6 - len(item.tags) > 1
+    lesson = TagTask()
     right = torch.nn.functional.one_hot(torch.tensor(item.tags), 7).float()
     assert lesson.figures([item], right)["accuracy"] == len(item.tags) / 6
     packed = lesson.pack([item, item], read, learning=True)
     assert packed.rows == [*item.rows, *(row + len(item.tokens) for row in item.rows)]
-    assert packed.right == item.tags * 2
+    assert packed.targets == item.tags * 2
 
 
 def test_of_tokens_that_share_a_character_the_first_is_the_word() -> None:
-    text = Read([2, 7, 8, 9, 3], [0] * 5, [(0, 0), (0, 1), (0, 1), (2, 4), (0, 0)], cut=False)
-    assert sentence(Example("\N{GRINNING FACE} go", (5, 6), "film", "1"), text).rows == [1, 3]
+    text = EncodedText([2, 7, 8, 9, 3], [0] * 5, [(0, 0), (0, 1), (0, 1), (2, 4), (0, 0)], is_truncated=False)
+    assert build_item(Example("\N{GRINNING FACE} go", (5, 6), "film", "1"), text).rows == [1, 3]
 
 
 # ---- passages
@@ -368,10 +370,10 @@ def described(count: int) -> list[Example[str]]:
 
 def test_candidates_are_others_hard_and_easy_in_turn() -> None:
     examples = [*described(60), Example("another w7 fox", "w7 money", "a", "twin")]
-    rows = pairs.candidates(examples)
-    assert rows == pairs.candidates(examples)
+    rows = pairs.list_distractors(examples)
+    assert rows == pairs.list_distractors(examples)
     for row, others in enumerate(rows):
-        assert len(set(others)) == len(others) == MEASURED - 1
+        assert len(set(others)) == len(others) == MEASURED_PASSAGES - 1
         assert row not in others
         assert all(examples[other].label != examples[row].label for other in others)
     twins = [n for n, example in enumerate(examples) if example.label == "w7 money"]
@@ -381,13 +383,13 @@ def test_candidates_are_others_hard_and_easy_in_turn() -> None:
     kin = [sum(examples[other].domain == examples[row].domain for other in others) for row, others in enumerate(rows)]
     assert min(kin) >= 10
     with pytest.raises(RecipeError, match="40 passages are too few to find one among 20 others"):
-        Pairs().items(examples[:40], lambda texts: [Read([], [], [], cut=False) for _ in texts])  # type: ignore[arg-type]
+        PairTask().items(examples[:40], lambda texts: [EncodedText([], [], [], is_truncated=False) for _ in texts])  # type: ignore[arg-type]
 
 
 def test_a_rank_counts_who_scores_as_much() -> None:
-    items = [Ranked("q", ("a", "b", "c", "d"), cut=False)] * 3
+    items = [PairItem("q", ("a", "b", "c", "d"), is_truncated=False)] * 3
     said = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    figures = Pairs().figures(items, said)
+    figures = PairTask().figures(items, said)
     assert figures == {
         "MRR": pytest.approx((1 + 1 / 3 + 1 / 4) / 3),
         "recall@1": pytest.approx(1 / 3),
@@ -397,8 +399,8 @@ def test_a_rank_counts_who_scores_as_much() -> None:
 
 def test_vectors_are_asked_the_same() -> None:
     places = {"near": (1.0, 0.0), "far": (0.0, 1.0), "q": (0.9, 0.1), "r": (0.1, 0.9)}
-    items = [Ranked("q", ("near", "far"), cut=False), Ranked("r", ("near", "far"), cut=False)]
-    found = Pairs().baselines([], items, lambda texts: torch.tensor([places[text] for text in texts]))
+    items = [PairItem("q", ("near", "far"), is_truncated=False), PairItem("r", ("near", "far"), is_truncated=False)]
+    found = PairTask().baselines([], items, lambda texts: torch.tensor([places[text] for text in texts]))
     assert found == {"embeddings MRR": 0.75, "embeddings recall@1": 0.5, "embeddings recall@5": 1, "by lot MRR": 0.75}
 
 
@@ -413,14 +415,14 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
     assert 0 <= baseline["embeddings recall@1"] <= baseline["embeddings MRR"] <= 1
     served = load(f"{tiny_embedder}+{result.made}")
     assert served.task == "rank"
-    items = Pairs().items(split.held_out, Reader(served.tokenizer, 256, cut=False))
-    packed = Pairs().pack(items[:1], Reader(served.tokenizer, 256, cut=False), learning=False)
-    batch = Ragged.of(packed.sequences, packed.segments)
+    items = PairTask().items(split.held_out, TextReader(served.tokenizer, 256, may_truncate=False))
+    packed = PairTask().pack(items[:1], TextReader(served.tokenizer, 256, may_truncate=False), learning=False)
+    batch = RaggedBatch.of(packed.sequences, packed.segments)
     with torch.no_grad():
         raw = served.head(served.network(batch), batch.starts)
-        seen = scores(served.network, served.head, packed)
+        seen = score_batch(served.network, served.head, packed)
         closed = served.head.close(raw)
-    assert closed.shape == (MEASURED, 1)
+    assert closed.shape == (MEASURED_PASSAGES, 1)
     torch.testing.assert_close(seen, raw.T)  # query and passage told apart, as they are when served
     assert ((closed > 0) & (closed < 1)).all()
 
@@ -428,22 +430,22 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
 # ---- answers that stand in a text
 
 
-def about(asked: str, text: str, answer: str, tokenizer: Tokenizer, limit: int = 64) -> spans.Question:
+def about(asked: str, text: str, answer: str, tokenizer: Tokenizer, limit: int = 64) -> spans.SpanItem:
     begins = text.index(answer)
-    [read] = Reader(tokenizer, limit, cut=True)([(asked, text)])
-    return spans.question(Example((asked, text), (begins, begins + len(answer)), "what", "1"), read)
+    [read] = TextReader(tokenizer, limit, may_truncate=True)([(asked, text)])
+    return spans.build_item(Example((asked, text), (begins, begins + len(answer)), "what", "1"), read)
 
 
 def test_an_answer_is_the_tokens_that_it_touches(tiny_embedder: Path) -> None:
     words = load(str(tiny_embedder)).tokenizer
     item = about("the fox", "a quick filmshot, overloved dog", "filmshot", words)
-    assert item.said(*item.right) == "filmshot"
+    assert item.answer_text(*item.targets) == "filmshot"
     assert item.rows[0] == 0
-    assert [item.said(at, at) for at in (1, 2)] == ["a", "quick"]
-    assert all(item.read.segments[row] for row in item.rows[1:])
+    assert [item.answer_text(at, at) for at in (1, 2)] == ["a", "quick"]
+    assert all(item.encoded.segments[row] for row in item.rows[1:])
     shorter = about("the fox", "a quick filmshot, overloved dog", "overloved dog", words, limit=10)
-    assert shorter.read.cut
-    assert shorter.right == (0, 0)
+    assert shorter.encoded.is_truncated
+    assert shorter.targets == (0, 0)
     with pytest.raises(RecipeError, match=r"no token of the second text is read.*'the fox the fox"):
         about("the fox " * 9, "a dog", "dog", words, limit=8)
 
@@ -452,38 +454,38 @@ def test_two_choices_are_made_among_the_tokens_of_each_text(tiny_embedder: Path)
     """As where every text is alone, whatever stands beside it."""
     loaded = load(str(tiny_embedder))
     torch.manual_seed(0)
-    head, lesson = TokenHead(loaded.config, 2, "none"), Spans()
+    head, lesson = TokenHead(loaded.config, 2, "none"), SpanTask()
     items = [about("a fox", text, "dog", loaded.tokenizer) for text in ("the dog", "a quick brown dog jumps", "dog")]
-    read = Reader(loaded.tokenizer, 64, cut=False)
+    read = TextReader(loaded.tokenizer, 64, may_truncate=False)
     with torch.no_grad():
-        together = scores(loaded.network, head, lesson.pack(items, read, learning=True))
+        together = score_batch(loaded.network, head, lesson.pack(items, read, learning=True))
         for at, item in enumerate(items):
-            batch = Ragged.of([item.read.tokens], [item.read.segments])
+            batch = RaggedBatch.of([item.encoded.tokens], [item.encoded.segments])
             alone = head(loaded.network(batch), batch.starts)[item.rows].T
             torch.testing.assert_close(together[2 * at : 2 * at + 2, : len(item.rows)], alone, rtol=1e-4, atol=1e-4)
             assert together[2 * at : 2 * at + 2, len(item.rows) :].eq(-torch.inf).all()
-    assert lesson.pack(items, read, learning=True).right == [place for item in items for place in item.right]
+    assert lesson.pack(items, read, learning=True).targets == [place for item in items for place in item.targets]
 
 
 def test_the_best_place_ends_where_it_begins_or_later() -> None:
     begins, ends = torch.full((50,), -9.0), torch.full((50,), -9.0)
     begins[0] = ends[0] = 99  # that there is none is never said
     begins[40], ends[3], ends[41], begins[5] = 5, 9, 4, 3
-    assert spans.best(begins, ends) == (40, 41)
+    assert spans.best_span(begins, ends) == (40, 41)
     begins[40] = -torch.inf  # 5 to 41 would be too long
     ends[20] = 1
-    assert spans.best(begins, ends) == (5, 20)
+    assert spans.best_span(begins, ends) == (5, 20)
     begins[3] = 1
-    assert spans.best(begins, ends) == (3, 3)
+    assert spans.best_span(begins, ends) == (3, 3)
 
 
 def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
     words = load(str(tiny_embedder)).tokenizer
     items = [about("a fox", "the quick brown dog jumps", answer, words) for answer in ("quick brown dog", "jumps")]
-    figures = spans.told(items, ["The quick, brown DOG!", "dog jumps"])
+    figures = spans.squad_figures(items, ["The quick, brown DOG!", "dog jumps"])
     assert figures == {"exact": 0.5, "F1": pytest.approx((1 + 2 / 3) / 2), "what": 0.5}
-    assert spans.told(items, ["a", "fox"]) == {"exact": 0, "F1": 0, "what": 0}
-    found = Spans().baselines([items[1], items[1]], items, lambda _: torch.empty(0))
+    assert spans.squad_figures(items, ["a", "fox"]) == {"exact": 0, "F1": 0, "what": 0}
+    found = SpanTask().baselines([items[1], items[1]], items, lambda _: torch.empty(0))
     assert found["usual place exact"] == 0.5
     assert found["whole text F1"] == pytest.approx((2 * 3 / (3 + 4) + 2 / (1 + 4)) / 2)
 
@@ -493,30 +495,32 @@ def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_read(path: Path) -> None:
-    read = recipe.read(path)
-    assert read.data.source in SOURCES
+    read = recipe.read_recipe(path)
+    assert read.data.source in TASK_SOURCES
     assert read.trunk.package == quickstart.ENCODER.package
 
 
 def test_every_source_is_learned_by_some_recipe() -> None:
-    learned = {recipe.read(path).data.source for path in ALL if "[trunk]" in path.read_text()}
-    assert learned == set(SOURCES)
+    learned = {recipe.read_recipe(path).data.source for path in ALL if "[trunk]" in path.read_text()}
+    assert learned == set(TASK_SOURCES)
 
 
 def test_an_architecture_without_the_head_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split(spoken(4, 0), spoken(4, 1), spoken(4, 2))
     with pytest.raises(RecipeError, match=r"'BertForSequenceCl.*can tag; there are: BertForTokenClassification"):
-        recipe.learn(
+        recipe.train_and_measure(
             tiny_recipe("BertForSequenceClassification", "brown"),
             tiny_embedder,
             split,
             Corpus([], ("A",)),
-            Place(tmp_path),
+            RunFolder(tmp_path),
         )
 
 
 def test_more_than_the_trunk_reads_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     chosen = tiny_recipe("BertForTokenClassification", "brown")
-    wrong = recipe.Recipe(**{**vars(chosen), "data": recipe.Data(source="brown", most_tokens=257)})
+    wrong = recipe.FinetuneRecipe(**{**vars(chosen), "data": recipe.FinetuneData(source="brown", most_tokens=257)})
     with pytest.raises(RecipeError, match=r"data\.most_tokens: 257 is more than the trunk reads, 256"):
-        recipe.learn(wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), Corpus([], ("A",)), Place(tmp_path))
+        recipe.train_and_measure(
+            wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), Corpus([], ("A",)), RunFolder(tmp_path)
+        )

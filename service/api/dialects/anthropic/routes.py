@@ -10,54 +10,69 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ....text.chat_prompt import fitted
-from ....text.prompts import Chat
-from ...shared.dialect import Dialect, about, body, permitted, server, takes, terms, visit
-from ...shared.generation_calls import json_of, spoken
-from ...shared.output_items import said, streamed
-from ...shared.streaming import EventStream, JsonResponse, answer, events, named
+from ....text.chat_prompt import fit_chat
+from ....text.prompts import ChatMessages
+from ...shared.dialect import (
+    Dialect,
+    authorized_models,
+    describe_body,
+    read_body,
+    read_terms,
+    record_model,
+    request_context,
+    server,
+)
+from ...shared.generation_calls import start_chat, write_json
+from ...shared.output_items import collect_answer, stream_items
+from ...shared.streaming import EventStream, JsonResponse, encode_events, encode_named_event, run_while_connected
 from .read import read_count, read_messages
 from .wire import CountRequest, MessagesRequest
-from .write import PING, Call, Events, write_count, write_error, write_message
+from .write import PING, MessageEvents, MessageInfo, write_anthropic_error, write_count, write_message
 
 router = APIRouter(tags=["Anthropic"])
 
 
-@router.post("/v1/messages", openapi_extra=takes(MessagesRequest), summary="The next turn of a conversation.")
+@router.post("/v1/messages", openapi_extra=describe_body(MessagesRequest), summary="The next turn of a conversation.")
 async def messages(request: Request) -> Response:
-    wire = await body(request, MessagesRequest)
-    return await answer(request, converse(request, wire))
+    wire = await read_body(request, MessagesRequest)
+    return await run_while_connected(request, answer_messages(request, wire))
 
 
-async def converse(request: Request, wire: MessagesRequest) -> Response:
-    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
-    call = Call(id=f"msg_{uuid.uuid4().hex}", model=wire.model, most=wire.max_tokens)
-    _, length, utterances = await spoken(request, wire, model, read_messages(wire), call.id)
+async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
+    model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
+    call = MessageInfo(id=f"msg_{uuid.uuid4().hex}", model=wire.model, max_tokens=wire.max_tokens)
+    _, length, utterances = await start_chat(request, wire, model, read_messages(wire), call.id)
     if wire.stream:
-        told = streamed(Events(call, length), utterances)
-        return await EventStream.open(events(told, write_error, spell=named), still=named(PING))
-    parts = await said(utterances)
-    return await json_of(parts, lambda: write_message(call, parts))
+        told = stream_items(MessageEvents(call, length), utterances)
+        return await EventStream.open(
+            encode_events(told, write_anthropic_error, spell=encode_named_event), still=encode_named_event(PING)
+        )
+    parts = await collect_answer(utterances)
+    return await write_json(parts, lambda: write_message(call, parts))
 
 
 @router.post(
-    "/v1/messages/count_tokens", openapi_extra=takes(CountRequest), summary="How many tokens a conversation is."
+    "/v1/messages/count_tokens", openapi_extra=describe_body(CountRequest), summary="How many tokens a conversation is."
 )
 async def count_tokens(request: Request) -> Response:
-    wire = await body(request, CountRequest)
-    return await answer(request, count(request, wire))
+    wire = await read_body(request, CountRequest)
+    return await run_while_connected(request, answer_count(request, wire))
 
 
-async def count(request: Request, wire: CountRequest) -> Response:
-    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
-    [chat] = fitted(read_count(wire), model).prompts
-    assert isinstance(chat, Chat), "a conversation"
-    conditions = terms(request, wire)
-    with visit(request).tokenising():
-        _, ids = await server(request).text.prompted(model, chat, "messages", special=False, terms=conditions)
+async def answer_count(request: Request, wire: CountRequest) -> Response:
+    model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
+    [chat] = fit_chat(read_count(wire), model).prompts
+    assert isinstance(chat, ChatMessages), "a conversation"
+    conditions = read_terms(request, wire)
+    with request_context(request).time_tokenising():
+        _, ids = await server(request).text.render_prompt(model, chat, "messages", special=False, terms=conditions)
     return JsonResponse(write_count(len(ids)))
 
 
 DIALECT = Dialect(
-    name="Anthropic", prefixes=("/v1/messages",), error=write_error, status=attrgetter("status"), router=router
+    name="Anthropic",
+    prefixes=("/v1/messages",),
+    error=write_anthropic_error,
+    status=attrgetter("status"),
+    router=router,
 )

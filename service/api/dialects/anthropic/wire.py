@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...shared.dialect import Count, Neutral, Wire, Work, at_most, between
-from ...shared.head_options import StopString
-from ...shared.tagged_unions import OneOf
+from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
+from ...shared.head_options import StopText
+from ...shared.tagged_unions import TaggedUnion
 
-MOST_MESSAGES, MOST_BLOCKS, MOST_TOOLS, MOST_STOPS = 4096, 256, 1024, 64
+MAX_MESSAGES, MAX_BLOCKS, MAX_TOOLS, MAX_STOP_SEQUENCES = 4096, 256, 1024, 64
 
 
 class CacheControl(Wire):
@@ -23,19 +23,19 @@ class CacheControl(Wire):
     ttl: Literal["5m", "1h"] = "5m"
 
 
-class Cached(Wire):
+class Cacheable(Wire):
     cache_control: CacheControl = CacheControl()
 
 
-class TextBlock(Cached):
-    unsupported: ClassVar[Neutral] = {"citations": ([],)}
+class TextBlock(Cacheable):
+    unsupported: ClassVar[NeutralValues] = {"citations": ([],)}
 
     type: Literal["text"]
     text: str
 
 
-class ToolUseBlock(Cached):
-    unsupported: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+class ToolUseBlock(Cacheable):
+    unsupported: ClassVar[NeutralValues] = {"caller": ({"type": "direct"},), "toolset_name": ()}
 
     type: Literal["tool_use"]
     id: str
@@ -49,7 +49,7 @@ class ThinkingBlock(Wire):
     signature: str = ""  # harmless: nothing is signed here
 
 
-def blocks(content: Any) -> Any:
+def as_blocks(content: Any) -> Any:
     """A string is short for one block of text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -58,38 +58,38 @@ def blocks(content: Any) -> Any:
     raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of blocks"})
 
 
-Texts = Annotated[
-    list[Annotated[TextBlock, OneOf((TextBlock,))]],
+TextBlocks = Annotated[
+    list[Annotated[TextBlock, TaggedUnion((TextBlock,))]],
     Field(fail_fast=True),
-    BeforeValidator(blocks),
-    at_most(MOST_BLOCKS),
+    BeforeValidator(as_blocks),
+    max_items(MAX_BLOCKS),
 ]
 
 
-class ToolResultBlock(Cached):
-    unsupported: ClassVar[Neutral] = {"toolset_name": ()}
+class ToolResultBlock(Cacheable):
+    unsupported: ClassVar[NeutralValues] = {"toolset_name": ()}
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = Field(default_factory=list)
+    content: TextBlocks = Field(default_factory=list)
     is_error: bool = False
 
 
 Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
-BLOCKS = OneOf((TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock))
+BLOCK_UNION = TaggedUnion((TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock))
 
 
-class Message(Wire):
+class AnthropicMessage(Wire):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Annotated[Block, BLOCKS]], Field(fail_fast=True), BeforeValidator(blocks), at_most(MOST_BLOCKS)
+        list[Annotated[Block, BLOCK_UNION]], Field(fail_fast=True), BeforeValidator(as_blocks), max_items(MAX_BLOCKS)
     ]
 
 
-class Tool(Cached):
+class AnthropicTool(Cacheable):
     """Arguments keep to the schema, `strict` or not, and are streamed as they are written."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),
         "defer_loading": (False,),
         "input_examples": ([],),
@@ -103,37 +103,37 @@ class Tool(Cached):
     eager_input_streaming: bool = True
 
 
-class ToolChoice(Wire):
+class AnthropicToolChoice(Wire):
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
     disable_parallel_tool_use: bool = False
 
 
-class Enabled(Wire):
+class ThinkingEnabled(Wire):
     type: Literal["enabled"]
     budget_tokens: Count
     display: Literal["summarized"] = "summarized"  # as it is: a summary that leaves nothing out
 
 
-class Disabled(Wire):
+class ThinkingDisabled(Wire):
     type: Literal["disabled"]
 
 
-class Adaptive(Wire):
+class ThinkingAdaptive(Wire):
     type: Literal["adaptive"]
     display: Literal["summarized"] = "summarized"
 
 
-class Unsaid(Wire):
+class ThinkingUnset(Wire):
     """As the template does where nobody asks."""
 
     type: Literal["unsaid"] = "unsaid"
 
 
-Thinks = Enabled | Disabled | Adaptive | Unsaid
+ThinkingOption = ThinkingEnabled | ThinkingDisabled | ThinkingAdaptive | ThinkingUnset
 
 
-class Format(Wire):
+class OutputFormat(Wire):
     type: Literal["json_schema"]
     body: Annotated[dict[str, Any], Field(alias="schema")]
 
@@ -142,17 +142,17 @@ class OutputConfig(Wire):
     """An `effort` bounds the thoughts before an answer, and templates that know of it are told."""
 
     effort: Literal["", "low", "medium", "high", "xhigh", "max"] = ""
-    format: Format | None = None
+    format: OutputFormat | None = None
 
 
 class Metadata(Wire):
     user_id: str = ""
 
 
-class Conversation(Work):
+class Conversation(EngineRequest):
     """What is asked and counted alike."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "container": (),
         "context_management": (),
         "mcp_servers": ([],),
@@ -160,19 +160,23 @@ class Conversation(Work):
     }
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MOST_MESSAGES)]
-    system: Texts = Field(default_factory=list)
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True), max_items(MAX_MESSAGES)]
+    system: TextBlocks = Field(default_factory=list)
     tools: Annotated[
-        list[Annotated[Tool, OneOf((Tool,), unsaid="custom")]], Field(fail_fast=True), at_most(MOST_TOOLS)
+        list[Annotated[AnthropicTool, TaggedUnion((AnthropicTool,), default_type="custom")]],
+        Field(fail_fast=True),
+        max_items(MAX_TOOLS),
     ] = Field(default_factory=list)
-    tool_choice: ToolChoice = ToolChoice(type="auto")
-    thinking: Annotated[Thinks, OneOf((Enabled, Disabled, Adaptive))] = Unsaid()
+    tool_choice: AnthropicToolChoice = AnthropicToolChoice(type="auto")
+    thinking: Annotated[ThinkingOption, TaggedUnion((ThinkingEnabled, ThinkingDisabled, ThinkingAdaptive))] = (
+        ThinkingUnset()
+    )
     output_config: OutputConfig = OutputConfig()
     cache_control: CacheControl = CacheControl()  # harmless, as in a block
 
 
 class MessagesRequest(Conversation):
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         **Conversation.unsupported,
         "diagnostics": ({"previous_message_id": None},),
         "inference_geo": ("global",),
@@ -182,7 +186,7 @@ class MessagesRequest(Conversation):
     temperature: Annotated[float, between(0, 1)] = 1.0
     top_p: Annotated[float, between(0, 1)] = 1.0
     top_k: Annotated[int, between(0, (1 << 31) - 1)] = 0
-    stop_sequences: Annotated[list[StopString], Field(fail_fast=True), at_most(MOST_STOPS)] = Field(
+    stop_sequences: Annotated[list[StopText], Field(fail_fast=True), max_items(MAX_STOP_SEQUENCES)] = Field(
         default_factory=list
     )
     stream: bool = False

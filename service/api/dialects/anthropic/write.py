@@ -11,11 +11,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from ....core.errors import PolyheadError
-from ....text.chat_parser import Utterance
+from ....text.chat_parser import ChatDelta
 from ....text.detokenizer import Usage
-from ...shared.output_items import Begun, Ended, Happening, Item, Items, More, whole
+from ...shared.output_items import ItemBegun, ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
 
-ERRORS: Mapping[int, str] = {
+ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -28,37 +28,37 @@ PING = {"type": "ping"}  # of which there may be any number, anywhere in a strea
 
 
 @dataclass(frozen=True)
-class Call:
+class MessageInfo:
     """What every object of one answer repeats; `most` tokens were asked for."""
 
     id: str
     model: str
-    most: int
+    max_tokens: int
 
 
-def write_message(call: Call, utterances: Sequence[Utterance]) -> dict[str, Any]:
+def write_message(call: MessageInfo, utterances: Sequence[ChatDelta]) -> dict[str, Any]:
     last = utterances[-1]
-    content = [block(item) for item in whole(utterances)]
-    return message(call, content, usage(last.usage, last.thought_tokens)) | ending(call, last)
+    content = [write_block(item) for item in collect_items(utterances)]
+    return write_envelope(call, content, write_usage(last.usage, last.reasoning_tokens)) | stop_fields(call, last)
 
 
-class Events:
+class MessageEvents:
     """The events of one message as it is written, to a prompt of `length` tokens."""
 
-    def __init__(self, call: Call, length: int) -> None:
-        self.call, self.length, self.items = call, length, Items()
+    def __init__(self, call: MessageInfo, length: int) -> None:
+        self.call, self.length, self.items = call, length, OutputItems()
 
-    def start(self) -> Iterator[dict[str, Any]]:
+    def start_events(self) -> Iterator[dict[str, Any]]:
         """How much of the prompt was found in the cache is said at the end."""
-        yield {"type": "message_start", "message": message(self.call, [], usage(Usage(self.length)))}
+        yield {"type": "message_start", "message": write_envelope(self.call, [], write_usage(Usage(self.length)))}
         yield PING
 
-    def chunks(self, utterance: Utterance) -> Iterator[dict[str, Any]]:
+    def delta_events(self, utterance: ChatDelta) -> Iterator[dict[str, Any]]:
         for happening in self.items.push(utterance):
-            yield from told(happening)
+            yield from write_item_event(happening)
         if utterance.finish:
-            cost = usage(utterance.usage, utterance.thought_tokens)
-            yield {"type": "message_delta", "delta": ending(self.call, utterance), "usage": cost}
+            cost = write_usage(utterance.usage, utterance.reasoning_tokens)
+            yield {"type": "message_delta", "delta": stop_fields(self.call, utterance), "usage": cost}
             yield {"type": "message_stop"}
 
 
@@ -66,7 +66,7 @@ def write_count(tokens: int) -> dict[str, int]:
     return {"input_tokens": tokens}
 
 
-def message(call: Call, content: list[dict[str, Any]], cost: Mapping[str, Any]) -> dict[str, Any]:
+def write_envelope(call: MessageInfo, content: list[dict[str, Any]], cost: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "message",
@@ -79,21 +79,21 @@ def message(call: Call, content: list[dict[str, Any]], cost: Mapping[str, Any]) 
     }
 
 
-def told(happening: Happening) -> Iterator[dict[str, Any]]:
+def write_item_event(happening: ItemEvent) -> Iterator[dict[str, Any]]:
     place = {"index": happening.item.index}
     match happening:
-        case Begun(item):
-            yield {"type": "content_block_start", **place, "content_block": block(replace(item, text=""))}
-        case More(item, text):
-            yield {"type": "content_block_delta", **place, "delta": delta(item, text)}
-        case Ended(item):
+        case ItemBegun(item):
+            yield {"type": "content_block_start", **place, "content_block": write_block(replace(item, text=""))}
+        case ItemDelta(item, text):
+            yield {"type": "content_block_delta", **place, "delta": write_delta(item, text)}
+        case ItemEnded(item):
             if item.kind == "thought":
                 signature = {"type": "signature_delta", "signature": ""}
                 yield {"type": "content_block_delta", **place, "delta": signature}
             yield {"type": "content_block_stop", **place}
 
 
-def delta(item: Item, text: str) -> dict[str, Any]:
+def write_delta(item: OutputItem, text: str) -> dict[str, Any]:
     match item.kind:
         case "thought":
             return {"type": "thinking_delta", "thinking": text}
@@ -103,7 +103,7 @@ def delta(item: Item, text: str) -> dict[str, Any]:
             return {"type": "input_json_delta", "partial_json": text}
 
 
-def block(item: Item) -> dict[str, Any]:
+def write_block(item: OutputItem) -> dict[str, Any]:
     """Nothing is signed here."""
     match item.kind:
         case "thought":
@@ -111,10 +111,10 @@ def block(item: Item) -> dict[str, Any]:
         case "words":
             return {"type": "text", "text": item.text, "citations": None}
         case "call":
-            return {"type": "tool_use", "id": item.id, "name": item.name, "input": arguments(item.text)}
+            return {"type": "tool_use", "id": item.id, "name": item.name, "input": parse_arguments(item.text)}
 
 
-def arguments(text: str) -> dict[str, Any]:
+def parse_arguments(text: str) -> dict[str, Any]:
     """As far as they were written, where the answer ended in the middle of them."""
     try:
         read = from_json(text, allow_partial=True)
@@ -123,12 +123,12 @@ def arguments(text: str) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def ending(call: Call, last: Utterance) -> dict[str, Any]:
+def stop_fields(call: MessageInfo, last: ChatDelta) -> dict[str, Any]:
     match last.finish:
         case "calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         case "length":
-            full = last.usage.completion_tokens < call.most
+            full = last.usage.completion_tokens < call.max_tokens
             return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
         case _ if isinstance(last.stop, str) and last.stop:
             return {"stop_reason": "stop_sequence", "stop_sequence": last.stop}
@@ -136,7 +136,7 @@ def ending(call: Call, last: Utterance) -> dict[str, Any]:
             return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def usage(cost: Usage, thought: int = 0) -> dict[str, Any]:
+def write_usage(cost: Usage, thought: int = 0) -> dict[str, Any]:
     """What was found in the cache is counted by itself; writing to it costs nothing."""
     return {
         "input_tokens": cost.prompt_tokens - cost.cached_tokens,
@@ -147,9 +147,9 @@ def usage(cost: Usage, thought: int = 0) -> dict[str, Any]:
     }
 
 
-def write_error(error: PolyheadError) -> dict[str, Any]:
+def write_anthropic_error(error: PolyheadError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": error_type(error.status), "message": error.message}}
 
 
 def error_type(status: int) -> str:
-    return ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")

@@ -11,25 +11,25 @@ from starlette.responses import Response
 
 from ....core.errors import NotFound
 from ....core.request import Task
-from ...shared.dialect import about, body, permitted, server, takes
-from ...shared.encoding_calls import FEW, spelled
-from ...shared.explain_calls import OFF, ExplainRequest, Question, explained, given_of
-from ...shared.explain_options import why_of
-from ...shared.streaming import answer
+from ...shared.dialect import authorized_models, describe_body, read_body, record_model, server
+from ...shared.encoding_calls import INLINE_NUMBERS, json_response
+from ...shared.explain_calls import EXPLAIN_OFF, ExplainCall, ExplainRequest, explain_input, read_explain_input
+from ...shared.explain_options import read_explain_options
+from ...shared.streaming import run_while_connected
 
 router = APIRouter(tags=["explanations"])
 
 
-@router.post("/v1/explain", openapi_extra=takes(ExplainRequest), summary="Why a model answers so.")
+@router.post("/v1/explain", openapi_extra=describe_body(ExplainRequest), summary="Why a model answers so.")
 async def explain(request: Request) -> Response:
     if not server(request).settings.explain:
-        raise NotFound(OFF)
-    wire = await body(request, ExplainRequest)
-    return await answer(request, told(request, wire))
+        raise NotFound(EXPLAIN_OFF)
+    wire = await read_body(request, ExplainRequest)
+    return await run_while_connected(request, answer_explain(request, wire))
 
 
-async def told(request: Request, wire: ExplainRequest) -> Response:
-    model = about(request, permitted(request).resolve(wire.model, get_args(Task)))
-    why = why_of(wire, wire.max_tokens)
-    said = await explained(Question(request, wire, model, why), given_of(wire, model))
-    return await spelled(FEW + 1, lambda: said)  # weights are many numbers: not on the event loop
+async def answer_explain(request: Request, wire: ExplainRequest) -> Response:
+    model = record_model(request, authorized_models(request).resolve(wire.model, get_args(Task)))
+    why = read_explain_options(wire, wire.max_tokens)
+    said = await explain_input(ExplainCall(request, wire, model, why), read_explain_input(wire, model))
+    return await json_response(INLINE_NUMBERS + 1, lambda: said)  # weights are many numbers: not on the event loop

@@ -11,67 +11,67 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ....core.errors import BadRequest
-from ....core.model import Customs
-from ....explain.explain_request import Why
+from ....core.model import GenerationDefaults
+from ....explain.explain_request import ExplainParameters
 from ....text import zero_shot
-from ....text.inputs import Input, Reading
-from ....text.prompts import Continuation
-from ...shared.dialect import MOST_TEXTS, Neutral, Wire, Work, at_most, described
-from ...shared.explain_options import Explaining, why_of
+from ....text.encoder_inputs import EncoderInput, EncodingRequest
+from ....text.prompts import GenerationRequest
+from ...shared.dialect import MAX_TEXTS, EngineRequest, NeutralValues, Wire, max_items, must_be
+from ...shared.explain_options import ExplainFields, read_explain_options
 from ...shared.head_options import (
-    LONGEST_WORD,
-    Answering,
-    Classifying,
-    Embedding,
-    Filling,
-    Labelling,
-    Truncating,
-    Words,
-    answering,
-    classifying,
-    embedding,
-    filling,
-    labelling,
+    MAX_LABEL_CHARS,
+    ClassifyOptions,
+    EmbeddingOptions,
+    FillMaskOptions,
+    HfTruncateOptions,
+    LabelList,
+    QuestionOptions,
+    TokenClassifyOptions,
+    read_classify_inputs,
+    read_embed_inputs,
+    read_fill_inputs,
+    read_span_inputs,
+    read_tag_inputs,
 )
-from ...shared.hf_generation import INSIDE, GenerateParameters, generating
-from ...shared.sampling_options import Drawing, continuing, customary
+from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters, read_hf_parameters
+from ...shared.sampling_options import HfSamplingOptions, apply_defaults, read_generation
 
-MOST_CLASSES = 100
-LONGEST_TEMPLATE = 1000  # characters
+MAX_CLASSES = 100
+MAX_TEMPLATE_CHARS = 1000  # characters
 
 Texts = Annotated[
-    str | Annotated[list[str], Field(fail_fast=True)], described("a string or a list of strings"), at_most(MOST_TEXTS)
+    str | Annotated[list[str], Field(fail_fast=True)], must_be("a string or a list of strings"), max_items(MAX_TEXTS)
 ]
 
 
-class Pair(Wire):
+class TextPair(Wire):
     text: str
     text_pair: str = ""
 
 
-class Question(Wire):
+class QuestionContext(Wire):
     question: Annotated[str, Field(min_length=1)]
     context: Annotated[str, Field(min_length=1)]
 
 
-class Likeness(Wire):
+class SentenceComparison(Wire):
     source_sentence: Annotated[str, Field(min_length=1)]
-    sentences: Annotated[list[str], Field(min_length=1, fail_fast=True), at_most(MOST_TEXTS)]
+    sentences: Annotated[list[str], Field(min_length=1, fail_fast=True), max_items(MAX_TEXTS)]
 
 
 TextsOrPairs = Annotated[
-    str | Pair | Annotated[list[str | Pair], Field(fail_fast=True)],
-    described('a string, {"text", "text_pair"} or a list of such'),
-    at_most(MOST_TEXTS),
+    str | TextPair | Annotated[list[str | TextPair], Field(fail_fast=True)],
+    must_be('a string, {"text", "text_pair"} or a list of such'),
+    max_items(MAX_TEXTS),
 ]
 Questions = Annotated[
-    Question | Annotated[list[Question], Field(fail_fast=True)],
-    described('{"question", "context"} or a list of such, both not empty'),
-    at_most(MOST_TEXTS),
+    QuestionContext | Annotated[list[QuestionContext], Field(fail_fast=True)],
+    must_be('{"question", "context"} or a list of such, both not empty'),
+    max_items(MAX_TEXTS),
 ]
 
 
-class Options(Wire):
+class ServiceOptions(Wire):
     """How the hosted service goes about it; here all three are so anyway."""
 
     use_cache: bool = True
@@ -79,110 +79,110 @@ class Options(Wire):
     use_gpu: bool = False
 
 
-class Call(Work):
+class PipelineRequest(EngineRequest):
     """`partial`: of several inputs, one that cannot be read costs the others nothing."""
 
-    unsupported: ClassVar[Neutral] = {"stream": (False,)}
+    unsupported: ClassVar[NeutralValues] = {"stream": (False,)}
 
     inputs: Any
     parameters: Any
-    options: Options = Options()
+    options: ServiceOptions = ServiceOptions()
     partial: bool = False
 
     @property
-    def is_one(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the inputs are one, which is answered without a list around it."""
         return not isinstance(self.inputs, list)
 
 
-class Explainable(Call):
+class ExplainableRequest(PipelineRequest):
     """What is answered of one input can be explained beside it."""
 
-    explain: Explaining | None = None
+    explain: ExplainFields | None = None
 
-    def why(self) -> Why | None:
-        if self.explain is not None and not self.is_one:
+    def read_explain(self) -> ExplainParameters | None:
+        if self.explain is not None and not self.is_single:
             raise BadRequest("explain: one input at a time, not a list", param="explain")
-        return why_of(self.explain) if self.explain is not None else None
+        return read_explain_options(self.explain) if self.explain is not None else None
 
 
-class ClassifyCall(Explainable):
+class ClassifyRequest(ExplainableRequest):
     inputs: TextsOrPairs
-    parameters: Classifying = Classifying()
+    parameters: ClassifyOptions = ClassifyOptions()
 
 
-class ZeroShotParameters(Truncating):
-    candidate_labels: Words
-    hypothesis_template: Annotated[str, Field(max_length=LONGEST_TEMPLATE)] = "This example is {}."
+class ZeroShotParameters(HfTruncateOptions):
+    candidate_labels: LabelList
+    hypothesis_template: Annotated[str, Field(max_length=MAX_TEMPLATE_CHARS)] = "This example is {}."
     multi_label: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
         """One string has commas between them."""
         given = self.candidate_labels
-        every = given.split(",", MOST_CLASSES) if isinstance(given, str) else given
+        every = given.split(",", MAX_CLASSES) if isinstance(given, str) else given
         return tuple(name for name in map(str.strip, every) if name)
 
 
-class ZeroShotCall(Call):
+class ZeroShotRequest(PipelineRequest):
     inputs: Texts
     parameters: ZeroShotParameters
 
 
-class LabelCall(Explainable):
+class TokenClassifyRequest(ExplainableRequest):
     inputs: Texts
-    parameters: Labelling = Labelling()
+    parameters: TokenClassifyOptions = TokenClassifyOptions()
 
 
-class AnswerCall(Explainable):
+class QuestionRequest(ExplainableRequest):
     inputs: Questions
-    parameters: Answering = Answering()
+    parameters: QuestionOptions = QuestionOptions()
 
 
-class FillCall(Explainable):
+class FillMaskRequest(ExplainableRequest):
     inputs: Texts
-    parameters: Filling = Filling()
+    parameters: FillMaskOptions = FillMaskOptions()
 
 
-class EmbedCall(Call, Embedding):
+class FeatureRequest(PipelineRequest, EmbeddingOptions):
     """Clients send the options of this one task beside the inputs, or as parameters."""
 
-    unsupported: ClassVar[Neutral] = {**Call.unsupported, **Embedding.unsupported}
+    unsupported: ClassVar[NeutralValues] = {**PipelineRequest.unsupported, **EmbeddingOptions.unsupported}
 
     inputs: Texts
-    parameters: Embedding = Embedding()
+    parameters: EmbeddingOptions = EmbeddingOptions()
 
 
-class LikenessCall(Call):
-    inputs: Likeness
-    parameters: Truncating = Truncating()
+class SentenceSimilarityRequest(PipelineRequest):
+    inputs: SentenceComparison
+    parameters: HfTruncateOptions = HfTruncateOptions()
 
 
-class WriteParameters(Drawing):
+class Text2TextParameters(HfSamplingOptions):
     """As clients of the tasks that write have them: how it is written, here or in `generate_parameters`."""
 
-    unsupported: ClassVar[Neutral] = {
-        **Drawing.unsupported,
+    unsupported: ClassVar[NeutralValues] = {
+        **HfSamplingOptions.unsupported,
         "src_lang": (),
         "tgt_lang": (),
         "clean_up_tokenization_spaces": (False,),
         "truncation": ("do_not_truncate",),
     }
 
-    generate_parameters: Drawing | None = None
+    generate_parameters: HfSamplingOptions | None = None
 
 
-class WriteCall(Call):
+class Text2TextRequest(PipelineRequest):
     """Of a task that reads a text and writes another."""
 
-    unsupported: ClassVar[Neutral] = {**Call.unsupported, "partial": (False,)}
+    unsupported: ClassVar[NeutralValues] = {**PipelineRequest.unsupported, "partial": (False,)}
 
     inputs: Texts
-    parameters: WriteParameters = WriteParameters()
+    parameters: Text2TextParameters = Text2TextParameters()
 
 
-class GenerateCall(Call):
-    unsupported: ClassVar[Neutral] = {"partial": (False,)}
+class HfGenerateRequest(PipelineRequest):
+    unsupported: ClassVar[NeutralValues] = {"partial": (False,)}
 
     inputs: Texts
     parameters: GenerateParameters = GenerateParameters()
@@ -192,48 +192,48 @@ class GenerateCall(Call):
 # What is asked
 
 
-def texts_of(given: str | Sequence[str]) -> tuple[str, ...]:
+def list_texts(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def texts_or_pairs(given: str | Pair | Sequence[str | Pair]) -> tuple[Input, ...]:
-    every = [given] if isinstance(given, str | Pair) else given
-    return tuple(one if isinstance(one, str) else pair_of(one) for one in every)
+def list_texts_or_pairs(given: str | TextPair | Sequence[str | TextPair]) -> tuple[EncoderInput, ...]:
+    every = [given] if isinstance(given, str | TextPair) else given
+    return tuple(one if isinstance(one, str) else read_pair(one) for one in every)
 
 
-def pair_of(pair: Pair) -> Input:
+def read_pair(pair: TextPair) -> EncoderInput:
     return (pair.text, pair.text_pair) if pair.text_pair else pair.text
 
 
-def read_classify(wire: ClassifyCall) -> Reading:
-    return classifying("inputs", texts_or_pairs(wire.inputs), wire.parameters)
+def read_classify(wire: ClassifyRequest) -> EncodingRequest:
+    return read_classify_inputs("inputs", list_texts_or_pairs(wire.inputs), wire.parameters)
 
 
-def read_label(wire: LabelCall) -> Reading:
-    return labelling("inputs", texts_of(wire.inputs), wire.parameters)
+def read_token_classify(wire: TokenClassifyRequest) -> EncodingRequest:
+    return read_tag_inputs("inputs", list_texts(wire.inputs), wire.parameters)
 
 
-def read_answer(wire: AnswerCall) -> Reading:
-    asked = [wire.inputs] if isinstance(wire.inputs, Question) else wire.inputs
-    return answering("inputs", tuple((one.question, one.context) for one in asked), wire.parameters)
+def read_question(wire: QuestionRequest) -> EncodingRequest:
+    asked = [wire.inputs] if isinstance(wire.inputs, QuestionContext) else wire.inputs
+    return read_span_inputs("inputs", tuple((one.question, one.context) for one in asked), wire.parameters)
 
 
-def read_fill(wire: FillCall) -> Reading:
-    return filling("inputs", texts_of(wire.inputs), wire.parameters)
+def read_fill_mask(wire: FillMaskRequest) -> EncodingRequest:
+    return read_fill_inputs("inputs", list_texts(wire.inputs), wire.parameters)
 
 
-def read_embed(wire: EmbedCall) -> Reading:
-    beside = wire.model_fields_set & Embedding.model_fields.keys()
+def read_feature(wire: FeatureRequest) -> EncodingRequest:
+    beside = wire.model_fields_set & EmbeddingOptions.model_fields.keys()
     if beside and wire.parameters.model_fields_set:
         name = sorted(beside)[0]
         raise BadRequest(f"{name}: give all options beside inputs, or all in parameters", param=name)
-    return embedding("inputs", texts_of(wire.inputs), wire if beside else wire.parameters)
+    return read_embed_inputs("inputs", list_texts(wire.inputs), wire if beside else wire.parameters)
 
 
-def read_likeness(wire: LikenessCall) -> Reading:
+def read_sentence_similarity(wire: SentenceSimilarityRequest) -> EncodingRequest:
     """The sentence first that the others are compared with."""
     others = [f"inputs.sentences[{index}]" for index in range(len(wire.inputs.sentences))]
-    return Reading(
+    return EncodingRequest(
         field="inputs.sentences",
         inputs=(wire.inputs.source_sentence, *wire.inputs.sentences),
         names=("inputs.source_sentence", *others),
@@ -242,26 +242,26 @@ def read_likeness(wire: LikenessCall) -> Reading:
     )
 
 
-def classes_of(wire: ZeroShotCall) -> tuple[str, ...]:
+def read_classes(wire: ZeroShotRequest) -> tuple[str, ...]:
     """Raises BadRequest where there are none, too many or too long ones."""
     classes = wire.parameters.classes
-    where, got = "parameters.candidate_labels", len(classes) if len(classes) <= MOST_CLASSES else "more"
-    if not 1 <= len(classes) <= MOST_CLASSES:
-        raise BadRequest(f"{where}: must be 1 to {MOST_CLASSES} labels, got {got}", param=where)
-    if any(len(name) > LONGEST_WORD for name in classes):
-        raise BadRequest(f"{where}: each must have at most {LONGEST_WORD} characters", param=where)
+    where, got = "parameters.candidate_labels", len(classes) if len(classes) <= MAX_CLASSES else "more"
+    if not 1 <= len(classes) <= MAX_CLASSES:
+        raise BadRequest(f"{where}: must be 1 to {MAX_CLASSES} labels, got {got}", param=where)
+    if any(len(name) > MAX_LABEL_CHARS for name in classes):
+        raise BadRequest(f"{where}: each must have at most {MAX_LABEL_CHARS} characters", param=where)
     return classes
 
 
-def read_zero_shot(wire: ZeroShotCall) -> Reading:
+def read_zero_shot(wire: ZeroShotRequest) -> EncodingRequest:
     """Each text with one hypothesis for each class."""
-    texts, classes, template = texts_of(wire.inputs), classes_of(wire), wire.parameters.hypothesis_template
-    if zero_shot.HOLE not in template:
+    texts, classes, template = list_texts(wire.inputs), read_classes(wire), wire.parameters.hypothesis_template
+    if zero_shot.PLACEHOLDER not in template:
         where = "parameters.hypothesis_template"
         raise BadRequest(f'{where}: must have a {{}} for the label, as in "This example is {{}}."', param=where)
-    hypotheses = [zero_shot.hypothesis(template, name) for name in classes]
-    names = ["inputs" if wire.is_one else f"inputs[{index}]" for index in range(len(texts))]
-    return Reading(
+    hypotheses = [zero_shot.fill_hypothesis(template, name) for name in classes]
+    names = ["inputs" if wire.is_single else f"inputs[{index}]" for index in range(len(texts))]
+    return EncodingRequest(
         field="inputs",
         # nothing follows from an empty text, and it is no pair
         inputs=tuple((text, hypothesis) if text else "" for text in texts for hypothesis in hypotheses),
@@ -271,20 +271,20 @@ def read_zero_shot(wire: ZeroShotCall) -> Reading:
     )
 
 
-def read_write(wire: WriteCall, customs: Customs) -> Continuation:
+def read_text2text(wire: Text2TextRequest, customs: GenerationDefaults) -> GenerationRequest:
     """What is not said is as the checkpoint has it."""
-    options: Drawing = wire.parameters
-    inside, within = INSIDE, wire.parameters.generate_parameters
+    options: HfSamplingOptions = wire.parameters
+    inside, within = PARAMETERS_PREFIX, wire.parameters.generate_parameters
     if within is not None:
         if beside := sorted(options.model_fields_set - {"generate_parameters"}):
             where = f"{inside}{beside[0]}"
             raise BadRequest(f"{where}: give all options beside generate_parameters, or all in it", param=where)
         options, inside = within, f"{inside}generate_parameters."
-    asked = continuing("inputs", texts_of(wire.inputs), customary(options, customs), inside)
-    return replace(asked, usual=customs.most)
+    asked = read_generation("inputs", list_texts(wire.inputs), apply_defaults(options, customs), inside)
+    return replace(asked, default_max_tokens=customs.max_tokens)
 
 
-def read_generate(wire: GenerateCall) -> Continuation:
+def read_hf_generate(wire: HfGenerateRequest) -> GenerationRequest:
     if wire.stream and not isinstance(wire.inputs, str):
         raise BadRequest("stream: only for one text, not for a list", param="stream")
-    return generating(texts_of(wire.inputs), wire.parameters, stream=wire.stream)
+    return read_hf_parameters(list_texts(wire.inputs), wire.parameters, stream=wire.stream)

@@ -11,16 +11,16 @@ from pydantic import Field
 from starlette.responses import Response
 
 from ....core.errors import BadRequest
-from ....core.model import Known, State
-from ....runtime.operation import Change
-from ...access.app_state import Registry
-from ...operations.health import server
-from ...shared.dialect import Neutral, Wire, takes
-from ...shared.json_body import read, received, value_of
-from ...shared.streaming import JsonResponse, answer
+from ....core.model import LoadState, ServedName
+from ....runtime.operation import ModelOperation
+from ...access.app_state import RegistryProtocol
+from ...operations.health import app_state
+from ...shared.dialect import NeutralValues, Wire, describe_body
+from ...shared.json_body import parse_body, parse_json, receive_body
+from ...shared.streaming import JsonResponse, run_while_connected
 from .write import MODEL_VERSION
 
-Text = Annotated[str, Field(max_length=4096)]
+ParameterText = Annotated[str, Field(max_length=4096)]
 router = APIRouter(tags=["administration"])
 
 
@@ -28,12 +28,12 @@ class IndexRequest(Wire):
     ready: bool = False  # only those that are
 
 
-class Said(Wire):
-    string_value: Text = ""
+class StringParameter(Wire):
+    string_value: ParameterText = ""
 
 
 class ConfigurationParameters(Wire):
-    source: Said = Said()
+    source: StringParameter = StringParameter()
 
 
 class Configuration(Wire):
@@ -43,98 +43,100 @@ class Configuration(Wire):
 
 
 class LoadParameters(Wire):
-    source: Text = ""
-    config: Text = ""  # JSON
+    source: ParameterText = ""
+    config: ParameterText = ""  # JSON
 
     @property
-    def wanted(self) -> str:
+    def requested_source(self) -> str:
         """The source; empty if none is said."""
         if not self.config:
             return self.source
-        value = read(self.config.encode(), "parameters.config")
+        value = parse_json(self.config.encode(), "parameters.config")
         return Configuration.read(value).parameters.source.string_value or self.source
 
 
-class LoadRequest(Wire):
+class RepositoryLoadRequest(Wire):
     parameters: LoadParameters = LoadParameters()
 
 
 class UnloadParameters(Wire):
-    unsupported: ClassVar[Neutral] = {"unload_dependents": (False,)}
+    unsupported: ClassVar[NeutralValues] = {"unload_dependents": (False,)}
 
 
-class UnloadRequest(Wire):
+class RepositoryUnloadRequest(Wire):
     parameters: UnloadParameters = UnloadParameters()
 
 
-@router.post("/v2/repository/index", openapi_extra=takes(IndexRequest), summary="Every served name.")
+@router.post("/v2/repository/index", openapi_extra=describe_body(IndexRequest), summary="Every served name.")
 async def index(request: Request) -> Response:
-    wire = IndexRequest.read(await value_in(request))
-    known = [one for one in registry_of(request).known() if one.state.phase == "ready" or not wire.ready]
-    return JsonResponse([write_known(one) for one in known])
+    wire = IndexRequest.read(await read_optional_json(request))
+    known = [one for one in registry_of(request).model_statuses() if one.state.phase == "ready" or not wire.ready]
+    return JsonResponse([write_index_entry(one) for one in known])
 
 
 @router.post(
     "/v2/repository/models/{name:path}/load",
-    openapi_extra=takes(LoadRequest),
+    openapi_extra=describe_body(RepositoryLoadRequest),
     summary="Load a model, or load it again while the old one serves.",
 )
 async def load(request: Request) -> Response:
-    wire, name = LoadRequest.read(await value_in(request)), request.path_params["name"]
-    registry, source = registry_of(request), wire.parameters.wanted
-    if any(one.name == name for one in registry.known()):
-        return await over(request, registry.reload(name, source, drain_seconds(request)))
+    wire, name = RepositoryLoadRequest.read(await read_optional_json(request)), request.path_params["name"]
+    registry, source = registry_of(request), wire.parameters.requested_source
+    if any(one.name == name for one in registry.model_statuses()):
+        return await answer_operation(request, registry.reload(name, source, drain_seconds(request)))
     if not source:
         message = f"parameters.source: is required, {name[:100]!r} is not served and came from nowhere"
         raise BadRequest(message, param="parameters.source")
-    return await over(request, registry.load(name, source))
+    return await answer_operation(request, registry.load(name, source))
 
 
 @router.post(
     "/v2/repository/models/{name:path}/unload",
-    openapi_extra=takes(UnloadRequest),
+    openapi_extra=describe_body(RepositoryUnloadRequest),
     summary="Unload a model: what runs has drain_seconds to end; or cancel its load, while it is being loaded.",
 )
 async def unload(request: Request) -> Response:
-    UnloadRequest.read(await value_in(request))
-    return await over(request, registry_of(request).unload(request.path_params["name"], drain_seconds(request)))
+    RepositoryUnloadRequest.read(await read_optional_json(request))
+    return await answer_operation(
+        request, registry_of(request).unload(request.path_params["name"], drain_seconds(request))
+    )
 
 
-async def value_in(request: Request) -> Any:
+async def read_optional_json(request: Request) -> Any:
     """The body's JSON; clients leave the body empty where they have nothing to say."""
-    content = await received(request)
-    return await value_of(content) if content else {}
+    content = await receive_body(request)
+    return await parse_body(content) if content else {}
 
 
-def registry_of(request: Request) -> Registry:
-    return server(request).registry
+def registry_of(request: Request) -> RegistryProtocol:
+    return app_state(request).registry
 
 
 def drain_seconds(request: Request) -> float:
-    return server(request).settings.drain_seconds
+    return app_state(request).settings.drain_seconds
 
 
-async def over(request: Request, change: Change) -> Response:
+async def answer_operation(request: Request, change: ModelOperation) -> Response:
     """Nothing is said of a change that went well."""
 
     async def work() -> Response:
-        await change.end()
+        await change.wait_and_raise()
         return JsonResponse({})
 
-    return await answer(request, work())
+    return await run_while_connected(request, work())
 
 
-def write_known(known: Known) -> dict[str, Any]:
+def write_index_entry(known: ServedName) -> dict[str, Any]:
     return {"name": known.name, "version": MODEL_VERSION, **write_state(known.state)}
 
 
-def write_state(state: State) -> dict[str, str]:
+def write_state(state: LoadState) -> dict[str, str]:
     match state.phase:
         case "ready":
             return {"state": "READY", "reason": ""}
         case "loading":
             return {"state": "LOADING", "reason": f"{state.fraction:.0%} is read"}
         case "broken":
-            return {"state": "UNAVAILABLE", "reason": state.why}
+            return {"state": "UNAVAILABLE", "reason": state.reason}
         case "waiting":
             return {"state": "UNAVAILABLE", "reason": "others are loaded first"}

@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.errors import BadRequest
-from ...shared.dialect import quoted
+from ...shared.dialect import quote_json
 from ...shared.streaming import dumps_sliced
 
-HEADER = "Inference-Header-Content-Length"  # how many bytes of a body are JSON; the rest are tensors
-WHOLE = re.compile("[0-9]{1,12}")  # a number of bytes
-LENGTH = 4  # bytes before each string, little-endian
+LENGTH_HEADER = "Inference-Header-Content-Length"  # how many bytes of a body are JSON; the rest are tensors
+BYTE_COUNT = re.compile("[0-9]{1,12}")  # a number of bytes
+LENGTH_BYTES = 4  # bytes before each string, little-endian
 
 Datatype = Literal["BYTES", "FP32"]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputTensor:
     """An input as it came: `data` in JSON, or `raw` bytes."""
 
     name: str
@@ -36,7 +36,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class OutputTensor:
     """An output, row after row."""
 
     name: str
@@ -48,27 +48,27 @@ class Tensor:
     def raw(self) -> bytes:
         if self.datatype == "FP32":
             return np.asarray(self.values, "<f4").tobytes()
-        return b"".join(lengthy(str(value).encode()) for value in self.values)
+        return b"".join(prefix_length(str(value).encode()) for value in self.values)
 
 
-def lengthy(value: bytes) -> bytes:
-    return len(value).to_bytes(LENGTH, "little") + value
+def prefix_length(value: bytes) -> bytes:
+    return len(value).to_bytes(LENGTH_BYTES, "little") + value
 
 
 # Inputs
 
 
-def split(body: bytes | bytearray, header: str) -> tuple[bytes | bytearray, bytes]:
+def split_body(body: bytes | bytearray, header: str) -> tuple[bytes | bytearray, bytes]:
     """The JSON of a body and what follows it."""
     if not header:
         return body, b""
-    if not WHOLE.fullmatch(header) or int(header) > len(body):
-        message = f"{HEADER}: must be at most the {len(body)} bytes of the body, got {header[:60]!r}"
-        raise BadRequest(message, param=HEADER)
+    if not BYTE_COUNT.fullmatch(header) or int(header) > len(body):
+        message = f"{LENGTH_HEADER}: must be at most the {len(body)} bytes of the body, got {header[:60]!r}"
+        raise BadRequest(message, param=LENGTH_HEADER)
     return body[: int(header)], bytes(memoryview(body)[int(header) :])
 
 
-def parts(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+def split_tensors(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, bytes]:
     """`rest` cut into the named tensors, one after the other."""
     announced = sum(size for _, size in sizes)
     if announced != len(rest):
@@ -81,59 +81,59 @@ def parts(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, bytes]:
     return found
 
 
-def texts(tensor: Given, most: int) -> list[str]:
+def read_texts(tensor: InputTensor, most: int) -> list[str]:
     """The strings of a tensor [N] or [N, 1], at most so many."""
-    count = texts_in(tensor, most)
+    count = count_texts(tensor, most)
     if tensor.raw is None:
-        return flat(tensor, count)
-    return [decoded(tensor, index, value) for index, value in enumerate(strings(tensor, tensor.raw, count))]
+        return read_json_texts(tensor, count)
+    return [decode_text(tensor, index, value) for index, value in enumerate(split_strings(tensor, tensor.raw, count))]
 
 
-def texts_in(tensor: Given, most: int) -> int:
+def count_texts(tensor: InputTensor, most: int) -> int:
     if tensor.datatype != "BYTES":
-        raise complaint(tensor, f"datatype must be BYTES, got {quoted(tensor.datatype)}")
+        raise tensor_error(tensor, f"datatype must be BYTES, got {quote_json(tensor.datatype)}")
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
-        raise complaint(tensor, f"shape must be [N] or [N, 1], got {quoted(list(tensor.shape))}")
+        raise tensor_error(tensor, f"shape must be [N] or [N, 1], got {quote_json(list(tensor.shape))}")
     if not 1 <= tensor.shape[0] <= most:
-        raise complaint(tensor, f"must be 1 to {most} texts, its shape says {tensor.shape[0]}")
+        raise tensor_error(tensor, f"must be 1 to {most} texts, its shape says {tensor.shape[0]}")
     return tensor.shape[0]
 
 
-def flat(tensor: Given, count: int) -> list[str]:
+def read_json_texts(tensor: InputTensor, count: int) -> list[str]:
     """What JSON has, as one list or in rows of one."""
     data = tensor.data
     if not isinstance(data, list):
-        raise complaint(tensor, "data must be a list, or follow the JSON with a binary_data_size")
+        raise tensor_error(tensor, "data must be a list, or follow the JSON with a binary_data_size")
     if len(data) != count:
-        raise complaint(tensor, f"shape says {count} texts, data has {len(data)}")
+        raise tensor_error(tensor, f"shape says {count} texts, data has {len(data)}")
     found = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in data]
     for index, item in enumerate(found):
         if not isinstance(item, str):
-            raise complaint(tensor, f"must be a string, got {quoted(item)}", index)
+            raise tensor_error(tensor, f"must be a string, got {quote_json(item)}", index)
     return found
 
 
-def strings(tensor: Given, raw: bytes, count: int) -> Iterator[bytes]:
+def split_strings(tensor: InputTensor, raw: bytes, count: int) -> Iterator[bytes]:
     """Each with its length before it."""
     start = 0
     for index in range(count):
-        end = start + LENGTH + int.from_bytes(raw[start : start + LENGTH], "little")
-        if start + LENGTH > len(raw) or end > len(raw):
-            raise complaint(tensor, f"its binary data of {len(raw)} bytes end inside this text", index)
-        yield raw[start + LENGTH : end]
+        end = start + LENGTH_BYTES + int.from_bytes(raw[start : start + LENGTH_BYTES], "little")
+        if start + LENGTH_BYTES > len(raw) or end > len(raw):
+            raise tensor_error(tensor, f"its binary data of {len(raw)} bytes end inside this text", index)
+        yield raw[start + LENGTH_BYTES : end]
         start = end
     if start != len(raw):
-        raise complaint(tensor, f"shape says {count} texts, {len(raw) - start} bytes are left after them")
+        raise tensor_error(tensor, f"shape says {count} texts, {len(raw) - start} bytes are left after them")
 
 
-def decoded(tensor: Given, index: int, value: bytes) -> str:
+def decode_text(tensor: InputTensor, index: int, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise complaint(tensor, "is not UTF-8", index) from None
+        raise tensor_error(tensor, "is not UTF-8", index) from None
 
 
-def complaint(tensor: Given, message: str, index: int = -1) -> BadRequest:
+def tensor_error(tensor: InputTensor, message: str, index: int = -1) -> BadRequest:
     where = tensor.name if index < 0 else f"{tensor.name}[{index}]"
     return BadRequest(f"{where}: {message}", param=where)
 
@@ -142,7 +142,7 @@ def complaint(tensor: Given, message: str, index: int = -1) -> BadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class TensorBody:
     """What is sent: JSON, and the `binary` tensors after it."""
 
     content: bytes
@@ -150,16 +150,16 @@ class Body:
     binary: bool
 
 
-def written(envelope: dict[str, Any], tensors: Sequence[Tensor], binary: frozenset[str]) -> Body:
+def write_tensors(envelope: dict[str, Any], tensors: Sequence[OutputTensor], binary: frozenset[str]) -> TensorBody:
     """A response with `tensors`, those named `binary` after the JSON."""
     raws = {tensor.name: tensor.raw for tensor in tensors if tensor.name in binary}
-    outputs = [output(tensor, raws) for tensor in tensors]
+    outputs = [write_output(tensor, raws) for tensor in tensors]
     described = b",".join(map(dumps_sliced, outputs))  # one by one: each may be large
     text = b'%s,"outputs":[%s]}' % (dumps_sliced(envelope)[:-1], described)
-    return Body(b"".join((text, *raws.values())), len(text), bool(raws))
+    return TensorBody(b"".join((text, *raws.values())), len(text), bool(raws))
 
 
-def output(tensor: Tensor, raws: dict[str, bytes]) -> dict[str, Any]:
+def write_output(tensor: OutputTensor, raws: dict[str, bytes]) -> dict[str, Any]:
     assert math.prod(tensor.shape) == len(tensor.values), "a tensor is as large as its shape"
     described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
     if tensor.name in raws:

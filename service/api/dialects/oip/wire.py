@@ -12,25 +12,25 @@ from pydantic import Field
 
 from ....core.errors import BadRequest
 from ....core.request import Task
-from ....text.inputs import Reading
-from ....text.prompts import Continuation
-from ...shared.dialect import Count, Neutral, Wire, Work, at_most, between
+from ....text.encoder_inputs import EncodingRequest
+from ....text.prompts import GenerationRequest
+from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
 from ...shared.head_options import (
-    Answering,
-    Embedding,
-    Filling,
-    Labelling,
-    Truncating,
-    answering,
-    embedding,
-    filling,
-    labelling,
+    EmbeddingOptions,
+    FillMaskOptions,
+    HfTruncateOptions,
+    QuestionOptions,
+    TokenClassifyOptions,
+    read_embed_inputs,
+    read_fill_inputs,
+    read_span_inputs,
+    read_tag_inputs,
 )
-from ...shared.sampling_options import Drawing, continuing, wrong
-from .tensors import Given, parts, texts
+from ...shared.sampling_options import HfSamplingOptions, option_error, read_generation
+from .tensors import InputTensor, read_texts, split_tensors
 
-MOST_TENSORS = 8
-SHARED: Neutral = {
+MAX_TENSORS = 8
+SHARED_MEMORY_FIELDS: NeutralValues = {
     "shared_memory_region": (),
     "shared_memory_byte_size": (),
     "shared_memory_offset": (),
@@ -40,12 +40,12 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class InputParameters(Wire):
-    unsupported: ClassVar[Neutral] = SHARED
+    unsupported: ClassVar[NeutralValues] = SHARED_MEMORY_FIELDS
 
     binary_data_size: Size = -1  # the data is in the JSON
 
 
-class Input(Wire):
+class InferInput(Wire):
     name: Name
     datatype: Annotated[str, Field(max_length=20)]
     shape: Annotated[list[Size], Field(max_length=8)]
@@ -54,20 +54,20 @@ class Input(Wire):
 
 
 class OutputParameters(Wire):
-    unsupported: ClassVar[Neutral] = {**SHARED, "classification": (0,)}
+    unsupported: ClassVar[NeutralValues] = {**SHARED_MEMORY_FIELDS, "classification": (0,)}
 
     binary_data: bool = False
 
 
-class Output(Wire):
+class InferOutput(Wire):
     name: Name
     parameters: OutputParameters = OutputParameters()
 
 
-class Parameters(Wire):
+class OipParameters(Wire):
     """Those of any request; `timeout` in microseconds."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "sequence_id": (0, ""),
         "sequence_start": (False,),
         "sequence_end": (False,),
@@ -77,68 +77,68 @@ class Parameters(Wire):
     timeout: Annotated[int, between(1000, 10**15)] = 0
 
     @property
-    def work(self) -> Work:
-        return Work(timeout=self.timeout / 1e6) if self.timeout else Work()
+    def engine_request(self) -> EngineRequest:
+        return EngineRequest(timeout=self.timeout / 1e6) if self.timeout else EngineRequest()
 
 
-class TensorParameters(Parameters):
+class TensorParameters(OipParameters):
     """Those of any head."""
 
     binary_data_output: bool = False
 
 
-class ScoreOptions(TensorParameters, Truncating):
+class ScoreOptions(TensorParameters, HfTruncateOptions):
     """`raw`: what the head says, without its closing function."""
 
     raw: bool = False
 
 
-class EmbedOptions(TensorParameters, Embedding):
-    unsupported: ClassVar[Neutral] = {**Parameters.unsupported, **Embedding.unsupported}
+class EmbedOptions(TensorParameters, EmbeddingOptions):
+    unsupported: ClassVar[NeutralValues] = {**OipParameters.unsupported, **EmbeddingOptions.unsupported}
 
 
-class LabelOptions(TensorParameters, Labelling):
+class LabelOptions(TensorParameters, TokenClassifyOptions):
     pass
 
 
-class AnswerOptions(TensorParameters, Answering):
+class AnswerOptions(TensorParameters, QuestionOptions):
     pass
 
 
-class FillOptions(TensorParameters, Filling):
+class FillOptions(TensorParameters, FillMaskOptions):
     pass
 
 
-class DrawOptions(Parameters, Drawing):
+class OipSamplingOptions(OipParameters, HfSamplingOptions):
     """`max_tokens` is this protocol's name of max_new_tokens."""
 
-    unsupported: ClassVar[Neutral] = {**Parameters.unsupported, **Drawing.unsupported}
+    unsupported: ClassVar[NeutralValues] = {**OipParameters.unsupported, **HfSamplingOptions.unsupported}
 
     max_tokens: Count = 0
     include_stop_str_in_output: bool = False
 
 
-class GenerateOptions(DrawOptions, TensorParameters):
+class GenerateOptions(OipSamplingOptions, TensorParameters):
     pass
 
 
-class TextOptions(DrawOptions):
+class OipTextOptions(OipSamplingOptions):
     """`stream`: piece by piece, or all of it in one event; `details`: why it ended, and its tokens."""
 
     stream: bool = False
     details: bool = False
 
 
-class TextRequest(TextOptions):
+class TextRequest(OipTextOptions):
     """The generate extension: one text, its options beside it or as parameters."""
 
     id: Annotated[str, Field(max_length=1000)] = ""
     text_input: Annotated[str, Field(min_length=1)]
-    parameters: TextOptions = TextOptions()
+    parameters: OipTextOptions = OipTextOptions()
 
     @property
-    def options(self) -> TextOptions:
-        beside = self.model_fields_set & TextOptions.model_fields.keys()
+    def options(self) -> OipTextOptions:
+        beside = self.model_fields_set & OipTextOptions.model_fields.keys()
         if beside and self.parameters.model_fields_set:
             name = sorted(beside)[0]
             raise BadRequest(f"{name}: give all options beside text_input, or all in parameters", param=name)
@@ -148,15 +148,15 @@ class TextRequest(TextOptions):
 class InferRequest(Wire):
     id: Annotated[str, Field(max_length=1000)] = ""
     parameters: TensorParameters = TensorParameters()
-    inputs: Annotated[list[Input], Field(min_length=1), at_most(MOST_TENSORS)]
-    outputs: Annotated[list[Output], at_most(MOST_TENSORS)] = Field(default_factory=list)
+    inputs: Annotated[list[InferInput], Field(min_length=1), max_items(MAX_TENSORS)]
+    outputs: Annotated[list[InferOutput], max_items(MAX_TENSORS)] = Field(default_factory=list)
 
 
 class ScoreRequest(InferRequest):
     parameters: ScoreOptions = ScoreOptions()
 
 
-class EmbedRequest(InferRequest):
+class OipEmbedRequest(InferRequest):
     parameters: EmbedOptions = EmbedOptions()
 
 
@@ -172,48 +172,48 @@ class FillRequest(InferRequest):
     parameters: FillOptions = FillOptions()
 
 
-class GenerateRequest(InferRequest):
+class OipGenerateRequest(InferRequest):
     parameters: GenerateOptions = GenerateOptions()
 
 
 @dataclass(frozen=True)
-class Takes:
+class HeadInputs:
     """The wire object of a head, and its tensors of text: one it `needs`, and a second one, which may be needed too."""
 
     wire: type[InferRequest]
-    needs: tuple[str, ...] = ("text",)
-    second: tuple[str, ...] = ()
+    required: tuple[str, ...] = ("text",)
+    optional: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.needs, *self.second)
+        return (*self.required, *self.optional)
 
 
-TAKES: Mapping[Task, Takes] = {
-    "classify": Takes(ScoreRequest, second=("text_pair",)),
-    "rank": Takes(ScoreRequest, second=("text_pair",)),
-    "embed": Takes(EmbedRequest),
-    "tag": Takes(LabelRequest),
-    "span": Takes(AnswerRequest, needs=("question", "context")),
-    "fill": Takes(FillRequest),
-    "generate": Takes(GenerateRequest),
+HEAD_INPUTS: Mapping[Task, HeadInputs] = {
+    "classify": HeadInputs(ScoreRequest, optional=("text_pair",)),
+    "rank": HeadInputs(ScoreRequest, optional=("text_pair",)),
+    "embed": HeadInputs(OipEmbedRequest),
+    "tag": HeadInputs(LabelRequest),
+    "span": HeadInputs(AnswerRequest, required=("question", "context")),
+    "fill": HeadInputs(FillRequest),
+    "generate": HeadInputs(OipGenerateRequest),
 }
 
 
 # What is asked
 
 
-def columns(wire: InferRequest, takes: Takes, rest: bytes, most: int) -> list[list[str]]:
+def read_columns(wire: InferRequest, takes: HeadInputs, rest: bytes, most: int) -> list[list[str]]:
     """The texts of each tensor, in the order the head takes them; all have as many."""
-    given = tensors(wire, rest)
+    given = read_tensors(wire, rest)
     unknown = next((name for name in given if name not in takes.names), "")
     if unknown:
         message = f"inputs: {unknown!r} is no input of this model; it takes {', '.join(takes.names)}"
         raise BadRequest(message, param="inputs")
-    missing = next((name for name in takes.needs if name not in given), "")
+    missing = next((name for name in takes.required if name not in given), "")
     if missing:
         raise BadRequest(f"inputs: the tensor {missing} is required", param="inputs")
-    found = {name: texts(given[name], most) for name in takes.names if name in given}
+    found = {name: read_texts(given[name], most) for name in takes.names if name in given}
     counts = {name: len(column) for name, column in found.items()}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} has {count}" for name, count in counts.items())
@@ -221,7 +221,7 @@ def columns(wire: InferRequest, takes: Takes, rest: bytes, most: int) -> list[li
     return list(found.values())
 
 
-def tensors(wire: InferRequest, rest: bytes) -> dict[str, Given]:
+def read_tensors(wire: InferRequest, rest: bytes) -> dict[str, InputTensor]:
     sizes = [(each.name, each.parameters.binary_data_size) for each in wire.inputs]
     names = [name for name, _ in sizes]
     twice = next((name for name in names if names.count(name) > 1), "")
@@ -230,55 +230,57 @@ def tensors(wire: InferRequest, rest: bytes) -> dict[str, Given]:
     for each in wire.inputs:
         if each.data is not None and each.parameters.binary_data_size >= 0:
             raise BadRequest(f"{each.name}: has data and a binary_data_size, give one", param=each.name)
-    raws = parts(rest, [(name, size) for name, size in sizes if size >= 0])
+    raws = split_tensors(rest, [(name, size) for name, size in sizes if size >= 0])
     return {
-        each.name: Given(each.name, each.datatype, tuple(each.shape), each.data, raws.get(each.name))
+        each.name: InputTensor(each.name, each.datatype, tuple(each.shape), each.data, raws.get(each.name))
         for each in wire.inputs
     }
 
 
-def read(wire: InferRequest, found: Sequence[Sequence[str]]) -> Reading:
+def read_infer(wire: InferRequest, found: Sequence[Sequence[str]]) -> EncodingRequest:
     """Of one column of texts, or of two, which are pairs."""
     rows = tuple(found[0]) if len(found) == 1 else tuple(zip(found[0], found[1], strict=True))
     match wire:
-        case EmbedRequest():
-            return embedding("text", rows, wire.parameters)
+        case OipEmbedRequest():
+            return read_embed_inputs("text", rows, wire.parameters)
         case LabelRequest():
-            return labelling("text", rows, wire.parameters)
+            return read_tag_inputs("text", rows, wire.parameters)
         case AnswerRequest():
-            return answering("context", rows, wire.parameters)
+            return read_span_inputs("context", rows, wire.parameters)
         case FillRequest():
-            return filling("text", rows, wire.parameters)
+            return read_fill_inputs("text", rows, wire.parameters)
         case ScoreRequest():
-            return Reading(field="text", inputs=rows, raw=wire.parameters.raw, truncate=wire.parameters.side)
+            return EncodingRequest(field="text", inputs=rows, raw=wire.parameters.raw, truncate=wire.parameters.side)
     raise AssertionError("every head that reads has its request")
 
 
-def read_generate(wire: GenerateRequest, prompts: Sequence[str]) -> Continuation:
-    return drawn("text", tuple(prompts), wire.parameters, "parameters.")
+def read_oip_generate(wire: OipGenerateRequest, prompts: Sequence[str]) -> GenerationRequest:
+    return build_continuation("text", tuple(prompts), wire.parameters, "parameters.")
 
 
-def read_text(wire: TextRequest, *, stream: bool) -> Continuation:
+def read_text_request(wire: TextRequest, *, stream: bool) -> GenerationRequest:
     """`stream`: events are wanted, of which a client may still want one."""
     asked = wire.options
     inside = "parameters." if asked is wire.parameters else ""
     if not stream and asked.stream:
-        raise wrong(inside, "stream", "one answer here; generate_stream gives it piece by piece")
+        raise option_error(inside, "stream", "one answer here; generate_stream gives it piece by piece")
     if stream and asked.num_return_sequences > 1:
-        raise wrong(inside, "num_return_sequences", "one answer is streamed; generate gives several")
+        raise option_error(inside, "num_return_sequences", "one answer is streamed; generate gives several")
     if stream and asked.details:
-        raise wrong(inside, "details", "only of a whole answer; generate gives them")
-    continuation = drawn("text_input", (wire.text_input,), asked, inside)
+        raise option_error(inside, "details", "only of a whole answer; generate gives them")
+    continuation = build_continuation("text_input", (wire.text_input,), asked, inside)
     return replace(continuation, logprobs=0 if asked.details else -1)
 
 
-def drawn(field: str, prompts: tuple[str, ...], asked: DrawOptions, inside: str) -> Continuation:
+def build_continuation(
+    field: str, prompts: tuple[str, ...], asked: OipSamplingOptions, inside: str
+) -> GenerationRequest:
     limits = {asked.max_tokens, asked.max_new_tokens} - {0}
     if len(limits) > 1:
-        raise wrong(inside, "max_tokens", "is another name of max_new_tokens; the two differ, give one")
+        raise option_error(inside, "max_tokens", "is another name of max_new_tokens; the two differ, give one")
     return replace(
-        continuing(field, prompts, asked, inside),
+        read_generation(field, prompts, asked, inside),
         max_tokens=max(limits, default=0),
-        limit=f"{inside}{'max_tokens' if asked.max_tokens else 'max_new_tokens'}",
+        limit_field=f"{inside}{'max_tokens' if asked.max_tokens else 'max_new_tokens'}",
         keep_stop=asked.include_stop_str_in_output,
     )

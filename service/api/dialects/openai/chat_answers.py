@@ -7,31 +7,36 @@ same parts.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....text.chat_parser import Arguments, Part, Thought, Utterance, Words
-from ....text.chat_parser import Call as ToolCall
-from ....text.detokenizer import Drawn, Usage
-from ...shared.openai_errors import scored
-from .write import Call, envelope, prompt_logprobs, streamed, usage
+from ....text.chat_parser import ArgumentsDelta, ChatDelta, ChatPart, ReasoningDelta, TextDelta
+from ....text.chat_parser import ToolCallStart as ToolCall
+from ....text.detokenizer import TokenLogprobs, Usage
+from ...shared.openai_errors import write_scored_token
+from .write import CompletionInfo, add_null_usage, write_completion_object, write_openai_usage, write_prompt_logprobs
 
-GOES_ON: Mapping[str, Any] = {"finish_reason": None}
+UNFINISHED: Mapping[str, Any] = {"finish_reason": None}
 
 
-def write_chat(call: Call, answers: Sequence[Utterance]) -> dict[str, Any]:
+def write_chat(call: CompletionInfo, answers: Sequence[ChatDelta]) -> dict[str, Any]:
     choices = [
-        {"index": index, "message": message(said.parts), "logprobs": logprobs(said.drawn), **ending(said)}
+        {
+            "index": index,
+            "message": write_message_object(said.parts),
+            "logprobs": write_logprobs(said.logprobs),
+            **finish_fields(said),
+        }
         for index, said in enumerate(answers)
     ]
     cost = sum((said.usage for said in answers), Usage())
-    thought = sum(said.thought_tokens for said in answers)
-    written = envelope(call, "chat.completion", choices) | {"usage": chat_usage(cost, thought)}
-    return written | (prompt(answers[0]) if call.scores else {})
+    thought = sum(said.reasoning_tokens for said in answers)
+    written = write_completion_object(call, "chat.completion", choices) | {"usage": chat_usage(cost, thought)}
+    return written | (prompt_fields(answers[0]) if call.include_prompt_logprobs else {})
 
 
-def message(parts: Sequence[Part]) -> dict[str, Any]:
-    words = "".join(part.text for part in parts if isinstance(part, Words))
-    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+def write_message_object(parts: Sequence[ChatPart]) -> dict[str, Any]:
+    words = "".join(part.text for part in parts if isinstance(part, TextDelta))
+    thoughts = "".join(part.text for part in parts if isinstance(part, ReasoningDelta))
     calls = [
-        {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": arguments(part, parts)}}
+        {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": join_arguments(part, parts)}}
         for part in parts
         if isinstance(part, ToolCall)
     ]
@@ -39,59 +44,66 @@ def message(parts: Sequence[Part]) -> dict[str, Any]:
     return said | ({"reasoning_content": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def arguments(call: ToolCall, parts: Sequence[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Arguments) and part.index == call.index)
+def join_arguments(call: ToolCall, parts: Sequence[ChatPart]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, ArgumentsDelta) and part.index == call.index)
 
 
-def chunks_chat(call: Call, index: int, said: Utterance, *, first: bool) -> Iterator[dict[str, Any]]:
+def write_chat_chunks(call: CompletionInfo, index: int, said: ChatDelta, *, first: bool) -> Iterator[dict[str, Any]]:
     """Who speaks, if this is the `first` of the answer; what is said; why it ends, if it does."""
     if first:
-        speaks = chunk(call, index, {"role": "assistant", "content": ""})
-        yield speaks | (prompt(said) if call.scores and not index else {})
-    deltas = [delta(part) for part in said.parts] or ([{"content": ""}] if said.drawn else [])
+        speaks = write_chunk(call, index, {"role": "assistant", "content": ""})
+        yield speaks | (prompt_fields(said) if call.include_prompt_logprobs and not index else {})
+    deltas = [write_delta(part) for part in said.parts] or ([{"content": ""}] if said.logprobs else [])
     for place, each in enumerate(deltas):
-        yield chunk(call, index, each, said.drawn if not place else ())
+        yield write_chunk(call, index, each, said.logprobs if not place else ())
     if said.finish:
-        yield chunk(call, index, {}, ending=ending(said))
+        yield write_chunk(call, index, {}, ending=finish_fields(said))
 
 
-def delta(part: Part) -> dict[str, Any]:
+def write_delta(part: ChatPart) -> dict[str, Any]:
     match part:
-        case Words(text):
+        case TextDelta(text):
             return {"content": text}
-        case Thought(text):
+        case ReasoningDelta(text):
             return {"reasoning_content": text}
         case ToolCall(index, id, name):
             function = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
-        case Arguments(index, text):
+        case ArgumentsDelta(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def chunk(
-    call: Call, index: int, said: dict[str, Any], drawn: Sequence[Drawn] = (), ending: Mapping[str, Any] = GOES_ON
+def write_chunk(
+    call: CompletionInfo,
+    index: int,
+    said: dict[str, Any],
+    drawn: Sequence[TokenLogprobs] = (),
+    ending: Mapping[str, Any] = UNFINISHED,
 ) -> dict[str, Any]:
-    choice = {"index": index, "delta": said, "logprobs": logprobs(drawn), **ending}
-    return streamed(call, envelope(call, "chat.completion.chunk", [choice]))
+    choice = {"index": index, "delta": said, "logprobs": write_logprobs(drawn), **ending}
+    return add_null_usage(call, write_completion_object(call, "chat.completion.chunk", [choice]))
 
 
-def ending(said: Utterance) -> dict[str, Any]:
+def finish_fields(said: ChatDelta) -> dict[str, Any]:
     reason = "tool_calls" if said.finish == "calls" else said.finish or None
     return {"finish_reason": reason} | ({"stop_reason": said.stop} if said.stop != "" else {})
 
 
-def prompt(said: Utterance) -> dict[str, Any]:
-    return {"prompt_logprobs": prompt_logprobs(said.prompt)}
+def prompt_fields(said: ChatDelta) -> dict[str, Any]:
+    return {"prompt_logprobs": write_prompt_logprobs(said.prompt_logprobs)}
 
 
-def logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+def write_logprobs(drawn: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
     if not drawn:
         return None
     return {
-        "content": [scored(each.token) | {"top_logprobs": [scored(one) for one in each.top]} for each in drawn],
+        "content": [
+            write_scored_token(each.token) | {"top_logprobs": [write_scored_token(one) for one in each.top]}
+            for each in drawn
+        ],
         "refusal": None,
     }
 
 
 def chat_usage(cost: Usage, thought: int) -> dict[str, Any]:
-    return usage(cost) | {"completion_tokens_details": {"reasoning_tokens": thought}}
+    return write_openai_usage(cost) | {"completion_tokens_details": {"reasoning_tokens": thought}}

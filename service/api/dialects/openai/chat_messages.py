@@ -10,20 +10,20 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
-from ...shared.dialect import Wire, at_most
+from ...shared.dialect import Wire, max_items
 from ...shared.json_body import check_arguments, read_arguments
-from ...shared.tagged_unions import said_type
+from ...shared.tagged_unions import read_type
 
-MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 4096, 256, 128
+MAX_MESSAGES, MAX_PARTS, MAX_CALLS = 4096, 256, 128
 
-NOT_FOR_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED_IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "audio": (),
     "annotations": ([],),
 }
 
 
-class CacheBreakpoint(Wire):
+class ChatCacheBreakpoint(Wire):
     """Harmless: every beginning that comes again is found."""
 
     mode: Literal["explicit"] = "explicit"
@@ -36,12 +36,12 @@ class TextPart(Wire):
     type: Literal["text", "refusal"]
     text: str = ""
     refusal: str = ""
-    prompt_cache_breakpoint: CacheBreakpoint = CacheBreakpoint()
+    prompt_cache_breakpoint: ChatCacheBreakpoint = ChatCacheBreakpoint()
 
     @model_validator(mode="before")
     @classmethod
-    def is_text(cls, value: Any) -> Any:
-        kind = said_type(value)
+    def check_text(cls, value: Any) -> Any:
+        kind = read_type(value)
         if kind and kind not in ("text", "refusal"):
             raise PydanticCustomError("unsupported", "is not supported", {"field": "type", "value": kind})
         if not kind or not isinstance(value.get(kind), str):
@@ -49,7 +49,7 @@ class TextPart(Wire):
         return value
 
 
-def parts(content: Any) -> Any:
+def as_parts(content: Any) -> Any:
     """A string is short for one part of text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -58,7 +58,7 @@ def parts(content: Any) -> Any:
     raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of text parts"})
 
 
-Parts = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(parts), at_most(MOST_PARTS)]
+TextParts = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(as_parts), max_items(MAX_PARTS)]
 
 
 class CalledFunction(Wire):
@@ -66,31 +66,31 @@ class CalledFunction(Wire):
     arguments: str | dict[str, Any] = ""
 
 
-class ToolCall(Wire):
+class ChatToolCall(Wire):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int = 0  # harmless: streams have it, and some clients send it back
 
 
-class Message(Wire):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_MESSAGES
+class ChatMessage(Wire):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED_IN_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Parts = Field(default_factory=list)
+    content: TextParts = Field(default_factory=list)
     name: str = ""
     tool_call_id: str = ""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MOST_CALLS)] = Field(default_factory=list)
+    tool_calls: Annotated[list[ChatToolCall], Field(fail_fast=True), max_items(MAX_CALLS)] = Field(default_factory=list)
     refusal: str = ""
     reasoning_content: str = ""
     reasoning: str = ""
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MOST_MESSAGES)]
-OF_ANSWERS = ("tool_calls", "refusal", "reasoning_content", "reasoning")
+ChatMessageList = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), max_items(MAX_MESSAGES)]
+ASSISTANT_FIELDS = ("tool_calls", "refusal", "reasoning_content", "reasoning")
 
 
-def check_calls(messages: Sequence[Message]) -> None:
+def check_call_arguments(messages: Sequence[ChatMessage]) -> None:
     """Raises BadRequest where the arguments of their calls are too many to be read."""
     check_arguments(
         (call.function.arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
@@ -100,12 +100,12 @@ def check_calls(messages: Sequence[Message]) -> None:
     )
 
 
-def spoken(message: Message, place: str) -> dict[str, Any]:
+def template_message(message: ChatMessage, place: str) -> dict[str, Any]:
     """As templates know messages; they know developers as the system.  `place` is the wire's name for it."""
-    check(message, place)
+    check_message(message, place)
     role = "system" if message.role == "developer" else message.role
     texts = [part.text or part.refusal for part in message.content] or [message.refusal]
-    calls = [called(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)]
+    calls = [template_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)]
     more = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
@@ -115,17 +115,17 @@ def spoken(message: Message, place: str) -> dict[str, Any]:
     return {"role": role, "content": "\n".join(texts)} | {key: value for key, value in more.items() if value}
 
 
-def check(message: Message, place: str) -> None:
+def check_message(message: ChatMessage, place: str) -> None:
     told = message.model_fields_set
     if message.role != "assistant":
-        wrong = next((f"{place}.{name}" for name in OF_ANSWERS if getattr(message, name)), "")
+        wrong = next((f"{place}.{name}" for name in ASSISTANT_FIELDS if getattr(message, name)), "")
         if wrong:
             raise BadRequest(f"{wrong}: only in messages of the assistant", param=wrong)
     if "content" not in told and not (message.tool_calls or message.refusal):
         raise BadRequest(f"{place}.content: is required", param=f"{place}.content")
 
 
-def called(call: ToolCall, place: str) -> dict[str, Any]:
+def template_call(call: ChatToolCall, place: str) -> dict[str, Any]:
     """Templates want the arguments as an object."""
     arguments = call.function.arguments
     if isinstance(arguments, str):
@@ -134,7 +134,7 @@ def called(call: ToolCall, place: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def check_last(messages: Sequence[Message]) -> None:
+def check_continuable(messages: Sequence[ChatMessage]) -> None:
     """Whether the last one can be gone on with."""
     if messages[-1].role != "assistant" or messages[-1].tool_calls:
         said = "only where the last message is text of the assistant"

@@ -10,19 +10,19 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
-from ....text.chat_prompt import Reasoning, Tool, Tools
-from ...shared.dialect import Neutral, Wire, at_most, between, described
-from ...shared.tagged_unions import said_type
-from ...shared.tool_options import EFFORTS, check_names, tool
+from ....text.chat_prompt import ReasoningSettings, ToolDefinition, ToolOptions
+from ...shared.dialect import NeutralValues, Wire, between, max_items, must_be
+from ...shared.tagged_unions import read_type
+from ...shared.tool_options import EFFORT_BUDGETS, check_tool_names, make_tool
 
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 Effort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Name = Annotated[
-    Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")], described("1 to 64 letters, digits, underscores or dashes")
+    Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")], must_be("1 to 64 letters, digits, underscores or dashes")
 ]
 
 
-class Function(Wire):
+class ToolFunction(Wire):
     """`strict` or not, calls keep to the schema."""
 
     name: Name
@@ -32,68 +32,68 @@ class Function(Wire):
 
 
 class FunctionTool(Wire):
-    unsupported: ClassVar[Neutral] = {"custom": ()}
+    unsupported: ClassVar[NeutralValues] = {"custom": ()}
 
     type: Literal["function"] = "function"
-    function: Function
+    function: ToolFunction
 
 
-class Named(Wire):
+class NamedFunction(Wire):
     name: Name
 
 
 class NamedTool(Wire):
     type: Literal["function"] = "function"
-    function: Named
+    function: NamedFunction
 
 
-class Allowed(Wire):
+class AllowedToolList(Wire):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True), at_most(MOST_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True), max_items(MAX_TOOLS)]
 
 
-class ToolChoice(Wire):
+class ChatToolChoice(Wire):
     """One of the words, a function, or some of the tools."""
 
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
-    function: Named | None = None
-    allowed_tools: Allowed | None = None
+    function: NamedFunction | None = None
+    allowed_tools: AllowedToolList | None = None
 
 
-def chosen(value: Any) -> Any:
+def as_tool_choice(value: Any) -> Any:
     """A word is short for an object that says it."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return {"type": value}
-    kind = said_type(value)
+    kind = read_type(value)
     if kind in ("function", "allowed_tools") and value.get(kind) is not None:
         return value
     sentence = '"none", "auto", "required", an object that names a function, or one of the type "allowed_tools"'
     raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
 
 
-ToolList = Annotated[list[FunctionTool], Field(fail_fast=True), at_most(MOST_TOOLS)]
-Choice = Annotated[ToolChoice, BeforeValidator(chosen)]
-AUTO = ToolChoice(type="auto")
+ToolList = Annotated[list[FunctionTool], Field(fail_fast=True), max_items(MAX_TOOLS)]
+ToolChoiceField = Annotated[ChatToolChoice, BeforeValidator(as_tool_choice)]
+AUTO_CHOICE = ChatToolChoice(type="auto")
 
 
-def read_tools(offered: Sequence[FunctionTool], choice: ToolChoice, *, parallel: bool) -> Tools:
+def read_tools(offered: Sequence[FunctionTool], choice: ChatToolChoice, *, parallel: bool) -> ToolOptions:
     """BadRequest names what does not fit together."""
     tools = tuple(read_tool(each.function, f"tools[{index}].function") for index, each in enumerate(offered))
-    check_names([each.name for each in tools], "tools[{}].function.name")
+    check_tool_names([each.name for each in tools], "tools[{}].function.name")
     if not tools and choice.type not in ("none", "auto"):
         raise BadRequest("tool_choice: only together with tools", param="tool_choice")
-    kind, only = of_choice(choice)
+    kind, only = read_choice(choice)
     for place, name in only.items():
         if name not in {each.name for each in tools}:
             raise BadRequest(f"{place}: no tool is called {name!r}", param=place)
-    return Tools(tools, kind, frozenset(only.values()), parallel)
+    return ToolOptions(tools, kind, frozenset(only.values()), parallel)
 
 
-def read_tool(function: Function, place: str) -> Tool:
-    return tool(function.name, function.description, function.parameters, f"{place}.parameters")
+def read_tool(function: ToolFunction, place: str) -> ToolDefinition:
+    return make_tool(function.name, function.description, function.parameters, f"{place}.parameters")
 
 
-def of_choice(choice: ToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:
+def read_choice(choice: ChatToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:
     """What has to happen, and of which tools: the wire's names for the places where they are named, and the names."""
     if choice.function and choice.type == "function":
         return "required", {"tool_choice.function.name": choice.function.name}
@@ -108,20 +108,20 @@ def of_choice(choice: ToolChoice) -> tuple[Literal["none", "auto", "required"], 
 
 # Thinking
 
-Budget = Annotated[int, between(0, (1 << 31) - 1)]
+ThinkingBudget = Annotated[int, between(0, (1 << 31) - 1)]
 
 
-class Thinks(Wire):
+class ReasoningFields(Wire):
     """What may be said of thinking; the shorter of two budgets holds."""
 
     reasoning_effort: Effort = ""
-    thinking_budget: Budget = -1
-    thinking_token_budget: Budget = -1
+    thinking_budget: ThinkingBudget = -1
+    thinking_token_budget: ThinkingBudget = -1
 
 
-def read_reasoning(wire: Thinks) -> Reasoning:
+def read_reasoning(wire: ReasoningFields) -> ReasoningSettings:
     effort = wire.reasoning_effort
-    budgets = (EFFORTS.get(effort, -1), wire.thinking_budget, wire.thinking_token_budget)
+    budgets = (EFFORT_BUDGETS.get(effort, -1), wire.thinking_budget, wire.thinking_token_budget)
     budget = min((each for each in budgets if each >= 0), default=-1)
     mode: Literal["", "on", "off"] = "off" if effort == "none" else "on" if effort else ""
-    return Reasoning(mode, budget, effort, "reasoning_effort")
+    return ReasoningSettings(mode, budget, effort, "reasoning_effort")

@@ -11,25 +11,34 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
-from ....explain.explain_request import Why
-from ....text.chat_prompt import Talk
-from ....text.inputs import Reading
-from ....text.prompts import Chat, Continuation
-from ...shared.dialect import Count, Neutral, TextsOrIds, Wire, Work, at_most, between, several
-from ...shared.explain_options import Explaining, why_of
-from ...shared.openai_sampling import Sampled, continuation
-from .chat_messages import Messages, check_calls, check_last, spoken
-from .tools import AUTO, Choice, Thinks, ToolList, read_reasoning, read_tools
+from ....explain.explain_request import ExplainParameters
+from ....text.chat_prompt import ChatPrompt
+from ....text.encoder_inputs import EncodingRequest
+from ....text.prompts import ChatMessages, GenerationRequest
+from ...shared.dialect import (
+    Count,
+    EngineRequest,
+    NeutralValues,
+    TextsOrIds,
+    Wire,
+    between,
+    max_items,
+    normalize_inputs,
+)
+from ...shared.explain_options import ExplainFields, read_explain_options
+from ...shared.openai_sampling import SampledRequest, read_continuation
+from .chat_messages import ChatMessageList, check_call_arguments, check_continuable, template_message
+from .tools import AUTO_CHOICE, ReasoningFields, ToolChoiceField, ToolList, read_reasoning, read_tools
 
-MOST_VARIABLES, MOST_DOCUMENTS = 64, 1024
+MAX_VARIABLES, MAX_DOCUMENTS = 64, 1024
 
 # fields of the real API that this server does not do -> the values at which they ask for nothing
-NOT_FOR_COMPLETIONS: Neutral = {
-    **Sampled.unsupported,
+UNSUPPORTED_COMPLETION: NeutralValues = {
+    **SampledRequest.unsupported,
     "suffix": ("",),
 }
-NOT_FOR_CHAT: Neutral = {
-    **Sampled.unsupported,
+UNSUPPORTED_CHAT: NeutralValues = {
+    **SampledRequest.unsupported,
     "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -46,69 +55,69 @@ NOT_FOR_CHAT: Neutral = {
 }
 
 
-MOST_TOKENS = 16  # of a completion whose request does not say, as OpenAI's and vLLM's servers have it
+DEFAULT_MAX_TOKENS = 16  # of a completion whose request does not say, as OpenAI's and vLLM's servers have it
 
 
-class CompletionRequest(Sampled):
-    unsupported: ClassVar[Neutral] = NOT_FOR_COMPLETIONS
+class CompletionRequest(SampledRequest):
+    unsupported: ClassVar[NeutralValues] = UNSUPPORTED_COMPLETION
 
     prompt: TextsOrIds
     echo: bool = False
     max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0, which is the prompt alone, only with echo
     logprobs: Annotated[int, between(0, 20)] = -1
-    explain: Explaining | None = None
+    explain: ExplainFields | None = None
 
-    def why(self) -> Why | None:
+    def read_explain(self) -> ExplainParameters | None:
         """Raises BadRequest where there is not one answer that is whole."""
         if self.explain is None:
             return None
-        alone = {"stream": not self.stream, "n": self.n == 1, "prompt": len(several(self.prompt)) == 1}
+        alone = {"stream": not self.stream, "n": self.n == 1, "prompt": len(normalize_inputs(self.prompt)) == 1}
         if wrong := [name for name, fits in alone.items() if not fits]:
             raise BadRequest(f"explain: one answer, whole, is explained: not with this {wrong[0]}", param="explain")
-        return why_of(self.explain)
+        return read_explain_options(self.explain)
 
 
-GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
-def variables(value: Any) -> Any:
+def check_variables(value: Any) -> Any:
     """What a template is given by fields of their own cannot be given again."""
-    if isinstance(value, dict) and not value.keys().isdisjoint(GIVEN):
-        sentence = f"an object without the names of fields ({', '.join(GIVEN)})"
+    if isinstance(value, dict) and not value.keys().isdisjoint(RESERVED_VARIABLES):
+        sentence = f"an object without the names of fields ({', '.join(RESERVED_VARIABLES)})"
         raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
     return value
 
 
-Variables = Annotated[dict[str, Any], BeforeValidator(variables), at_most(MOST_VARIABLES)]
-Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MOST_DOCUMENTS)]
+TemplateVariables = Annotated[dict[str, Any], BeforeValidator(check_variables), max_items(MAX_VARIABLES)]
+Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True), max_items(MAX_DOCUMENTS)]
 
 
-class PromptCacheOptions(Wire):
+class ChatCacheOptions(Wire):
     """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["30m"] = "30m"
 
 
-class ChatRequest(Sampled, Thinks):
-    unsupported: ClassVar[Neutral] = NOT_FOR_CHAT
+class ChatRequest(SampledRequest, ReasoningFields):
+    unsupported: ClassVar[NeutralValues] = UNSUPPORTED_CHAT
 
-    messages: Messages
+    messages: ChatMessageList
     max_completion_tokens: Count = 0
     logprobs: bool = False
     top_logprobs: Annotated[int, between(0, 20)] = 0
     tools: ToolList = Field(default_factory=list)
-    tool_choice: Choice = AUTO
+    tool_choice: ToolChoiceField = AUTO_CHOICE
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     continue_final_message: bool = False
     add_generation_prompt: bool = True
     documents: Documents = Field(default_factory=list)
-    chat_template_kwargs: Variables = Field(default_factory=dict)
-    prompt_cache_options: PromptCacheOptions = PromptCacheOptions()
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    prompt_cache_options: ChatCacheOptions = ChatCacheOptions()
 
 
-class EmbeddingRequest(Work):
+class EmbeddingRequest(EngineRequest):
     model: str
     input: TextsOrIds
     dimensions: Count = 0
@@ -119,20 +128,22 @@ class EmbeddingRequest(Work):
 # What is asked
 
 
-def read_completion(wire: CompletionRequest) -> Continuation:
+def read_completion(wire: CompletionRequest) -> GenerationRequest:
     if not wire.max_tokens and not wire.echo:
         raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
     told = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # which tokens it is made of
-    asked = continuation(wire, "prompt", several(wire.prompt), max(wire.max_tokens, 0), told)
+    asked = read_continuation(wire, "prompt", normalize_inputs(wire.prompt), max(wire.max_tokens, 0), told)
     scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
     if len(scores) > 1:
         message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
         raise BadRequest(message, param="prompt_logprobs")
     scoring = not wire.max_tokens
-    return replace(asked, usual=MOST_TOKENS, scoring=scoring, prompt_logprobs=max(scores, default=-1))
+    return replace(
+        asked, default_max_tokens=DEFAULT_MAX_TOKENS, only_scores=scoring, prompt_logprobs=max(scores, default=-1)
+    )
 
 
-def read_chat(wire: ChatRequest) -> Talk:
+def read_chat(wire: ChatRequest) -> ChatPrompt:
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs: only together with logprobs: true", param="top_logprobs")
     limits = {wire.max_tokens, wire.max_completion_tokens} - {0}
@@ -140,25 +151,25 @@ def read_chat(wire: ChatRequest) -> Talk:
         message = "max_tokens: is the older name of max_completion_tokens; the two differ, give one"
         raise BadRequest(message, param="max_tokens")
     logprobs = wire.top_logprobs if wire.logprobs else -1
-    asked = continuation(wire, "messages", (conversation(wire),), max(limits, default=0), logprobs)
+    asked = read_continuation(wire, "messages", (read_conversation(wire),), max(limits, default=0), logprobs)
     tools = read_tools(wire.tools, wire.tool_choice, parallel=wire.parallel_tool_calls)
-    return Talk(asked, tools, read_reasoning(wire))
+    return ChatPrompt(asked, tools, read_reasoning(wire))
 
 
-def conversation(wire: ChatRequest) -> Chat:
+def read_conversation(wire: ChatRequest) -> ChatMessages:
     if wire.continue_final_message:
-        check_last(wire.messages)
+        check_continuable(wire.messages)
         if "add_generation_prompt" in wire.model_fields_set and wire.add_generation_prompt:
             said = "not together with continue_final_message: the answer has begun"
             raise BadRequest(f"add_generation_prompt: {said}", param="add_generation_prompt")
-    check_calls(wire.messages)
-    return Chat(
-        messages=tuple(spoken(message, f"messages[{index}]") for index, message in enumerate(wire.messages)),
+    check_call_arguments(wire.messages)
+    return ChatMessages(
+        messages=tuple(template_message(message, f"messages[{index}]") for index, message in enumerate(wire.messages)),
         variables=wire.chat_template_kwargs | ({"documents": wire.documents} if wire.documents else {}),
-        continued=wire.continue_final_message,
-        opened=wire.add_generation_prompt,
+        continues_last=wire.continue_final_message,
+        opens_answer=wire.add_generation_prompt,
     )
 
 
-def read_embedding(wire: EmbeddingRequest) -> Reading:
-    return Reading(field="input", inputs=several(wire.input), dimensions=wire.dimensions)
+def read_embedding(wire: EmbeddingRequest) -> EncodingRequest:
+    return EncodingRequest(field="input", inputs=normalize_inputs(wire.input), dimensions=wire.dimensions)

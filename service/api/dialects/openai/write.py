@@ -14,83 +14,91 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.model import Model
-from ....text.detokenizer import Drawn, Piece, Usage
-from ...shared.streaming import float32
-from ...shared.task_names import introduced
+from ....text.detokenizer import AnswerDelta, TokenLogprobs, Usage
+from ...shared.streaming import as_float32
+from ...shared.task_names import describe_model
 
 
 @dataclass(frozen=True)
-class Call:
+class CompletionInfo:
     """What every object of one answer repeats."""
 
     id: str
     model: str
     created: int  # seconds since 1970
-    usage: bool = False  # streamed: the last object says what it cost
-    count: int = 1  # answers to each prompt
+    include_usage: bool = False  # streamed: the last object says what it cost
+    answers_per_prompt: int = 1  # answers to each prompt
     echoes: tuple[str, ...] = ()  # the prompts, where they are to be repeated
-    logprobs: bool = False  # of a prompt that is repeated, too
-    scores: bool = False  # the prompt's tokens are asked for, apart from the answer's
+    echo_logprobs: bool = False  # of a prompt that is repeated, too
+    include_prompt_logprobs: bool = False  # the prompt's tokens are asked for, apart from the answer's
 
 
-def write_completion(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
-    prompts = [answers[index - index % call.count].prompt for index in range(len(answers))]
+def write_completion(call: CompletionInfo, answers: Sequence[AnswerDelta]) -> dict[str, Any]:
+    prompts = [answers[index - index % call.answers_per_prompt].prompt_logprobs for index in range(len(answers))]
     choices = [
-        text_choice(call, index, replace(piece, prompt=prompt), first=True)
+        write_text_choice(call, index, replace(piece, prompt_logprobs=prompt), first=True)
         for index, (piece, prompt) in enumerate(zip(answers, prompts, strict=True))
     ]
-    return envelope(call, "text_completion", choices) | {"usage": usage(total(answers))}
+    return write_completion_object(call, "text_completion", choices) | {
+        "usage": write_openai_usage(total_usage(answers))
+    }
 
 
-def chunk_completion(call: Call, index: int, piece: Piece, *, first: bool) -> dict[str, Any]:
-    return streamed(call, envelope(call, "text_completion", [text_choice(call, index, piece, first=first)]))
+def write_completion_chunk(call: CompletionInfo, index: int, piece: AnswerDelta, *, first: bool) -> dict[str, Any]:
+    return add_null_usage(
+        call, write_completion_object(call, "text_completion", [write_text_choice(call, index, piece, first=first)])
+    )
 
 
-def chunk_usage(call: Call, object: str, cost: dict[str, Any]) -> dict[str, Any]:
-    return envelope(call, object, []) | {"usage": cost}
+def write_usage_chunk(call: CompletionInfo, object: str, cost: dict[str, Any]) -> dict[str, Any]:
+    return write_completion_object(call, object, []) | {"usage": cost}
 
 
-def streamed(call: Call, chunk: dict[str, Any]) -> dict[str, Any]:
-    return chunk | {"usage": None} if call.usage else chunk
+def add_null_usage(call: CompletionInfo, chunk: dict[str, Any]) -> dict[str, Any]:
+    return chunk | {"usage": None} if call.include_usage else chunk
 
 
-def envelope(call: Call, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+def write_completion_object(call: CompletionInfo, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {"id": call.id, "object": object, "created": call.created, "model": call.model, "choices": choices}
 
 
-def text_choice(call: Call, index: int, piece: Piece, *, first: bool) -> dict[str, Any]:
+def write_text_choice(call: CompletionInfo, index: int, piece: AnswerDelta, *, first: bool) -> dict[str, Any]:
     """The `first` of an answer has the prompt before it where that is to be repeated, and its tokens."""
-    text, drawn = piece.text, piece.drawn
+    text, drawn = piece.text, piece.logprobs
     if call.echoes:
-        echo = call.echoes[index // call.count]
+        echo = call.echoes[index // call.answers_per_prompt]
         drawn = tuple(replace(each, offset=each.offset + len(echo)) for each in drawn)
         if first:
-            text, drawn = echo + text, (*(piece.prompt if call.logprobs else ()), *drawn)
-    logprobs, stop = text_logprobs(drawn), {"stop_reason": piece.stop} if piece.stop != "" else {}
+            text, drawn = echo + text, (*(piece.prompt_logprobs if call.echo_logprobs else ()), *drawn)
+    logprobs, stop = write_text_logprobs(drawn), {"stop_reason": piece.stop} if piece.stop != "" else {}
     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish or None, **stop}
-    return choice | ({"prompt_logprobs": prompt_logprobs(piece.prompt)} if call.scores and first else {})
+    return choice | (
+        {"prompt_logprobs": write_prompt_logprobs(piece.prompt_logprobs)}
+        if call.include_prompt_logprobs and first
+        else {}
+    )
 
 
-def text_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+def write_text_logprobs(drawn: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
     """The older shape: parallel lists.  The drawn token is among the likeliest even where it isn't."""
     if not drawn:
         return None
     return {
         "tokens": [each.token.text for each in drawn],
         "token_logprobs": [each.token.logprob for each in drawn],
-        "top_logprobs": [likeliest(each) for each in drawn],
+        "top_logprobs": [write_top_logprobs(each) for each in drawn],
         "text_offset": [each.offset for each in drawn],
     }
 
 
-def likeliest(drawn: Drawn) -> dict[str, float | None] | None:
+def write_top_logprobs(drawn: TokenLogprobs) -> dict[str, float | None] | None:
     """None for the first token of a prompt, which nothing was expected of."""
     if drawn.token.logprob is None:
         return None
     return {one.text: one.logprob for one in (*drawn.top, drawn.token)}
 
 
-def prompt_logprobs(prompt: Sequence[Drawn]) -> list[dict[str, Any] | None]:
+def write_prompt_logprobs(prompt: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
     """As those who extend the API write them: of each token, by its id, and of those likelier."""
     return [
         None
@@ -101,11 +109,11 @@ def prompt_logprobs(prompt: Sequence[Drawn]) -> list[dict[str, Any] | None]:
     ]
 
 
-def total(answers: Sequence[Piece]) -> Usage:
+def total_usage(answers: Sequence[AnswerDelta]) -> Usage:
     return sum((piece.usage for piece in answers), Usage())
 
 
-def usage(cost: Usage) -> dict[str, Any]:
+def write_openai_usage(cost: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": cost.prompt_tokens,
         "completion_tokens": cost.completion_tokens,
@@ -114,20 +122,20 @@ def usage(cost: Usage) -> dict[str, Any]:
     }
 
 
-def spelled_float(values: list[float]) -> NDArray[np.float32]:
-    return float32(values)
+def encode_float(values: list[float]) -> NDArray[np.float32]:
+    return as_float32(values)
 
 
-def spelled_base64(values: list[float]) -> str:
+def encode_base64(values: list[float]) -> str:
     """Little-endian 32-bit floats."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
 def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
-    return {"object": "list", "data": [write_model(model, explained=explained) for model in models]}
+    return {"object": "list", "data": [write_openai_model(model, explained=explained) for model in models]}
 
 
-def write_model(model: Model, *, explained: bool) -> dict[str, Any]:
+def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
     """From `task` on it is ours; clients of the real API leave that alone."""
     known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
-    return {**known, **introduced(model, explained=explained)}
+    return {**known, **describe_model(model, explained=explained)}

@@ -15,45 +15,49 @@ from starlette.responses import Response
 from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import Task
-from ....text.inputs import Reading
-from ....text.pipelines import Scores
-from ....text.similarity import cosines
+from ....text.encoder_inputs import EncodingRequest
+from ....text.encoder_outputs import ScoreOutput
+from ....text.similarity import cosine_similarities
 from ...shared.dialect import (
-    MOST_TEXTS,
+    MAX_TEXTS,
     Count,
     Dialect,
-    Neutral,
+    EngineRequest,
+    NeutralValues,
     Wire,
-    Work,
-    about,
-    at_most,
-    body,
-    described,
-    names_of,
-    permitted,
-    takes,
+    authorized_models,
+    describe_body,
+    item_paths,
+    max_items,
+    must_be,
+    read_body,
+    record_model,
 )
-from ...shared.encoding_calls import every, read, size_of, spelled
-from ...shared.streaming import answer
+from ...shared.encoding_calls import collect_replies, json_response, reply_size, start_replies
+from ...shared.streaming import run_while_connected
 
 TASKS: tuple[Task, ...] = ("rank", "embed")
 router = APIRouter(tags=["rerank"])
 
 
-class Document(Wire):
+class RerankDocument(Wire):
     text: str
 
 
-class RerankRequest(Work):
-    unsupported: ClassVar[Neutral] = {"max_chunks_per_doc": (), "max_tokens_per_doc": (), "rank_fields": ([], ["text"])}
+class RerankRequest(EngineRequest):
+    unsupported: ClassVar[NeutralValues] = {
+        "max_chunks_per_doc": (),
+        "max_tokens_per_doc": (),
+        "rank_fields": ([], ["text"]),
+    }
 
     model: Annotated[str, Field(min_length=1)]
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[
-        list[str | Document],
+        list[str | RerankDocument],
         Field(fail_fast=True),
-        described('a list of strings or of objects {"text": ...}'),
-        at_most(MOST_TEXTS),
+        must_be('a list of strings or of objects {"text": ...}'),
+        max_items(MAX_TEXTS),
     ]
     top_n: Count = 0
     return_documents: bool = False
@@ -68,13 +72,13 @@ class RerankRequest(Work):
         return [given if isinstance(given, str) else given.text for given in self.documents]
 
 
-def read_rerank(wire: RerankRequest, model: Model) -> Reading:
-    names = names_of("documents", wire.texts)
+def read_rerank(wire: RerankRequest, model: Model) -> EncodingRequest:
+    names = item_paths("documents", wire.texts)
     if model.task == "rank":
         pairs = tuple((wire.query, text) for text in wire.texts)
-        return Reading(field="documents", inputs=pairs, names=names, truncate=wire.side)
+        return EncodingRequest(field="documents", inputs=pairs, names=names, truncate=wire.side)
     inputs = (wire.query, *wire.texts)
-    return Reading(field="documents", inputs=inputs, names=("query", *names), unit=True, truncate=wire.side)
+    return EncodingRequest(field="documents", inputs=inputs, names=("query", *names), unit=True, truncate=wire.side)
 
 
 def write_rerank(wire: RerankRequest, values: list[float], tokens: int) -> dict[str, Any]:
@@ -93,28 +97,30 @@ def write_rerank(wire: RerankRequest, values: list[float], tokens: int) -> dict[
     }
 
 
-def write_error(error: PolyheadError) -> dict[str, Any]:
+def write_rerank_error(error: PolyheadError) -> dict[str, Any]:
     """Cohere reads `message`, Jina `detail`."""
     return {"message": error.message, "detail": error.message}
 
 
-@router.post("/v1/rerank", openapi_extra=takes(RerankRequest), summary="Documents by how well they answer a query.")
+@router.post(
+    "/v1/rerank", openapi_extra=describe_body(RerankRequest), summary="Documents by how well they answer a query."
+)
 async def rerank(request: Request) -> Response:
-    wire = await body(request, RerankRequest)
-    return await answer(request, ranked(request, wire))
+    wire = await read_body(request, RerankRequest)
+    return await run_while_connected(request, answer_rerank(request, wire))
 
 
-async def ranked(request: Request, wire: RerankRequest) -> Response:
-    model = about(request, permitted(request).resolve(wire.model, TASKS))
-    answers = await every(await read(request, wire, model, read_rerank(wire, model)), Scores)
+async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
+    model = record_model(request, authorized_models(request).resolve(wire.model, TASKS))
+    answers = await collect_replies(await start_replies(request, wire, model, read_rerank(wire, model)), ScoreOutput)
 
     def told() -> dict[str, Any]:
-        values = [found.values[0] for found in answers] if model.task == "rank" else cosines(answers)
+        values = [found.values[0] for found in answers] if model.task == "rank" else cosine_similarities(answers)
         return write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers))
 
-    return await spelled(sum(map(size_of, answers)), told)
+    return await json_response(sum(map(reply_size, answers)), told)
 
 
 DIALECT = Dialect(
-    name="rerank", prefixes=("/v1/rerank",), error=write_error, status=attrgetter("status"), router=router
+    name="rerank", prefixes=("/v1/rerank",), error=write_rerank_error, status=attrgetter("status"), router=router
 )

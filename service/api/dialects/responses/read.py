@@ -10,61 +10,61 @@ from typing import Any, Literal
 
 from ....core.errors import BadRequest
 from ....core.request import Sampling
-from ....text.chat_prompt import Reasoning as Thinks
-from ....text.chat_prompt import Talk, Tools
-from ....text.prompts import Chat, Continuation
+from ....text.chat_prompt import ChatPrompt, ToolOptions
+from ....text.chat_prompt import ReasoningSettings as Thinks
+from ....text.prompts import ChatMessages, GenerationRequest
 from ...shared.dialect import Wire
 from ...shared.json_body import check_arguments, read_arguments
-from ...shared.response_formats import grammar_of
-from ...shared.tool_options import EFFORTS, check_tools, tool
+from ...shared.response_formats import convert_format
+from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
 from .wire import (
     LOGPROBS,
     AllowedTools,
-    AnyTool,
     ChosenTool,
+    ContentPart,
     FunctionCall,
     FunctionOutput,
-    Item,
-    Message,
-    Part,
-    Reasoning,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
     ResponseRequest,
+    ToolMode,
 )
 
-Choice = Literal["none", "auto", "required"]
+ChoiceMode = Literal["none", "auto", "required"]
 
 
-def read_response(wire: ResponseRequest) -> Talk:
+def read_response(wire: ResponseRequest) -> ChatPrompt:
     scored = LOGPROBS in wire.include
     if wire.top_logprobs and not scored:
         raise BadRequest(f'top_logprobs: only together with include: ["{LOGPROBS}"]', param="top_logprobs")
     if "stream_options" in wire.model_fields_set and not wire.stream:
         raise BadRequest("stream_options: only together with stream: true", param="stream_options")
-    asked = Continuation(
+    asked = GenerationRequest(
         field="input",
-        prompts=(Chat(tuple(spoken(wire))),),
+        prompts=(ChatMessages(tuple(template_messages(wire))),),
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p),
         max_tokens=wire.max_output_tokens,
-        limit="max_output_tokens",
+        limit_field="max_output_tokens",
         logprobs=wire.top_logprobs if scored else -1,
-        grammar=grammar_of(wire.text.format, "text.format"),
+        grammar=convert_format(wire.text.format, "text.format"),
     )
-    return Talk(asked, tools(wire), reasoning(wire))
+    return ChatPrompt(asked, read_response_tools(wire), read_effort(wire))
 
 
-def tools(wire: ResponseRequest) -> Tools:
+def read_response_tools(wire: ResponseRequest) -> ToolOptions:
     offered = (
-        tool(each.name, each.description, each.parameters, f"tools[{index}].parameters")
+        make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters")
         for index, each in enumerate(wire.tools)
     )
-    choice, only, named = chosen(wire.tool_choice)
-    return check_tools(Tools(tuple(offered), choice, only, wire.parallel_tool_calls), named)
+    choice, only, named = read_tool_choice(wire.tool_choice)
+    return check_tools(ToolOptions(tuple(offered), choice, only, wire.parallel_tool_calls), named)
 
 
-def chosen(choice: AnyTool | ChosenTool | AllowedTools) -> tuple[Choice, frozenset[str], str]:
+def read_tool_choice(choice: ToolMode | ChosenTool | AllowedTools) -> tuple[ChoiceMode, frozenset[str], str]:
     """What may or must be called, which tools alone, and where that stands."""
     match choice:
-        case AnyTool(type=kind):
+        case ToolMode(type=kind):
             return kind, frozenset(), "tool_choice"
         case ChosenTool(name=name):
             return "required", frozenset({name}), "tool_choice.name"
@@ -72,13 +72,13 @@ def chosen(choice: AnyTool | ChosenTool | AllowedTools) -> tuple[Choice, frozens
             return mode, frozenset(each.name for each in allowed), "tool_choice.tools"
 
 
-def reasoning(wire: ResponseRequest) -> Thinks:
+def read_effort(wire: ResponseRequest) -> Thinks:
     effort = wire.reasoning.effort
     mode: Literal["", "on", "off"] = "off" if effort == "none" else "on" if effort else ""
-    return Thinks(mode, EFFORTS.get(effort, -1), effort, "reasoning.effort")
+    return Thinks(mode, EFFORT_BUDGETS.get(effort, -1), effort, "reasoning.effort")
 
 
-def spoken(wire: ResponseRequest) -> list[dict[str, Any]]:
+def template_messages(wire: ResponseRequest) -> list[dict[str, Any]]:
     """BadRequest names what stands where it cannot."""
     check_arguments(
         (item.arguments, f"input[{index}].arguments")
@@ -88,13 +88,13 @@ def spoken(wire: ResponseRequest) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     messages = [{"role": "system", "content": wire.instructions}] if wire.instructions else []
     places = enumerate(wire.input)
-    for assistant, run in groupby(places, key=lambda place: by_assistant(place[1])):
+    for assistant, run in groupby(places, key=lambda place: is_assistant_item(place[1])):
         items = list(run)
         names |= {item.call_id: item.name for _, item in items if isinstance(item, FunctionCall)}
         if assistant:
-            messages.append(answered(items))
+            messages.append(assistant_message(items))
         else:
-            messages += [given(item, f"input[{index}]", names) for index, item in items]
+            messages += [convert_item(item, f"input[{index}]", names) for index, item in items]
     if messages[-1].get("tool_calls"):
         raise BadRequest("input: its end calls tools, and nothing says what came of it", param="input")
     while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":  # templates know one
@@ -102,26 +102,28 @@ def spoken(wire: ResponseRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def by_assistant(item: Item) -> bool:
-    return isinstance(item, FunctionCall | Reasoning) or (isinstance(item, Message) and item.role == "assistant")
+def is_assistant_item(item: InputItem) -> bool:
+    return isinstance(item, FunctionCall | ReasoningItem) or (
+        isinstance(item, MessageItem) and item.role == "assistant"
+    )
 
 
-def given(item: Item, where: str, names: dict[str, str]) -> dict[str, Any]:
+def convert_item(item: InputItem, where: str, names: dict[str, str]) -> dict[str, Any]:
     """Templates know developers as the system."""
-    if isinstance(item, Message):
-        return {"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)}
+    if isinstance(item, MessageItem):
+        return {"role": "system" if item.role == "developer" else item.role, "content": join_text(item.content)}
     assert isinstance(item, FunctionOutput), "the rest is the assistant's"
     if item.call_id not in names:
         field = f"{where}.call_id"
         raise BadRequest(f"{field}: no function_call before it has the id {item.call_id[:60]!r}", param=field)
     called = {"tool_call_id": item.call_id, "name": names[item.call_id]}
-    return {"role": "tool", "content": joined(item.output), **called}
+    return {"role": "tool", "content": join_text(item.output), **called}
 
 
-def answered(run: Sequence[tuple[int, Item]]) -> dict[str, Any]:
-    said = [joined(item.content) for _, item in run if isinstance(item, Message)]
-    thoughts = [thought(item) for _, item in run if isinstance(item, Reasoning)]
-    calls = [called(item, f"input[{index}]") for index, item in run if isinstance(item, FunctionCall)]
+def assistant_message(run: Sequence[tuple[int, InputItem]]) -> dict[str, Any]:
+    said = [join_text(item.content) for _, item in run if isinstance(item, MessageItem)]
+    thoughts = [reasoning_text(item) for _, item in run if isinstance(item, ReasoningItem)]
+    calls = [convert_call(item, f"input[{index}]") for index, item in run if isinstance(item, FunctionCall)]
     message = {"role": "assistant", "content": "\n".join(said)}
     thoughts = [text for text in thoughts if text]
     return (
@@ -131,20 +133,20 @@ def answered(run: Sequence[tuple[int, Item]]) -> dict[str, Any]:
     )
 
 
-def called(item: FunctionCall, where: str) -> dict[str, Any]:
+def convert_call(item: FunctionCall, where: str) -> dict[str, Any]:
     arguments = read_arguments(item.arguments, f"{where}.arguments")
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
-def thought(item: Reasoning) -> str:
+def reasoning_text(item: ReasoningItem) -> str:
     return "\n".join(part.text for part in item.content or item.summary)
 
 
-def joined(parts: Sequence[Part]) -> str:
+def join_text(parts: Sequence[ContentPart]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def repeated(wire: ResponseRequest) -> dict[str, Any]:
+def echo_request(wire: ResponseRequest) -> dict[str, Any]:
     """What a response says of how it was asked for."""
     return {
         "model": wire.model,
@@ -154,9 +156,11 @@ def repeated(wire: ResponseRequest) -> dict[str, Any]:
         "temperature": wire.temperature,
         "top_p": wire.top_p,
         "top_logprobs": wire.top_logprobs,
-        "text": {"format": as_said(wire.text.format), "verbosity": "medium"},
-        "tools": [as_said(tool) for tool in wire.tools],
-        "tool_choice": wire.tool_choice.type if isinstance(wire.tool_choice, AnyTool) else as_said(wire.tool_choice),
+        "text": {"format": dump_set_fields(wire.text.format), "verbosity": "medium"},
+        "tools": [dump_set_fields(tool) for tool in wire.tools],
+        "tool_choice": wire.tool_choice.type
+        if isinstance(wire.tool_choice, ToolMode)
+        else dump_set_fields(wire.tool_choice),
         "parallel_tool_calls": wire.parallel_tool_calls,
         "reasoning": {"effort": wire.reasoning.effort or None, "summary": None},
         "truncation": "disabled",
@@ -171,5 +175,5 @@ def repeated(wire: ResponseRequest) -> dict[str, Any]:
     }
 
 
-def as_said(wire: Wire) -> dict[str, Any]:
+def dump_set_fields(wire: Wire) -> dict[str, Any]:
     return wire.model_dump(by_alias=True, exclude_unset=True)

@@ -11,35 +11,41 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...shared.dialect import Dialect, about, body, permitted, takes
-from ...shared.generation_calls import json_of, kept, spoken
-from ...shared.openai_errors import write_error
-from ...shared.output_items import said, streamed
-from ...shared.streaming import EventStream, answer, events, named
-from .read import read_response, repeated
+from ...shared.dialect import Dialect, authorized_models, describe_body, read_body, record_model
+from ...shared.generation_calls import claim_scores, start_chat, write_json
+from ...shared.openai_errors import write_openai_error
+from ...shared.output_items import collect_answer, stream_items
+from ...shared.streaming import EventStream, encode_events, encode_named_event, run_while_connected
+from .read import echo_request, read_response
 from .wire import ResponseRequest
-from .write import Call, Events, write_response
+from .write import ResponseEvents, ResponseInfo, write_response
 
 router = APIRouter(tags=["OpenAI responses"])
 
 
-@router.post("/v1/responses", openapi_extra=takes(ResponseRequest), summary="Answer a conversation of items.")
+@router.post("/v1/responses", openapi_extra=describe_body(ResponseRequest), summary="Answer a conversation of items.")
 async def responses(request: Request) -> Response:
-    wire = await body(request, ResponseRequest)
-    return await answer(request, respond(request, wire))
+    wire = await read_body(request, ResponseRequest)
+    return await run_while_connected(request, answer_response(request, wire))
 
 
-async def respond(request: Request, wire: ResponseRequest) -> Response:
-    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
-    call = Call(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), asked=repeated(wire))
-    *_, utterances = await spoken(request, wire, model, read_response(wire), call.id)
+async def answer_response(request: Request, wire: ResponseRequest) -> Response:
+    model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
+    call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo_request(wire))
+    *_, utterances = await start_chat(request, wire, model, read_response(wire), call.id)
     if wire.stream:
-        told = Events(call)
-        return await EventStream.open(events(streamed(told, utterances), told.failed, spell=named))
-    parts = await said(kept(request, utterances))
-    return await json_of(parts, lambda: write_response(call, parts))
+        told = ResponseEvents(call)
+        return await EventStream.open(
+            encode_events(stream_items(told, utterances), told.failure_event, spell=encode_named_event)
+        )
+    parts = await collect_answer(claim_scores(request, utterances))
+    return await write_json(parts, lambda: write_response(call, parts))
 
 
 DIALECT = Dialect(
-    name="OpenAI responses", prefixes=("/v1/responses",), error=write_error, status=attrgetter("status"), router=router
+    name="OpenAI responses",
+    prefixes=("/v1/responses",),
+    error=write_openai_error,
+    status=attrgetter("status"),
+    router=router,
 )

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...shared.dialect import Count, Neutral, Wire, Work, at_most, between
+from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
 from ...shared.response_formats import TextFormat
-from ...shared.tagged_unions import OneOf
+from ...shared.tagged_unions import TaggedUnion
 
-MOST_ITEMS, MOST_PARTS, MOST_TOOLS = 4096, 256, 1024
+MAX_ITEMS, MAX_PARTS, MAX_TOOLS = 4096, 256, 1024
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[  # the others ask for what comes of tools and images that are refused, and for what is hidden
     "message.output_text.logprobs",
@@ -25,15 +25,15 @@ Includable = Literal[  # the others ask for what comes of tools and images that 
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-DIRECT: Neutral = {"caller": ({"type": "direct"},), "namespace": ("",)}
+DIRECT_CALLER: NeutralValues = {"caller": ({"type": "direct"},), "namespace": ("",)}
 
-Status = Literal["", "in_progress", "completed", "incomplete"]  # harmless, of what comes back from an answer
+ItemStatus = Literal["", "in_progress", "completed", "incomplete"]  # harmless, of what comes back from an answer
 
 
 # What goes in: text and earlier items
 
 
-class CacheBreakpoint(Wire):
+class InputCacheBreakpoint(Wire):
     mode: Literal["explicit"] = "explicit"
     ttl: Literal["30m", "12h"] = "30m"
 
@@ -41,7 +41,7 @@ class CacheBreakpoint(Wire):
 class InputText(Wire):
     type: Literal["input_text"]
     text: str
-    prompt_cache_breakpoint: CacheBreakpoint = CacheBreakpoint()  # harmless: what is stored is found anyway
+    prompt_cache_breakpoint: InputCacheBreakpoint = InputCacheBreakpoint()  # harmless: what is stored is found anyway
 
 
 class OutputText(Wire):
@@ -62,7 +62,7 @@ class Refusal(Wire):
         return self.refusal
 
 
-def content_of(kind: str) -> Any:
+def parts_validator(kind: str) -> Any:
     """A string is short for one part of a text of this kind."""
 
     def parts(content: Any) -> Any:
@@ -75,49 +75,49 @@ def content_of(kind: str) -> Any:
     return BeforeValidator(parts)
 
 
-Part = InputText | OutputText | Refusal
-Texts = Annotated[
-    list[Annotated[Part, OneOf((InputText, OutputText, Refusal))]],
+ContentPart = InputText | OutputText | Refusal
+ContentParts = Annotated[
+    list[Annotated[ContentPart, TaggedUnion((InputText, OutputText, Refusal))]],
     Field(fail_fast=True),
-    content_of("input_text"),
-    at_most(MOST_PARTS),
+    parts_validator("input_text"),
+    max_items(MAX_PARTS),
 ]
 
 
-class Message(Wire):
+class MessageItem(Wire):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Texts
+    content: ContentParts
     id: str = ""
-    status: Status = ""
+    status: ItemStatus = ""
     phase: Literal["", "commentary", "final_answer"] = ""
 
 
 class FunctionCall(Wire):
-    unsupported: ClassVar[Neutral] = {**DIRECT, "async": (False,)}
+    unsupported: ClassVar[NeutralValues] = {**DIRECT_CALLER, "async": (False,)}
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
     id: str = ""
-    status: Status = ""
+    status: ItemStatus = ""
 
 
 class FunctionOutput(Wire):
-    unsupported: ClassVar[Neutral] = DIRECT
+    unsupported: ClassVar[NeutralValues] = DIRECT_CALLER
 
     type: Literal["function_call_output"]
     call_id: str
     output: Annotated[
-        list[Annotated[InputText, OneOf((InputText,))]],
+        list[Annotated[InputText, TaggedUnion((InputText,))]],
         Field(fail_fast=True),
-        content_of("input_text"),
-        at_most(MOST_PARTS),
+        parts_validator("input_text"),
+        max_items(MAX_PARTS),
     ]
     name: str = ""
     id: str = ""
-    status: Status = ""
+    status: ItemStatus = ""
 
 
 class ReasoningText(Wire):
@@ -130,27 +130,27 @@ class SummaryText(Wire):
     text: str
 
 
-class Reasoning(Wire):
+class ReasoningItem(Wire):
     """What was thought, in the open; its summary where only that is known."""
 
-    unsupported: ClassVar[Neutral] = {"encrypted_content": ("",)}
+    unsupported: ClassVar[NeutralValues] = {"encrypted_content": ("",)}
 
     type: Literal["reasoning"]
     id: str = ""
-    summary: Annotated[list[Annotated[SummaryText, OneOf((SummaryText,))]], at_most(MOST_PARTS)] = Field(
+    summary: Annotated[list[Annotated[SummaryText, TaggedUnion((SummaryText,))]], max_items(MAX_PARTS)] = Field(
         default_factory=list
     )
-    content: Annotated[list[Annotated[ReasoningText, OneOf((ReasoningText,))]], at_most(MOST_PARTS)] = Field(
+    content: Annotated[list[Annotated[ReasoningText, TaggedUnion((ReasoningText,))]], max_items(MAX_PARTS)] = Field(
         default_factory=list
     )
-    status: Status = ""
+    status: ItemStatus = ""
 
 
-Item = Message | FunctionCall | FunctionOutput | Reasoning
-ITEMS = OneOf((Message, FunctionCall, FunctionOutput, Reasoning), unsaid="message")
+InputItem = MessageItem | FunctionCall | FunctionOutput | ReasoningItem
+ITEM_UNION = TaggedUnion((MessageItem, FunctionCall, FunctionOutput, ReasoningItem), default_type="message")
 
 
-def items(given: Any) -> Any:
+def as_items(given: Any) -> Any:
     """A string is short for one message of the user."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -162,10 +162,10 @@ def items(given: Any) -> Any:
 # How it is to be answered
 
 
-class Tool(Wire):
+class ResponseTool(Wire):
     """Arguments keep to the schema, `strict` or not."""
 
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),
         "async": (False,),
         "defer_loading": (False,),
@@ -187,32 +187,34 @@ class ChosenTool(Wire):
 class AllowedTools(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Annotated[ChosenTool, OneOf((ChosenTool,))]], Field(min_length=1), at_most(MOST_TOOLS)]
+    tools: Annotated[list[Annotated[ChosenTool, TaggedUnion((ChosenTool,))]], Field(min_length=1), max_items(MAX_TOOLS)]
 
 
-class AnyTool(Wire):
+class ToolMode(Wire):
     """What stands as a word on the wire."""
 
     type: Literal["none", "auto", "required"]
 
 
-def word(choice: Any) -> Any:
+def as_choice_object(choice: Any) -> Any:
     return {"type": choice} if isinstance(choice, str) else choice
 
 
-ToolChoice = Annotated[
-    AnyTool | ChosenTool | AllowedTools, OneOf((AnyTool, ChosenTool, AllowedTools)), BeforeValidator(word)
+ResponseToolChoice = Annotated[
+    ToolMode | ChosenTool | AllowedTools,
+    TaggedUnion((ToolMode, ChosenTool, AllowedTools)),
+    BeforeValidator(as_choice_object),
 ]
 
 
-class TextOptions(Wire):
-    unsupported: ClassVar[Neutral] = {"verbosity": ("medium",)}
+class ResponseTextOptions(Wire):
+    unsupported: ClassVar[NeutralValues] = {"verbosity": ("medium",)}
 
     format: TextFormat = TextFormat(type="text")
 
 
 class ReasoningOptions(Wire):
-    unsupported: ClassVar[Neutral] = {
+    unsupported: ClassVar[NeutralValues] = {
         "context": ("auto",),
         "generate_summary": ("auto",),
         "mode": ("standard",),
@@ -222,21 +224,21 @@ class ReasoningOptions(Wire):
     effort: Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"] = ""
 
 
-class StreamOptions(Wire):
+class ResponseStreamOptions(Wire):
     include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
 
 
-class PromptCacheOptions(Wire):
+class ResponseCacheOptions(Wire):
     """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
 
-    unsupported: ClassVar[Neutral] = {"comparison_response_id": (), "prewarm": (False,)}
+    unsupported: ClassVar[NeutralValues] = {"comparison_response_id": (), "prewarm": (False,)}
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["30m", "12h"] = "30m"
 
 
-class ResponseRequest(Work):
-    unsupported: ClassVar[Neutral] = {
+class ResponseRequest(EngineRequest):
+    unsupported: ClassVar[NeutralValues] = {
         "access_programs": ({},),
         "background": (False,),
         "background_options": ({},),
@@ -252,28 +254,31 @@ class ResponseRequest(Work):
 
     model: str
     input: Annotated[
-        list[Annotated[Item, ITEMS]], Field(min_length=1, fail_fast=True), BeforeValidator(items), at_most(MOST_ITEMS)
+        list[Annotated[InputItem, ITEM_UNION]],
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(as_items),
+        max_items(MAX_ITEMS),
     ]
     instructions: str = ""
     max_output_tokens: Count = 0
     temperature: Annotated[float, between(0, 2)] = 1.0
     top_p: Annotated[float, between(0, 1)] = 1.0
     top_logprobs: Annotated[int, between(0, 20)] = 0
-    include: Annotated[list[Includable], at_most(64)] = Field(default_factory=list)
-    text: TextOptions = TextOptions()
-    tools: Annotated[list[Annotated[Tool, OneOf((Tool,))]], Field(fail_fast=True), at_most(MOST_TOOLS)] = Field(
-        default_factory=list
-    )
-    tool_choice: ToolChoice = AnyTool(type="auto")
+    include: Annotated[list[Includable], max_items(64)] = Field(default_factory=list)
+    text: ResponseTextOptions = ResponseTextOptions()
+    tools: Annotated[
+        list[Annotated[ResponseTool, TaggedUnion((ResponseTool,))]], Field(fail_fast=True), max_items(MAX_TOOLS)
+    ] = Field(default_factory=list)
+    tool_choice: ResponseToolChoice = ToolMode(type="auto")
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = ReasoningOptions()
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: ResponseStreamOptions = ResponseStreamOptions()
     # harmless: nothing of the answer depends on them
     max_tool_calls: Count = 0  # of tools that run here, and there are none
-    metadata: Annotated[dict[str, str], at_most(16)] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], max_items(16)] = Field(default_factory=dict)
     prompt_cache_key: str = ""
-    prompt_cache_options: PromptCacheOptions = PromptCacheOptions()
+    prompt_cache_options: ResponseCacheOptions = ResponseCacheOptions()
     prompt_cache_retention: Literal["", "in_memory", "24h"] = ""
     safety_identifier: str = ""
     service_tier: str = ""

@@ -10,16 +10,25 @@ from typing import Any, TypeVar, get_args
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ....concurrency.outcome import on_thread
+from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
-from ....text.pipelines import Scores
-from ....text.similarity import cosines
+from ....text.encoder_outputs import ScoreOutput
+from ....text.similarity import cosine_similarities
 from ....text.tokenization import Decoding
-from ...shared.dialect import Dialect, Wire, about, body, permitted, server, takes, visit
-from ...shared.encoding_calls import every, read, size_of, spelled, written
-from ...shared.json_body import received, sized, value_of
-from ...shared.streaming import JsonResponse, Parts, answer
+from ...shared.dialect import (
+    Dialect,
+    Wire,
+    authorized_models,
+    describe_body,
+    read_body,
+    record_model,
+    request_context,
+    server,
+)
+from ...shared.encoding_calls import collect_replies, json_response, reply_response, reply_size, start_replies
+from ...shared.json_body import parse_body, receive_body, run_by_size
+from ...shared.streaming import JsonResponse, PartsResponse, run_while_connected
 from ..tokens import routes as tokens
 from .wire import (
     DecodeRequest,
@@ -27,158 +36,174 @@ from .wire import (
     EmbedRequest,
     EmbedSparseRequest,
     PredictRequest,
-    RerankRequest,
     SimilarityRequest,
+    TeiRerankRequest,
     TokenizeRequest,
     read_embed,
-    read_form,
     read_predict,
-    read_query,
-    read_rerank,
+    read_rerank_pairs,
+    read_rerank_query,
     read_similarity,
+    read_token_form,
 )
 from .write import (
-    STATES,
-    WEIGHTS,
-    status,
-    write_error,
+    SPARSE_WRITER,
+    TOKEN_VECTOR_WRITER,
+    predict_writer,
+    tei_status,
+    vector_writer,
     write_info,
-    write_predict,
-    write_rerank,
+    write_ranks,
+    write_tei_error,
     write_tokenize,
-    write_vectors,
 )
 
 CLASSIFIERS: tuple[Task, ...] = ("classify", "rank")
 EMBEDDERS: tuple[Task, ...] = ("embed",)
-WEIGHERS: tuple[Task, ...] = ("fill",)
+SPARSE_EMBEDDERS: tuple[Task, ...] = ("fill",)
 RANKERS: tuple[Task, ...] = ("rank", "embed")
-READERS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "generate")
+ENCODERS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "generate")
 
 W = TypeVar("W", bound=Wire)
-Work = Callable[[Request, W], Coroutine[Any, Any, Response]]
+RouteWork = Callable[[Request, W], Coroutine[Any, Any, Response]]
 router = APIRouter(tags=["text-embeddings-inference"])
 
 
-def posted(path: str, kind: type[W], summary: str) -> Callable[[Work[W]], Work[W]]:
+def add_post_routes(path: str, kind: type[W], summary: str) -> Callable[[RouteWork[W]], RouteWork[W]]:
     """A route whose body is a `kind`, and the same below a model's name."""
 
-    def routed(work: Work[W]) -> Work[W]:
+    def routed(work: RouteWork[W]) -> RouteWork[W]:
         async def route(request: Request) -> Response:
-            wire = await body(request, kind)
-            return await answer(request, work(request, wire))
+            wire = await read_body(request, kind)
+            return await run_while_connected(request, work(request, wire))
 
         for address, said in ((path, summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
-            router.post(address, openapi_extra=takes(kind), summary=said, name=work.__name__)(route)
+            router.post(address, openapi_extra=describe_body(kind), summary=said, name=work.__name__)(route)
         return work
 
     return routed
 
 
-def named(request: Request, tasks: Collection[Task]) -> Model:
+def find_model(request: Request, tasks: Collection[Task]) -> Model:
     """The model in the path, or the only one that fits."""
-    registry, name = permitted(request), request.path_params.get("name", "")
-    return about(request, registry.resolve(name, tasks) if name else registry.only(tasks))
+    registry, name = authorized_models(request), request.path_params.get("name", "")
+    return record_model(request, registry.resolve(name, tasks) if name else registry.resolve_only(tasks))
 
 
-@posted("/predict", PredictRequest, "The labels of texts, likeliest first.")
+@add_post_routes("/predict", PredictRequest, "The labels of texts, likeliest first.")
 async def predict(request: Request, wire: PredictRequest) -> Response:
-    model = named(request, CLASSIFIERS)
+    model = find_model(request, CLASSIFIERS)
     asked = read_predict(wire)
-    answers = await read(request, wire, model, asked)
-    return await written(request, answers, write_predict(model.labels, wire), len(asked.inputs))
+    answers = await start_replies(request, wire, model, asked)
+    return await reply_response(request, answers, predict_writer(model.labels, wire), len(asked.inputs))
 
 
-@posted("/embed", EmbedRequest, "Texts as vectors.")
+@add_post_routes("/embed", EmbedRequest, "Texts as vectors.")
 async def embed(request: Request, wire: EmbedRequest) -> Response:
-    model, asked = named(request, EMBEDDERS), read_embed(wire)
-    return await written(request, await read(request, wire, model, asked), write_vectors(model), len(asked.inputs))
+    model, asked = find_model(request, EMBEDDERS), read_embed(wire)
+    return await reply_response(
+        request, await start_replies(request, wire, model, asked), vector_writer(model), len(asked.inputs)
+    )
 
 
-@posted("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
+@add_post_routes("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
 async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
-    model, asked = named(request, EMBEDDERS), read_form(wire, "tokens")
-    return await written(request, await read(request, wire, model, asked), STATES, len(asked.inputs))
+    model, asked = find_model(request, EMBEDDERS), read_token_form(wire, "tokens")
+    return await reply_response(
+        request, await start_replies(request, wire, model, asked), TOKEN_VECTOR_WRITER, len(asked.inputs)
+    )
 
 
-@posted("/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that fills in masks (SPLADE).")
+@add_post_routes(
+    "/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that fills in masks (SPLADE)."
+)
 async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
-    model, asked = named(request, WEIGHERS), read_form(wire, "words")
-    return await written(request, await read(request, wire, model, asked), WEIGHTS, len(asked.inputs))
+    model, asked = find_model(request, SPARSE_EMBEDDERS), read_token_form(wire, "words")
+    return await reply_response(
+        request, await start_replies(request, wire, model, asked), SPARSE_WRITER, len(asked.inputs)
+    )
 
 
-@posted("/rerank", RerankRequest, "Texts by how well they answer a query.")
-async def rerank(request: Request, wire: RerankRequest) -> Response:
-    model = named(request, ranking(request))
-    asked = read_rerank(wire) if model.task == "rank" else read_query(wire)
-    answers = await every(await read(request, wire, model, asked), Scores)
+@add_post_routes("/rerank", TeiRerankRequest, "Texts by how well they answer a query.")
+async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
+    model = find_model(request, rerank_tasks(request))
+    asked = read_rerank_pairs(wire) if model.task == "rank" else read_rerank_query(wire)
+    answers = await collect_replies(await start_replies(request, wire, model, asked), ScoreOutput)
 
     def told() -> Any:
-        ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosines(answers)
-        return write_rerank(wire, ranks)
+        ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosine_similarities(answers)
+        return write_ranks(wire, ranks)
 
-    return await spelled(sum(map(size_of, answers)), told)
+    return await json_response(sum(map(reply_size, answers)), told)
 
 
-@posted("/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors.")
+@add_post_routes("/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors.")
 async def similarity(request: Request, wire: SimilarityRequest) -> Response:
-    answers = await every(await read(request, wire, named(request, EMBEDDERS), read_similarity(wire)), Scores)
-    return await spelled(sum(map(size_of, answers)), lambda: cosines(answers))
+    answers = await collect_replies(
+        await start_replies(request, wire, find_model(request, EMBEDDERS), read_similarity(wire)), ScoreOutput
+    )
+    return await json_response(sum(map(reply_size, answers)), lambda: cosine_similarities(answers))
 
 
-LISTED = 600  # bytes for each token that is listed: as the library has it, as an object, and as it is written
-TOKENIZE = takes(TokenizeRequest, *tokens.KINDS)
+TOKEN_ENTRY_BYTES = (
+    600  # bytes for each token that is listed: as the library has it, as an object, and as it is written
+)
+TOKENIZE_BODY = describe_body(TokenizeRequest, *tokens.TOKENIZE_KINDS)
 
 
-@router.post("/tokenize", openapi_extra=TOKENIZE, summary="Texts as tokens: `inputs`, or a `prompt` or `messages`.")
-@router.post("/models/{name:path}/tokenize", openapi_extra=TOKENIZE, summary="The same of one model.")
+@router.post(
+    "/tokenize", openapi_extra=TOKENIZE_BODY, summary="Texts as tokens: `inputs`, or a `prompt` or `messages`."
+)
+@router.post("/models/{name:path}/tokenize", openapi_extra=TOKENIZE_BODY, summary="The same of one model.")
 async def tokenize(request: Request) -> Response:
-    content = await received(request)
-    value = await value_of(content)
-    prompt = tokens.read(value)
+    content = await receive_body(request)
+    value = await parse_body(content)
+    prompt = tokens.read_tokenize(value)
     if prompt is not None:
-        return await answer(request, tokens.tokenized(request, prompt))
-    wire = await sized(len(content), lambda: TokenizeRequest.read(value))
-    return await answer(request, tokenized(request, wire))
+        return await run_while_connected(request, tokens.answer_tokens(request, prompt))
+    wire = await run_by_size(len(content), lambda: TokenizeRequest.read(value))
+    return await run_while_connected(request, answer_tokenize(request, wire))
 
 
-async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
+async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
     texts = [wire.inputs] if isinstance(wire.inputs, str) else wire.inputs
-    model = named(request, described_by_default(request))
-    special, terms = wire.add_special_tokens, visit(request).terms
-    with visit(request).tokenising():
-        encodings = await server(request).text.tokens(model, texts, special=special, terms=terms)
-    claim = visit(request).claim
-    claim.grow(LISTED * sum(map(len, encodings)), "the list of tokens")
+    model = find_model(request, default_tasks(request))
+    special, terms = wire.add_special_tokens, request_context(request).terms
+    with request_context(request).time_tokenising():
+        encodings = await server(request).text.tokenize(model, texts, special=special, terms=terms)
+    claim = request_context(request).claim
+    claim.grow(TOKEN_ENTRY_BYTES * sum(map(len, encodings)), "the list of tokens")
     # a long text has as many entries as tokens: not on the event loop
-    return await on_thread(lambda: Parts(write_tokenize(model, texts, encodings, claim)))
+    return await run_on_thread(lambda: PartsResponse(write_tokenize(model, texts, encodings, claim)))
 
 
-@posted("/decode", DecodeRequest, "Tokens as texts.")
+@add_post_routes("/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
-    model = named(request, described_by_default(request))
+    model = find_model(request, default_tasks(request))
     asked = Decoding(wire.rows, plain=wire.skip_special_tokens)
-    found = await server(request).text.decoded(model, asked, visit(request).claim, visit(request).terms)
-    return await spelled(len(found) + sum(map(len, found)) // 8, lambda: found)
+    found = await server(request).text.decode(
+        model, asked, request_context(request).claim, request_context(request).terms
+    )
+    return await json_response(len(found) + sum(map(len, found)) // 8, lambda: found)
 
 
 @router.get("/info", summary="What the model is, and the limits of the server.")
 @router.get("/models/{name:path}/info", summary="The same of one model.")
 async def info(request: Request) -> Response:
-    model = named(request, described_by_default(request))
+    model = find_model(request, default_tasks(request))
     return JsonResponse(write_info(model, server(request).settings))
 
 
-def ranking(request: Request) -> Collection[Task]:
+def rerank_tasks(request: Request) -> Collection[Task]:
     """A named model may do it either way; without a name it is the only one made for it, or else the only embedder."""
-    made = any(model.task == "rank" for model in permitted(request).models())
+    made = any(model.task == "rank" for model in authorized_models(request).models())
     return ("rank",) if made and "name" not in request.path_params else RANKERS
 
 
-def described_by_default(request: Request) -> Collection[Task]:
+def default_tasks(request: Request) -> Collection[Task]:
     """A named model may be any; without a name it is the only encoder, or the only model if no encoder is served."""
-    encoders = any(model.task in READERS for model in permitted(request).models())
-    return READERS if encoders and "name" not in request.path_params else get_args(Task)
+    encoders = any(model.task in ENCODERS for model in authorized_models(request).models())
+    return ENCODERS if encoders and "name" not in request.path_params else get_args(Task)
 
 
 DIALECT = Dialect(
@@ -187,7 +212,7 @@ DIALECT = Dialect(
         *("/predict", "/embed", "/embed_all", "/embed_sparse", "/rerank", "/similarity", "/tokenize", "/decode"),
         "/info",
     ),
-    error=write_error,
-    status=status,
+    error=write_tei_error,
+    status=tei_status,
     router=router,
 )

@@ -7,52 +7,52 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from ....core.request import Form
-from ....text.inputs import Reading
+from ....core.request import OutputForm
+from ....text.encoder_inputs import EncodingRequest
 from ...shared.dialect import (
-    MOST_IDS,
-    MOST_TEXTS,
+    MAX_IDS,
+    MAX_TEXTS,
     Count,
+    EngineRequest,
     Ids,
-    Neutral,
+    NeutralValues,
     TextsOrIds,
     Wire,
-    Work,
-    at_most,
-    described,
-    flat_or_short,
-    names_of,
-    several,
+    check_text_count,
+    item_paths,
+    max_items,
+    must_be,
+    normalize_inputs,
 )
-from ...shared.head_options import Cutting
+from ...shared.head_options import TruncateOptions
 
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)]
 Pairs = Annotated[
     str | OneOrTwo | Annotated[list[OneOrTwo], Field(fail_fast=True)],
-    described("a string, a pair of strings, or a list of lists of one or two strings"),
-    at_most(MOST_TEXTS),
+    must_be("a string, a pair of strings, or a list of lists of one or two strings"),
+    max_items(MAX_TEXTS),
 ]
 Texts = Annotated[
-    str | Annotated[list[str], Field(fail_fast=True)], described("a string or a list of strings"), at_most(MOST_TEXTS)
+    str | Annotated[list[str], Field(fail_fast=True)], must_be("a string or a list of strings"), max_items(MAX_TEXTS)
 ]
-ManyTexts = Annotated[list[str], Field(fail_fast=True), at_most(MOST_TEXTS)]
+ManyTexts = Annotated[list[str], Field(fail_fast=True), max_items(MAX_TEXTS)]
 
 
-class Many(Work, Cutting):
+class BatchRequest(EngineRequest, TruncateOptions):
     """Of many texts, one that cannot be read may fail alone."""
 
     partial: bool = False
 
 
-class PredictRequest(Many):
-    unsupported: ClassVar[Neutral] = {"parameters": ({},)}
+class PredictRequest(BatchRequest):
+    unsupported: ClassVar[NeutralValues] = {"parameters": ({},)}
 
     inputs: Pairs
     raw_scores: bool = False
 
 
-class EmbedRequest(Many):
-    unsupported: ClassVar[Neutral] = {"encoding_format": ("float",)}
+class EmbedRequest(BatchRequest):
+    unsupported: ClassVar[NeutralValues] = {"encoding_format": ("float",)}
 
     inputs: TextsOrIds
     prompt_name: str = ""
@@ -60,39 +60,39 @@ class EmbedRequest(Many):
     dimensions: Count = 0
 
 
-class EmbedAllRequest(Many):
+class EmbedAllRequest(BatchRequest):
     inputs: TextsOrIds
     prompt_name: str = ""
 
 
-class EmbedSparseRequest(Many):
+class EmbedSparseRequest(BatchRequest):
     inputs: TextsOrIds
     prompt_name: str = ""
 
 
-class RerankRequest(Work, Cutting):
+class TeiRerankRequest(EngineRequest, TruncateOptions):
     query: Annotated[str, Field(min_length=1)]
     texts: ManyTexts
     raw_scores: bool = False
     return_text: bool = False
 
 
-class Compared(Wire):
+class SimilarityInputs(Wire):
     source_sentence: Annotated[str, Field(min_length=1)]
     sentences: ManyTexts
 
 
-class SimilarityParameters(Cutting):
+class SimilarityParameters(TruncateOptions):
     prompt_name: str = ""
 
 
-class SimilarityRequest(Work):
-    inputs: Compared
+class SimilarityRequest(EngineRequest):
+    inputs: SimilarityInputs
     parameters: SimilarityParameters = SimilarityParameters()
 
 
 class TokenizeRequest(Wire):
-    unsupported: ClassVar[Neutral] = {"prompt_name": ()}
+    unsupported: ClassVar[NeutralValues] = {"prompt_name": ()}
 
     inputs: Texts
     add_special_tokens: bool = True
@@ -101,9 +101,9 @@ class TokenizeRequest(Wire):
 class DecodeRequest(Wire):
     ids: Annotated[
         Ids | Annotated[list[Ids], Field(fail_fast=True)],
-        described("a list of token ids or a list of lists of token ids"),
-        BeforeValidator(flat_or_short),
-        at_most(MOST_IDS),
+        must_be("a list of token ids or a list of lists of token ids"),
+        BeforeValidator(check_text_count),
+        max_items(MAX_IDS),
     ]
     skip_special_tokens: bool = True
 
@@ -113,23 +113,23 @@ class DecodeRequest(Wire):
         return [alone] if alone else [row for row in self.ids if isinstance(row, list)]
 
 
-def read_predict(wire: PredictRequest) -> Reading:
+def read_predict(wire: PredictRequest) -> EncodingRequest:
     given = wire.inputs
     alone = [given] if isinstance(given, str) else [part for part in given if isinstance(part, str)]
     rows = [alone] if alone else [part for part in given if isinstance(part, list)]
     inputs = tuple(row[0] if len(row) == 1 else (row[0], row[1]) for row in rows)
-    return Reading(field="inputs", inputs=inputs, raw=wire.raw_scores, truncate=wire.side, partial=wire.partial)
+    return EncodingRequest(field="inputs", inputs=inputs, raw=wire.raw_scores, truncate=wire.side, partial=wire.partial)
 
 
-def is_one(wire: PredictRequest) -> bool:
+def is_single(wire: PredictRequest) -> bool:
     """Whether the inputs are one text or pair, which is answered without a list around it."""
     return isinstance(wire.inputs, str) or any(isinstance(part, str) for part in wire.inputs)
 
 
-def read_embed(wire: EmbedRequest) -> Reading:
-    return Reading(
+def read_embed(wire: EmbedRequest) -> EncodingRequest:
+    return EncodingRequest(
         field="inputs",
-        inputs=several(wire.inputs),
+        inputs=normalize_inputs(wire.inputs),
         raw=not wire.normalize,
         unit=wire.normalize,
         dimensions=wire.dimensions,
@@ -139,10 +139,10 @@ def read_embed(wire: EmbedRequest) -> Reading:
     )
 
 
-def read_form(wire: EmbedAllRequest | EmbedSparseRequest, form: Form) -> Reading:
-    return Reading(
+def read_token_form(wire: EmbedAllRequest | EmbedSparseRequest, form: OutputForm) -> EncodingRequest:
+    return EncodingRequest(
         field="inputs",
-        inputs=several(wire.inputs),
+        inputs=normalize_inputs(wire.inputs),
         form=form,
         prompt=wire.prompt_name,
         truncate=wire.side,
@@ -150,24 +150,24 @@ def read_form(wire: EmbedAllRequest | EmbedSparseRequest, form: Form) -> Reading
     )
 
 
-def read_rerank(wire: RerankRequest) -> Reading:
+def read_rerank_pairs(wire: TeiRerankRequest) -> EncodingRequest:
     """For a model that looks at pairs."""
-    names, pairs = names_of("texts", wire.texts), tuple((wire.query, text) for text in wire.texts)
-    return Reading(field="texts", inputs=pairs, names=names, raw=wire.raw_scores, truncate=wire.side)
+    names, pairs = item_paths("texts", wire.texts), tuple((wire.query, text) for text in wire.texts)
+    return EncodingRequest(field="texts", inputs=pairs, names=names, raw=wire.raw_scores, truncate=wire.side)
 
 
-def read_query(wire: RerankRequest) -> Reading:
+def read_rerank_query(wire: TeiRerankRequest) -> EncodingRequest:
     """For one that does not: the query first."""
-    names = ("query", *names_of("texts", wire.texts))
-    return Reading(field="texts", inputs=(wire.query, *wire.texts), names=names, unit=True, truncate=wire.side)
+    names = ("query", *item_paths("texts", wire.texts))
+    return EncodingRequest(field="texts", inputs=(wire.query, *wire.texts), names=names, unit=True, truncate=wire.side)
 
 
-def read_similarity(wire: SimilarityRequest) -> Reading:
+def read_similarity(wire: SimilarityRequest) -> EncodingRequest:
     """The source first."""
     compared = wire.inputs
-    names = ("inputs.source_sentence", *names_of("inputs.sentences", compared.sentences))
+    names = ("inputs.source_sentence", *item_paths("inputs.sentences", compared.sentences))
     inputs = (compared.source_sentence, *compared.sentences)
     how = wire.parameters
-    return Reading(
+    return EncodingRequest(
         field="inputs.sentences", inputs=inputs, names=names, unit=True, prompt=how.prompt_name, truncate=how.side
     )

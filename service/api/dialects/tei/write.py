@@ -22,17 +22,17 @@ from ....core.errors import (
 )
 from ....core.model import Model
 from ....core.version import VERSION
-from ....resources.request_memory import Claim
+from ....resources.request_memory import MemoryClaim
 from ....text.tokenization import spell_tokens
-from ...shared.encoding_calls import Writing, most_labels, most_numbers
-from ...shared.head_options import MOST_STOPS
-from ...shared.hf_generation import MOST_TRIES
-from ...shared.pipeline_outputs import ranked
-from ...shared.streaming import dumps_sliced, float32
-from .wire import PredictRequest, RerankRequest, is_one
+from ...shared.encoding_calls import ReplyWriter, max_label_bytes, max_vector_bytes
+from ...shared.head_options import MAX_STOPS
+from ...shared.hf_generation import MAX_BEST_OF
+from ...shared.pipeline_outputs import rank_labels
+from ...shared.streaming import as_float32, dumps_sliced
+from .wire import PredictRequest, TeiRerankRequest, is_single
 
 
-def write_error(error: PolyheadError) -> dict[str, Any]:
+def write_tei_error(error: PolyheadError) -> dict[str, Any]:
     return {"error": error.message, "error_type": error_type(error)}
 
 
@@ -50,7 +50,7 @@ def error_type(error: PolyheadError) -> str:
             return "Validation"
 
 
-def status(error: PolyheadError) -> int:
+def tei_status(error: PolyheadError) -> int:
     """A body that is no such object is 422, one that is too much is 413; what the model cannot do, or fails at, 424."""
     match error:
         case StepFailed() | WrongTask():
@@ -63,16 +63,16 @@ def status(error: PolyheadError) -> int:
             return error.status
 
 
-def write_predict(labels: Sequence[str], wire: PredictRequest) -> Writing:
-    return Writing(
-        one=lambda answer: ranked(labels, answer.values),
-        alone=is_one(wire),
-        most=most_labels(labels),
-        error=write_error,
+def predict_writer(labels: Sequence[str], wire: PredictRequest) -> ReplyWriter:
+    return ReplyWriter(
+        write_one=lambda answer: rank_labels(labels, answer.values),
+        is_single=is_single(wire),
+        max_bytes=max_label_bytes(labels),
+        write_error=write_tei_error,
     )
 
 
-def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str, Any]]:
+def write_ranks(wire: TeiRerankRequest, values: Sequence[float]) -> list[dict[str, Any]]:
     ranks = [
         {"index": index, "score": score} | ({"text": text} if wire.return_text else {})
         for index, (text, score) in enumerate(zip(wire.texts, values, strict=True))
@@ -80,17 +80,19 @@ def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str,
     return sorted(ranks, key=lambda rank: -rank["score"])
 
 
-def write_tokenize(model: Model, texts: Sequence[str], encodings: Sequence[Encoding], claim: Claim) -> list[bytes]:
+def write_tokenize(
+    model: Model, texts: Sequence[str], encodings: Sequence[Encoding], claim: MemoryClaim
+) -> list[bytes]:
     """JSON, in parts: a list of tokens for each text.  `claim` grows by the names of its special tokens."""
     parts = list[bytes]()
     for text, encoding in zip(texts, encodings, strict=True):
         special = [id for id, is_special in zip(encoding.ids, encoding.special, strict=True) if is_special]
         names = dict(zip(special, spell_tokens(model, special, claim, "inputs"), strict=True))
-        parts += (b"," if parts else b"[", dumps_sliced(tokens(text, encoding, names)))
+        parts += (b"," if parts else b"[", dumps_sliced(write_tokens(text, encoding, names)))
     return [*parts, b"]"] if parts else [b"[]"]
 
 
-def tokens(text: str, encoding: Encoding, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+def write_tokens(text: str, encoding: Encoding, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     """`names` are those of special tokens."""
     borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
     last = len(text)
@@ -117,15 +119,15 @@ def write_info(model: Model, settings: Settings) -> dict[str, Any]:
         "version": VERSION,
         "sha": None,
         "docker_label": None,
-    } | (generating(model, settings) if model.task == "generate" else {})
+    } | (generation_info(model, settings) if model.task == "generate" else {})
 
 
-def generating(model: Model, settings: Settings) -> dict[str, Any]:
+def generation_info(model: Model, settings: Settings) -> dict[str, Any]:
     """What text-generation-inference says beside that."""
     return {
-        "model_pipeline_tag": "text2text-generation" if model.customs else "text-generation",
-        "max_best_of": MOST_TRIES,
-        "max_stop_sequences": MOST_STOPS,
+        "model_pipeline_tag": "text2text-generation" if model.generation_defaults else "text-generation",
+        "max_best_of": MAX_BEST_OF,
+        "max_stop_sequences": MAX_STOPS,
         "max_input_tokens": model.max_tokens - 1,
         "max_total_tokens": model.max_tokens,
         "validation_workers": settings.tokenizer_threads,
@@ -155,11 +157,18 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"mask_filler": {}}
 
 
-def write_vectors(model: Model) -> Writing:
-    return Writing(one=lambda answer: float32(answer.values), error=write_error, most=most_numbers(model.width))
+def vector_writer(model: Model) -> ReplyWriter:
+    return ReplyWriter(
+        write_one=lambda answer: as_float32(answer.values),
+        write_error=write_tei_error,
+        max_bytes=max_vector_bytes(model.width),
+    )
 
 
-STATES = Writing(one=lambda answer: float32(answer.rows), error=write_error)  # [T, W]
-WEIGHTS = Writing(
-    one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.words), error=write_error
+TOKEN_VECTOR_WRITER = ReplyWriter(
+    write_one=lambda answer: as_float32(answer.rows), write_error=write_tei_error
+)  # [T, W]
+SPARSE_WRITER = ReplyWriter(
+    write_one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.words),
+    write_error=write_tei_error,
 )

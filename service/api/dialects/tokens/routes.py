@@ -10,18 +10,29 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ....concurrency.outcome import on_thread
+from ....concurrency.outcome import run_on_thread
 from ....core.model import Model
 from ....core.request import Task
-from ....resources.request_memory import Claim
-from ....text.chat_prompt import fitted
-from ....text.prompts import Chat
+from ....resources.request_memory import MemoryClaim
+from ....text.chat_prompt import fit_chat
+from ....text.prompts import ChatMessages
 from ....text.tokenization import Decoding, spell_tokens
-from ...shared.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, permitted, server, takes, visit
-from ...shared.streaming import Parts, answer, dumps_sliced
+from ...shared.dialect import (
+    MAX_IDS,
+    TokenId,
+    Wire,
+    authorized_models,
+    describe_body,
+    max_items,
+    read_body,
+    record_model,
+    request_context,
+    server,
+)
+from ...shared.streaming import PartsResponse, dumps_sliced, run_while_connected
 from ..openai.wire import ChatRequest, read_chat
 
-ALL = get_args(Task)
+ALL_TASKS = get_args(Task)
 router = APIRouter(tags=["tokens"])
 
 
@@ -43,75 +54,83 @@ class ConversationRequest(ChatRequest):
 
 class DetokenizeRequest(Wire):
     model: str = ""
-    tokens: Annotated[list[TokenId], Field(fail_fast=True), at_most(MOST_IDS)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True), max_items(MAX_IDS)]
 
 
-Prompted = PromptRequest | ConversationRequest
-KINDS = (PromptRequest, ConversationRequest)
+TokenizeInput = PromptRequest | ConversationRequest
+TOKENIZE_KINDS = (PromptRequest, ConversationRequest)
 
 
-def read(value: Any) -> Prompted | None:
+def read_tokenize(value: Any) -> TokenizeInput | None:
     """None if what came is of neither kind."""
     if isinstance(value, dict) and "messages" in value:
         return ConversationRequest.read(value)
     return PromptRequest.read(value) if isinstance(value, dict) and "prompt" in value else None
 
 
-async def tokenized(request: Request, wire: Prompted) -> Response:
+async def answer_tokens(request: Request, wire: TokenizeInput) -> Response:
     """What POST /tokenize answers."""
-    model = named(request, wire.model)
-    with visit(request).tokenising():
-        _, ids = await prompted(request, model, wire)
+    model = find_model(request, wire.model)
+    with request_context(request).time_tokenising():
+        _, ids = await encode_prompt(request, model, wire)
     # a long text has as many entries as tokens: not on the event loop
-    claim = visit(request).claim
-    return await on_thread(lambda: Parts([dumps_sliced(write_tokens(model, wire, ids, claim))]))
+    claim = request_context(request).claim
+    return await run_on_thread(lambda: PartsResponse([dumps_sliced(write_tokens(model, wire, ids, claim))]))
 
 
-async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
+async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> tuple[str, list[int]]:
     """Its text and its tokens.  A template has written the special ones itself."""
-    text, terms = server(request).text, visit(request).terms
+    text, terms = server(request).text, request_context(request).terms
     if isinstance(wire, PromptRequest):
-        return await text.prompted(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
-    [chat] = fitted(read_chat(wire), model).prompts
-    assert isinstance(chat, Chat), "a conversation"
-    return await text.prompted(model, chat, "messages", special=False, terms=terms)
+        return await text.render_prompt(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
+    [chat] = fit_chat(read_chat(wire), model).prompts
+    assert isinstance(chat, ChatMessages), "a conversation"
+    return await text.render_prompt(model, chat, "messages", special=False, terms=terms)
 
 
-def named(request: Request, name: str) -> Model:
+def find_model(request: Request, name: str) -> Model:
     """The model in the path, or in the body."""
-    return about(request, permitted(request).resolve(request.path_params.get("name", "") or name, ALL))
+    return record_model(
+        request, authorized_models(request).resolve(request.path_params.get("name", "") or name, ALL_TASKS)
+    )
 
 
-def write_tokens(model: Model, wire: Prompted, ids: list[int], claim: Claim) -> dict[str, Any]:
+def write_tokens(model: Model, wire: TokenizeInput, ids: list[int], claim: MemoryClaim) -> dict[str, Any]:
     field = "prompt" if isinstance(wire, PromptRequest) else "messages"
     pieces = spell_tokens(model, ids, claim, field) if wire.return_token_strs else None
     return {"count": len(ids), "max_model_len": model.max_tokens, "tokens": ids, "token_strs": pieces}
 
 
-@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), summary="Tokens as a text, special ones too.")
+@router.post(
+    "/detokenize", openapi_extra=describe_body(DetokenizeRequest), summary="Tokens as a text, special ones too."
+)
 async def detokenize(request: Request) -> Response:
-    wire = await body(request, DetokenizeRequest)
-    return await answer(request, detokenized(request, wire))
+    wire = await read_body(request, DetokenizeRequest)
+    return await run_while_connected(request, answer_detokenize(request, wire))
 
 
-async def detokenized(request: Request, wire: DetokenizeRequest) -> Response:
-    model, terms = named(request, wire.model), visit(request).terms
+async def answer_detokenize(request: Request, wire: DetokenizeRequest) -> Response:
+    model, terms = find_model(request, wire.model), request_context(request).terms
     asked = Decoding([wire.tokens], "tokens")
-    [text] = await server(request).text.decoded(model, asked, visit(request).claim, terms)
-    return await on_thread(lambda: Parts([dumps_sliced({"prompt": text})]))
+    [text] = await server(request).text.decode(model, asked, request_context(request).claim, terms)
+    return await run_on_thread(lambda: PartsResponse([dumps_sliced({"prompt": text})]))
 
 
 @router.post(
-    "/v1/chat/template", openapi_extra=takes(ConversationRequest), summary="The prompt that a conversation becomes."
+    "/v1/chat/template",
+    openapi_extra=describe_body(ConversationRequest),
+    summary="The prompt that a conversation becomes.",
 )
 async def template(request: Request) -> Response:
-    wire = await body(request, ConversationRequest)
-    return await answer(request, templated(request, wire))
+    wire = await read_body(request, ConversationRequest)
+    return await run_while_connected(request, answer_template(request, wire))
 
 
-async def templated(request: Request, wire: ConversationRequest) -> Response:
-    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
-    with visit(request).tokenising():
-        text, ids = await prompted(request, model, wire)
-    claim = visit(request).claim
-    return await on_thread(lambda: Parts([dumps_sliced({"prompt": text, **write_tokens(model, wire, ids, claim)})]))
+async def answer_template(request: Request, wire: ConversationRequest) -> Response:
+    model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
+    with request_context(request).time_tokenising():
+        text, ids = await encode_prompt(request, model, wire)
+    claim = request_context(request).claim
+    return await run_on_thread(
+        lambda: PartsResponse([dumps_sliced({"prompt": text, **write_tokens(model, wire, ids, claim)})])
+    )

@@ -15,8 +15,8 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.admission import LONGEST_WAIT, REMEMBERED, Admission, Bounds
-from polyhead.service.api.access.app_state import Server
+from polyhead.service.api.access.admission import MAX_WAIT_S, RATE_SAMPLES, Admission, AdmissionLimits
+from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.core.errors import BadRequest, Overloaded, Unavailable
 from polyhead.service.core.model import Model
@@ -37,8 +37,8 @@ def judge(tiny_classifier: Path) -> Model:
     return model(tiny_classifier, "judge", "classify", labels=("bad", "good"))
 
 
-def server_of(app: FastAPI) -> Server:
-    return cast(Server, app.state.server)
+def server_of(app: FastAPI) -> AppState:
+    return cast(AppState, app.state.server)
 
 
 def engine_of(app: FastAPI) -> Idle:
@@ -81,7 +81,7 @@ def test_over_the_bound_is_429_before_the_body_is_read(talker: Model) -> None:
     openai, tei = asyncio.run(run())
     for one in (openai, tei):
         assert one.sent[0]["status"] == 429
-        assert 1 <= int(dict(one.sent[0]["headers"])[b"retry-after"]) <= LONGEST_WAIT
+        assert 1 <= int(dict(one.sent[0]["headers"])[b"retry-after"]) <= MAX_WAIT_S
     assert orjson.loads(openai.body)["error"]["code"] == "overloaded"
     assert orjson.loads(tei.body) == {
         "error": orjson.loads(openai.body)["error"]["message"],
@@ -94,7 +94,7 @@ def test_over_the_bound_is_429_before_the_body_is_read(talker: Model) -> None:
 
 def test_looking_takes_no_place(talker: Model) -> None:
     app = application(Registry([talker], echo), max_requests=1)
-    with server_of(app).admission.admitted():
+    with server_of(app).admission.admit():
         assert ask(app, ("/v1/models", None))[0].status_code == 200
         assert ask(app, ("/v1/completions", GO_ON))[0].status_code == 429
     assert ask(app, ("/v1/completions", GO_ON))[0].status_code == 200
@@ -111,13 +111,13 @@ def test_while_draining_nobody_is_let_in(talker: Model) -> None:
 
 
 def test_a_place_is_given_back_whatever_happens() -> None:
-    admission = Admission(Bounds(1, PLENTY), Idle())
-    with pytest.raises(ZeroDivisionError), admission.admitted():
+    admission = Admission(AdmissionLimits(1, PLENTY), Idle())
+    with pytest.raises(ZeroDivisionError), admission.admit():
         raise ZeroDivisionError
     assert admission.in_flight == 0
     admission.close()
     with pytest.raises(Unavailable):
-        admission.admitted().__enter__()
+        admission.admit().__enter__()
 
 
 # Tokens
@@ -154,21 +154,21 @@ def test_a_call_that_goes_over_the_bound_is_refused_once_it_is_tokens(talker: Mo
 
 
 def test_one_key_cannot_take_all_places() -> None:
-    admission = Admission(Bounds(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), Idle(), {"a", "b"})
     with ExitStack() as inside:
         for _ in range(4):
-            inside.enter_context(admission.admitted("a"))
+            inside.enter_context(admission.admit("a"))
         with pytest.raises(Overloaded, match="4 requests for this key are in flight"):
-            inside.enter_context(admission.admitted("a"))
+            inside.enter_context(admission.admit("a"))
         for _ in range(4):
-            inside.enter_context(admission.admitted("b"))
+            inside.enter_context(admission.admit("b"))
         with pytest.raises(Overloaded, match="8 requests are in flight"):
-            inside.enter_context(admission.admitted("b"))
+            inside.enter_context(admission.admit("b"))
 
 
 def test_one_key_cannot_take_all_tokens() -> None:
     load = Idle()
-    admission = Admission(Bounds(8, 100, share=0.5), load, {"a", "b"})
+    admission = Admission(AdmissionLimits(8, 100, share=0.5), load, {"a", "b"})
     load.tokens, load.owned = 40, {"a": 40}
     with pytest.raises(Overloaded, match="40 tokens for this key are in flight, with 11 more they are over 50"):
         admission.check_tokens("a", 11)
@@ -176,16 +176,16 @@ def test_one_key_cannot_take_all_tokens() -> None:
     admission.check_tokens("b", 60)  # with none of its own one call is let in
     load.tokens, load.owned = 50, {"a": 50}
     with pytest.raises(Overloaded, match="50 tokens for this key are in flight"):
-        admission.admitted("a").__enter__()
-    with admission.admitted("b"):
+        admission.admit("a").__enter__()
+    with admission.admit("b"):
         pass
 
 
 def test_a_single_key_has_all() -> None:
-    admission = Admission(Bounds(8, 100, share=0.5), Idle(), {"default"})
+    admission = Admission(AdmissionLimits(8, 100, share=0.5), Idle(), {"default"})
     with ExitStack() as inside:
         for _ in range(8):
-            inside.enter_context(admission.admitted("default"))
+            inside.enter_context(admission.admit("default"))
 
 
 def test_one_clients_thousand_do_not_shut_out_another(talker: Model) -> None:
@@ -221,48 +221,48 @@ class Hand:
 
 def test_the_wait_is_computed_from_the_rate_of_late() -> None:
     clock = Hand()
-    admission = Admission(Bounds(8, PLENTY), Idle(), clock=clock)
+    admission = Admission(AdmissionLimits(8, PLENTY), Idle(), clock=clock)
     with ExitStack() as inside:
-        inside.enter_context(admission.admitted())
-        for _ in range(2 * REMEMBERED):
+        inside.enter_context(admission.admit())
+        for _ in range(2 * RATE_SAMPLES):
             clock.now += 0.5
-            with admission.admitted():
+            with admission.admit():
                 pass
-        assert admission.wait() == 1  # one in flight, two a second leave
+        assert admission.estimate_wait() == 1  # one in flight, two a second leave
         for _ in range(7):
-            inside.enter_context(admission.admitted())
+            inside.enter_context(admission.admit())
         with pytest.raises(Overloaded) as caught:
-            inside.enter_context(admission.admitted())
+            inside.enter_context(admission.admit())
         assert caught.value.retry_after == 4  # eight in flight
         clock.now += 1000
-        assert admission.wait() == LONGEST_WAIT
+        assert admission.estimate_wait() == MAX_WAIT_S
 
 
 def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
     clock = Hand()
-    admission = Admission(Bounds(1, PLENTY), Idle(), clock=clock)
-    with admission.admitted():
-        assert admission.wait() == 1
+    admission = Admission(AdmissionLimits(1, PLENTY), Idle(), clock=clock)
+    with admission.admit():
+        assert admission.estimate_wait() == 1
         clock.now += 5
-        assert admission.wait() == 5
+        assert admission.estimate_wait() == 5
 
 
 def test_after_a_pause_the_rate_is_measured_anew() -> None:
     clock = Hand()
-    admission = Admission(Bounds(1, PLENTY), Idle(), clock=clock)
+    admission = Admission(AdmissionLimits(1, PLENTY), Idle(), clock=clock)
     for _ in range(10):
-        with admission.admitted():
+        with admission.admit():
             clock.now += 10
     clock.now += 3600
-    with admission.admitted():
+    with admission.admit():
         clock.now += 2
-        assert admission.wait() == 2
+        assert admission.estimate_wait() == 2
 
 
 def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> None:
     """A request of so many tokens comes and goes."""
-    with admission.admitted(owner):
-        admission.take(owner, each)
+    with admission.admit(owner):
+        admission.add_submitted(owner, each)
         load.tokens += each
         load.owned[owner] = load.tokens_of(owner) + each
         load.tokens -= each
@@ -271,9 +271,9 @@ def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> Non
 
 def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
     clock, load = Hand(), Idle()
-    admission = Admission(Bounds(100, 1000), load, clock=clock)
-    with admission.admitted():
-        admission.take("", 900)
+    admission = Admission(AdmissionLimits(100, 1000), load, clock=clock)
+    with admission.admit():
+        admission.add_submitted("", 900)
         load.tokens = 900
         for _ in range(10):  # ten a second, 100 tokens a second: requests would have to wait for 1 s only
             clock.now += 0.1
@@ -282,9 +282,9 @@ def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
             admission.check_tokens("", 101)
         assert caught.value.retry_after == 9  # 900 in flight
         load.tokens += 100
-        admission.take("", 100)
+        admission.add_submitted("", 100)
         with pytest.raises(Overloaded) as caught:
-            admission.admitted().__enter__()
+            admission.admit().__enter__()
         assert caught.value.retry_after == 10
         load.tokens = 500  # half of the long one's have gone: 600 in this second
         with pytest.raises(Overloaded) as caught:
@@ -294,17 +294,17 @@ def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
 
 def test_who_is_over_the_share_waits_for_the_own_ones() -> None:
     clock, load = Hand(), Idle()
-    admission = Admission(Bounds(8, PLENTY, share=0.5), load, {"a", "b"}, clock)
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), load, {"a", "b"}, clock)
     with ExitStack() as inside:
         for _ in range(4):
-            inside.enter_context(admission.admitted("a"))
-        for _ in range(REMEMBERED):
+            inside.enter_context(admission.admit("a"))
+        for _ in range(RATE_SAMPLES):
             clock.now += 0.25
-            with admission.admitted("b"):  # four a second leave, but none of them is ours
+            with admission.admit("b"):  # four a second leave, but none of them is ours
                 pass
         with pytest.raises(Overloaded) as caught:
-            inside.enter_context(admission.admitted("a"))
-    assert caught.value.retry_after == LONGEST_WAIT
+            inside.enter_context(admission.admit("a"))
+    assert caught.value.retry_after == MAX_WAIT_S
 
 
 # Deadlines and priorities
@@ -436,7 +436,7 @@ def test_nothing_is_submitted_after_the_deadline(talker: Model, monkeypatch: pyt
 
 def too_many(content: bytes) -> bool:
     try:
-        body.read(content)
+        body.parse_json(content)
     except BadRequest:
         return True
     return False
@@ -455,11 +455,11 @@ def too_many(content: bytes) -> bool:
 def test_values_are_counted_and_text_is_none(
     monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, found: int
 ) -> None:
-    monkeypatch.setattr(body, "SLICE", size)
+    monkeypatch.setattr(body, "SCAN_BYTES", size)
     orjson.loads(content)
-    monkeypatch.setattr(body, "MOST_VALUES", found)
+    monkeypatch.setattr(body, "MAX_VALUES", found)
     assert not too_many(content)
-    monkeypatch.setattr(body, "MOST_VALUES", found - 1)
+    monkeypatch.setattr(body, "MAX_VALUES", found - 1)
     assert too_many(content)
 
 
@@ -469,7 +469,7 @@ def test_a_body_of_brackets_is_refused_before_it_is_lists(talker: Model, monkeyp
     monkeypatch.setattr(body.orjson, "loads", None)  # it would make them
     [answer] = ask(app, ("/v1/completions", brackets))
     assert answer.status_code == 400
-    assert f"the body: has more than {body.MOST_VALUES} values" in answer.json()["error"]["message"]
+    assert f"the body: has more than {body.MAX_VALUES} values" in answer.json()["error"]["message"]
 
 
 def test_a_long_text_full_of_commas_is_one_value(talker: Model) -> None:

@@ -14,13 +14,13 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from polyhead.service.api.access.auth import ACCESS, access
-from polyhead.service.api.access.authorized_models import Permitted, Resolver
-from polyhead.service.api.app import owner
+from polyhead.service.api.access.auth import ACCESS_RULES, required_access
+from polyhead.service.api.access.authorized_models import AuthorizedModels, Resolver
+from polyhead.service.api.app import find_dialect
 from polyhead.service.config.keys import SCOPES, Key
 from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
-from polyhead.service.core.model import Model, State
-from polyhead.service.runtime.model_resolver import Offer
+from polyhead.service.core.model import LoadState, Model
+from polyhead.service.runtime.model_resolver import ModelResolver
 from tests.support.scripted import Connection, Registry, application, ask, echo, model
 
 TALK = [{"role": "user", "content": "The fox"}]
@@ -80,7 +80,7 @@ def bearer(key: str) -> dict[str, str]:
 def message(path: str, answer: httpx.Response) -> str:
     """What an error says, in the shape of the dialect that owns the path, and nothing else."""
     said = answer.json()
-    match owner(path).name:
+    match find_dialect(path).name:
         case "Anthropic":
             assert said.keys() == {"type", "error"}
             kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -108,7 +108,7 @@ def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: Fast
     """A new route is decided about here, by whoever adds it."""
     public = {"/", "/livez", "/startupz", "/readyz", "/health", "/docs", "/docs/{name}"}
     public |= {"/v2/health/live", "/v2/health/ready", "/web/{name}"}
-    found = {(method, route.path): access(route.path, method) for method, route in routes(app)}
+    found = {(method, route.path): required_access(route.path, method) for method, route in routes(app)}
     assert {path for (method, path), kind in found.items() if kind == "public"} == public
     for (method, path), kind in found.items():
         if kind == "public":
@@ -119,7 +119,7 @@ def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: Fast
             assert kind == "metrics"
         else:
             assert kind == ("models" if method in ("GET", "HEAD") else "inference"), (method, path)
-    prefixes = {line.rpartition(" ")[2] for line in ACCESS}
+    prefixes = {line.rpartition(" ")[2] for line in ACCESS_RULES}
     used = {prefix for prefix in prefixes for _, path in found if path == prefix or path.startswith(f"{prefix}/")}
     assert used == prefixes, "no line of the table is about nothing"
 
@@ -127,7 +127,7 @@ def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: Fast
 def test_every_route_with_no_key_a_wrong_one_one_of_other_scopes_and_its_own(app: FastAPI) -> None:
     probed = 0
     for method, route in routes(app):
-        path, kind = route.path.replace(":path", "").format(**FILL), access(route.path, method)
+        path, kind = route.path.replace(":path", "").format(**FILL), required_access(route.path, method)
         keys = ({}, bearer("wrong"), bearer(f"no-{kind}"), bearer("all"))
         answers = asked(app, *((method, path, headers) for headers in keys))
         statuses = [answer.status_code for answer in answers]
@@ -282,7 +282,7 @@ def test_the_only_model_is_not_for_everybody(served: list[Model], tmp_path: Path
 
 def test_every_route_that_asks_a_model_is_tried_above(app: FastAPI) -> None:
     tried = {route.path for path in (*BODIES, *NAMELESS) for route in matching(app, "POST", path)}
-    every = {r.path for m, r in routes(app) if m == "POST" and access(r.path, m) == "inference"}
+    every = {r.path for m, r in routes(app) if m == "POST" and required_access(r.path, m) == "inference"}
     assert every == tried
 
 
@@ -338,26 +338,26 @@ def test_while_models_load_a_key_is_not_told_their_names(served: list[Model]) ->
     def unavailable(name: str) -> PolyheadError:
         return Unavailable(f"{name} is not ready yet", retry_after=7)
 
-    offer = Offer({"open": State("ready", 1.0), "shut": State("loading")}, served[:1], unavailable)
+    offer = ModelResolver({"open": LoadState("ready", 1.0), "shut": LoadState("loading")}, served[:1], unavailable)
     with pytest.raises(Unavailable, match="not all models are loaded yet") as caught:
-        Permitted(cast(Resolver, offer), Key("some", models=("open",))).only(["generate"])
+        AuthorizedModels(cast(Resolver, offer), Key("some", models=("open",))).resolve_only(["generate"])
     assert caught.value.retry_after == 7
     with pytest.raises(Unavailable, match="shut is not ready yet"):
-        Permitted(cast(Resolver, offer), Key("all")).only(["generate"])
+        AuthorizedModels(cast(Resolver, offer), Key("all")).resolve_only(["generate"])
 
 
 @pytest.mark.parametrize("name", ["", "default", "dummy", "tei", "tgi"])
 def test_a_placeholder_opens_no_model_that_the_key_may_not_use(served: list[Model], name: str) -> None:
     model = served[0]
 
-    def permitted(offer: Offer, *names: str) -> Permitted:
-        return Permitted(cast(Resolver, offer), Key("some", models=names))
+    def permitted(offer: ModelResolver, *names: str) -> AuthorizedModels:
+        return AuthorizedModels(cast(Resolver, offer), Key("some", models=names))
 
     def unavailable(name: str) -> PolyheadError:
         return Unavailable(f"{name} is not ready yet", retry_after=7)
 
-    ready = Offer({model.name: State("ready", 1.0)}, [model], unavailable)
-    loading = Offer({model.name: State("loading")}, [], unavailable)
+    ready = ModelResolver({model.name: LoadState("ready", 1.0)}, [model], unavailable)
+    loading = ModelResolver({model.name: LoadState("loading")}, [], unavailable)
     tasks = [model.task]
     for offer in (ready, loading):
         with pytest.raises(Forbidden) as caught:
@@ -366,7 +366,7 @@ def test_a_placeholder_opens_no_model_that_the_key_may_not_use(served: list[Mode
     assert permitted(ready, model.name).resolve(name, tasks) is model
     with pytest.raises(Unavailable):
         permitted(loading, model.name).resolve(name, tasks)
-    alias = Offer({model.name: State("ready", 1.0)}, [model], unavailable, {name: model.name})
+    alias = ModelResolver({model.name: LoadState("ready", 1.0)}, [model], unavailable, {name: model.name})
     if name:
         assert permitted(alias, name).resolve(name, tasks) is model
 

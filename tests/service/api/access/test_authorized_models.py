@@ -17,7 +17,7 @@ import pytest
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.server import process
 from polyhead.service.server.assembly import assemble
-from polyhead.service.server.process import bound
+from polyhead.service.server.process import bind_socket
 from tests.support.processes import Process
 from tests.support.scripted import Registry, application, echo
 
@@ -180,8 +180,8 @@ def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
 ) -> None:
     app = application(Registry([], echo), api_key=key)
     app.state.stop = None
-    with closing(bound(host, 0)) as listener, caplog.at_level(logging.INFO, "polyhead"):
-        process.Process(Settings(host=host), app, listener).announce()
+    with closing(bind_socket(host, 0)) as listener, caplog.at_level(logging.INFO, "polyhead"):
+        process.ServerProcess(Settings(host=host), app, listener).log_address()
     assert f"{whom}; loading models" in caplog.text
     assert ("no key is asked for: whoever reaches it may use the models" in caplog.text) is warned
 

@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 
-from polyhead.service.api.access.origins import FORM_TYPES, METHODS, Origins
-from polyhead.service.api.app import owner
-from polyhead.service.config.flags import parse
-from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.core.errors import Misdirected
+from polyhead.service.api.access.origins import ALLOWED_METHODS, FORM_TYPES, OriginPolicy
+from polyhead.service.api.app import find_dialect
+from polyhead.service.config.flags import parse_flags
+from polyhead.service.config.settings import Settings, SettingsError, read_settings
+from polyhead.service.core.errors import MisdirectedRequest
 from polyhead.service.core.model import Model
 from tests.service.api.test_app import call, routes, server_of
 from tests.support.processes import Process
@@ -65,7 +65,7 @@ def every_route(app: FastAPI) -> Iterator[tuple[str, str]]:
 def message(path: str, answer: httpx.Response) -> str:
     """What an error says in the shape of the dialect that owns the path."""
     said = answer.json()
-    match owner(path).name:
+    match find_dialect(path).name:
         case "rerank":
             return str(said["message"])
         case "OpenAI" | "OpenAI responses" | "Anthropic":
@@ -178,14 +178,14 @@ def scope(address: str) -> dict[str, Any]:
 
 
 def test_a_server_of_the_network_answers_to_any_name_unless_some_are_allowed() -> None:
-    anywhere = Origins(Settings())
-    anywhere.listen("0.0.0.0", "0.0.0.0")
+    anywhere = OriginPolicy(Settings())
+    anywhere.add_bound_address("0.0.0.0", "0.0.0.0")
     anywhere.check_host(Headers({"host": "whatever:1"}), scope("10.1.2.3"))
-    anything = Origins(Settings(allowed_hosts=("*",)))
-    anything.listen("127.0.0.1", "127.0.0.1")
+    anything = OriginPolicy(Settings(allowed_hosts=("*",)))
+    anything.add_bound_address("127.0.0.1", "127.0.0.1")
     anything.check_host(Headers({"host": "whatever:1"}), scope("127.0.0.1"))
-    bound = Origins(Settings())
-    bound.listen("my-machine", "127.0.1.1")
+    bound = OriginPolicy(Settings())
+    bound.add_bound_address("my-machine", "127.0.1.1")
     bound.check_host(Headers({"host": "My-Machine:8000"}), scope("127.0.1.1"))
 
 
@@ -194,10 +194,10 @@ def test_a_server_of_the_network_answers_to_any_name_unless_some_are_allowed() -
     [("10.1.2.3", "10.1.2.3:8000"), ("::ffff:10.1.2.3", "10.1.2.3:8000"), ("fd00::3", "[fd00::3]:8000")],
 )
 def test_probes_that_ask_a_pod_by_its_address_are_answered(address: str, host: str) -> None:
-    origins = Origins(Settings(allowed_hosts=("models.example.com",)))
-    origins.listen("0.0.0.0", "0.0.0.0")
+    origins = OriginPolicy(Settings(allowed_hosts=("models.example.com",)))
+    origins.add_bound_address("0.0.0.0", "0.0.0.0")
     origins.check_host(Headers({"host": host}), scope(address))
-    with pytest.raises(Misdirected):
+    with pytest.raises(MisdirectedRequest):
         origins.check_host(Headers({"host": host}), scope("10.9.9.9"))
 
 
@@ -288,7 +288,7 @@ def test_a_preflight_is_answered_without_key_place_or_route(talker: Model) -> No
         answer = preflight(app, FRIEND, path)
         assert (answer.status_code, answer.content) == (204, b"")
         assert shared(answer)
-        assert answer.headers["access-control-allow-methods"] == METHODS
+        assert answer.headers["access-control-allow-methods"] == ALLOWED_METHODS
         assert answer.headers["access-control-allow-headers"] == ASK["Access-Control-Request-Headers"]
         assert answer.headers["access-control-max-age"] == "7200"
         assert answer.headers["vary"] == "Origin"
@@ -426,7 +426,7 @@ def test_other_types_are_read_as_before(app: FastAPI, kind: str) -> None:
 
 
 def settings(*flags: str) -> Mapping[str, Any]:
-    return read(parse(flags)).model_dump()
+    return read_settings(parse_flags(flags)).model_dump()
 
 
 def test_lists_are_read_from_a_line_and_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

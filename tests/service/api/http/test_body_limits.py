@@ -12,9 +12,9 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from polyhead.service.api.access.admission import Admission, Bounds
-from polyhead.service.api.access.app_state import Server
-from polyhead.service.api.http.body_limits import STRIDE, WHOLE, Receiving
+from polyhead.service.api.access.admission import Admission, AdmissionLimits
+from polyhead.service.api.access.app_state import AppState
+from polyhead.service.api.http.body_limits import FULL_BODIES, PROGRESS_BYTES, IncomingBodies
 from polyhead.service.core.errors import Overloaded, SlowBody
 from polyhead.service.core.model import Model
 from tests.support.processes import Process
@@ -75,7 +75,7 @@ def test_bodies_that_are_not_whole_take_no_place(tiny_generator: Path) -> None:
 
 def test_the_place_is_taken_when_the_body_is_whole(tiny_generator: Path) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], lambda *_: [WAIT]), max_requests=1)
-    admission = cast(Server, app.state.server).admission
+    admission = cast(AppState, app.state.server).admission
     body = orjson.dumps(TALK)
 
     async def run() -> list[Connection]:
@@ -113,17 +113,17 @@ def test_a_route_that_reads_no_body_takes_no_place(tiny_generator: Path) -> None
 
 
 def test_shares_of_keys_count_whole_bodies() -> None:
-    admission = Admission(Bounds(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), Idle(), {"a", "b"})
     with ExitStack() as held:
-        places = [held.enter_context(admission.arriving("a")) for _ in range(20)]
+        places = [held.enter_context(admission.open_permit("a")) for _ in range(20)]
         for place in places[:4]:
-            place.take()
+            place.acquire()
         with pytest.raises(Overloaded, match="4 requests for this key are in flight"):
-            places[4].take()
+            places[4].acquire()
         with pytest.raises(Overloaded, match="4 requests for this key are in flight"):
-            held.enter_context(admission.arriving("a"))
+            held.enter_context(admission.open_permit("a"))
         for _ in range(4):
-            held.enter_context(admission.admitted("b"))
+            held.enter_context(admission.admit("b"))
         assert (admission.in_flight, admission.unfinished) == (8, 24)
     assert (admission.in_flight, admission.unfinished) == (0, 0)
 
@@ -132,47 +132,47 @@ def test_shares_of_keys_count_whole_bodies() -> None:
 
 
 def test_the_slowest_is_the_one_without_progress_for_longest() -> None:
-    receiving = Receiving(10 * STRIDE)
+    receiving = IncomingBodies(10 * PROGRESS_BYTES)
     with ExitStack() as held:
-        stalled, steady, dripping = bodies = [held.enter_context(receiving.receive()) for _ in range(3)]
-        receiving.grow(stalled, 4 * STRIDE)
+        stalled, steady, dripping = bodies = [held.enter_context(receiving.open_body()) for _ in range(3)]
+        receiving.add_bytes(stalled, 4 * PROGRESS_BYTES)
         for body in (dripping, steady):
-            receiving.grow(body, STRIDE)
+            receiving.add_bytes(body, PROGRESS_BYTES)
         for _ in range(100):
-            receiving.grow(dripping, 1)
-        receiving.grow(steady, STRIDE)
+            receiving.add_bytes(dripping, 1)
+        receiving.add_bytes(steady, PROGRESS_BYTES)
         for expected in (stalled, dripping, steady):
-            assert not expected.given_up
-            receiving.give_up_slowest()
-            assert expected.given_up
-        assert (receiving.held, len(receiving), receiving.ending) == (0, 0, 3)
+            assert not expected.is_aborted
+            receiving.abort_slowest()
+            assert expected.is_aborted
+        assert (receiving.held_bytes, len(receiving), receiving.aborted_count) == (0, 0, 3)
         for body in bodies:
             with pytest.raises(SlowBody):
-                receiving.grow(body, 1)
-        assert receiving.held == 0
-    assert receiving.ending == 0
+                receiving.add_bytes(body, 1)
+        assert receiving.held_bytes == 0
+    assert receiving.aborted_count == 0
 
 
 def test_bytes_of_all_bodies_are_bounded() -> None:
-    receiving = Receiving(10 * STRIDE)
+    receiving = IncomingBodies(10 * PROGRESS_BYTES)
     with ExitStack() as held:
         bodies = []
         for _ in range(20):
-            bodies.append(held.enter_context(receiving.receive()))
-            receiving.grow(bodies[-1], STRIDE)
-            assert receiving.held <= 10 * STRIDE
+            bodies.append(held.enter_context(receiving.open_body()))
+            receiving.add_bytes(bodies[-1], PROGRESS_BYTES)
+            assert receiving.held_bytes <= 10 * PROGRESS_BYTES
         assert [body.given_up for body in bodies] == [True] * 10 + [False] * 10
-        receiving.end(bodies[10])
-        receiving.grow(bodies[11], STRIDE)
+        receiving.remove(bodies[10])
+        receiving.add_bytes(bodies[11], PROGRESS_BYTES)
         assert not bodies[11].given_up
-    assert (receiving.held, len(receiving)) == (0, 0)
+    assert (receiving.held_bytes, len(receiving)) == (0, 0)
 
 
 def test_a_server_keeps_so_many_bytes_of_bodies(tiny_generator: Path) -> None:
     """Eight of the largest size; the ninth ends the first with an answer, and a whole one is answered beside them."""
     with serving(tiny_generator) as server, ExitStack() as held:
         port = port_of(server)
-        bodies = [held.enter_context(begun(port, LIMIT, b" " * (LIMIT - 1))) for _ in range(WHOLE + 2)]
+        bodies = [held.enter_context(begun(port, LIMIT, b" " * (LIMIT - 1))) for _ in range(FULL_BODIES + 2)]
         for body in bodies[:2]:
             answer = closed(body)
             assert (answer.status, answer.json["error"]["code"]) == (408, "request_timeout")
@@ -234,19 +234,19 @@ def talker(tiny_generator: Path) -> Model:
 )
 def test_every_dialect_says_it_in_its_words(talker: Model, path: str, asked: Any) -> None:
     app = application(Registry([talker], echo))
-    receiving = cast(Server, app.state.server).receiving
+    receiving = cast(AppState, app.state.server).incoming_bodies
 
     async def run() -> Connection:
         slow = Connection(path, b"")
         slow.incoming.get_nowait()
         slow.incoming.put_nowait({"type": "http.request", "body": orjson.dumps(asked)[:-1], "more_body": True})
         task = asyncio.create_task(slow.run(app))
-        await until(lambda: receiving.held > 0)
-        receiving.give_up_slowest()
+        await until(lambda: receiving.held_bytes > 0)
+        receiving.abort_slowest()
         await asyncio.wait_for(task, 10)
         return slow
 
     slow = asyncio.run(run())
     assert slow.sent[0]["status"] == 408
     assert b"more slowly than all others" in slow.body
-    assert (receiving.held, receiving.ending) == (0, 0)
+    assert (receiving.held_bytes, receiving.aborted_count) == (0, 0)

@@ -11,8 +11,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import Edge
-from polyhead.service.api.shared.openai_errors import write_error
+from polyhead.service.api.http.connection_limits import ConnectionLimits
+from polyhead.service.api.shared.openai_errors import write_openai_error
 from tests.support.raw import answers, chunk, chunked, post
 from tests.support.scripted import Registry, application, echo, model
 
@@ -27,7 +27,9 @@ class Served:
     def __init__(self, app: Any, **limits: Any) -> None:
         self.refused: list[int] = []
         known = {"header_seconds": 30, "keep_alive_seconds": 30, "write_seconds": 30, "most": 100} | limits
-        self.edge = Edge(words=write_error, refused=self.refused.append, cut=int, **known)
+        self.edge = ConnectionLimits(
+            write_error=write_openai_error, count_refused=self.refused.append, count_cut_off=int, **known
+        )
         self.state, self.config = ServerState(), uvicorn.Config(app, lifespan="off", log_config=None)
 
     def connection(self) -> Connection:
@@ -166,7 +168,7 @@ def test_who_sends_ahead_is_held_back() -> None:
                     sent += 1 << 16
         except TimeoutError:
             pass
-        kept = len(connection.buffer) + len(connection.exchange.body)  # type: ignore[union-attr]
+        kept = len(connection.buffer) + len(connection.cycle.body)  # type: ignore[union-attr]
         writer.transport.abort()
         return kept
 

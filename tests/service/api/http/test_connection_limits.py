@@ -14,14 +14,14 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from polyhead.service.api.access.app_state import Server
-from polyhead.service.api.http.body_limits import Receiving
+from polyhead.service.api.access.app_state import AppState
+from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import AT_ONCE, Heads
-from polyhead.service.api.http.exchange import PIECE
+from polyhead.service.api.http.connection_limits import MAX_STARTS, Heads
+from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
-from polyhead.service.resources.request_memory import BODY, Headroom
+from polyhead.service.resources.request_memory import BYTES_PER_BODY_BYTE, Headroom
 from tests.service.api.http.test_connection import GET, LEAVING, Served, newest, replying, run, told
 from tests.support.raw import answers
 from tests.support.scripted import Connection as Asked
@@ -36,7 +36,7 @@ def connections(served: Served) -> list[Connection]:
 
 def blocked(served: Served, count: int) -> bool:
     """So many connections wait for their clients to read."""
-    return sum(one.exchange is not None and not one.writable.is_set() for one in connections(served)) == count
+    return sum(one.cycle is not None and not one.writable.is_set() for one in connections(served)) == count
 
 
 async def unread(port: int, content: bytes) -> socket.socket:
@@ -56,7 +56,7 @@ async def unread(port: int, content: bytes) -> socket.socket:
 @pytest.mark.parametrize("pipelined", [1, 3])
 def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
     """However many connections have one ready; all of them are answered."""
-    crowd, turn, begun = 6 * AT_ONCE, 0, Counter[int]()
+    crowd, turn, begun = 6 * MAX_STARTS, 0, Counter[int]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         begun[turn] += 1
@@ -79,7 +79,7 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
         server.close()
 
     asyncio.run(asyncio.wait_for(one(), 120))
-    assert max(begun.values()) <= 2 * AT_ONCE, "two calls of the queue may fall into one turn of the counter"
+    assert max(begun.values()) <= 2 * MAX_STARTS, "two calls of the queue may fall into one turn of the counter"
 
 
 # Unread answers
@@ -100,7 +100,7 @@ def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
             client = await unread(port, LEAVING)
             await until(lambda: blocked(served, 1))
             [connection] = connections(served)
-            assert 0 < connection.transport.get_write_buffer_size() <= 2 * PIECE
+            assert 0 < connection.transport.get_write_buffer_size() <= 2 * WRITE_BYTES
             assert not done.is_set()
             got, loop = bytearray(), asyncio.get_running_loop()
             while part := await loop.sock_recv(client, 1 << 16):
@@ -113,7 +113,7 @@ def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
 
 
 def test_chunks_of_a_large_answer_are_whole() -> None:
-    size = 2 * PIECE + 1
+    size = 2 * WRITE_BYTES + 1
     content = run(replying(b"x" * size, b"end"), LEAVING)
     assert content.endswith(b"\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n3\r\nend\r\n0\r\n\r\n")
 
@@ -198,14 +198,14 @@ def test_a_request_that_is_cut_is_told_that_the_server_leaves(caplog: pytest.Log
 
 def test_a_request_that_is_cut_is_recorded_as_stopped(tiny_generator: Path, caplog: pytest.LogCaptureFixture) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
-    receiving = cast(Server, app.state.server).receiving
+    receiving = cast(AppState, app.state.server).incoming_bodies
 
     async def one() -> Asked:
         asked = Asked("/v1/completions", b"")
         asked.incoming.get_nowait()
         asked.incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
         task = asyncio.create_task(asked.run(app))
-        await until(lambda: receiving.held > 0)
+        await until(lambda: receiving.held_bytes > 0)
         task.cancel()
         await asyncio.wait([task])
         return asked
@@ -260,10 +260,10 @@ def test_a_whole_body_is_not_asked_for() -> None:
 def test_slower_bodies_make_room_where_memory_is_short(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow bodies have nearly all memory for requests.  Another request is answered, and the slowest of them ends."""
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
-    headroom = cast(Server, app.state.server).headroom
-    monkeypatch.setattr(headroom, "_free", 0)  # so that there is the least
+    headroom = cast(AppState, app.state.server).headroom
+    monkeypatch.setattr(headroom, "_free_bytes", 0)  # so that there is the least
     small = orjson.dumps({"model": "talker", "prompt": "The fox"})
-    size = (int(headroom.whole) // BODY - len(small) // 2) // 8
+    size = (int(headroom.total) // BYTES_PER_BODY_BYTE - len(small) // 2) // 8
 
     async def one() -> tuple[list[Asked], Asked]:
         slow = [Asked("/v1/completions", b"") for _ in range(8)]
@@ -271,7 +271,7 @@ def test_slower_bodies_make_room_where_memory_is_short(tiny_generator: Path, mon
             each.incoming.get_nowait()
             each.incoming.put_nowait({"type": "http.request", "body": b" " * size, "more_body": True})
         tasks = [asyncio.create_task(each.run(app)) for each in slow]
-        await until(lambda: headroom._taken >= 8 * size * BODY)
+        await until(lambda: headroom._reserved >= 8 * size * BYTES_PER_BODY_BYTE)
         quick = Asked("/v1/completions", small)
         await quick.run(app)
         for each in slow:
@@ -282,31 +282,31 @@ def test_slower_bodies_make_room_where_memory_is_short(tiny_generator: Path, mon
     slow, quick = asyncio.run(one())
     assert quick.sent[0]["status"] == 200
     assert [each.sent[0]["status"] for each in slow].count(408) == 1
-    assert headroom._taken == 0
+    assert headroom._reserved == 0
 
 
 def test_whole_requests_do_not_make_room_for_bodies() -> None:
-    receiving, released = Receiving(1 << 20), []
+    receiving, released = IncomingBodies(1 << 20), []
     with ExitStack() as held:
-        slow, quick = (held.enter_context(receiving.receive()) for _ in range(2))
+        slow, quick = (held.enter_context(receiving.open_body()) for _ in range(2))
         slow.release = lambda: released.append("slow")
-        receiving.grow(slow, 100)
-        receiving.grow(quick, 1000)
+        receiving.add_bytes(slow, 100)
+        receiving.add_bytes(quick, 1000)
         assert not receiving.make_room(quick, 101)
-        assert not slow.given_up
+        assert not slow.is_aborted
         assert receiving.make_room(quick, 100)
-        assert (slow.given_up, quick.given_up, released) == (True, False, ["slow"])
+        assert (slow.is_aborted, quick.is_aborted, released) == (True, False, ["slow"])
 
 
 def test_bodies_are_bounded_by_memory_too() -> None:
     """Though one of the largest size is always taken."""
-    receiving = Receiving(8000, lambda: 0)
+    receiving = IncomingBodies(8000, lambda: 0)
     with ExitStack() as held:
-        first, second = (held.enter_context(receiving.receive()) for _ in range(2))
-        receiving.grow(first, 1000)
-        assert not first.given_up
-        receiving.grow(second, 1)
-        assert (first.given_up, second.given_up) == (True, False)
+        first, second = (held.enter_context(receiving.open_body()) for _ in range(2))
+        receiving.add_bytes(first, 1000)
+        assert not first.is_aborted
+        receiving.add_bytes(second, 1)
+        assert (first.is_aborted, second.is_aborted) == (True, False)
 
 
 def test_incomplete_heads_are_bounded_together() -> None:
@@ -336,9 +336,9 @@ def test_incomplete_heads_are_bounded_together() -> None:
 
 def test_headroom_says_what_it_lacks() -> None:
     headroom = Headroom(0)
-    headroom.take(int(headroom.whole) - 10, "it")
-    assert headroom.lacking(10) == 0
-    assert headroom.lacking(15) == 5
+    headroom.reserve(int(headroom.total) - 10, "it")
+    assert headroom.shortfall(10) == 0
+    assert headroom.shortfall(15) == 5
 
 
 # Connections that the system has no files for
@@ -355,7 +355,7 @@ def test_connections_that_cannot_be_accepted_are_one_line_a_second(caplog: pytes
         handler(loop, context)
     assert caplog.text.count("Too many open files") == 1
     assert "Traceback" not in caplog.text
-    now = loop_errors.PAUSE_S
+    now = loop_errors.LOG_INTERVAL_S
     handler(loop, context)
     assert caplog.text.count("Too many open files") == 2
     handler(loop, {"message": "another", "exception": OSError(errno.EMFILE, "Too many open files")})

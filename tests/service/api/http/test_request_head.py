@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import h11
 import pytest
 
-from polyhead.service.api.http.request_body import Chunked
-from polyhead.service.api.http.request_head import CHUNKED, END, Head, end_of, read_head
-from polyhead.service.core.errors import Unreadable
+from polyhead.service.api.http.request_body import ChunkedBody
+from polyhead.service.api.http.request_head import CHUNKED_LENGTH, HEAD_END, RequestHead, find_head_end, read_head
+from polyhead.service.core.errors import UnreadableRequest
 
 MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"
 HEADS = (
@@ -31,11 +31,11 @@ def changed(content: bytes) -> Iterator[bytes]:
             yield before + bytes([byte]) + content[at:]
 
 
-def ours(content: bytes) -> Head | None:
+def ours(content: bytes) -> RequestHead | None:
     try:
-        end = end_of(bytearray(content), 0)
+        end = find_head_end(bytearray(content), 0)
         return read_head(content[:end]) if end else None
-    except Unreadable:
+    except UnreadableRequest:
         return None
 
 
@@ -69,20 +69,20 @@ def test_no_head_is_taken_that_others_refuse_or_read_otherwise(head: bytes) -> N
         ]
         lengths = [int(value) for name, value in others.headers if name == b"content-length"]
         coded = any(name == b"transfer-encoding" for name, _ in others.headers)
-        assert mine.length == (CHUNKED if coded else (lengths or [0])[0])
+        assert mine.length == (CHUNKED_LENGTH if coded else (lengths or [0])[0])
     assert taken > 100
     assert refused > 100
 
 
 def decoded(content: bytes, size: int) -> bytes | None:
     """What a body carries, read in pieces of such a size; nothing if it is none or doesn't end."""
-    reader, buffer, body = Chunked(), bytearray(), bytearray()
+    reader, buffer, body = ChunkedBody(), bytearray(), bytearray()
     try:
         for start in range(0, len(content), size):
             buffer += content[start : start + size]
             if not reader.complete:
-                reader.take(buffer, body)
-    except Unreadable:
+                reader.consume(buffer, body)
+    except UnreadableRequest:
         return None
     return bytes(body) if reader.complete else None
 
@@ -115,7 +115,7 @@ def test_the_end_of_a_head_is_found_wherever_it_is_cut() -> None:
     for head in HEADS:
         for cut in range(1, len(head)):
             buffer = bytearray(head[:cut])
-            assert end_of(buffer, 0) == 0
+            assert find_head_end(buffer, 0) == 0
             searched = len(buffer)
-            buffer += head[cut:] + b"GET / HTTP/1.1" + END
-            assert end_of(buffer, searched) == len(head)
+            buffer += head[cut:] + b"GET / HTTP/1.1" + HEAD_END
+            assert find_head_end(buffer, searched) == len(head)

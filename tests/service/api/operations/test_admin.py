@@ -14,13 +14,13 @@ import orjson
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polyhead.models.checkpoint.tensor_files import Entry
-from polyhead.models.executors.contract import Rows
+from polyhead.models.checkpoint.tensor_files import TensorEntry
+from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.config.settings import Settings
 from polyhead.service.runtime import loader
-from polyhead.service.runtime.registry import MOST_ALIASES
+from polyhead.service.runtime.registry import MAX_ALIASES
 from polyhead.service.server.assembly import assemble
 from tests.support import checkpoints
 
@@ -84,7 +84,7 @@ def serving(act: Act, models: dict[str, Path], **settings: Any) -> None:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
     """From when it is called, a load stops half way until the event is set; the engine's thread goes on."""
-    real = loader.checkpoint.begin
+    real = loader.checkpoint.prepare
 
     def hold() -> threading.Event:
         go_on = threading.Event()
@@ -95,7 +95,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
                 time.sleep(0.001)
             return real(*given, progress=progress, **named)
 
-        monkeypatch.setattr(loader.checkpoint, "begin", read)
+        monkeypatch.setattr(loader.checkpoint, "prepare", read)
         return go_on
 
     return hold
@@ -217,7 +217,7 @@ def test_a_load_that_fails_half_way_leaves_no_trace(
 
     async def act(client: Client) -> None:
         before = (await client.ask("GET", "/admin/models")).json()
-        monkeypatch.setattr(loader.checkpoint, "begin", read)
+        monkeypatch.setattr(loader.checkpoint, "prepare", read)
         answer = await client.ask("POST", "/admin/models", {"name": "new", "source": str(tiny_classifier)})
         assert answer.status_code == status
         said = f"loading new from {tiny_classifier.name} failed: {str(error).splitlines()[0]}"
@@ -409,7 +409,7 @@ def slow_steps(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     for executor in (NativeExecutor, TorchExecutor):
         real = executor.step
 
-        def step(self: Any, rows: Rows, real: Any = real) -> Any:
+        def step(self: Any, rows: StepInput, real: Any = real) -> Any:
             time.sleep(seconds)
             return real(self, rows)
 
@@ -489,7 +489,7 @@ def test_aliases(tiny_generator: Path, other_generator: Path) -> None:
             answer = await client.ask("PUT", f"/admin/aliases/{alias}", {"model": model})
             assert answer.status_code == status, (alias, model, answer.text)
         texts = [(await client.says(name)).json() for name in ("main", "two")]
-        for number in range(MOST_ALIASES - 2):
+        for number in range(MAX_ALIASES - 2):
             assert (await client.ask("PUT", f"/admin/aliases/a{number}", {"model": "two"})).status_code == 200
         full = await client.ask("PUT", "/admin/aliases/more", {"model": "two"})
         assert full.status_code == 409
@@ -497,8 +497,8 @@ def test_aliases(tiny_generator: Path, other_generator: Path) -> None:
         assert (await client.ask("PUT", "/admin/aliases/main", {"model": "two"})).status_code == 200
         unknown = (await client.says("nobody")).json()["error"]["message"]
         assert unknown.startswith("no model is called 'nobody'; there are: one, two, main, org/best, a0")
-        assert unknown.endswith(f"a15 and {MOST_ALIASES - 18} more")
-        for number in range(MOST_ALIASES - 2):
+        assert unknown.endswith(f"a15 and {MAX_ALIASES - 18} more")
+        for number in range(MAX_ALIASES - 2):
             assert (await client.ask("DELETE", f"/admin/aliases/a{number}")).status_code == 200
         assert texts[0]["choices"] == texts[1]["choices"]
         assert texts[0]["model"] == "main"
@@ -538,13 +538,13 @@ def large_generator(tmp_path: Path) -> Path:
 
 def slow_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """A disk that takes so long for a MiB."""
-    real = Entry._piece
+    real = TensorEntry._read_piece
 
-    def piece(entry: Entry, *given: Any) -> Any:
+    def piece(entry: TensorEntry, *given: Any) -> Any:
         time.sleep(seconds)
         return real(entry, *given)
 
-    monkeypatch.setattr(Entry, "_piece", piece)
+    monkeypatch.setattr(TensorEntry, "_read_piece", piece)
 
 
 def test_streams_go_on_while_100_mib_are_read(

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 from fastapi import FastAPI
 
-from polyhead.service.core.model import Model, State
+from polyhead.service.core.model import LoadState, Model
 from tests.support.scripted import Idle, Registry, application, ask, echo, model
 
-WELL = State("ready", 1.0)
+WELL = LoadState("ready", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def app(talker: Model) -> FastAPI:
     return application(Registry([talker], echo))
 
 
-def states(app: FastAPI, named: Mapping[str, State]) -> None:
+def states(app: FastAPI, named: Mapping[str, LoadState]) -> None:
     """As if these were the models, all of the settings."""
     server = app.state.server
     cast(Any, server.registry).states = lambda: named
@@ -46,15 +46,15 @@ def probe(app: FastAPI, path: str) -> tuple[int, list[str]]:
     ("models", "started", "ready", "reasons"),
     [
         ({"a": WELL, "b": WELL}, 200, 200, []),
-        ({"a": State("waiting")}, 503, 503, ["a is not loaded yet", "no model is ready"]),
-        ({"a": WELL, "b": State("loading", 0.5)}, 503, 503, ["b is not loaded yet"]),
-        ({"a": WELL, "b": State("broken", why="no such file")}, 200, 503, ["b is broken: no such file"]),
-        ({"b": State("broken", why="x")}, 200, 503, ["b is broken: x", "no model is ready"]),
+        ({"a": LoadState("waiting")}, 503, 503, ["a is not loaded yet", "no model is ready"]),
+        ({"a": WELL, "b": LoadState("loading", 0.5)}, 503, 503, ["b is not loaded yet"]),
+        ({"a": WELL, "b": LoadState("broken", reason="no such file")}, 200, 503, ["b is broken: no such file"]),
+        ({"b": LoadState("broken", reason="x")}, 200, 503, ["b is broken: x", "no model is ready"]),
         ({}, 200, 503, ["no model is ready"]),
     ],
 )
 def test_ready_is_after_all_are_loaded_and_while_all_are_well(
-    app: FastAPI, models: Mapping[str, State], started: int, ready: int, reasons: list[str]
+    app: FastAPI, models: Mapping[str, LoadState], started: int, ready: int, reasons: list[str]
 ) -> None:
     states(app, models)
     assert probe(app, "/livez") == (200, [])
@@ -66,14 +66,19 @@ def test_ready_is_after_all_are_loaded_and_while_all_are_well(
 def test_models_beside_those_of_the_settings_do_not_take_it_out_of_service(app: FastAPI) -> None:
     """Who loads one more by hand sees there what becomes of it."""
     states(app, {"a": WELL})
-    more = {"a": WELL, "b": State("loading", 0.1), "c": State("broken", why="x")}
+    more = {"a": WELL, "b": LoadState("loading", 0.1), "c": LoadState("broken", reason="x")}
     cast(Any, app.state.server.registry).states = lambda: more
     engine(app).broken = ["c"]
     assert probe(app, "/readyz") == (200, [])
 
 
 def test_ready_says_how_far_each_model_is(app: FastAPI) -> None:
-    named = {"a": State("loading", 0.12345), "b": State("broken", why="x"), "c": WELL, "d": State("waiting")}
+    named = {
+        "a": LoadState("loading", 0.12345),
+        "b": LoadState("broken", reason="x"),
+        "c": WELL,
+        "d": LoadState("waiting"),
+    }
     states(app, named)
     [answer] = ask(app, ("/readyz", None))
     assert answer.json() == {

@@ -8,13 +8,13 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.service.api.operations.web_pages import (
-    FOLDER,
     PAGES,
     REFERENCE_FILES,
-    Description,
+    WEB_FOLDER,
+    CachedDocument,
     Page,
-    pages,
-    wants_html,
+    prefers_html,
+    read_pages,
 )
 from tests.service.api.test_app import call
 from tests.support.scripted import Registry, application, echo, model
@@ -34,7 +34,7 @@ def app() -> FastAPI:
 def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None:
     page = call(app, "GET", "/", headers=BROWSER)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert page.content == (FOLDER / "index.html").read_bytes()
+    assert page.content == (WEB_FOLDER / "index.html").read_bytes()
     assert page.headers["vary"] == "Accept"
     for accepted in ("*/*", "application/json", "", "text/plain, */*"):
         answer = call(app, "GET", "/", headers={"Accept": accepted})
@@ -56,12 +56,12 @@ def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None
     ],
 )
 def test_html_is_for_those_who_would_rather_have_it(accepted: str, html: bool) -> None:
-    assert wants_html(accepted) is html
+    assert prefers_html(accepted) is html
 
 
 def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
     kinds = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-    for path in FOLDER.iterdir():
+    for path in WEB_FOLDER.iterdir():
         answer = call(app, "GET", f"/web/{path.name}")
         assert answer.content == path.read_bytes()
         assert answer.headers["content-type"] == (kinds | {".html": "text/html; charset=utf-8"})[path.suffix]
@@ -72,7 +72,7 @@ def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
             assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
         assert call(app, "GET", f"/web/{path.name}", headers={"If-None-Match": '"other"'}).status_code == 200
         assert call(app, "HEAD", f"/web/{path.name}").headers["etag"] == tag
-    assert len({page.tag for page in PAGES.values()}) == len(PAGES)
+    assert len({page.etag for page in PAGES.values()}) == len(PAGES)
 
 
 def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> None:
@@ -115,12 +115,12 @@ def test_the_reference_is_of_the_package_alone() -> None:
     """It loads nothing of another origin, needs no key, and stays where the playground is switched off."""
     app = application(Registry([], echo), playground=False, api_key="s3cret")
     page = call(app, "GET", "/docs", headers=BROWSER)
-    assert page.content == (FOLDER / "docs.html").read_bytes()
+    assert page.content == (WEB_FOLDER / "docs.html").read_bytes()
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert call(app, "HEAD", "/docs").headers["etag"] == page.headers["etag"]
     for name in REFERENCE_FILES:
-        assert call(app, "GET", f"/docs/{name}").content == (FOLDER / name).read_bytes()
-        assert set(ADDRESS.findall((FOLDER / name).read_text("utf-8"))) <= {"http://www.w3.org/2000/svg"}, name
+        assert call(app, "GET", f"/docs/{name}").content == (WEB_FOLDER / name).read_bytes()
+        assert set(ADDRESS.findall((WEB_FOLDER / name).read_text("utf-8"))) <= {"http://www.w3.org/2000/svg"}, name
     for path in ("/docs/main.js", "/docs/index.html", "/docs/oauth2-redirect", "/docs/..%2fapi%2fweb.py"):
         assert call(app, "GET", path).status_code == 404
     for path in ("/redoc", "/openapi.json"):
@@ -133,10 +133,10 @@ def test_the_description_is_made_once() -> None:
     made = list[int]()
 
     async def ask() -> list[Page]:
-        description = Description(lambda: {"made": made.append(1)})
+        description = CachedDocument(lambda: {"made": made.append(1)})
         return await asyncio.gather(*(description.page() for _ in range(10)))
 
-    assert len({page.tag for page in asyncio.run(ask())}) == len(made) == 1
+    assert len({page.etag for page in asyncio.run(ask())}) == len(made) == 1
     app = application(Registry([], echo))
     first = call(app, "GET", "/openapi.json")
     assert first.headers["content-type"] == "application/json"
@@ -148,7 +148,7 @@ def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None
     for name in ("a.js", "b.py", ".c", "d.css"):
         (tmp_path / name).write_text("x")
     (tmp_path / "inner").mkdir()
-    assert pages(tmp_path).keys() == {"a.js", "d.css"}
+    assert read_pages(tmp_path).keys() == {"a.js", "d.css"}
 
 
 def test_every_model_says_what_its_form_must_know(tiny_generator: Path, tiny_classifier: Path) -> None:
@@ -176,7 +176,7 @@ def test_every_model_says_what_its_form_must_know(tiny_generator: Path, tiny_cla
 
 
 def test_files_are_short_and_name_only_each_other() -> None:
-    for path in FOLDER.iterdir():
+    for path in WEB_FOLDER.iterdir():
         text = path.read_text("utf-8")
         assert len(text.splitlines()) <= 400, path.name
         assert not STYLE.search(text), f"{path.name} has a style or a script of its own"
@@ -193,7 +193,7 @@ def reached(page: str) -> set[str]:
         name = left.pop()
         if name not in found:
             found.add(name)
-            left += re.findall(USED, (FOLDER / name).read_text("utf-8"))
+            left += re.findall(USED, (WEB_FOLDER / name).read_text("utf-8"))
     return found
 
 

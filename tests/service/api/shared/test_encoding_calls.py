@@ -11,69 +11,87 @@ import numpy as np
 import orjson
 import pytest
 
-from polyhead.service.api.dialects.openai.routes import around_embeddings, write_embeddings
-from polyhead.service.api.dialects.tei.write import STATES, WEIGHTS
+from polyhead.service.api.dialects.openai.routes import embedding_envelope, make_embedding_writer
+from polyhead.service.api.dialects.tei.write import SPARSE_WRITER, TOKEN_VECTOR_WRITER
 from polyhead.service.api.shared import pipeline_outputs as findings
-from polyhead.service.api.shared.encoding_calls import FEW, Writing, body_of, most_labels, written
-from polyhead.service.api.shared.openai_errors import write_error
-from polyhead.service.api.shared.streaming import LineStream, Parts, dumps_sliced
+from polyhead.service.api.shared.encoding_calls import (
+    INLINE_NUMBERS,
+    ReplyWriter,
+    max_label_bytes,
+    reply_response,
+    write_body,
+)
+from polyhead.service.api.shared.openai_errors import write_openai_error
+from polyhead.service.api.shared.streaming import LineStream, PartsResponse, dumps_sliced
 from polyhead.service.core.errors import BodyTooLarge, PolyheadError
-from polyhead.service.resources.request_memory import KEPT, UNBOUNDED, Claim, Headroom
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
 from polyhead.service.text.detokenizer import Usage
+from polyhead.service.text.encoder_outputs import (
+    EncoderOutput,
+    FillOutput,
+    MaskCandidate,
+    ScoreOutput,
+    SparseVector,
+    TagOutput,
+    TokenVectors,
+)
 from polyhead.service.text.entities import Entity
-from polyhead.service.text.pipelines import Guessed, Reply, Scores, States, Tagged, Weighed, Word
 
 MIB = 1 << 20
 LABELS = tuple(f"label \x01 {index}" for index in range(77))
-CLASSIFY = Writing(one=lambda reply: findings.ranked(LABELS, reply.values), error=write_error, most=most_labels(LABELS))
-TAGS = Writing(one=lambda reply: map(findings.entity, reply.entities), error=write_error)
-WORDS = Writing(one=lambda reply: findings.words(reply.masks), error=write_error)
-Replies = AsyncGenerator[Reply | PolyheadError, None]
+CLASSIFY = ReplyWriter(
+    write_one=lambda reply: findings.rank_labels(LABELS, reply.values),
+    write_error=write_openai_error,
+    max_bytes=max_label_bytes(LABELS),
+)
+TAGS = ReplyWriter(write_one=lambda reply: map(findings.write_entity, reply.entities), write_error=write_openai_error)
+WORDS = ReplyWriter(write_one=lambda reply: findings.write_masks(reply.masks), write_error=write_openai_error)
+Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 
 
-def asking(headroom: Headroom = UNBOUNDED, accept: str = "") -> Any:
+def asking(headroom: Headroom = UNBOUNDED_HEADROOM, accept: str = "") -> Any:
     """What of a request is looked at."""
-    state = SimpleNamespace(visit=SimpleNamespace(claim=Claim(headroom)))
+    state = SimpleNamespace(visit=SimpleNamespace(claim=MemoryClaim(headroom)))
     return SimpleNamespace(state=state, headers={"accept": accept})
 
 
-async def replies(make: Callable[[], Reply], count: int) -> Replies:
+async def replies(make: Callable[[], EncoderOutput], count: int) -> Replies:
     for _ in range(count):
         yield make()
 
 
-def scores(width: int = len(LABELS)) -> Scores:
-    return Scores(np.random.default_rng(1).normal(size=width).tolist(), Usage(3))
+def scores(width: int = len(LABELS)) -> ScoreOutput:
+    return ScoreOutput(np.random.default_rng(1).normal(size=width).tolist(), Usage(3))
 
 
-def table(rows: int = 4, width: int = 64) -> States:
+def table(rows: int = 4, width: int = 64) -> TokenVectors:
     values = np.random.default_rng(1).normal(size=(rows, width)).astype(np.float32)
-    return States(memoryview(values.tobytes()).cast("B").cast("f", (rows, width)), Usage(rows))
+    return TokenVectors(memoryview(values.tobytes()).cast("B").cast("f", (rows, width)), Usage(rows))
 
 
-def tagged() -> Tagged:
-    return Tagged([Entity("B-PER", 0.123456789, "word" * 5, 3, 9, index) for index in range(40)], Usage(40))
+def tagged() -> TagOutput:
+    return TagOutput([Entity("B-PER", 0.123456789, "word" * 5, 3, 9, index) for index in range(40)], Usage(40))
 
 
-def guessed() -> Guessed:
-    return Guessed([[Word(5, "fox", 0.123456789, "a quick fox " * 40) for _ in range(20)]], Usage(40))
+def guessed() -> FillOutput:
+    return FillOutput([[MaskCandidate(5, "fox", 0.123456789, "a quick fox " * 40) for _ in range(20)]], Usage(40))
 
 
-def weighed() -> Weighed:
-    return Weighed(tuple((index, 0.123456789) for index in range(500)), Usage(9))
+def weighed() -> SparseVector:
+    return SparseVector(tuple((index, 0.123456789) for index in range(500)), Usage(9))
 
 
-def vectors(width: int) -> Writing:
-    return write_embeddings(SimpleNamespace(width=width), "float")  # type: ignore[arg-type]
+def vectors(width: int) -> ReplyWriter:
+    return make_embedding_writer(SimpleNamespace(width=width), "float")  # type: ignore[arg-type]
 
 
 ANSWERS = {
     "labels": (CLASSIFY, scores),
     "vectors": (vectors(384), lambda: scores(384)),
-    "vectors of tokens": (STATES, table),
+    "vectors of tokens": (TOKEN_VECTOR_WRITER, table),
     "entities": (TAGS, tagged),
     "words": (WORDS, guessed),
-    "weights": (WEIGHTS, weighed),
+    "weights": (SPARSE_WRITER, weighed),
 }
 
 
@@ -81,13 +99,13 @@ ANSWERS = {
 def test_what_a_written_answer_takes_is_claimed(kind: str) -> None:
     writing, make = ANSWERS[kind]
     headroom, count = Headroom(), 3000
-    asyncio.run(body_of(asking(), replies(make, 10), writing, 10))  # what is made once
+    asyncio.run(write_body(asking(), replies(make, 10), writing, 10))  # what is made once
     tracemalloc.start()
-    body = asyncio.run(body_of(asking(headroom), replies(make, count), writing, count))
+    body = asyncio.run(write_body(asking(headroom), replies(make, count), writing, count))
     grown = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     portion = 8 * MIB  # what is written at one time, as Python objects and as JSON
-    assert grown <= headroom._taken + portion
+    assert grown <= headroom._reserved + portion
     assert sum(map(len, body._parts)) > portion / 4  # a test of less would show nothing
     assert len(orjson.loads(b"[%s]" % b"".join(body._parts))) == count
     assert body.prompt_tokens == count * make().usage.prompt_tokens
@@ -101,27 +119,27 @@ def test_labels_are_claimed_before_the_first_is_computed() -> None:
         yield scores()
 
     with pytest.raises(BodyTooLarge, match="the answer takes about"):
-        asyncio.run(body_of(asking(Headroom(free=KEPT + 40 * MIB)), never(), CLASSIFY, 16384))
+        asyncio.run(write_body(asking(Headroom(free=ALLOCATOR_BYTES + 40 * MIB)), never(), CLASSIFY, 16384))
     assert not begun
 
 
 def test_an_answer_that_outgrows_the_memory_is_refused_while_it_is_written() -> None:
-    headroom = Headroom(free=KEPT + 33 * MIB)
+    headroom = Headroom(free=ALLOCATOR_BYTES + 33 * MIB)
     with pytest.raises(BodyTooLarge, match="the answer takes about"):
-        asyncio.run(body_of(asking(headroom), replies(guessed, 1 << 20), WORDS, 1 << 20))
+        asyncio.run(write_body(asking(headroom), replies(guessed, 1 << 20), WORDS, 1 << 20))
 
 
 @pytest.mark.parametrize("accept", ["", LineStream.media_type])
-@pytest.mark.parametrize(("labels", "aside"), [(FEW // 2, False), (FEW + 1, True)])
+@pytest.mark.parametrize(("labels", "aside"), [(INLINE_NUMBERS // 2, False), (INLINE_NUMBERS + 1, True)])
 def test_one_text_with_many_labels_is_not_written_on_the_event_loop(accept: str, labels: int, aside: bool) -> None:
     names, threads = tuple(map(str, range(labels))), list[bool]()
 
-    def one(reply: Scores) -> Any:
+    def one(reply: ScoreOutput) -> Any:
         threads.append(threading.current_thread() is not threading.main_thread())
-        return findings.ranked(names, reply.values)
+        return findings.rank_labels(names, reply.values)
 
-    writing = Writing(one=one, error=write_error)
-    asyncio.run(written(asking(accept=accept), replies(lambda: scores(labels), 1), writing, 1))
+    writing = ReplyWriter(write_one=one, write_error=write_openai_error)
+    asyncio.run(reply_response(asking(accept=accept), replies(lambda: scores(labels), 1), writing, 1))
     assert threads == [aside]
 
 
@@ -131,7 +149,7 @@ def test_a_large_answer_is_sent_in_pieces() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Parts(parts)({"type": "http"}, send, send))  # type: ignore[arg-type]
+    asyncio.run(PartsResponse(parts)({"type": "http"}, send, send))  # type: ignore[arg-type]
     head, *bodies = sent
     assert (b"content-length", b"600013") in head["headers"]
     assert b"".join(each["body"] for each in bodies) == b"".join(parts)
@@ -140,7 +158,7 @@ def test_a_large_answer_is_sent_in_pieces() -> None:
 
 
 def test_json_around_embeddings_is_whole() -> None:
-    before, after = around_embeddings('a "name"', 7)
+    before, after = embedding_envelope('a "name"', 7)
     usage = {"prompt_tokens": 7, "total_tokens": 7}
     assert orjson.loads(before + after) == {"object": "list", "data": [], "model": 'a "name"', "usage": usage}
 
@@ -163,12 +181,12 @@ class Counted(list[float]):
 
 def test_softmax_goes_through_labels_a_fixed_number_of_times() -> None:
     raw = Counted([1.0, 3.0, 2.0, -700.0] * 50)
-    shares = findings.applied("softmax", raw)
+    shares = findings.apply_function("softmax", raw)
     assert sum(shares) == pytest.approx(1)
     assert raw.passes < 5
-    assert findings.applied("sigmoid", [0.0, 800.0, -800.0]) == [0.5, 1.0, 0.0]
+    assert findings.apply_function("sigmoid", [0.0, 800.0, -800.0]) == [0.5, 1.0, 0.0]
 
 
 def test_only_the_labels_that_are_asked_for_are_made() -> None:
-    assert [one["label"] for one in findings.ranked("abcd", [1.0, 2.0, 2.0, 0.5], 3)] == ["b", "c", "a"]
-    assert [one["label"] for one in findings.ranked("abcd", [1.0, 2.0, 2.0, 0.5], 0, 1.5)] == ["b", "c"]
+    assert [one["label"] for one in findings.rank_labels("abcd", [1.0, 2.0, 2.0, 0.5], 3)] == ["b", "c", "a"]
+    assert [one["label"] for one in findings.rank_labels("abcd", [1.0, 2.0, 2.0, 0.5], 0, 1.5)] == ["b", "c"]

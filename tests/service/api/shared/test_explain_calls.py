@@ -12,20 +12,20 @@ import orjson
 import pytest
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.shared.streaming import SENT
+from polyhead.service.api.shared.streaming import SEND_BYTES
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import (
+    AttentionWeights,
     Attribution,
     Done,
     Event,
-    Explain,
-    Explained,
+    ExplainTextRequest,
+    ExplanationResult,
     Generate,
+    GeneratedToken,
     Request,
-    Token,
-    Weights,
 )
-from polyhead.service.resources.request_memory import KEPT, UNBOUNDED, Headroom
+from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom
 from tests.support import scripted
 
 LAYERS, HEADS = 2, 3
@@ -52,20 +52,20 @@ class Registry(scripted.Registry):
 
 def script(model: Model, request: Request) -> Iterable[Event]:
     if isinstance(request, Generate):
-        yield from (Token(7), Token(8))
+        yield from (GeneratedToken(7), GeneratedToken(8))
         yield Done("stop", len(request.tokens), 2)
         return
-    assert isinstance(request, Explain)
+    assert isinstance(request, ExplainTextRequest)
     rows = len(request.tokens)
     layers, heads = (LAYERS, HEADS) if request.method == "attention" else (1, 1)
     seen = np.full((layers, heads, rows, rows), 1 / 3, np.float32)
-    weights = Weights("self", tuple(range(layers)), tuple(range(heads)), memoryview(seen))
+    weights = AttentionWeights("self", tuple(range(layers)), tuple(range(heads)), memoryview(seen))
     each = Attribution(memoryview(np.ones(rows, np.float32)), 0.5, 0.25)
-    yield Explained((weights,) if request.method != "occlusion" else (), (each,) * len(request.goals), (0,))
+    yield ExplanationResult((weights,) if request.method != "occlusion" else (), (each,) * len(request.goals), (0,))
     yield Done("explained", rows)
 
 
-def ask(registry: Registry, path: str, body: Any, headroom: Headroom = UNBOUNDED) -> httpx.Response:
+def ask(registry: Registry, path: str, body: Any, headroom: Headroom = UNBOUNDED_HEADROOM) -> httpx.Response:
     [answer] = scripted.ask(scripted.application(registry, headroom), (path, body))
     return answer
 
@@ -105,21 +105,21 @@ def test_no_text_is_tokenised_on_the_event_loop(
 )
 def test_memory_is_claimed_before_an_explanation_is_computed(tiny_classifier: Path, asked: dict[str, Any]) -> None:
     def answering(model: Model, request: Request) -> Iterable[Any]:
-        return script(model, request) if isinstance(request, Explain) else scripted.echo(model, request)
+        return script(model, request) if isinstance(request, ExplainTextRequest) else scripted.echo(model, request)
 
     judge = scripted.model(tiny_classifier, "judge", "classify", max_tokens=512, labels=("0", "1"))
-    registry, headroom = Registry([judge], answering), Headroom(KEPT + (64 << 20))
+    registry, headroom = Registry([judge], answering), Headroom(ALLOCATOR_BYTES + (64 << 20))
     body = {"model": "judge", "input": "a " * 200} | asked
-    others = int(headroom.whole) - (128 << 10)  # what is left is enough for the body and the text
-    headroom.take(others, "what others ask")
+    others = int(headroom.total) - (128 << 10)  # what is left is enough for the body and the text
+    headroom.reserve(others, "what others ask")
     refused = ask(registry, "/v1/explain", body, headroom)
     assert refused.status_code == 429, refused.text
     assert "the answer takes about" in refused.json()["error"]["message"]
-    assert not any(isinstance(request, Explain) for request in registry.requests)
-    headroom.give(others)
+    assert not any(isinstance(request, ExplainTextRequest) for request in registry.requests)
+    headroom.release(others)
     answer = ask(registry, "/v1/explain", body, headroom)
     assert answer.status_code == 200, answer.text
-    assert headroom.lacking(int(headroom.whole)) == 0
+    assert headroom.shortfall(int(headroom.total)) == 0
 
 
 def test_a_long_explanation_is_sent_in_parts(tiny_generator: Path) -> None:
@@ -131,5 +131,5 @@ def test_a_long_explanation_is_sent_in_parts(tiny_generator: Path) -> None:
         connection = scripted.Connection(path, orjson.dumps(body))
         asyncio.run(connection.run(scripted.application(registry)))
         pieces = [len(message["body"]) for message in connection.sent if message["type"] == "http.response.body"]
-        assert sum(pieces) > 4 * SENT
-        assert max(pieces) <= SENT
+        assert sum(pieces) > 4 * SEND_BYTES
+        assert max(pieces) <= SEND_BYTES

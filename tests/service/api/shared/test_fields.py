@@ -34,12 +34,12 @@ from polyhead.service.api.shared import explain_options as explain_wire
 from polyhead.service.api.shared import head_options as options
 from polyhead.service.api.shared import hf_generation as generation_wire
 from polyhead.service.api.shared import response_formats as forms
-from polyhead.service.api.shared.dialect import Wire, Work
-from polyhead.service.api.shared.openai_sampling import Sampled
-from polyhead.service.api.shared.sampling_options import Drawing
+from polyhead.service.api.shared.dialect import EngineRequest, Wire
+from polyhead.service.api.shared.openai_sampling import SampledRequest
+from polyhead.service.api.shared.sampling_options import HfSamplingOptions
 from polyhead.service.core.errors import BadRequest
-from polyhead.service.core.model import Customs
-from polyhead.service.core.request import Beams, Sampling
+from polyhead.service.core.model import GenerationDefaults
+from polyhead.service.core.request import BeamSearchOptions, Sampling
 from tests.support.places import ROOT
 
 PAGE = ROOT / "docs" / "dialects.md"
@@ -88,16 +88,21 @@ class Row:
         return f"{self.section}: {self.field}"
 
 
-def read_tensors(wire: oip_wire.GenerateRequest) -> object:
-    return oip_wire.read_generate(wire, ["a"])
+def read_tensors(wire: oip_wire.OipGenerateRequest) -> object:
+    return oip_wire.read_oip_generate(wire, ["a"])
 
 
-def read_write(wire: hf_wire.WriteCall) -> object:
-    return hf_wire.read_write(wire, Customs(opening=(1,), most=9, sampling=Sampling(temperature=0), beams=Beams(1)))
+def read_write(wire: hf_wire.Text2TextRequest) -> object:
+    return hf_wire.read_text2text(
+        wire,
+        GenerationDefaults(
+            decoder_prompt=(1,), max_tokens=9, sampling=Sampling(temperature=0), beams=BeamSearchOptions(1)
+        ),
+    )
 
 
 def streamed(wire: oip_wire.TextRequest) -> object:
-    return oip_wire.read_text(wire, stream=True)
+    return oip_wire.read_text_request(wire, stream=True)
 
 
 def hub_fields(kind: Any) -> set[str]:
@@ -128,9 +133,9 @@ COMMON = {"model": "m", "prompt": "a"}
 TASK = {"inputs": "a"}
 
 SECTIONS: Mapping[str, Section] = {
-    "Every dialect that asks for work": Section(Work, {}),
+    "Every dialect that asks for work": Section(EngineRequest, {}),
     "OpenAI: completions and chat": Section(
-        Sampled, COMMON, openai_wire.read_completion, wire=openai_wire.CompletionRequest
+        SampledRequest, COMMON, openai_wire.read_completion, wire=openai_wire.CompletionRequest
     ),
     "OpenAI: completions": Section(
         openai_wire.CompletionRequest, COMMON, openai_wire.read_completion, official=typed(*COMPLETION)
@@ -159,84 +164,94 @@ SECTIONS: Mapping[str, Section] = {
         "structured_outputs",
     ),
     "OpenAI: text.format of responses": Section(
-        forms.TextFormat, {"type": "text"}, lambda wire: forms.grammar_of(wire, "text.format")
+        forms.TextFormat, {"type": "text"}, lambda wire: forms.convert_format(wire, "text.format")
     ),
-    "Parameters of drawing": inner(Drawing, hf_wire.GenerateCall, hf_wire.read_generate),
+    "Parameters of drawing": inner(HfSamplingOptions, hf_wire.HfGenerateRequest, hf_wire.read_hf_generate),
     "Parameters of text generation": Section(
         generation_wire.GenerateParameters,
         {**TASK, "parameters": {}},
-        hf_wire.read_generate,
-        hf_wire.GenerateCall,
+        hf_wire.read_hf_generate,
+        hf_wire.HfGenerateRequest,
         "parameters",
         hub_fields(hub.TextGenerationInputGenerateParameters),
     ),
     "text-generation-inference": Section(
-        tgi.GenerateRequest, TASK, official=hub_fields(hub.TextGenerationInput) - {"stream"}
+        tgi.TgiGenerateRequest, TASK, official=hub_fields(hub.TextGenerationInput) - {"stream"}
     ),
-    "Hugging Face: every task": Section(hf_wire.Call, TASK, hf_wire.read_classify, wire=hf_wire.ClassifyCall),
+    "Hugging Face: every task": Section(
+        hf_wire.PipelineRequest, TASK, hf_wire.read_classify, wire=hf_wire.ClassifyRequest
+    ),
     "Explanations": Section(explaining.ExplainRequest, {"model": "m", "input": "a"}),
-    "Explanations: how": Section(explain_wire.Explaining, {}, explain_wire.why_of),
+    "Explanations: how": Section(explain_wire.ExplainFields, {}, explain_wire.read_explain_options),
     "Explanations: target": Section(
-        explain_wire.Asked, {"target": {}}, explain_wire.why_of, explain_wire.Explaining, "target"
+        explain_wire.TargetFields,
+        {"target": {}},
+        explain_wire.read_explain_options,
+        explain_wire.ExplainFields,
+        "target",
     ),
     "Hugging Face: text-generation": Section(
-        hf_wire.GenerateCall, TASK, hf_wire.read_generate, official=hub_fields(hub.TextGenerationInput)
+        hf_wire.HfGenerateRequest, TASK, hf_wire.read_hf_generate, official=hub_fields(hub.TextGenerationInput)
     ),
     "Hugging Face: text2text-generation, translation, summarization": Section(
-        hf_wire.WriteCall, TASK, read_write, official=hub_fields(hub.TranslationInput)
+        hf_wire.Text2TextRequest, TASK, read_write, official=hub_fields(hub.TranslationInput)
     ),
     "Parameters of writing": Section(
-        hf_wire.WriteParameters,
+        hf_wire.Text2TextParameters,
         {**TASK, "parameters": {}},
         read_write,
-        hf_wire.WriteCall,
+        hf_wire.Text2TextRequest,
         "parameters",
         hub_fields(hub.TranslationParameters),
     ),
     "Hugging Face: text-classification": Section(
-        hf_wire.ClassifyCall, TASK, hf_wire.read_classify, official=hub_fields(hub.TextClassificationInput)
+        hf_wire.ClassifyRequest, TASK, hf_wire.read_classify, official=hub_fields(hub.TextClassificationInput)
     ),
-    "Parameters of classifying": inner(options.Classifying, hf_wire.ClassifyCall, hf_wire.read_classify),
+    "Parameters of classifying": inner(options.ClassifyOptions, hf_wire.ClassifyRequest, hf_wire.read_classify),
     "Hugging Face: zero-shot-classification": Section(
-        hf_wire.ZeroShotCall, {**TASK, "parameters": {"candidate_labels": ["a"]}}, hf_wire.read_zero_shot
+        hf_wire.ZeroShotRequest, {**TASK, "parameters": {"candidate_labels": ["a"]}}, hf_wire.read_zero_shot
     ),
     "Parameters of classes": inner(
         hf_wire.ZeroShotParameters,
-        hf_wire.ZeroShotCall,
+        hf_wire.ZeroShotRequest,
         hf_wire.read_zero_shot,
         {**TASK, "parameters": {"candidate_labels": ["a"]}},
     ),
-    "Hugging Face: token-classification": Section(hf_wire.LabelCall, TASK, hf_wire.read_label),
-    "Parameters of labelling": inner(options.Labelling, hf_wire.LabelCall, hf_wire.read_label),
+    "Hugging Face: token-classification": Section(hf_wire.TokenClassifyRequest, TASK, hf_wire.read_token_classify),
+    "Parameters of labelling": inner(
+        options.TokenClassifyOptions, hf_wire.TokenClassifyRequest, hf_wire.read_token_classify
+    ),
     "Hugging Face: question-answering": Section(
-        hf_wire.AnswerCall, {"inputs": {"question": "a", "context": "b"}}, hf_wire.read_answer
+        hf_wire.QuestionRequest, {"inputs": {"question": "a", "context": "b"}}, hf_wire.read_question
     ),
     "Parameters of answering": Section(
-        options.Answering,
+        options.QuestionOptions,
         {"inputs": {"question": "a", "context": "b"}, "parameters": {}},
-        hf_wire.read_answer,
-        hf_wire.AnswerCall,
+        hf_wire.read_question,
+        hf_wire.QuestionRequest,
         "parameters",
     ),
-    "Hugging Face: fill-mask": Section(hf_wire.FillCall, TASK, hf_wire.read_fill),
-    "Parameters of filling": inner(options.Filling, hf_wire.FillCall, hf_wire.read_fill),
+    "Hugging Face: fill-mask": Section(hf_wire.FillMaskRequest, TASK, hf_wire.read_fill_mask),
+    "Parameters of filling": inner(options.FillMaskOptions, hf_wire.FillMaskRequest, hf_wire.read_fill_mask),
     "Hugging Face: feature-extraction": Section(
-        hf_wire.EmbedCall, TASK, hf_wire.read_embed, official=hub_fields(hub.FeatureExtractionInput)
+        hf_wire.FeatureRequest, TASK, hf_wire.read_feature, official=hub_fields(hub.FeatureExtractionInput)
     ),
-    "Parameters of embedding": inner(options.Embedding, hf_wire.EmbedCall, hf_wire.read_embed),
+    "Parameters of embedding": inner(options.EmbeddingOptions, hf_wire.FeatureRequest, hf_wire.read_feature),
     "Hugging Face: sentence-similarity": Section(
-        hf_wire.LikenessCall, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, hf_wire.read_likeness
+        hf_wire.SentenceSimilarityRequest,
+        {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+        hf_wire.read_sentence_similarity,
     ),
-    "Parameters of cutting": inner(options.Truncating, hf_wire.FillCall, hf_wire.read_fill),
+    "Parameters of cutting": inner(options.HfTruncateOptions, hf_wire.FillMaskRequest, hf_wire.read_fill_mask),
     "text-embeddings-inference: many texts": Section(
-        tei_wire.Many, TASK, tei_wire.read_predict, wire=tei_wire.PredictRequest
+        tei_wire.BatchRequest, TASK, tei_wire.read_predict, wire=tei_wire.PredictRequest
     ),
     "text-embeddings-inference: predict": Section(tei_wire.PredictRequest, TASK, tei_wire.read_predict),
     "text-embeddings-inference: embed": Section(tei_wire.EmbedRequest, TASK, tei_wire.read_embed),
     "text-embeddings-inference: embed_all": Section(tei_wire.EmbedAllRequest, TASK),
     "text-embeddings-inference: embed_sparse": Section(tei_wire.EmbedSparseRequest, TASK),
     "text-embeddings-inference: rerank": Section(
-        tei_wire.RerankRequest, {"query": "a", "texts": ["b"]}, tei_wire.read_rerank
+        tei_wire.TeiRerankRequest, {"query": "a", "texts": ["b"]}, tei_wire.read_rerank_pairs
     ),
     "text-embeddings-inference: similarity": Section(
         tei_wire.SimilarityRequest,
@@ -246,18 +261,18 @@ SECTIONS: Mapping[str, Section] = {
     "text-embeddings-inference: tokenize": Section(tei_wire.TokenizeRequest, TASK),
     "text-embeddings-inference: decode": Section(tei_wire.DecodeRequest, {"ids": [5]}),
     "Open Inference: every request": Section(oip_wire.InferRequest, {"inputs": TENSORS}),
-    "Open Inference: parameters": inner(oip_wire.Parameters, oip_wire.InferRequest, unread, {"inputs": TENSORS}),
+    "Open Inference: parameters": inner(oip_wire.OipParameters, oip_wire.InferRequest, unread, {"inputs": TENSORS}),
     "Open Inference: parameters of tensors": inner(
         oip_wire.TensorParameters, oip_wire.InferRequest, unread, {"inputs": TENSORS}
     ),
     "Open Inference: classifiers and rankers": Section(oip_wire.ScoreRequest, {"inputs": TENSORS}),
-    "Open Inference: embedders": Section(oip_wire.EmbedRequest, {"inputs": TENSORS}),
+    "Open Inference: embedders": Section(oip_wire.OipEmbedRequest, {"inputs": TENSORS}),
     "Open Inference: taggers": Section(oip_wire.LabelRequest, {"inputs": TENSORS}),
     "Open Inference: readers": Section(oip_wire.AnswerRequest, {"inputs": TENSORS}),
     "Open Inference: fillers": Section(oip_wire.FillRequest, {"inputs": TENSORS}),
-    "Open Inference: generators": Section(oip_wire.GenerateRequest, {"inputs": TENSORS}, read_tensors),
+    "Open Inference: generators": Section(oip_wire.OipGenerateRequest, {"inputs": TENSORS}, read_tensors),
     "Open Inference: parameters of generators": inner(
-        oip_wire.DrawOptions, oip_wire.GenerateRequest, read_tensors, {"inputs": TENSORS}
+        oip_wire.OipSamplingOptions, oip_wire.OipGenerateRequest, read_tensors, {"inputs": TENSORS}
     ),
     "Open Inference: generate and generate_stream": Section(oip_wire.TextRequest, {"text_input": "a"}, streamed),
     "Rerank": Section(rerank.RerankRequest, {"model": "m", "query": "a", "documents": ["b"]}),
@@ -286,15 +301,15 @@ SECTIONS: Mapping[str, Section] = {
         anthropic_wire.ToolResultBlock, {"type": "tool_result", "tool_use_id": "a"}
     ),
     "Anthropic messages: thinking": Section(anthropic_wire.ThinkingBlock, {"type": "thinking", "thinking": "a"}),
-    "Anthropic messages: tools": Section(anthropic_wire.Tool, {"name": "a", "input_schema": {}}),
-    "Anthropic messages: tool_choice": Section(anthropic_wire.ToolChoice, {"type": "auto"}),
+    "Anthropic messages: tools": Section(anthropic_wire.AnthropicTool, {"name": "a", "input_schema": {}}),
+    "Anthropic messages: tool_choice": Section(anthropic_wire.AnthropicToolChoice, {"type": "auto"}),
     "OpenAI responses": Section(
         responses_wire.ResponseRequest,
         {"model": "m", "input": "a"},
         responses_read.read_response,
         official=typed(*RESPONSE),
     ),
-    "OpenAI responses: a message": Section(responses_wire.Message, MESSAGES[0]),
+    "OpenAI responses: a message": Section(responses_wire.MessageItem, MESSAGES[0]),
     "OpenAI responses: input_text": Section(responses_wire.InputText, {"type": "input_text", "text": "a"}),
     "OpenAI responses: output_text": Section(responses_wire.OutputText, {"type": "output_text", "text": "a"}),
     "OpenAI responses: refusal": Section(responses_wire.Refusal, {"type": "refusal", "refusal": "a"}),
@@ -304,8 +319,8 @@ SECTIONS: Mapping[str, Section] = {
     "OpenAI responses: function_call_output": Section(
         responses_wire.FunctionOutput, {"type": "function_call_output", "call_id": "a", "output": "b"}
     ),
-    "OpenAI responses: reasoning": Section(responses_wire.Reasoning, {"type": "reasoning"}),
-    "OpenAI responses: tools": Section(responses_wire.Tool, {"type": "function", "name": "a"}),
+    "OpenAI responses: reasoning": Section(responses_wire.ReasoningItem, {"type": "reasoning"}),
+    "OpenAI responses: tools": Section(responses_wire.ResponseTool, {"type": "function", "name": "a"}),
     "vLLM: detokenize": Section(tokens.DetokenizeRequest, {"tokens": [5]}),
 }
 

@@ -19,18 +19,25 @@ from polyhead.service.api.dialects.responses import routes as responses
 from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.shared import generation_calls as generating
 from polyhead.service.api.shared import streaming as stream
-from polyhead.service.api.shared.streaming import MOST_OBJECTS, dumps_sliced
-from polyhead.service.concurrency.time_slices import SLICE, TOKENS
+from polyhead.service.api.shared.streaming import MAX_OBJECTS, dumps_sliced
+from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Event, Prompted, Token
+from polyhead.service.core.request import Done, Event, GeneratedToken, PromptScores
 from polyhead.service.engine import delivery
-from polyhead.service.engine.delivery import Deliveries
-from polyhead.service.engine.event_stream import Link, Stream
-from polyhead.service.engine.worker import Answer, Course
-from polyhead.service.resources.request_memory import Claim, Headroom
+from polyhead.service.engine.delivery import EventDelivery
+from polyhead.service.engine.event_stream import Stream, StreamContext
+from polyhead.service.engine.worker import HandleEvent, RequestTiming
+from polyhead.service.resources.request_memory import Headroom, MemoryClaim
 from polyhead.service.text import detokenizer as transcript_module
-from polyhead.service.text.detokenizer import Drawn, Piece, Scored, Stops, Transcript, pieces
+from polyhead.service.text.detokenizer import (
+    AnswerDelta,
+    Detokenizer,
+    ScoredToken,
+    StopRules,
+    TokenLogprobs,
+    stream_answer,
+)
 from tests.contracts.test_slices import Beats
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
@@ -38,7 +45,7 @@ from tests.support.engine_fakes import Ask, FakeGenerator, generate
 from tests.support.scripted import model as scripted_model
 
 PROMPT = [5, 6, 7]
-LONG = 5 * SLICE + 17
+LONG = 5 * SLICE_SIZE + 17
 TOP = ((5, -1.0), (6, -2.0))
 
 
@@ -64,32 +71,32 @@ def test_all_events_of_a_search_are_delivered_in_slices(tiny_generator: Path, mo
 
     served(act, {"chat": tiny_generator})
     assert beats.total["received"] >= 8 * 51
-    assert beats.most["received"] <= SLICE
+    assert beats.most["received"] <= SLICE_SIZE
 
 
 def streams(count: int) -> list[Stream]:
-    link = Link("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    link = StreamContext("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
     return [Stream(generate(PROMPT), link) for _ in range(count)]
 
 
-def step_of(stream: Stream, first: int) -> list[Answer]:
-    return [(stream, Token(id)) for id in range(first, first + LONG)]
+def step_of(stream: Stream, first: int) -> list[HandleEvent]:
+    return [(stream, GeneratedToken(id)) for id in range(first, first + LONG)]
 
 
 def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_them() -> None:
     async def run() -> None:
-        deliveries, [stream, other], over = Deliveries(), streams(2), list[str]()
+        deliveries, [stream, other], over = EventDelivery(), streams(2), list[str]()
         one, another = (Any, FakeGenerator)  # keys, no more
         deliveries.add(one, step_of(stream, 0), lambda: over.append("first"))
         deliveries.add(one, [*step_of(stream, LONG), (stream, Done("length", 3))], lambda: over.append("second"))
-        deliveries.add(another, [(other, Token(1)), (other, Done("length", 3))], lambda: over.append("other"))
-        assert len(stream._events) == SLICE
-        assert not other.open
-        while stream.open:
+        deliveries.add(another, [(other, GeneratedToken(1)), (other, Done("length", 3))], lambda: over.append("other"))
+        assert len(stream._events) == SLICE_SIZE
+        assert not other.is_open
+        while stream.is_open:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert over == ["other", "first", "second"]
-        assert [event.id async for event in stream if isinstance(event, Token)] == list(range(2 * LONG))
+        assert [event.id async for event in stream if isinstance(event, GeneratedToken)] == list(range(2 * LONG))
         assert not deliveries._waiting
 
     asyncio.run(run())
@@ -97,13 +104,13 @@ def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_
 
 def test_what_was_closed_meanwhile_receives_no_more() -> None:
     async def run() -> None:
-        deliveries, [stream, other] = Deliveries(), streams(2)
+        deliveries, [stream, other] = EventDelivery(), streams(2)
         worker: Any = "a worker"
         deliveries.add(worker, [*step_of(stream, 0), (other, Done("length", 3))])
         stream.close()
         while deliveries._waiting:
             await asyncio.sleep(0)
-        assert not other.open
+        assert not other.is_open
         assert [event async for event in stream] == []
 
     asyncio.run(run())
@@ -116,16 +123,20 @@ def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.Monke
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
-        deliveries, [stream], over = Deliveries(), streams(1), list[bool]()
-        monkeypatch.setattr(delivery, "SLICE", 1)
+        deliveries, [stream], over = EventDelivery(), streams(1), list[bool]()
+        monkeypatch.setattr(delivery, "SLICE_SIZE", 1)
         worker: Any = "a worker"
         broken = Broken(generate(PROMPT))
-        answers: list[Answer] = [(stream, Token(1)), (broken, Token(1)), (stream, Done("length", 3))]
+        answers: list[HandleEvent] = [
+            (stream, GeneratedToken(1)),
+            (broken, GeneratedToken(1)),
+            (stream, Done("length", 3)),
+        ]
         deliveries.add(worker, answers, lambda: over.append(True))
         while deliveries._waiting:
             await asyncio.sleep(0)
         assert over == [True]
-        assert not stream.open
+        assert not stream.is_open
 
     raised: list[Any] = []
     asyncio.run(run())
@@ -139,7 +150,7 @@ class Ready:
     """A source whose events are all there."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self.events, self.course = events, Course()
+        self.events, self.timing = events, RequestTiming()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for event in self.events:
@@ -148,10 +159,10 @@ class Ready:
     def close(self, *, answered: bool = False) -> None: ...
 
 
-def read(beats: Beats, begun: Callable[[], Transcript], events: Sequence[Event]) -> list[Piece]:
-    async def run() -> list[Piece]:
+def read(beats: Beats, begun: Callable[[], Detokenizer], events: Sequence[Event]) -> list[AnswerDelta]:
+    async def run() -> list[AnswerDelta]:
         beats.beat()
-        found = [piece async for piece in pieces(begun, Ready(events))]
+        found = [piece async for piece in stream_answer(begun, Ready(events))]
         await asyncio.sleep(0)
         return found
 
@@ -160,26 +171,28 @@ def read(beats: Beats, begun: Callable[[], Transcript], events: Sequence[Event])
 
 def test_tokens_that_are_all_there_become_text_in_slices(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     beats = Beats()
-    monkeypatch.setattr(Transcript, "push", beats.count("pushed", Transcript.push))
+    monkeypatch.setattr(Detokenizer, "push", beats.count("pushed", Detokenizer.push))
     request = generate(PROMPT, LONG, logprobs=2)
-    tokens = [Token(5, -1.0, TOP)] * LONG
-    found = read(beats, partial(Transcript, talker.tokenizer, Stops(), request), [*tokens, Done("length", 3, LONG)])
-    assert sum(len(piece.drawn) for piece in found) == LONG
+    tokens = [GeneratedToken(5, -1.0, TOP)] * LONG
+    found = read(
+        beats, partial(Detokenizer, talker.tokenizer, StopRules(), request), [*tokens, Done("length", 3, LONG)]
+    )
+    assert sum(len(piece.logprobs) for piece in found) == LONG
     assert beats.total["pushed"] == LONG
-    assert beats.most["pushed"] <= TOKENS
+    assert beats.most["pushed"] <= TOKENS_PER_SLICE
 
 
 def test_so_do_the_scores_of_a_prompt(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     beats = Beats()
-    monkeypatch.setattr(Transcript, "scored", beats.count("scored", Transcript.scored))
+    monkeypatch.setattr(Detokenizer, "score_token", beats.count("scored", Detokenizer.score_token))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
-    scores = Prompted(((-1.0, TOP),) * (LONG - 1))
-    found = read(beats, partial(Transcript, talker.tokenizer, Stops(), request), [scores, Done("length", LONG)])
-    assert [len(piece.prompt) for piece in found] == [LONG, 0]
-    assert found[0].prompt[0].token.logprob is None
-    assert [each.offset for each in found[0].prompt[:2]] == [0, len(talker.tokenizer.stream().push(5))]
+    scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
+    found = read(beats, partial(Detokenizer, talker.tokenizer, StopRules(), request), [scores, Done("length", LONG)])
+    assert [len(piece.prompt_logprobs) for piece in found] == [LONG, 0]
+    assert found[0].prompt_logprobs[0].token.logprob is None
+    assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(talker.tokenizer.stream().push(5))]
     assert beats.total["scored"] == 3 * LONG - 2
-    assert beats.most["scored"] <= 3 * TOKENS
+    assert beats.most["scored"] <= 3 * TOKENS_PER_SLICE
 
 
 def test_a_failure_table_is_made_once_for_all_answers_of_a_call(
@@ -285,14 +298,14 @@ def test_a_large_answer_is_written_on_a_thread(
             assert answer.status_code == 200, answer.text[:300]
 
     monkeypatch.setattr(module, name, noted)
-    monkeypatch.setattr(generating, "INLINE", 700 if call == "responses" else 100)
+    monkeypatch.setattr(generating, "INLINE_SCORES", 700 if call == "responses" else 100)
     served(act, {"chat": tiny_generator})
     assert where == [True, False]
 
 
-def drawn(count: int, tops: int) -> tuple[Drawn, ...]:
-    token = Scored(b"a", -1.0, 5)
-    return (Drawn(token, 0, (token,) * tops, 5),) * count
+def drawn(count: int, tops: int) -> tuple[TokenLogprobs, ...]:
+    token = ScoredToken(b"a", -1.0, 5)
+    return (TokenLogprobs(token, 0, (token,) * tops, 5),) * count
 
 
 def test_so_is_a_large_chunk_of_a_stream() -> None:
@@ -300,8 +313,11 @@ def test_so_is_a_large_chunk_of_a_stream() -> None:
         def inline() -> bool:
             return threading.current_thread() is threading.main_thread()
 
-        parts = (Piece("a", drawn(1, 20)), Piece("", prompt=drawn(generating.INLINE // 21 + 1, 20)))
-        return [await generating.chunk_of(part, inline) for part in parts]
+        parts = (
+            AnswerDelta("a", drawn(1, 20)),
+            AnswerDelta("", prompt_logprobs=drawn(generating.INLINE_SCORES // 21 + 1, 20)),
+        )
+        return [await generating.make_chunk(part, inline) for part in parts]
 
     assert asyncio.run(run()) == [True, False]
 
@@ -321,7 +337,7 @@ def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.M
     whole = dumps_sliced(content)
     monkeypatch.undo()
     assert whole == orjson.dumps(content)
-    assert max(sizes) <= MOST_OBJECTS * (len(orjson.dumps(tops)) + 1) + 1
+    assert max(sizes) <= MAX_OBJECTS * (len(orjson.dumps(tops)) + 1) + 1
 
 
 # Memory
@@ -332,11 +348,11 @@ class Keeping:
 
     def __init__(self, free: int = 1 << 40) -> None:
         self.headroom = Headroom(free)
-        self.claim, self.came, self.closed = Claim(self.headroom), list[Piece](), False
+        self.claim, self.came, self.closed = MemoryClaim(self.headroom), list[AnswerDelta](), False
         self.request: Any = SimpleNamespace(state=SimpleNamespace(visit=SimpleNamespace(claim=self.claim)))
 
-    def keep(self, parts: Sequence[Piece], repeated: int = 1) -> None:
-        async def source() -> AsyncGenerator[tuple[int, Piece], None]:
+    def keep(self, parts: Sequence[AnswerDelta], repeated: int = 1) -> None:
+        async def source() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
             try:
                 for part in parts:
                     yield 0, part
@@ -344,14 +360,14 @@ class Keeping:
                 self.closed = True
 
         async def run() -> None:
-            async for _, part in generating.kept(self.request, source(), repeated):
+            async for _, part in generating.claim_scores(self.request, source(), repeated):
                 self.came.append(part)
 
         asyncio.run(run())
 
 
-LARGE = Piece("", drawn(generating.CLAIMED // 21 + 1, 20))
-BYTES = generating.SCORE * generating.scores_in(LARGE.drawn)
+LARGE = AnswerDelta("", drawn(generating.CLAIM_STEP // 21 + 1, 20))
+BYTES = generating.SCORE_BYTES * generating.count_scores(LARGE.logprobs)
 
 
 def test_log_probabilities_take_of_the_memory_for_requests() -> None:
@@ -363,7 +379,7 @@ def test_log_probabilities_take_of_the_memory_for_requests() -> None:
 
 def test_an_answer_that_takes_more_than_there_is_ends() -> None:
     call = Keeping(free=0)
-    room = int(call.headroom.whole) // BYTES
+    room = int(call.headroom.total) // BYTES
     with pytest.raises(Overloaded, match=r"logprobs: .* ask for fewer of them"):
         call.keep([LARGE] * (room + 5))
     assert len(call.came) == room
@@ -372,25 +388,25 @@ def test_an_answer_that_takes_more_than_there_is_ends() -> None:
 
 def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written() -> None:
     call = Keeping()
-    call.keep([Piece("", prompt=LARGE.drawn)], repeated=7)
+    call.keep([AnswerDelta("", prompt_logprobs=LARGE.logprobs)], repeated=7)
     assert call.claim._size == 7 * BYTES
 
 
 def test_a_call_that_is_answered_gives_its_memory_back(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generating, "CLAIMED", 10)
-    taken, real = list[tuple[Claim, int]](), Claim.grow
+    monkeypatch.setattr(generating, "CLAIM_STEP", 10)
+    taken, real = list[tuple[MemoryClaim, int]](), MemoryClaim.grow
 
-    def noted(self: Claim, size: int, what: str) -> None:
+    def noted(self: MemoryClaim, size: int, what: str) -> None:
         real(self, size, what)
         taken.append((self, size))
 
     async def act(client: Client) -> None:
-        monkeypatch.setattr(Claim, "grow", noted)
+        monkeypatch.setattr(MemoryClaim, "grow", noted)
         path, small, large, *_ = CALLS["completions"]
         answer = await client.ask("POST", path, small | large | MODEL)
         assert answer.status_code == 200, answer.text[:300]
 
     served(act, {"chat": tiny_generator})
-    scored = [claim for claim, size in taken if size and not size % generating.SCORE]
+    scored = [claim for claim, size in taken if size and not size % generating.SCORE_BYTES]
     assert len(scored) >= 5
     assert all(claim._size == 0 for claim in scored)

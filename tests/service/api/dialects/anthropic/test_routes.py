@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from polyhead.models.chat import ChatTemplate
 from polyhead.service.api.dialects.anthropic.read import read_count, read_messages
 from polyhead.service.api.dialects.anthropic.wire import CountRequest, MessagesRequest
-from polyhead.service.api.dialects.anthropic.write import write_error
+from polyhead.service.api.dialects.anthropic.write import write_anthropic_error
 from polyhead.service.api.shared import streaming as stream
 from polyhead.service.core.errors import (
     BadRequest,
@@ -27,8 +27,8 @@ from polyhead.service.core.errors import (
 )
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
-from polyhead.service.text.chat_prompt import Talk
-from polyhead.service.text.prompts import Chat
+from polyhead.service.text.chat_prompt import ChatPrompt
+from polyhead.service.text.prompts import ChatMessages
 from tests.support.scripted import TEMPLATE, WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 TALK: dict[str, Any] = {"model": "talker", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
@@ -61,13 +61,13 @@ def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
     return application(registry), registry
 
 
-def read(**changes: Any) -> Talk:
+def read(**changes: Any) -> ChatPrompt:
     return read_messages(MessagesRequest.read(TALK | changes))
 
 
-def messages_of(talk: Talk) -> list[dict[str, Any]]:
-    [chat] = talk.asked.prompts
-    assert isinstance(chat, Chat)
+def messages_of(talk: ChatPrompt) -> list[dict[str, Any]]:
+    [chat] = talk.call.prompts
+    assert isinstance(chat, ChatMessages)
     return [dict(message) for message in chat.messages]
 
 
@@ -87,10 +87,10 @@ def sse(response: httpx.Response) -> list[dict[str, Any]]:
 
 def test_a_call_is_read_whole() -> None:
     talk = read(temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["x", "y"], system=[{"type": "text", "text": "s"}])
-    asked = talk.asked
+    asked = talk.call
     assert asked.sampling == Sampling(0.5, 3, 0.9)
-    assert (asked.max_tokens, asked.within, asked.stops, asked.field) == (8, True, ("x", "y"), "messages")
-    assert (asked.seeded, asked.logprobs, asked.grammar) == (False, -1, None)
+    assert (asked.max_tokens, asked.fits_context, asked.stops, asked.field) == (8, True, ("x", "y"), "messages")
+    assert (asked.has_seed, asked.logprobs, asked.grammar) == (False, -1, None)
     assert messages_of(talk) == [{"role": "system", "content": "s"}, {"role": "user", "content": "Hi"}]
 
 
@@ -132,9 +132,9 @@ def test_a_template_is_given_one_system_message_before_all_else() -> None:
 
 
 def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
-    [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).asked.prompts
-    assert isinstance(chat, Chat)
-    assert (chat.continued, chat.messages[-1]["content"]) == (True, "The")
+    [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).call.prompts
+    assert isinstance(chat, ChatMessages)
+    assert (chat.continues_last, chat.messages[-1]["content"]) == (True, "The")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_thinking(change: Any, mode: str, budget: int, effort: str) -> None:
 
 
 def test_a_form_is_a_grammar() -> None:
-    grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).asked.grammar
+    grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).call.grammar
     assert grammar is not None
     assert (grammar.kind, grammar.source, grammar.field) == (
         "schema",
@@ -382,7 +382,7 @@ def test_arguments_that_are_cut_off_are_said_as_far_as_they_came(talker: Model) 
 
 
 def test_a_silent_stream_says_that_it_is_there(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE_S", 0.02)
+    monkeypatch.setattr(stream, "KEEPALIVE_S", 0.02)
     app = application(Registry([talker], lambda model, request: [*spoken("A", model.tokenizer), WAIT]))
 
     async def listened() -> bytes:
@@ -413,7 +413,7 @@ def test_counting(talker: Model) -> None:
     assert first.json() == {"input_tokens": len(request.tokens)}
     assert second.status_code == 200
     assert wrong.json()["error"]["message"] == "max_tokens: is not a known field"
-    assert read_count(CountRequest.read(counted)).asked.scoring
+    assert read_count(CountRequest.read(counted)).call.only_scores
 
 
 # Errors
@@ -433,7 +433,7 @@ def test_counting(talker: Model) -> None:
     ],
 )
 def test_errors(error: PolyheadError, kind: str) -> None:
-    assert write_error(error) == {"type": "error", "error": {"type": kind, "message": "m"}}
+    assert write_anthropic_error(error) == {"type": "error", "error": {"type": kind, "message": "m"}}
 
 
 def test_errors_have_the_shape_of_the_dialect(app: FastAPI) -> None:

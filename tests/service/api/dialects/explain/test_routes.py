@@ -14,7 +14,7 @@ import transformers as tf
 
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import AnswerTooLarge
-from polyhead.service.explain.explain_request import Shown, Subject, Why, found_again
+from polyhead.service.explain.explain_request import ExplainParameters, ExplainSubject, ShownToken, locate_pieces
 from polyhead.service.explain.explain_response import check_size
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.support import checkpoints, translators
@@ -308,24 +308,24 @@ def test_an_adapter_is_explained_by_its_own_network(tmp_path: Path, tiny_embedde
 
 
 def test_too_many_weights_say_how_to_ask_for_less() -> None:
-    shown = tuple(Shown(5, "a", False) for _ in range(100))
-    subject, bounds = Subject(shown, (5,) * 100), Settings(explain_mib=1)
+    shown = tuple(ShownToken(5, "a", False) for _ in range(100))
+    subject, bounds = ExplainSubject(shown, (5,) * 100), Settings(explain_mib=1)
     for why, fits in (
-        (Why(), False),
-        (Why(layers=(0, 1)), True),
-        (Why(top_k=1), True),
-        (Why(packed=True, half=True), True),
-        (Why(packed=True), False),
+        (ExplainParameters(), False),
+        (ExplainParameters(layers=(0, 1)), True),
+        (ExplainParameters(top_k=1), True),
+        (ExplainParameters(as_base64=True, half_precision=True), True),
+        (ExplainParameters(as_base64=True), False),
     ):
         with nullcontext() if fits else pytest.raises(AnswerTooLarge, match="ask for fewer layers or heads, a top_k"):
             check_size(why, subject, {"self": (8, 4)}, bounds)
     with pytest.raises(AnswerTooLarge, match="4188160000 weights"):
-        check_size(Why(top_k=1), subject, {"self": (1024, 409)}, bounds)
+        check_size(ExplainParameters(top_k=1), subject, {"self": (1024, 409)}, bounds)
 
 
 def test_where_pieces_stand_in_what_a_template_was_given() -> None:
     pieces = [b"<s>", b"hi", b" Zo", b"\xc3", b"\xab!", b"</s>", b"no", b"hi"]
-    assert found_again(pieces, ["  hi Zoë!", "", "absent", "hi"]) == [
+    assert locate_pieces(pieces, ["  hi Zoë!", "", "absent", "hi"]) == [
         (None, None, None),
         (0, 2, 4),
         (0, 4, 7),
@@ -348,6 +348,6 @@ def test_each_piece_is_looked_at_once() -> None:
 
     count = 300
     pieces = [Counted(f"<{number}>".encode()) for number in range(count)]
-    found = found_again(pieces, [f"<{number}>" for number in range(count)])
+    found = locate_pieces(pieces, [f"<{number}>" for number in range(count)])
     assert found == [(number, 0, len(f"<{number}>")) for number in range(count)]
     assert seen <= 5 * count

@@ -12,24 +12,24 @@ from fastapi import FastAPI
 
 from polyhead.service.api.dialects.hf import routes as hf
 from polyhead.service.api.dialects.hf.wire import (
-    AnswerCall,
-    ClassifyCall,
-    EmbedCall,
-    FillCall,
-    GenerateCall,
-    LabelCall,
-    LikenessCall,
-    ZeroShotCall,
-    read_answer,
-    read_embed,
-    read_generate,
-    read_label,
+    ClassifyRequest,
+    FeatureRequest,
+    FillMaskRequest,
+    HfGenerateRequest,
+    QuestionRequest,
+    SentenceSimilarityRequest,
+    TokenClassifyRequest,
+    ZeroShotRequest,
+    read_feature,
+    read_hf_generate,
+    read_question,
+    read_token_classify,
 )
 from polyhead.service.api.shared import dialect
 from polyhead.service.api.shared import pipeline_outputs as findings
 from polyhead.service.api.shared.hf_generation import GenerateParameters
-from polyhead.service.api.shared.hf_generation_write import chunks, spelled, write_error
-from polyhead.service.api.shared.pipeline_outputs import applied
+from polyhead.service.api.shared.hf_generation_write import split_text, stream_events, write_hf_error
+from polyhead.service.api.shared.pipeline_outputs import apply_function
 from polyhead.service.core.errors import (
     BadRequest,
     Expired,
@@ -42,10 +42,10 @@ from polyhead.service.core.errors import (
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Request
 from polyhead.service.text import zero_shot
-from polyhead.service.text.answer_spans import Asking
-from polyhead.service.text.detokenizer import Drawn, Piece, Scored
+from polyhead.service.text.answer_spans import SpanOptions
+from polyhead.service.text.detokenizer import AnswerDelta, ScoredToken, TokenLogprobs
+from polyhead.service.text.encoder_inputs import WindowOptions
 from polyhead.service.text.entities import Entity
-from polyhead.service.text.inputs import Windows
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 LABELS = ("bad", "so-so", "good")
@@ -87,7 +87,7 @@ def refused(app: FastAPI, path: str, body: Any, status: int = 400) -> str:
 
 
 def test_tasks_of_heads(models: list[Model]) -> None:
-    assert {one.name: hf.tasks_of(one) for one in models} == {
+    assert {one.name: hf.model_tasks(one) for one in models} == {
         "judge": ["text-classification"],
         "org/nli": ["text-classification", "zero-shot-classification"],
         "vectors": ["feature-extraction", "sentence-similarity"],
@@ -161,37 +161,37 @@ def test_labels_of_texts(app: FastAPI) -> None:
 
 
 def test_functions_of_scores() -> None:
-    assert applied("softmax", [1000.0, 1000.0]) == [0.5, 0.5]
-    assert applied("sigmoid", [-1000.0, 0.0, 1000.0]) == [0.0, 0.5, 1.0]
-    assert applied("none", [3.0]) == applied("", [3.0]) == [3.0]
+    assert apply_function("softmax", [1000.0, 1000.0]) == [0.5, 0.5]
+    assert apply_function("sigmoid", [-1000.0, 0.0, 1000.0]) == [0.0, 0.5, 1.0]
+    assert apply_function("none", [3.0]) == apply_function("", [3.0]) == [3.0]
 
 
 def test_windows_only_when_asked() -> None:
-    def windows(**given: Any) -> Windows | None:
-        wire = AnswerCall.read({"inputs": {"question": "a", "context": "b"}, "parameters": given})
-        return read_answer(wire).windows
+    def windows(**given: Any) -> WindowOptions | None:
+        wire = QuestionRequest.read({"inputs": {"question": "a", "context": "b"}, "parameters": given})
+        return read_question(wire).windows
 
     assert windows() is None
-    assert windows(doc_stride=5) == Windows(overlap=5, size=384)
-    assert windows(max_seq_len=100) == Windows(overlap=50, size=100)
-    assert windows(max_seq_len=4000) == Windows(overlap=128, size=4000)
-    wire = AnswerCall.read(
+    assert windows(doc_stride=5) == WindowOptions(overlap=5, size=384)
+    assert windows(max_seq_len=100) == WindowOptions(overlap=50, size=100)
+    assert windows(max_seq_len=4000) == WindowOptions(overlap=128, size=4000)
+    wire = QuestionRequest.read(
         {"inputs": [{"question": "a", "context": "b"}], "parameters": {"top_k": 3, "align_to_words": False}}
     )
-    assert read_answer(wire).asking == Asking(top_k=3, whole_words=False)
-    assert not wire.is_one
-    labelled = LabelCall.read({"inputs": "a", "parameters": {"stride": 7, "aggregation_strategy": "max"}})
-    assert read_label(labelled).windows == Windows(overlap=7)
+    assert read_question(wire).span_options == SpanOptions(top_k=3, whole_words=False)
+    assert not wire.is_single
+    labelled = TokenClassifyRequest.read({"inputs": "a", "parameters": {"stride": 7, "aggregation_strategy": "max"}})
+    assert read_token_classify(labelled).windows == WindowOptions(overlap=7)
 
 
 def test_options_of_vectors_beside_the_inputs_or_inside() -> None:
     for given in ({"normalize": False, "dimensions": 3}, {"parameters": {"normalize": False, "dimensions": 3}}):
-        asked = read_embed(EmbedCall.read({"inputs": "a", **given}))
+        asked = read_feature(FeatureRequest.read({"inputs": "a", **given}))
         assert (asked.raw, asked.unit, asked.dimensions) == (True, False, 3)
-    plain, unit = (read_embed(EmbedCall.read({"inputs": "a", **given})) for given in ({}, {"normalize": True}))
+    plain, unit = (read_feature(FeatureRequest.read({"inputs": "a", **given})) for given in ({}, {"normalize": True}))
     assert (plain.raw, plain.unit, unit.raw, unit.unit) == (False, False, False, True)
     with pytest.raises(BadRequest, match="normalize: give all options beside inputs, or all in parameters"):
-        read_embed(EmbedCall.read({"inputs": "a", "normalize": True, "parameters": {"truncate": True}}))
+        read_feature(FeatureRequest.read({"inputs": "a", "normalize": True, "parameters": {"truncate": True}}))
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_options_of_vectors_beside_the_inputs_or_inside() -> None:
     ],
 )
 def test_tokens_are_drawn_only_when_asked(given: Any, temperature: float) -> None:
-    asked = read_generate(
-        GenerateCall.read({"inputs": "a", "parameters": {**given, "stop": "x", "stop_sequences": ["y"]}})
+    asked = read_hf_generate(
+        HfGenerateRequest.read({"inputs": "a", "parameters": {**given, "stop": "x", "stop_sequences": ["y"]}})
     )
     assert asked.sampling.temperature == temperature
     assert asked.stops == ("x", "y")
@@ -215,50 +215,66 @@ def test_tokens_are_drawn_only_when_asked(given: Any, temperature: float) -> Non
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [
-        (ClassifyCall, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k: must be between 1"),
+        (ClassifyRequest, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k: must be between 1"),
         (
-            ClassifyCall,
+            ClassifyRequest,
             {"inputs": "a", "parameters": {"topk": 1}},
             "parameters.topk: is not a known field; did you mean",
         ),
         (
-            ClassifyCall,
+            ClassifyRequest,
             {"inputs": "a", "parameters": {"function_to_apply": "tanh"}},
             "parameters.function_to_apply: must",
         ),
-        (ClassifyCall, {"inputs": "a", "stream": True}, "stream: true is not supported"),
-        (ClassifyCall, {"inputs": [{"text": 1}]}, 'inputs: must be a string, {"text", "text_pair"} or a list'),
-        (ClassifyCall, {}, "inputs: is required"),
-        (ClassifyCall, [], "the body: must be an object"),
-        (ClassifyCall, {"inputs": "a", "options": {"cache": 1}}, "options.cache: is not a known field"),
+        (ClassifyRequest, {"inputs": "a", "stream": True}, "stream: true is not supported"),
+        (ClassifyRequest, {"inputs": [{"text": 1}]}, 'inputs: must be a string, {"text", "text_pair"} or a list'),
+        (ClassifyRequest, {}, "inputs: is required"),
+        (ClassifyRequest, [], "the body: must be an object"),
+        (ClassifyRequest, {"inputs": "a", "options": {"cache": 1}}, "options.cache: is not a known field"),
         (
-            LabelCall,
+            TokenClassifyRequest,
             {"inputs": "a", "parameters": {"aggregation_strategy": "best"}},
             "parameters.aggregation_strategy: must",
         ),
         (
-            LabelCall,
+            TokenClassifyRequest,
             {"inputs": "a", "parameters": {"ignore_labels": ["x"] * 1001}},
             "ignore_labels: must have at most 1000",
         ),
-        (AnswerCall, {"inputs": {"question": "a"}}, 'inputs: must be {"question", "context"}'),
-        (AnswerCall, {"inputs": {"question": "", "context": "b"}}, 'inputs: must be {"question", "context"}'),
-        (AnswerCall, {"inputs": [], "parameters": {"max_answer_len": 0}}, "parameters.max_answer_len: must be between"),
+        (QuestionRequest, {"inputs": {"question": "a"}}, 'inputs: must be {"question", "context"}'),
+        (QuestionRequest, {"inputs": {"question": "", "context": "b"}}, 'inputs: must be {"question", "context"}'),
         (
-            FillCall,
+            QuestionRequest,
+            {"inputs": [], "parameters": {"max_answer_len": 0}},
+            "parameters.max_answer_len: must be between",
+        ),
+        (
+            FillMaskRequest,
             {"inputs": "a", "parameters": {"targets": ["a" * 257]}},
             "parameters.targets: must be a string or a",
         ),
-        (FillCall, {"inputs": "a", "parameters": {"top_k": 1001}}, "parameters.top_k: must be between 1 and 1000"),
-        (EmbedCall, {"inputs": "a", "encoding_format": "base64"}, 'encoding_format: "base64" is not supported'),
-        (LikenessCall, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences: must have at least 1"),
-        (ZeroShotCall, {"inputs": "a"}, "parameters: is required"),
         (
-            GenerateCall,
+            FillMaskRequest,
+            {"inputs": "a", "parameters": {"top_k": 1001}},
+            "parameters.top_k: must be between 1 and 1000",
+        ),
+        (FeatureRequest, {"inputs": "a", "encoding_format": "base64"}, 'encoding_format: "base64" is not supported'),
+        (
+            SentenceSimilarityRequest,
+            {"inputs": {"source_sentence": "a", "sentences": []}},
+            "inputs.sentences: must have at least 1",
+        ),
+        (ZeroShotRequest, {"inputs": "a"}, "parameters: is required"),
+        (
+            HfGenerateRequest,
             {"inputs": "a", "parameters": {"watermark": True}},
             "parameters.watermark: true is not supported",
         ),
-        (GenerateCall, {"inputs": "a", "parameters": {"best_of": 0}}, "parameters.best_of: must be between 1 and 128"),
+        (
+            HfGenerateRequest,
+            {"inputs": "a", "parameters": {"best_of": 0}},
+            "parameters.best_of: must be between 1 and 128",
+        ),
     ],
 )
 def test_what_is_refused_by_name(kind: Any, body: Any, said: str) -> None:
@@ -292,7 +308,7 @@ def test_pairs_are_counted_before_any_is_made(app: FastAPI, monkeypatch: pytest.
     def made(*given: Any) -> str:
         raise AssertionError("a hypothesis is made of a call that is refused")
 
-    monkeypatch.setattr(zero_shot, "hypothesis", made)
+    monkeypatch.setattr(zero_shot, "fill_hypothesis", made)
     body = {"inputs": ["a"] * 100_000, "parameters": {"candidate_labels": [str(name) for name in range(100)]}}
     said = "inputs: 100000 texts with 100 labels are 10000000 pairs, at most 8 a call"
     assert refused(app, "/models/org/nli", body).startswith(said)
@@ -302,10 +318,10 @@ def test_a_long_unknown_name_is_compared_with_none(monkeypatch: pytest.MonkeyPat
     compared: list[str] = []
     monkeypatch.setattr(dialect, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
     with pytest.raises(BadRequest, match=r"^aaa.*: is not a known field$"):
-        ClassifyCall.read({"inputs": "a", "a" * 8_000_000: 1})
+        ClassifyRequest.read({"inputs": "a", "a" * 8_000_000: 1})
     assert not compared
     with pytest.raises(BadRequest):
-        ClassifyCall.read({"inputs": "a", "a" * 100: 1})
+        ClassifyRequest.read({"inputs": "a", "a" * 100: 1})
     assert compared == ["a" * 100]
 
 
@@ -318,12 +334,12 @@ def test_a_template_is_no_program(app: FastAPI, registry: Registry, models: list
 
 def test_what_entails() -> None:
     logits = np.array([[1.0, 0.0, 3.0], [2.0, 9.0, 1.0]])
-    assert zero_shot.entailment(("no", "maybe", "Entailment")) == 2
-    assert zero_shot.entailment(LABELS) is None
-    one, two = zero_shot.probabilities(logits, 2, several=True)
+    assert zero_shot.find_entailment_label(("no", "maybe", "Entailment")) == 2
+    assert zero_shot.find_entailment_label(LABELS) is None
+    one, two = zero_shot.class_probabilities(logits, 2, several=True)
     assert (one, two) == pytest.approx((1 / (1 + np.exp(-2)), 1 / (1 + np.exp(1))))
-    assert sum(zero_shot.probabilities(logits, 2, several=False)) == pytest.approx(1)
-    assert zero_shot.probabilities(logits[:1], 0, several=False) == pytest.approx([1 / (1 + np.exp(2))])
+    assert sum(zero_shot.class_probabilities(logits, 2, several=False)) == pytest.approx(1)
+    assert zero_shot.class_probabilities(logits[:1], 0, several=False) == pytest.approx([1 / (1 + np.exp(2))])
 
 
 # What is generated
@@ -384,24 +400,24 @@ def test_a_client_that_leaves_frees_what_it_held(models: list[Model]) -> None:
 
 
 def test_tokens_take_their_parts_of_the_text() -> None:
-    drawn = [Drawn(Scored(b"", 0), offset, (), id) for id, offset in enumerate((3, 5, 5, 6))]
-    assert [text for _, text in spelled(drawn, 3, "abcde")] == ["ab", "", "c", "de"]
-    assert [text for _, text in spelled(drawn[1:], 4, "bcde")] == ["b", "c", "de"]
-    assert spelled([], 0, "x") == []
+    drawn = [TokenLogprobs(ScoredToken(b"", 0), offset, (), id) for id, offset in enumerate((3, 5, 5, 6))]
+    assert [text for _, text in split_text(drawn, 3, "abcde")] == ["ab", "", "c", "de"]
+    assert [text for _, text in split_text(drawn[1:], 4, "bcde")] == ["b", "c", "de"]
+    assert split_text([], 0, "x") == []
 
 
 def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]) -> None:
     """What might have begun a stop string is shown later than the token that it is of."""
 
-    async def pieces() -> AsyncGenerator[tuple[int, Piece], None]:
-        yield 0, Piece("x", (Drawn(Scored(b"xab", 0), 0, (), 5),))
-        yield 0, Piece("ab")
-        yield 0, Piece("c", (Drawn(Scored(b"c", 0), 3, (), 6),))
-        yield 0, Piece("d")
-        yield 0, Piece("", (), "length")
+    async def pieces() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
+        yield 0, AnswerDelta("x", (TokenLogprobs(ScoredToken(b"xab", 0), 0, (), 5),))
+        yield 0, AnswerDelta("ab")
+        yield 0, AnswerDelta("c", (TokenLogprobs(ScoredToken(b"c", 0), 3, (), 6),))
+        yield 0, AnswerDelta("d")
+        yield 0, AnswerDelta("", (), "length")
 
     async def told() -> list[Any]:
-        return [each async for each in chunks(GenerateParameters(), models[-1], "a", pieces(), 0)]
+        return [each async for each in stream_events(GenerateParameters(), models[-1], "a", pieces(), 0)]
 
     events = asyncio.run(told())
     assert [event["token"]["text"] for event in events] == ["x", "abc", "d"]
@@ -421,9 +437,9 @@ def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]
     ],
 )
 def test_errors(error: PolyheadError, kind: str | None) -> None:
-    assert write_error(error) == {"error": "x"} | ({"error_type": kind} if kind else {})
+    assert write_hf_error(error) == {"error": "x"} | ({"error_type": kind} if kind else {})
 
 
 def test_the_first_token_of_a_text_is_told_by_its_index() -> None:
-    assert findings.entity(Entity("PER", 0.5, "a", 0, 1, index=0))["index"] == 0
-    assert "index" not in findings.entity(Entity("PER", 0.5, "a", 0, 1))
+    assert findings.write_entity(Entity("PER", 0.5, "a", 0, 1, index=0))["index"] == 0
+    assert "index" not in findings.write_entity(Entity("PER", 0.5, "a", 0, 1))

@@ -6,20 +6,23 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from polyhead.service.api.dialects.hf.wire import WriteCall, read_write
+from polyhead.service.api.dialects.hf.wire import Text2TextRequest, read_text2text
 from polyhead.service.core.errors import BadRequest
-from polyhead.service.core.model import Customs
-from polyhead.service.core.request import Beams, Generate, Sampling
+from polyhead.service.core.model import GenerationDefaults
+from polyhead.service.core.request import BeamSearchOptions, Generate, Sampling
 from tests.support.scripted import Registry, application, ask, echo, model
 
-SEARCHES = Customs(
-    opening=(2, 7),
-    most=20,
-    sampling=Sampling(temperature=0, banned=((5,),), once=3),
-    beams=Beams(4, 0.6, early=True),
+SEARCHES = GenerationDefaults(
+    decoder_prompt=(2, 7),
+    max_tokens=20,
+    sampling=Sampling(temperature=0, banned=((5,),), no_repeat_ngram_size=3),
+    beams=BeamSearchOptions(4, 0.6, early_stopping=True),
 )
-DRAWS = Customs(
-    opening=(2,), most=30, sampling=Sampling(temperature=0.7, top_k=50, top_p=0.9, min_tokens=2), beams=Beams(1)
+DRAWS = GenerationDefaults(
+    decoder_prompt=(2,),
+    max_tokens=30,
+    sampling=Sampling(temperature=0.7, top_k=50, top_p=0.9, min_tokens=2),
+    beams=BeamSearchOptions(1),
 )
 
 
@@ -33,14 +36,19 @@ def app(registry: Registry) -> FastAPI:
     return application(registry)
 
 
-def read(customs: Customs, **parameters: Any) -> tuple[Sampling, Beams | None, int]:
-    asked = read_write(WriteCall.read({"inputs": "a", "parameters": parameters}), customs)
-    return asked.sampling, asked.beams, asked.longest
+def read(customs: GenerationDefaults, **parameters: Any) -> tuple[Sampling, BeamSearchOptions | None, int]:
+    asked = read_text2text(Text2TextRequest.read({"inputs": "a", "parameters": parameters}), customs)
+    return asked.sampling, asked.beams, asked.token_limit
 
 
 def test_what_is_not_said_is_as_the_checkpoint_has_it() -> None:
     sampling, beams, most = read(SEARCHES)
-    assert (sampling.temperature, sampling.once, beams, most) == (0, 3, Beams(4, 0.6, early=True), 20)
+    assert (sampling.temperature, sampling.no_repeat_ngram_size, beams, most) == (
+        0,
+        3,
+        BeamSearchOptions(4, 0.6, early_stopping=True),
+        20,
+    )
     sampling, beams, most = read(DRAWS)
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_tokens) == (0.7, 50, 0.9, 2)
     assert (beams, most) == (None, 30)
@@ -51,15 +59,15 @@ def test_what_is_not_said_is_as_the_checkpoint_has_it() -> None:
     ("parameters", "beams", "temperature"),
     [
         ({"num_beams": 1}, None, 0),
-        ({"num_beams": 2}, Beams(2, 0.6, early=True), 0),
-        ({"num_beams": 2, "length_penalty": 2, "early_stopping": False}, Beams(2, 2), 0),
+        ({"num_beams": 2}, BeamSearchOptions(2, 0.6, early_stopping=True), 0),
+        ({"num_beams": 2, "length_penalty": 2, "early_stopping": False}, BeamSearchOptions(2, 2), 0),
         ({"do_sample": True}, None, 1),
         ({"temperature": 0.3}, None, 0.3),
-        ({"do_sample": False}, Beams(4, 0.6, early=True), 0),
+        ({"do_sample": False}, BeamSearchOptions(4, 0.6, early_stopping=True), 0),
     ],
 )
 def test_what_is_said_goes_before(
-    inside: bool, parameters: dict[str, Any], beams: Beams | None, temperature: float
+    inside: bool, parameters: dict[str, Any], beams: BeamSearchOptions | None, temperature: float
 ) -> None:
     said = {"generate_parameters": parameters} if inside else parameters
     sampling, found, _ = read(SEARCHES, **said)
@@ -68,7 +76,7 @@ def test_what_is_said_goes_before(
 
 def test_who_draws_by_itself_may_be_told_to_search() -> None:
     sampling, beams, _ = read(DRAWS, num_beams=3)
-    assert (sampling.temperature, beams) == (0, Beams(3))
+    assert (sampling.temperature, beams) == (0, BeamSearchOptions(3))
     assert read(DRAWS, do_sample=False)[0].temperature == 0
 
 
@@ -97,7 +105,7 @@ def test_a_task_is_answered_in_its_words(app: FastAPI, registry: Registry, path:
     assert request.tokens == (2, 7), "what stands before an answer"
     assert len(request.source) > 1
     assert (5,) in request.sampling.banned
-    assert request.beams == Beams(4, 0.6, early=True)
+    assert request.beams == BeamSearchOptions(4, 0.6, early_stopping=True)
 
 
 def test_several_answers_are_lists(app: FastAPI) -> None:

@@ -8,10 +8,10 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from polyhead.service.api.dialects.oip.wire import TextRequest, read_text
+from polyhead.service.api.dialects.oip.wire import TextRequest, read_text_request
 from polyhead.service.core.errors import StepFailed
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Beams, Failed, Generate, Request
+from polyhead.service.core.request import BeamSearchOptions, Failed, Generate, Request
 from tests.support.scripted import Registry, application, ask, echo, model, spoken
 
 PROMPT = "The quick fox"
@@ -116,8 +116,10 @@ def test_a_failure_is_the_last_event(models: list[Model]) -> None:
 
 
 def test_a_search_is_carried() -> None:
-    asked = read_text(TextRequest.read({"text_input": "a", "num_beams": 3, "num_return_sequences": 2}), stream=False)
-    assert (asked.beams, asked.count) == (Beams(3), 2)
+    asked = read_text_request(
+        TextRequest.read({"text_input": "a", "num_beams": 3, "num_return_sequences": 2}), stream=False
+    )
+    assert (asked.beams, asked.count) == (BeamSearchOptions(3), 2)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ import tritonclient.http as triton
 from fastapi import FastAPI
 from tritonclient.utils import InferenceServerException
 
-from polyhead.service.api.dialects.oip.tensors import HEADER, Given, Tensor, lengthy, texts, written
+from polyhead.service.api.dialects.oip.tensors import (
+    LENGTH_HEADER,
+    InputTensor,
+    OutputTensor,
+    prefix_length,
+    read_texts,
+    write_tensors,
+)
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Encode, Generate
@@ -71,19 +78,21 @@ def refused(app: FastAPI, name: str, body: Any, status: int = 400) -> str:
 # Tensors
 
 
-def given(data: Any = None, raw: bytes | None = None, shape: tuple[int, ...] = (2,), datatype: str = "BYTES") -> Given:
-    return Given("text", datatype, shape, data, raw)
+def given(
+    data: Any = None, raw: bytes | None = None, shape: tuple[int, ...] = (2,), datatype: str = "BYTES"
+) -> InputTensor:
+    return InputTensor("text", datatype, shape, data, raw)
 
 
-RAW = b"".join(lengthy(text.encode()) for text in TEXTS)
+RAW = b"".join(prefix_length(text.encode()) for text in TEXTS)
 
 
 def test_strings_in_json_and_beside_it() -> None:
     assert RAW[:4] == bytes((11, 0, 0, 0))
     for shape in ((2,), (2, 1)):
-        assert texts(given(TEXTS, shape=shape), 8) == TEXTS
-        assert texts(given([[text] for text in TEXTS], shape=shape), 8) == TEXTS
-        assert texts(given(raw=RAW, shape=shape), 8) == TEXTS
+        assert read_texts(given(TEXTS, shape=shape), 8) == TEXTS
+        assert read_texts(given([[text] for text in TEXTS], shape=shape), 8) == TEXTS
+        assert read_texts(given(raw=RAW, shape=shape), 8) == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -102,18 +111,18 @@ def test_strings_in_json_and_beside_it() -> None:
         (given(raw=b"\x01"), "text[0]: its binary data of 1 bytes end inside this text"),
         (given(raw=b"\xff\xff\xff\xffa"), "text[0]: its binary data of 5 bytes end"),
         (given(raw=RAW, shape=(1,)), "text: shape says 1 texts, 20 bytes are left"),
-        (given(raw=lengthy(b"a") + lengthy(b"\xff")), "text[1]: is not UTF-8"),
+        (given(raw=prefix_length(b"a") + prefix_length(b"\xff")), "text[1]: is not UTF-8"),
     ],
 )
-def test_what_a_tensor_cannot_be(wrong: Given, said: str) -> None:
+def test_what_a_tensor_cannot_be(wrong: InputTensor, said: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        texts(wrong, 8)
+        read_texts(wrong, 8)
     assert caught.value.message.startswith(said)
 
 
 def test_outputs_in_json_and_beside_it() -> None:
-    found = [Tensor("score", "FP32", (2,), [0.5, 2.0]), Tensor("label", "BYTES", (2,), ["é", ""])]
-    body = written({"model_name": "m"}, found, frozenset(("score",)))
+    found = [OutputTensor("score", "FP32", (2,), [0.5, 2.0]), OutputTensor("label", "BYTES", (2,), ["é", ""])]
+    body = write_tensors({"model_name": "m"}, found, frozenset(("score",)))
     head = json.loads(body.content[: body.json_bytes])
     assert head["outputs"][0] == {
         "name": "score",
@@ -123,7 +132,7 @@ def test_outputs_in_json_and_beside_it() -> None:
     }
     assert head["outputs"][1]["data"] == ["é", ""]
     assert np.frombuffer(body.content[body.json_bytes :], "<f4").tolist() == [0.5, 2.0]
-    assert written({}, found[1:], frozenset(("label",))).content.endswith(b"\x02\0\0\0\xc3\xa9\0\0\0\0")
+    assert write_tensors({}, found[1:], frozenset(("label",))).content.endswith(b"\x02\0\0\0\xc3\xa9\0\0\0\0")
 
 
 # What each head says
@@ -214,7 +223,7 @@ def test_binary_data_is_as_long_as_it_says(app: FastAPI) -> None:
     async def post(body: bytes, length: str) -> httpx.Response:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
-            return await client.post("/v2/models/judge/infer", content=body, headers={HEADER: length})
+            return await client.post("/v2/models/judge/infer", content=body, headers={LENGTH_HEADER: length})
 
     def said(body: bytes, length: Any) -> str:
         answer = asyncio.run(post(body, str(length)))
@@ -224,7 +233,7 @@ def test_binary_data_is_as_long_as_it_says(app: FastAPI) -> None:
     full = head.encode() + RAW
     assert said(full, len(head)).startswith(f"inputs: their binary_data_size come to 9 bytes, {len(RAW)} follow")
     for length in (len(full) + 1, -1, "x", "9" * 60):
-        assert said(full, length).startswith(f"{HEADER}: must be at most the {len(full)} bytes of the body")
+        assert said(full, length).startswith(f"{LENGTH_HEADER}: must be at most the {len(full)} bytes of the body")
     assert said(full, len(head) - 1).startswith("the body is not valid JSON")
 
 

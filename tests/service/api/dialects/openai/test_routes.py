@@ -14,10 +14,10 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.service.api.dialects.openai import routes
-from polyhead.service.api.dialects.openai.chat_messages import NOT_FOR_MESSAGES
+from polyhead.service.api.dialects.openai.chat_messages import UNSUPPORTED_IN_MESSAGES
 from polyhead.service.api.dialects.openai.wire import (
-    NOT_FOR_CHAT,
-    NOT_FOR_COMPLETIONS,
+    UNSUPPORTED_CHAT,
+    UNSUPPORTED_COMPLETION,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -25,9 +25,9 @@ from polyhead.service.api.dialects.openai.wire import (
     read_completion,
     read_embedding,
 )
-from polyhead.service.api.dialects.openai.write import Call, write_models
-from polyhead.service.api.shared.dialect import takes
-from polyhead.service.api.shared.openai_errors import write_error
+from polyhead.service.api.dialects.openai.write import CompletionInfo, write_models
+from polyhead.service.api.shared.dialect import describe_body
+from polyhead.service.api.shared.openai_errors import write_openai_error
 from polyhead.service.core.errors import (
     BadRequest,
     NotFound,
@@ -38,8 +38,17 @@ from polyhead.service.core.errors import (
     Unavailable,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Encode, Failed, Generate, Prompted, Request, Sampling, Token
-from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    Failed,
+    Generate,
+    GeneratedToken,
+    PromptScores,
+    Request,
+    Sampling,
+)
+from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, spoken, until
 
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
@@ -93,16 +102,16 @@ def test_a_completion_is_read_whole() -> None:
     asked = read_completion(wire)
     assert asked.prompts == ((1, 2), (3,))
     assert asked.sampling == Sampling(0, 0, 0.5, 0.1, (1 << 63) - 1)
-    assert (asked.seeded, asked.max_tokens, asked.stops, asked.stop_tokens) == (True, 5, ("x",), {7})
+    assert (asked.has_seed, asked.max_tokens, asked.stops, asked.stop_tokens) == (True, 5, ("x",), {7})
     assert (asked.ignore_eos, asked.logprobs) == (True, 3)
 
 
 def test_what_is_left_out_or_null_is_the_default_of_the_real_api() -> None:
-    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | NOT_FOR_COMPLETIONS.keys(), None) | GO_ON
+    nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | UNSUPPORTED_COMPLETION.keys(), None) | GO_ON
     for wire in (GO_ON, nothing):
         asked = read_completion(CompletionRequest.read(wire))
         assert asked.sampling == Sampling()
-        assert (asked.seeded, asked.max_tokens, asked.stops, asked.logprobs) == (False, 0, (), -1)
+        assert (asked.has_seed, asked.max_tokens, asked.stops, asked.logprobs) == (False, 0, (), -1)
 
 
 def test_chat_is_read_as_templates_know_it() -> None:
@@ -113,7 +122,7 @@ def test_chat_is_read_as_templates_know_it() -> None:
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     ]
     wire = ChatRequest.read(TALK | {"messages": messages, "max_completion_tokens": 9, "logprobs": True})
-    asked = read_chat(wire).asked
+    asked = read_chat(wire).call
     assert [dict(message) for message in asked.prompts[0].messages] == [  # type: ignore[union-attr]
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb", "name": "me"},
@@ -201,7 +210,7 @@ def test_complaints_of_messages(message: Any, sentence: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "valid", "table"),
-    [(CompletionRequest, GO_ON, NOT_FOR_COMPLETIONS), (ChatRequest, TALK, NOT_FOR_CHAT)],
+    [(CompletionRequest, GO_ON, UNSUPPORTED_COMPLETION), (ChatRequest, TALK, UNSUPPORTED_CHAT)],
 )
 def test_unsupported_fields_are_accepted_where_they_ask_for_nothing(kind: Any, valid: Any, table: Any) -> None:
     assert not table.keys() & kind.model_fields.keys()
@@ -223,10 +232,10 @@ def test_combinations_that_say_nothing() -> None:
 
 def test_routes_are_described_without_loose_references() -> None:
     for kind in (CompletionRequest, ChatRequest, EmbeddingRequest):
-        schema = takes(kind)["requestBody"]["content"]["application/json"]["schema"]
+        schema = describe_body(kind)["requestBody"]["content"]["application/json"]["schema"]
         assert schema["properties"].keys() == kind.model_fields.keys()
         assert "$ref" not in json.dumps(schema)
-    assert NOT_FOR_MESSAGES.keys().isdisjoint({"content", "role"})
+    assert UNSUPPORTED_IN_MESSAGES.keys().isdisjoint({"content", "role"})
 
 
 # What is written
@@ -283,7 +292,7 @@ def test_logprobs_in_both_shapes(app: FastAPI, models: list[Model]) -> None:
 
 
 def test_tokens_that_are_no_text_are_spelled_in_bytes(models: list[Model]) -> None:
-    halves = [Token(event.id, -1.0) for event in spoken("🙂", models[0].tokenizer)]
+    halves = [GeneratedToken(event.id, -1.0) for event in spoken("🙂", models[0].tokenizer)]
     app, _ = scripting(models, *halves, Done("stop", 1, len(halves)))
     (response,) = ask(app, ("/v1/completions", GO_ON | {"logprobs": 0}))
     (choice,) = response.json()["choices"]
@@ -359,7 +368,7 @@ def test_models(app: FastAPI, models: list[Model]) -> None:
     ],
 )
 def test_errors_in_the_shape_of_the_real_api(error: PolyheadError, kind: str, code: str) -> None:
-    written = write_error(error)["error"]
+    written = write_openai_error(error)["error"]
     assert written == {"message": "no", "type": kind, "param": error.param or None, "code": code}
 
 
@@ -401,8 +410,8 @@ NUMBERS = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, 0.5, "1", None, True, 
 
 def numeric_fields() -> Iterator[tuple[str, str]]:
     wires: dict[str, tuple[Any, Any]] = {
-        "/v1/completions": (CompletionRequest, NOT_FOR_COMPLETIONS),
-        "/v1/chat/completions": (ChatRequest, NOT_FOR_CHAT),
+        "/v1/completions": (CompletionRequest, UNSUPPORTED_COMPLETION),
+        "/v1/chat/completions": (ChatRequest, UNSUPPORTED_CHAT),
         "/v1/embeddings": (EmbeddingRequest, {}),
     }
     for path, (kind, table) in wires.items():
@@ -435,7 +444,7 @@ def test_an_error_after_the_first_byte_ends_the_stream(models: list[Model]) -> N
     *chunks, last = sse(response)
     assert response.status_code == 200
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "some text"
-    assert last == write_error(StepFailed("the step failed"))
+    assert last == write_openai_error(StepFailed("the step failed"))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -510,7 +519,7 @@ def test_ids_of_requests_are_those_of_the_answer(app: FastAPI, registry: Registr
     name = response.json()["id"]
     assert [request.id for request in registry.requests] == [f"{name}-0", f"{name}-1"]
     assert all(isinstance(request, Generate) for request in registry.requests)
-    assert Call(name, "talker", 0).usage is False
+    assert CompletionInfo(name, "talker", 0).include_usage is False
 
 
 @pytest.mark.parametrize("field", ["user", "prompt", "tools", "zzz", "metadata"])
@@ -562,8 +571,8 @@ def test_keys_may_keep_their_prompts_to_themselves(models: list[Model], sharing:
 def test_each_answer_s_echo_has_room(models: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:
     app = application(Registry(models, echo))
     body = GO_ON | {"prompt": "The fox", "echo": True, "max_tokens": 1}
-    monkeypatch.setattr(UNBOUNDED, "_free", 0)
-    monkeypatch.setattr(routes, "WRITTEN", LEAST // 10)
+    monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
+    monkeypatch.setattr(routes, "WRITTEN", MIN_REQUEST_BYTES // 10)
     one, two = ask(app, ("/v1/completions", body), ("/v1/completions", body | {"n": 2}))
     assert one.status_code == 200, one.text
     assert two.status_code == 413
@@ -576,9 +585,9 @@ def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
     def script(model: Model, request: Request) -> Iterable[Any]:
         assert isinstance(request, Generate)
         if request.prompt_logprobs >= 0:
-            yield Prompted(scores[: len(request.tokens) - 1])
+            yield PromptScores(scores[: len(request.tokens) - 1])
         if request.max_tokens:
-            yield Token(7, -1.0)
+            yield GeneratedToken(7, -1.0)
         yield Done("length", len(request.tokens), 1)
 
     app = application(Registry(models, script))

@@ -12,7 +12,7 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.service.api.dialects.openai.wire import ChatRequest, read_chat
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Event, Generate, Request, Token
+from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
 from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
 from tests.support.scripted import Registry, application, ask, model, spoken
 
@@ -39,8 +39,8 @@ def told(tiny_generator: Path) -> Told:
 
         def script(model: Model, request: Request) -> Iterable[Event]:
             assert isinstance(request, Generate)
-            tokens = [event.id for event in spoken(said, model.tokenizer) if isinstance(event, Token)]
-            yield from (Token(id, -0.5) for id in tokens)
+            tokens = [event.id for event in spoken(said, model.tokenizer) if isinstance(event, GeneratedToken)]
+            yield from (GeneratedToken(id, -0.5) for id in tokens)
             yield Done("stop", len(request.tokens), len(tokens))
 
         registry = Registry([model(tiny_generator, "talker", "generate", chat=chat, max_tokens=4096)], script)

@@ -19,15 +19,15 @@ from polyhead.service.api.dialects.tei.wire import (
     EmbedRequest,
     EmbedSparseRequest,
     PredictRequest,
-    RerankRequest,
     SimilarityRequest,
+    TeiRerankRequest,
     TokenizeRequest,
     read_embed,
     read_predict,
-    read_rerank,
+    read_rerank_pairs,
 )
-from polyhead.service.api.dialects.tei.write import write_error, write_rerank
-from polyhead.service.api.shared.pipeline_outputs import ranked
+from polyhead.service.api.dialects.tei.write import write_ranks, write_tei_error
+from polyhead.service.api.shared.pipeline_outputs import rank_labels
 from polyhead.service.core.errors import (
     BadRequest,
     EmptyInput,
@@ -43,7 +43,7 @@ from polyhead.service.core.errors import (
 )
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Encode, Failed
-from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
+from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
 from polyhead.service.text import tokenization
 from tests.service.api.test_app import call
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
@@ -54,7 +54,7 @@ RERANK = {"query": "a film", "texts": ["a good film", "the quick brown fox", "ba
 WIRES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/predict": (PredictRequest, PREDICT),
     "/embed": (EmbedRequest, EMBED),
-    "/rerank": (RerankRequest, RERANK),
+    "/rerank": (TeiRerankRequest, RERANK),
     "/tokenize": (TokenizeRequest, {"inputs": "a good film"}),
     "/similarity": (SimilarityRequest, {"inputs": {"source_sentence": "a", "sentences": ["a film", "bad"]}}),
     "/decode": (DecodeRequest, {"ids": [5, 6]}),
@@ -131,7 +131,7 @@ def test_embed_reads_texts_and_ids_and_normalises_unless_told() -> None:
     ],
 )
 def test_texts_are_cut_only_when_asked(change: Any, side: str) -> None:
-    assert read_rerank(RerankRequest.read(RERANK | change)).truncate == side
+    assert read_rerank_pairs(TeiRerankRequest.read(RERANK | change)).truncate == side
     assert read_predict(PredictRequest.read(PREDICT | change)).truncate == side
     assert read_embed(EmbedRequest.read(EMBED | change)).truncate == side
 
@@ -160,7 +160,7 @@ def test_predict_one_and_several(app: FastAPI, registry: Registry, models: list[
         ("/models/judge/predict", {"inputs": [["a good film"], ["a", "film"]], "raw_scores": True}),
     )
     requests = asked(registry)
-    expected = [list(ranked(models[0].labels, numbers(models[0], request))) for request in requests]
+    expected = [list(rank_labels(models[0].labels, numbers(models[0], request))) for request in requests]
     assert one.json() == expected[0]
     assert pair.json() == expected[1]
     assert several.json() == [expected[2], expected[3]] == [one.json(), pair.json()]
@@ -169,7 +169,7 @@ def test_predict_one_and_several(app: FastAPI, registry: Registry, models: list[
 
 
 def test_predictions_are_sorted_and_name_their_labels() -> None:
-    assert list(ranked(("bad", "so-so", "good"), [0.25, 0.125, 0.625])) == [
+    assert list(rank_labels(("bad", "so-so", "good"), [0.25, 0.125, 0.625])) == [
         {"score": 0.625, "label": "good"},
         {"score": 0.25, "label": "bad"},
         {"score": 0.125, "label": "so-so"},
@@ -193,17 +193,17 @@ def test_rerank(app: FastAPI, registry: Registry, models: list[Model]) -> None:
 
 
 def test_equal_scores_keep_their_order() -> None:
-    assert [rank["index"] for rank in write_rerank(RerankRequest.read(RERANK), [0.5, 0.75, 0.5])] == [1, 0, 2]
+    assert [rank["index"] for rank in write_ranks(TeiRerankRequest.read(RERANK), [0.5, 0.75, 0.5])] == [1, 0, 2]
 
 
 def test_a_list_of_tokens_has_room_before_it_is_written(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UNBOUNDED, "_free", 0)
-    monkeypatch.setattr(tei, "LISTED", LEAST // 4)
+    monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
+    monkeypatch.setattr(tei, "TOKEN_ENTRY_BYTES", MIN_REQUEST_BYTES // 4)
     body = {"inputs": ["a good film"] * 2}
     [answer] = ask(app, ("/models/judge/tokenize", body))
     assert answer.status_code == 413
     assert "the list of tokens takes about" in answer.text
-    monkeypatch.setattr(tei, "LISTED", 1)
+    monkeypatch.setattr(tei, "TOKEN_ENTRY_BYTES", 1)
     assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
 
 
@@ -213,9 +213,9 @@ def test_names_of_special_tokens_have_room_and_others_are_not_made(
     """A name may be much longer than the text that became its token."""
     body = {"inputs": ["a good film"] * 2}
     monkeypatch.setattr(Encoding, "pieces", None)
-    monkeypatch.setattr(UNBOUNDED, "_free", 0)
+    monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
     assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
-    monkeypatch.setattr(tokenization, "WRITTEN", LEAST)
+    monkeypatch.setattr(tokenization, "WRITTEN", MIN_REQUEST_BYTES)
     [answer] = ask(app, ("/models/judge/tokenize", body))
     assert answer.status_code == 413
     assert "inputs: the names of its 2 tokens, 10 bytes, takes about" in answer.text
@@ -417,7 +417,7 @@ def test_paths_of_the_dialect() -> None:
     ],
 )
 def test_errors_in_the_shape_of_the_dialect(error: PolyheadError, status: int, kind: str) -> None:
-    assert write_error(error) == {"error": "no", "error_type": kind}
+    assert write_tei_error(error) == {"error": "no", "error_type": kind}
     assert DIALECT.status(error) == status
 
 

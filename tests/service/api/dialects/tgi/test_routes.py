@@ -8,12 +8,21 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from polyhead.service.api.shared.hf_generation import GenerateParameters, generating
+from polyhead.service.api.shared.hf_generation import GenerateParameters, read_hf_parameters
 from polyhead.service.core.errors import BadRequest, StepFailed
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Beams, Done, Failed, Generate, Prompted, Request, Sampling, Token
-from polyhead.service.text.prompts import Continuation
+from polyhead.service.core.request import (
+    BeamSearchOptions,
+    Done,
+    Failed,
+    Generate,
+    GeneratedToken,
+    PromptScores,
+    Request,
+    Sampling,
+)
+from polyhead.service.text.prompts import GenerationRequest
 from tests.support.scripted import Registry, application, ask, echo, model, spoken
 
 PROMPT = "The quick fox"
@@ -50,8 +59,8 @@ def streamed(app: FastAPI, **parameters: Any) -> list[Any]:
     return [orjson.loads(line.removeprefix("data:")) for line in answer.text.split("\n\n") if line]
 
 
-def read(stream: bool = False, **parameters: Any) -> Continuation:
-    return generating(("a",), GenerateParameters.read(parameters), stream=stream)
+def read(stream: bool = False, **parameters: Any) -> GenerationRequest:
+    return read_hf_parameters(("a",), GenerateParameters.read(parameters), stream=stream)
 
 
 # What is read
@@ -100,7 +109,7 @@ def test_everything_that_is_asked_is_carried() -> None:
         banned=((3,), (4, 5)),
         min_tokens=2,
     )
-    assert (asked.seeded, asked.max_tokens, asked.stops, asked.keep_stop) == (True, 7, ("x", "y"), True)
+    assert (asked.has_seed, asked.max_tokens, asked.stops, asked.keep_stop) == (True, 7, ("x", "y"), True)
     assert (asked.stop_tokens, asked.ignore_eos, asked.bad_words) == ({6}, True, ("fox",))
     assert (asked.truncate, asked.logprobs, asked.prompt_logprobs) == (5, 3, 0)
     assert (asked.count, asked.best_of, asked.beams) == (2, 0, None)
@@ -116,7 +125,7 @@ def test_the_likeliest_unless_a_draw_is_shaped() -> None:
 
 def test_beams_and_tries() -> None:
     asked = read(num_beams=4, num_return_sequences=3, length_penalty=0.5, early_stopping=True)
-    assert (asked.count, asked.beams) == (3, Beams(4, 0.5, early=True))
+    assert (asked.count, asked.beams) == (3, BeamSearchOptions(4, 0.5, early_stopping=True))
     assert (read(best_of=3, do_sample=True).count, read(best_of=3, do_sample=True).logprobs) == (3, 0)
 
 
@@ -178,7 +187,7 @@ def test_the_prompts_own_tokens(models: list[Model]) -> None:
     def scored(model: Model, request: Request) -> Iterable[Any]:
         assert isinstance(request, Generate)
         assert request.prompt_logprobs == 0
-        yield Prompted(tuple((-float(place), ()) for place in range(1, len(request.tokens))))
+        yield PromptScores(tuple((-float(place), ()) for place in range(1, len(request.tokens))))
         yield from echo(model, request)
 
     details = said(application(Registry(models, scored)), decoder_input_details=True)["details"]
@@ -191,7 +200,7 @@ def test_the_prompts_own_tokens(models: list[Model]) -> None:
 def test_the_best_of_several_comes_first(models: list[Model]) -> None:
     def tries(model: Model, request: Request) -> Iterator[Any]:
         number = int(request.id.rpartition("-")[2])
-        yield Token(models[0].tokenizer.encode("abc", special=False).ids[number], (-3.0, -1.0, -2.0)[number])
+        yield GeneratedToken(models[0].tokenizer.encode("abc", special=False).ids[number], (-3.0, -1.0, -2.0)[number])
         yield Done("length", 4, 1)
 
     app = application(Registry(models, tries))

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from polyhead.models.chat import ChatTemplate
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Generate
-from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
+from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
 from polyhead.service.text import tokenization
 from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model
 
@@ -97,8 +97,8 @@ def test_texts_of_tokens_have_room_before_they_are_made(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sentence: str
 ) -> None:
     body = body if path.startswith("/models") else body | {"model": "talker"}
-    monkeypatch.setattr(UNBOUNDED, "_free", 0)
-    monkeypatch.setattr(tokenization, "WRITTEN", LEAST)
+    monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
+    monkeypatch.setattr(tokenization, "WRITTEN", MIN_REQUEST_BYTES)
     (refused,) = ask(app, (path, body))
     assert refused.status_code == 413, refused.text
     assert sentence in refused.text

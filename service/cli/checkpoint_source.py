@@ -10,25 +10,25 @@ import torch
 
 from polyhead.models.checkpoint import Checkpoint, load
 
-from ..config.settings import read
+from ..config.settings import read_settings
 from ..runtime import quickstart
-from ..runtime.placement import placed
+from ..runtime.placement import choose_placement
 
-HOW = {"executor": "torch", "precision": "float32"}  # settings of those commands
+REFERENCE_SETTINGS = {"executor": "torch", "precision": "float32"}  # settings of those commands
 
 
-def opened(source: str) -> Checkpoint:
+def open_checkpoint(source: str) -> Checkpoint:
     """Of a source as for serve, or the name of a quick-start model, which is fetched if it has to be.
 
     ModelError where it cannot be read, SettingsError where this process is not set to compute so.
     """
-    settings = read(HOW)
-    place = placed(settings)
+    settings = read_settings(REFERENCE_SETTINGS)
+    place = choose_placement(settings)
     torch.set_num_threads(place.torch_threads)
-    return load(found(source, settings.model_dir), dtype=place.dtype, device=place.device)
+    return load(resolve_source(source, settings.model_dir), dtype=place.dtype, device=place.device)
 
 
-def found(source: str, folder: Path) -> str:
+def resolve_source(source: str, folder: Path) -> str:
     """A folder of that name comes first."""
     known = quickstart.sources(folder)
     if source not in known or Path(source).exists():

@@ -12,33 +12,33 @@ from typing import Literal, TypeGuard, TypeVar
 from polyhead.models.core.errors import EncodingError
 from polyhead.models.tokenizer import Encoding, Text, check_well_formed
 
-from ..concurrency.time_slices import Lazy, sliced
+from ..concurrency.time_slices import LazySequence, split_in_slices
 from ..core.errors import AnswerTooLarge, BadRequest, EmptyInput, TooLong, TooMany
 from ..core.model import Model
-from ..core.request import Encode, Form, Task, Terms
-from ..core.text_limits import check_characters, cut, known_tokens, place
-from .answer_spans import Asking
+from ..core.request import Encode, OutputForm, Task, Terms
+from ..core.text_limits import check_characters, check_token_ids, input_label, truncate_rows
+from .answer_spans import SpanOptions
 from .entities import Aggregation
 
-MOST_WINDOWS = 1000  # of one input
-MOST_WINDOWED = 1 << 18  # tokens of all windows of one call, unless the caller passes another bound
-MOST_WORDS = 10_000  # told for the masks of one input
-MOST_CHARACTERS = 1 << 24  # of the words for all masks of one call, each with its whole text
-WORD = 100  # characters of the answer for each word, beside its text
-MOST_NUMBERS = 1 << 24  # of the vectors of all tokens of one call
-BATCH = 32  # texts that are tokenised, or tokens made texts, before the deadline is looked at again
-NAMED = 5  # tokens named in a message
-LONGEST_QUOTE = 60  # characters of a word that one repeats
-BY_TOKEN: tuple[Task, ...] = ("tag", "span", "fill")
-IN_WINDOWS: tuple[Task, ...] = ("tag", "span")  # what is said of a part is true of the whole
+MAX_WINDOWS = 1000  # of one input
+MAX_WINDOW_TOKENS = 1 << 18  # tokens of all windows of one call, unless the caller passes another bound
+MAX_MASK_CANDIDATES = 10_000  # told for the masks of one input
+MAX_FILLED_CHARACTERS = 1 << 24  # of the words for all masks of one call, each with its whole text
+CANDIDATE_CHARACTERS = 100  # characters of the answer for each word, beside its text
+MAX_VECTOR_NUMBERS = 1 << 24  # of the vectors of all tokens of one call
+TEXTS_PER_CHECK = 32  # texts that are tokenised, or tokens made texts, before the deadline is looked at again
+MAX_NAMED_TOKENS = 5  # tokens named in a message
+MAX_QUOTE = 60  # characters of a word that one repeats
+TOKEN_TASKS: tuple[Task, ...] = ("tag", "span", "fill")
+WINDOW_TASKS: tuple[Task, ...] = ("tag", "span")  # what is said of a part is true of the whole
 
-Input = str | tuple[str, str] | tuple[int, ...]
+EncoderInput = str | tuple[str, str] | tuple[int, ...]
 T = TypeVar("T")
-ANY, OUTSIDE = Asking(), frozenset(("O",))
+DEFAULT_SPAN_OPTIONS, OUTSIDE_LABELS = SpanOptions(), frozenset(("O",))
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class WindowOptions:
     """A long text is read in parts of `size` tokens, special ones and what is read beside it included (0: as many as
     the model takes), of which neighbours share `overlap`."""
 
@@ -47,7 +47,7 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class EncodingRequest:
     """Texts to be read by an encoder, all in the same way.  `field` is the wire's name for them; `names` that of each,
     if they are no list there.
 
@@ -55,51 +55,51 @@ class Reading:
     """
 
     field: str
-    inputs: tuple[Input, ...]
+    inputs: tuple[EncoderInput, ...]
     names: tuple[str, ...] = ()
     partial: bool = False  # an input that cannot be read fails alone
     prompt: str = ""  # the name of what is put before each text
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
-    windows: Windows | None = None  # read what is too long in these
-    most_windowed: int = MOST_WINDOWED  # tokens of the windows of all inputs
-    cure: str = ""  # how that is asked for, for messages
-    form: Form = ""  # as in Encode, and the next three
+    windows: WindowOptions | None = None  # read what is too long in these
+    max_window_tokens: int = MAX_WINDOW_TOKENS  # tokens of the windows of all inputs
+    truncation_hint: str = ""  # how that is asked for, for messages
+    form: OutputForm = ""  # as in Encode, and the next three
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
     aggregation: Aggregation = "none"  # as in entities.Tagging, and the next one
-    ignored: frozenset[str] = OUTSIDE
-    asking: Asking = ANY
+    ignored_labels: frozenset[str] = OUTSIDE_LABELS
+    span_options: SpanOptions = DEFAULT_SPAN_OPTIONS
     top_k: int = 5  # words for each mask
     targets: tuple[str, ...] = ()  # the words to choose from; empty: all
-    placed: bool = False  # where tokens stand in the text is wanted, whatever the head
+    needs_offsets: bool = False  # where tokens stand in the text is wanted, whatever the head
 
-    def where(self, index: int) -> str:
+    def input_name(self, index: int) -> str:
         """What messages call one of the inputs."""
-        return self.names[index] if self.names else place(self.field, index, len(self.inputs))
+        return self.names[index] if self.names else input_label(self.field, index, len(self.inputs))
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class EncodedInput:
     """An input as requests, one for each of its windows, or for each order of a pair.
 
     `parts` are the windows' tokens, where what is answered is told of tokens.  Of several windows, requests and parts
     are made each time they are read: windows that share most of their tokens take far more memory than the text.
     """
 
-    given: Input
+    source: EncoderInput
     requests: Sequence[Encode]
     parts: Sequence[Encoding] = ()
 
 
 @dataclass(frozen=True)
-class Given:
+class TokenIds:
     """Tokens that came as such."""
 
     ids: list[int]
 
     @classmethod
-    def of(cls, given: Input) -> "Given":
+    def from_input(cls, given: EncoderInput) -> "TokenIds":
         return cls([id for id in given if isinstance(id, int)])
 
     def __len__(self) -> int:
@@ -117,24 +117,24 @@ class Given:
     def texts(self) -> Sequence[int]:
         return (0,) * len(self.ids)
 
-    def at(self, rows: Sequence[int]) -> "Given":
-        return Given([self.ids[row] for row in rows])
+    def select_rows(self, rows: Sequence[int]) -> "TokenIds":
+        return TokenIds([self.ids[row] for row in rows])
 
 
-Row = Encoding | Given
+InputRow = Encoding | TokenIds
 
 
-def whatever() -> None:
+def no_check() -> None:
     """The check of work that goes on however long it takes."""
 
 
 def read_inputs(
     model: Model,
-    asked: Reading,
+    asked: EncodingRequest,
     call: str,
     terms: Terms,
-    check: Callable[[], None] = whatever,
-) -> list[Read | BadRequest]:
+    check: Callable[[], None] = no_check,
+) -> list[EncodedInput | BadRequest]:
     """What each input is, or what is wrong with it; raised, unless the others are wanted without it.
 
     Ids are taken as they are, special tokens included.  `check` is called between slices of the texts, and ends the
@@ -142,80 +142,89 @@ def read_inputs(
     where the words for their masks would be too long an answer, and AnswerTooLarge where the vectors of their tokens
     would.
     """
-    how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
+    how, attempt = common_request(model, asked, terms), call_or_return_error if asked.partial else call_or_raise
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
-    prompt = prompt_of(model, asked)
+    prompt = prompt_prefix(model, asked)
     good = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None]
-    texts = [each for given in good if is_text(given) for each in orders(model, prompt, given)]
-    encoded = encoded_texts(model, texts, check, offsets=by_token(model, asked))
-    found: list[Read | BadRequest] = []
+    texts = [each for given in good if is_text(given) for each in pair_orders(model, prompt, given)]
+    encoded = encode_texts(model, texts, check, offsets=is_token_level(model, asked))
+    found: list[EncodedInput | BadRequest] = []
     for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
         if error is None:
-            rows = [next(encoded) for _ in orders(model, prompt, given)] if is_text(given) else [Given.of(given)]
+            rows = (
+                [next(encoded) for _ in pair_orders(model, prompt, given)]
+                if is_text(given)
+                else [TokenIds.from_input(given)]
+            )
             mine = replace(how, id=f"{call}-{index}")
             found.append(attempt(partial(read_input, model, asked, index, rows, mine)))
         else:
             found.append(error)
-    check_call(model, asked, [read for read in found if isinstance(read, Read)])
+    check_call_size(model, asked, [read for read in found if isinstance(read, EncodedInput)])
     return found
 
 
-def check_call(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
+def check_call_size(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     """Raises TooMany or AnswerTooLarge for what each input may have and all of one call together may not."""
     if asked.windows is not None:
         check_windows(asked, reads)
     if asked.form == "tokens":
         check_vectors(model, asked, reads)
     if asked.form == "" and model.task == "fill":
-        check_words(model, asked, reads)
+        check_mask_candidates(model, asked, reads)
 
 
-def check_windows(asked: Reading, reads: Sequence[Read]) -> None:
+def check_windows(asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     several = [read.requests for read in reads if len(read.requests) > 1]
     count = sum(map(len, several))
     tokens = sum(len(requests) * len(requests[0].tokens) for requests in several)
-    if tokens > asked.most_windowed:
+    if tokens > asked.max_window_tokens:
         message = (
             f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most "
-            f"{asked.most_windowed} tokens a call are read in windows (max_tokens_in_flight); "
+            f"{asked.max_window_tokens} tokens a call are read in windows (max_tokens_in_flight); "
             "let windows share less, or send fewer inputs"
         )
         raise TooMany(message, param=asked.field)
 
 
-def check_vectors(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
+def check_vectors(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     tokens = sum(len(request.tokens) for read in reads for request in read.requests)
-    if tokens * model.width > MOST_NUMBERS:
+    if tokens * model.width > MAX_VECTOR_NUMBERS:
         message = (
-            f"{asked.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MOST_NUMBERS} numbers a "
-            "call are answered; send fewer or shorter inputs"
+            f"{asked.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MAX_VECTOR_NUMBERS} "
+            "numbers a call are answered; send fewer or shorter inputs"
         )
         raise AnswerTooLarge(message, param=asked.field)
 
 
-def check_words(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
+def check_mask_candidates(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     each = min(asked.top_k, len(asked.targets) or model.vocab_size)
-    characters = sum(each * len(request.rows) * (WORD + len(read.given)) for read in reads for request in read.requests)
-    if characters > MOST_CHARACTERS:
+    characters = sum(
+        each * len(request.rows) * (CANDIDATE_CHARACTERS + len(read.source))
+        for read in reads
+        for request in read.requests
+    )
+    if characters > MAX_FILLED_CHARACTERS:
         message = (
             f"parameters.top_k: {each} words for each mask, each with its whole text, are about {characters} characters"
-            f", at most {MOST_CHARACTERS} a call are answered; ask for fewer words, or send fewer or shorter texts"
+            f", at most {MAX_FILLED_CHARACTERS} a call are answered; ask for fewer words, "
+            "or send fewer or shorter texts"
         )
         raise TooMany(message, param="parameters.top_k")
 
 
-def batched(items: Sequence[T], check: Callable[[], None]) -> Iterator[Sequence[T]]:
+def checked_batches(items: Sequence[T], check: Callable[[], None]) -> Iterator[Sequence[T]]:
     """`items` in slices, with a `check` before each."""
-    for some in sliced(items, BATCH):
+    for some in split_in_slices(items, TEXTS_PER_CHECK):
         check()
         yield some
 
 
-def encoded_texts(
+def encode_texts(
     model: Model, texts: Sequence[Text], check: Callable[[], None], *, special: bool = True, offsets: bool = True
 ) -> Iterator[Encoding]:
     """The texts as tokens, tokenised as they are asked for, with a `check` before each slice of them."""
-    for some in batched(texts, check):
+    for some in checked_batches(texts, check):
         try:
             yield from model.tokenizer.encode_batch(some, special=special, offsets=offsets)
         except EncodingError:
@@ -223,49 +232,49 @@ def encoded_texts(
             raise
 
 
-def prompt_of(model: Model, asked: Reading) -> str:
+def prompt_prefix(model: Model, asked: EncodingRequest) -> str:
     """What is put before a text."""
     if asked.prompt and asked.prompt not in model.prompts:
         known = ", ".join(filter(None, model.prompts)) or "it has none"
-        message = f"prompt_name: {model.name} has no prompt {asked.prompt[:LONGEST_QUOTE]!r}; its prompts: {known}"
+        message = f"prompt_name: {model.name} has no prompt {asked.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
         raise BadRequest(message, param="prompt_name")
     return model.prompts.get(asked.prompt, "")
 
 
-def prompt_length(model: Model, asked: Reading, given: Input) -> int:
+def prompt_length(model: Model, asked: EncodingRequest, given: EncoderInput) -> int:
     """Characters that are put before one of the inputs; a pair and ids have no prompt."""
     return len(model.prompts.get(asked.prompt, "")) if isinstance(given, str) else 0
 
 
-def orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
+def pair_orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
     """The text, or the pair, in every order in which it is read."""
     if isinstance(given, str):
         return [prompt + given]
     return [given, (given[1], given[0])] if model.both_orders else [given]
 
 
-def by_token(model: Model, asked: Reading) -> bool:
+def is_token_level(model: Model, asked: EncodingRequest) -> bool:
     """Whether what is answered is told of tokens."""
-    return asked.placed or (asked.form == "" and model.task in BY_TOKEN)
+    return asked.needs_offsets or (asked.form == "" and model.task in TOKEN_TASKS)
 
 
-def raised(function: Callable[[], T]) -> T | BadRequest:
+def call_or_raise(function: Callable[[], T]) -> T | BadRequest:
     return function()
 
 
-def kept(function: Callable[[], T]) -> T | BadRequest:
+def call_or_return_error(function: Callable[[], T]) -> T | BadRequest:
     try:
         return function()
     except BadRequest as error:
         return error
 
 
-def request_for(model: Model, asked: Reading, terms: Terms) -> Encode:
+def common_request(model: Model, asked: EncodingRequest, terms: Terms) -> Encode:
     """What all requests of a call have in common.  BadRequest where that does not suit the model."""
     if asked.dimensions > model.width:
         message = f"dimensions: {model.name} has {model.width}, got {asked.dimensions}"
         raise BadRequest(message, param="dimensions")
-    if asked.windows is not None and model.task not in IN_WINDOWS:
+    if asked.windows is not None and model.task not in WINDOW_TASKS:
         message = f"{asked.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
         raise BadRequest(message, param=asked.field)
     return Encode(
@@ -277,105 +286,108 @@ def request_for(model: Model, asked: Reading, terms: Terms) -> Encode:
         unit=asked.unit,
         dimensions=asked.dimensions,
         top_k=asked.top_k,
-        targets=tuple(word_of(model, word, f"targets[{index}]") for index, word in enumerate(asked.targets)),
+        targets=tuple(find_target_token(model, word, f"targets[{index}]") for index, word in enumerate(asked.targets)),
         terms=terms,
         adapter=model.adapter,
     )
 
 
-def word_of(model: Model, word: str, where: str) -> int:
+def find_target_token(model: Model, word: str, where: str) -> int:
     """The token that is this word."""
-    found = model.tokenizer.find(word)
+    found = model.tokenizer.token_id(word)
     ids = [found] if found is not None else model.tokenizer.encode(word, special=False).ids
     if len(ids) != 1:
-        pieces = ", ".join(map(model.tokenizer.piece, ids[:NAMED]))
-        message = f"{where}: {word[:LONGEST_QUOTE]!r} is no token of {model.name}, but {len(ids)}: {pieces}"
+        pieces = ", ".join(map(model.tokenizer.piece, ids[:MAX_NAMED_TOKENS]))
+        message = f"{where}: {word[:MAX_QUOTE]!r} is no token of {model.name}, but {len(ids)}: {pieces}"
         raise BadRequest(message, param=where)
-    return known_tokens(model, ids, where)[0]
+    return check_token_ids(model, ids, where)[0]
 
 
-def check_input(model: Model, asked: Reading, index: int) -> None:
+def check_input(model: Model, asked: EncodingRequest, index: int) -> None:
     """Raises BadRequest for what need not be made tokens to be refused."""
-    given, where = asked.inputs[index], asked.where(index)
+    given, where = asked.inputs[index], asked.input_name(index)
     if not given or (is_text(given) and not any(given)):
         raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
-    if by_token(model, asked) and not is_text(given):
+    if is_token_level(model, asked) and not is_text(given):
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
     if model.both_orders and not (is_text(given) and isinstance(given, tuple)):
         raise BadRequest(f"{where}: must be a pair of texts, {model.name} compares them in both orders", param=where)
     if not is_text(given):
-        known_tokens(model, [id for id in given if isinstance(id, int)], where)
+        check_token_ids(model, [id for id in given if isinstance(id, int)], where)
     for text in (given,) if isinstance(given, str) else given:
         if isinstance(text, str):
             check_characters(model, len(text), where, prompt_length(model, asked, given))
 
 
-def is_text(given: Input) -> TypeGuard[str | tuple[str, str]]:
+def is_text(given: EncoderInput) -> TypeGuard[str | tuple[str, str]]:
     return isinstance(given, str) or isinstance(given[0], str)
 
 
-def read_input(model: Model, asked: Reading, index: int, rows: Sequence[Row], how: Encode) -> Read:
+def read_input(model: Model, asked: EncodingRequest, index: int, rows: Sequence[InputRow], how: Encode) -> EncodedInput:
     """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in, or has tokens
     that the network does not know."""
-    given, where = asked.inputs[index], asked.where(index)
+    given, where = asked.inputs[index], asked.input_name(index)
     if asked.windows is not None and isinstance(rows[0], Encoding):
-        return read_windows(model, asked, index, rows[0].shared(), how)
-    parts = [row.at(some) for row in rows for some in parts_of(model, asked, row, index)]
+        return read_windows(model, asked, index, rows[0].cache_lists(), how)
+    parts = [row.select_rows(some) for row in rows for some in select_rows(model, asked, row, index)]
     for part in parts:
-        known_tokens(model, part.ids, where)  # a vocabulary may be larger than the network
-    requests = [request_of(model, part, how) for part in parts]
+        check_token_ids(model, part.ids, where)  # a vocabulary may be larger than the network
+    requests = [build_encoding_request(model, part, how) for part in parts]
     if how.form == "" and model.task == "fill":
         check_masks(model, asked, requests[0], where)
-    told = parts if by_token(model, asked) else []
-    return Read(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
+    told = parts if is_token_level(model, asked) else []
+    return EncodedInput(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
 
 
-def read_windows(model: Model, asked: Reading, index: int, row: Encoding, how: Encode) -> Read:
+def read_windows(model: Model, asked: EncodingRequest, index: int, row: Encoding, how: Encode) -> EncodedInput:
     """One input's requests, made as they are read.  Raises as `read_input` does."""
-    found = parts_of(model, asked, row, index)
-    known_tokens(model, row.ids, asked.where(index))  # all of them are in some window
-    parts = Lazy(len(found), lambda number: row.at(found[number]))
-    requests = Lazy(len(found), lambda number: request_of(model, parts[number], how))
-    return Read(asked.inputs[index], requests, parts)
+    found = select_rows(model, asked, row, index)
+    check_token_ids(model, row.ids, asked.input_name(index))  # all of them are in some window
+    parts = LazySequence(len(found), lambda number: row.select_rows(found[number]))
+    requests = LazySequence(len(found), lambda number: build_encoding_request(model, parts[number], how))
+    return EncodedInput(asked.inputs[index], requests, parts)
 
 
-def request_of(model: Model, part: Row, how: Encode) -> Encode:
+def build_encoding_request(model: Model, part: InputRow, how: Encode) -> Encode:
     segments = tuple(part.segments) if any(part.segments) else ()
-    rows = masks(model, part) if how.form == "" and model.task == "fill" else ()
+    rows = mask_rows(model, part) if how.form == "" and model.task == "fill" else ()
     return replace(how, tokens=tuple(part.ids), segments=segments, rows=rows)
 
 
-def masks(model: Model, part: Row) -> tuple[int, ...]:
+def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:
     """The rows that are to be filled in."""
     return tuple(row for row, id in enumerate(part.ids) if id == model.tokenizer.mask_id)
 
 
-def check_masks(model: Model, asked: Reading, request: Encode, where: str) -> None:
+def check_masks(model: Model, asked: EncodingRequest, request: Encode, where: str) -> None:
     if not request.rows:
         mask = model.tokenizer.piece(model.tokenizer.mask_id) if model.tokenizer.mask_id is not None else ""
         raise BadRequest(f"{where}: has no {mask or 'mask'} to be filled in", param=where)
-    if len(request.rows) * asked.top_k > MOST_WORDS:
-        message = f"{where}: {asked.top_k} words for each of {len(request.rows)} masks, at most {MOST_WORDS} are told"
+    if len(request.rows) * asked.top_k > MAX_MASK_CANDIDATES:
+        count = f"{asked.top_k} words for each of {len(request.rows)} masks"
+        message = f"{where}: {count}, at most {MAX_MASK_CANDIDATES} are told"
         raise BadRequest(message, param=where)
 
 
-def parts_of(model: Model, asked: Reading, row: Row, index: int) -> Sequence[Sequence[int]]:
+def select_rows(model: Model, asked: EncodingRequest, row: InputRow, index: int) -> Sequence[Sequence[int]]:
     """The rows that the model reads: all, or fewer if they are too many and may be cut, or those of each window."""
     limit = model.max_tokens
     if asked.windows is not None:
         limit = min(asked.windows.size or limit, limit)
     if len(row) <= limit:
         return [range(len(row))]
-    where, pair = asked.where(index), isinstance(asked.inputs[index], tuple)
+    where, pair = asked.input_name(index), isinstance(asked.inputs[index], tuple)
     if asked.windows is not None:
-        return windows(row.texts, limit, asked.windows.overlap, last=int(pair), where=where)
+        return window_rows(row.texts, limit, asked.windows.overlap, last=int(pair), where=where)
     if not asked.truncate:
         message = f"{where}: the input has {len(row)} tokens, the model takes {limit}"
-        raise TooLong(f"{message}; {asked.cure}" if asked.cure else message, param=where)
-    return [cut(row.special, limit, side=asked.truncate, pair=pair)]
+        raise TooLong(f"{message}; {asked.truncation_hint}" if asked.truncation_hint else message, param=where)
+    return [truncate_rows(row.special, limit, side=asked.truncate, pair=pair)]
 
 
-def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int, where: str) -> Sequence[Sequence[int]]:
+def window_rows(
+    texts: Sequence[int | None], limit: int, overlap: int, *, last: int, where: str
+) -> Sequence[Sequence[int]]:
     """Parts of at most `limit` rows: all rows but those of text `last`, and of these one stretch after the other."""
     long = [row for row, text in enumerate(texts) if text == last]
     beside = [row for row, text in enumerate(texts) if text != last]
@@ -384,7 +396,7 @@ def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int,
         message = f"{where}: windows of {limit} tokens have no room beside {len(beside)} others and {overlap} shared"
         raise BadRequest(message, param=where)
     count = 1 + max(0, -(-(len(long) - step - overlap) // step))
-    if count > MOST_WINDOWS:
-        message = f"{where}: would be read in {count} windows, at most {MOST_WINDOWS} are read; let them share less"
+    if count > MAX_WINDOWS:
+        message = f"{where}: would be read in {count} windows, at most {MAX_WINDOWS} are read; let them share less"
         raise BadRequest(message, param=where)
-    return Lazy(count, lambda number: sorted((*beside, *long[number * step : (number + 1) * step + overlap])))
+    return LazySequence(count, lambda number: sorted((*beside, *long[number * step : (number + 1) * step + overlap])))

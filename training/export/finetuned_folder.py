@@ -12,14 +12,14 @@ from torch import nn
 
 from polyhead.models.architectures import FAMILIES
 from polyhead.models.checkpoint.folder_files import read_json
-from polyhead.models.core.files import copy
+from polyhead.models.core.files import copy_file
 from polyhead.models.network.transformer import Transformer
 
 from ..loop.errors import RecipeError
 from .adapter_folder import labels_config
-from .export import FORMS, write_network
+from .network_folder import FAMILY_FORMATS, write_network
 
-VOCABULARY = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -28,39 +28,48 @@ VOCABULARY = (
     "vocab.json",
     "merges.txt",
 )
-OTHERS = ("architectures", "dtype", "torch_dtype", "quantization_config", "sentence_transformers", "problem_type")
+DROPPED_FIELDS = (
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "sentence_transformers",
+    "problem_type",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class FinetunedModel:
     """All that goes into the folder.  `trunk` is the one that it was begun with; `family` is its; `said` goes into
     config.json too."""
 
-    trunk: Path
+    base_folder: Path
     family: str
     architecture: str
     network: Transformer
     head: nn.Module
     labels: Sequence[str]
-    said: Mapping[str, object]
+    config_fields: Mapping[str, object]
 
 
-def refuse_unwritten(family: str, architecture: str) -> None:
+def check_architecture(family: str, architecture: str) -> None:
     """RecipeError where nobody here knows how to write it."""
-    known = [f"{name} ({', '.join(form.heads)})" for name, form in FORMS.items()]
-    if family not in FORMS or architecture not in FORMS[family].heads:
+    known = [f"{name} ({', '.join(form.head_names)})" for name, form in FAMILY_FORMATS.items()]
+    if family not in FAMILY_FORMATS or architecture not in FAMILY_FORMATS[family].head_names:
         message = f"{architecture!r} of family {family!r} can be adapted (lora), not written whole; these can: "
         raise RecipeError(f"architecture: {message}{'; '.join(known)}")
 
 
-def save(tuned: Tuned, folder: Path) -> None:
+def save_finetuned(tuned: FinetunedModel, folder: Path) -> None:
     """Write the vocabulary's files, model.safetensors, and config.json last."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in VOCABULARY:
-        if (tuned.trunk / name).exists():
-            copy(tuned.trunk / name, folder / name)
-    said = {key: value for key, value in read_json(tuned.trunk / "config.json").items() if key not in OTHERS}
+    for name in TOKENIZER_FILES:
+        if (tuned.base_folder / name).exists():
+            copy_file(tuned.base_folder / name, folder / name)
+    said = {
+        key: value for key, value in read_json(tuned.base_folder / "config.json").items() if key not in DROPPED_FIELDS
+    }
     said["vocab_size"] = tuned.network.config.vocab_size
-    kind = FAMILIES[tuned.family].heads[tuned.architecture].kind
-    said |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.said}
-    write_network(FORMS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, said)
+    kind = FAMILIES[tuned.family].heads[tuned.architecture].task
+    said |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.config_fields}
+    write_network(FAMILY_FORMATS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, said)

@@ -19,7 +19,7 @@ from polyhead.models.network.encoder_decoder import EncoderDecoder
 from polyhead.models.network.model_config import EncoderDecoderConfig, ModelConfig
 from polyhead.models.network.transformer import Transformer
 
-GPT = {
+GPT_NAMES = {
     "tokens": "transformer.wte",
     "position.table": "transformer.wpe",
     "blocks.{n}.attention_norm": "transformer.h.{n}.ln_1",
@@ -30,7 +30,7 @@ GPT = {
     "final_norm": "transformer.ln_f",
 }
 GPT_TRANSPOSED = ("c_proj.weight", "c_fc.weight", "c_attn.weight")
-BERT = {
+BERT_NAMES = {
     "tokens": "bert.embeddings.word_embeddings",
     "position.table": "bert.embeddings.position_embeddings",
     "segments": "bert.embeddings.token_type_embeddings",
@@ -44,15 +44,15 @@ BERT = {
     "blocks.{n}.mlp.down": "bert.encoder.layer.{n}.output.dense",
     "blocks.{n}.mlp_norm": "bert.encoder.layer.{n}.output.LayerNorm",
 }
-BERT_HIDDEN = {
+BERT_MASK_HEAD = {
     "dense": "cls.predictions.transform.dense",
     "norm": "cls.predictions.transform.LayerNorm",
     "output": "cls.predictions",
 }
-BERT_FOLLOWS = {"dense": "bert.pooler.dense", "out": "cls.seq_relationship"}
+BERT_NEXT_HEAD = {"dense": "bert.pooler.dense", "out": "cls.seq_relationship"}
 BERT_HEADS: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "BertModel": (),
-    "BertForPreTraining": (BERT_HIDDEN, BERT_FOLLOWS),
+    "BertForPreTraining": (BERT_MASK_HEAD, BERT_NEXT_HEAD),
     "BertForSequenceClassification": ({"dense": "bert.pooler.dense", "out": "classifier"},),
     "BertForTokenClassification": ({"out": "classifier"},),
     "BertForQuestionAnswering": ({"out": "qa_outputs"},),
@@ -62,7 +62,7 @@ GPT_HEADS: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "GPT2ForSequenceClassification": ({"out": "score"},),
 }
 
-HALF = {
+TRANSLATOR_NAMES = {
     "blocks.{n}.attention.query": "layers.{n}.self_attn.q_proj",
     "blocks.{n}.attention.key": "layers.{n}.self_attn.k_proj",
     "blocks.{n}.attention.value": "layers.{n}.self_attn.v_proj",
@@ -78,10 +78,10 @@ HALF = {
     "blocks.{n}.mlp_norm": "layers.{n}.final_layer_norm",
     "final_norm": "layer_norm",
 }
-KINDS = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForConditionalGeneration")}
+TRANSLATOR_KINDS = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForConditionalGeneration")}
 
 
-def theirs(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
+def renamed_tensors(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
     """The parameters of the modules in the table, under their names."""
     tensors = module.state_dict()
     for ours, name in names.items():
@@ -93,7 +93,7 @@ def theirs(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Itera
 
 def gpt_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
     """Query, key and value are one matrix, and matrices are transposed."""
-    tensors = dict(theirs(network, GPT, config.depth))
+    tensors = dict(renamed_tensors(network, GPT_NAMES, config.depth))
     state = network.state_dict()
     for n in range(config.depth):
         for kind in ("weight", "bias"):
@@ -118,7 +118,7 @@ def gpt_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def bert_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    return dict(theirs(network, BERT, config.depth))
+    return dict(renamed_tensors(network, BERT_NAMES, config.depth))
 
 
 def bert_config(config: ModelConfig) -> dict[str, Any]:
@@ -139,31 +139,31 @@ def bert_config(config: ModelConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Form:
+class FamilyFormat:
     """How a family writes a body, and what it calls the modules of each head; `config` describes one made here."""
 
-    body: Callable[[nn.Module, ModelConfig], dict[str, Tensor]]
-    heads: Mapping[str, tuple[Mapping[str, str], ...]]
-    config: Callable[[ModelConfig], dict[str, Any]]
+    body_tensors: Callable[[nn.Module, ModelConfig], dict[str, Tensor]]
+    head_names: Mapping[str, tuple[Mapping[str, str], ...]]
+    describe_config: Callable[[ModelConfig], dict[str, Any]]
 
 
-FORMS: Mapping[str, Form] = {
-    "bert": Form(bert_body, BERT_HEADS, bert_config),
-    "gpt2": Form(gpt_body, GPT_HEADS, gpt_config),
+FAMILY_FORMATS: Mapping[str, FamilyFormat] = {
+    "bert": FamilyFormat(bert_body, BERT_HEADS, bert_config),
+    "gpt2": FamilyFormat(gpt_body, GPT_HEADS, gpt_config),
 }
 
 
 def write_network(
-    form: Form, architecture: str, modules: Sequence[nn.Module], folder: Path, said: Mapping[str, Any]
+    form: FamilyFormat, architecture: str, modules: Sequence[nn.Module], folder: Path, said: Mapping[str, Any]
 ) -> None:
     """A Transformer and the modules of its head, as transformers' class of that name; `said` goes into config.json."""
     network, *heads = modules
     assert isinstance(network, Transformer)
-    tensors = form.body(network, network.config)
-    for head, names in zip(heads, form.heads[architecture], strict=True):
-        tensors |= dict(theirs(head, names))
+    tensors = form.body_tensors(network, network.config)
+    for head, names in zip(heads, form.head_names[architecture], strict=True):
+        tensors |= dict(renamed_tensors(head, names))
     tensors.pop("cls.predictions.weight", None)  # the matrix of the tokens
-    write(folder, tensors, {**said, "architectures": [architecture]})
+    write_folder(folder, tensors, {**said, "architectures": [architecture]})
 
 
 def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids: tuple[int, int], folder: Path) -> None:
@@ -171,9 +171,9 @@ def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids:
     shape, (pad, end) = config.encoder, ids
     tensors = {"model.shared.weight": network.encoder.tokens.weight}
     for side, half in (("encoder", network.encoder), ("decoder", network.decoder)):
-        tensors |= {f"model.{side}.{name}": each for name, each in theirs(half, HALF, shape.depth)}
+        tensors |= {f"model.{side}.{name}": each for name, each in renamed_tensors(half, TRANSLATOR_NAMES, shape.depth)}
     tensors["final_logits_bias"] = torch.zeros(1, shape.vocab_size)
-    kind, architecture = KINDS[shape.norm_order]
+    kind, architecture = TRANSLATOR_KINDS[shape.norm_order]
     sides = {"layers": shape.depth, "attention_heads": shape.heads, "ffn_dim": shape.mlp_width}
     special = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": config.start}
     described = {
@@ -193,10 +193,10 @@ def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids:
     folder.mkdir(parents=True, exist_ok=True)
     writing = {**special, "max_length": shape.max_positions, "bad_words_ids": [[pad]]}
     (folder / "generation_config.json").write_text(json.dumps(writing, indent=2) + "\n")
-    write(folder, tensors, described)
+    write_folder(folder, tensors, described)
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+def write_folder(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
     """config.json comes last: without it a folder is no checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}

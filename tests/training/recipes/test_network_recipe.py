@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint.package_files import Package
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.cli.main import app
 from polyhead.training.data import brown, home, prose, samples, wiki
 from polyhead.training.data.examples import Example, split_by_source
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.networks.named_networks import NETWORKS
-from polyhead.training.recipes import whole
-from polyhead.training.tasks.sources import TEXTS
+from polyhead.training.recipes import network_recipe as whole
+from polyhead.training.tasks.sources import TEXT_SOURCES
 from tests.support.recipes import RECIPES, command, tried
 
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if "[network]" in path.read_text())
@@ -53,7 +53,7 @@ def test_a_generator_is_what_transformers_reads(runs: Path) -> None:
     assert theirs.config.tie_word_embeddings
     ids = ours.tokenizer.encode("The lamp is").ids
     with torch.no_grad():
-        mine = ours.head(ours.network(Ragged.of([ids])))
+        mine = ours.head(ours.network(RaggedBatch.of([ids])))
         torch.testing.assert_close(mine, theirs(torch.tensor([ids])).logits[0], rtol=0, atol=1e-5)
     assert ours.stop_tokens == {ours.tokenizer.eos_id}
 
@@ -64,10 +64,10 @@ def test_an_encoder_is_what_transformers_reads(runs: Path) -> None:
     ours, theirs = load(str(folder)), BertForPreTraining.from_pretrained(folder).eval()
     assert ours.task == "fill"
     encoded = ours.tokenizer.encode(("the lamp is on", "a door"))
-    batch = Ragged.of([encoded.ids], [encoded.segments])
-    recipe = whole.checked(whole.Recipe, json.loads((runs / "bert" / whole.RECIPE).read_text()), folder)
-    modules = whole.built(recipe, ours.tokenizer)
-    whole.saved.read_weights(runs / "bert" / whole.BEST, modules)
+    batch = RaggedBatch.of([encoded.ids], [encoded.segments])
+    recipe = whole.validate(whole.NetworkRecipe, json.loads((runs / "bert" / whole.RECIPE_FILE).read_text()), folder)
+    modules = whole.build_modules(recipe, ours.tokenizer)
+    whole.saved.read_weights(runs / "bert" / whole.BEST_FILE, modules)
     with torch.no_grad():
         out = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments]))
         states = ours.network(batch)
@@ -79,15 +79,17 @@ def test_an_encoder_is_what_transformers_reads(runs: Path) -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_translator_is_what_transformers_reads(norm: str, tmp_path: Path) -> None:
     """With the norm behind what is added it is Marian's form, with the norm before Pegasus's."""
-    recipe = whole.smoke(whole.read(RECIPES / "transformer.toml"))
+    recipe = whole.smoke_recipe(whole.read_recipe(RECIPES / "transformer.toml"))
     recipe = replace(recipe, network={**recipe.network, "norm": norm})
-    recipe.named.words([example.text for example in samples.pairs().examples], 300, tmp_path)
+    recipe.network_kind.train_vocabulary(
+        [example.text for example in samples.translated_sentences().examples], 300, tmp_path
+    )
     words = whole.Tokenizer.from_folder(tmp_path)
-    whole.write_model(recipe, words, whole.built(recipe, words), tmp_path, tmp_path / "model")
+    whole.write_model(recipe, words, whole.build_modules(recipe, words), tmp_path, tmp_path / "model")
     ours, theirs = load(str(tmp_path / "model")), AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
     read, written = words.encode("the lamp is on").ids, [words.bos_id, *words.encode("a door").ids]
     with torch.no_grad():
-        mine = ours.head(Ragged.of([read]), Ragged.of([written]))  # type: ignore[list-item]
+        mine = ours.head(RaggedBatch.of([read]), RaggedBatch.of([written]))  # type: ignore[list-item]
         reference = theirs(input_ids=torch.tensor([read]), decoder_input_ids=torch.tensor([written])).logits[0]
     torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5)
 
@@ -106,8 +108,10 @@ def test_translations_are_measured_by_what_is_written(runs: Path, tmp_path: Path
 def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path, tmp_path: Path) -> None:
     """`polyhead evaluate` reads the folder as it is served; `polyhead export` writes the same one again."""
     text = tmp_path / "held out.txt"
-    recipe = whole.smoke(whole.read(RECIPES / f"{name}.toml"))
-    held_out = split_by_source(TEXTS["prose"].sample(), recipe.data.validation, recipe.data.held_out).held_out
+    recipe = whole.smoke_recipe(whole.read_recipe(RECIPES / f"{name}.toml"))
+    held_out = split_by_source(
+        TEXT_SOURCES["prose"].create_sample(), recipe.data.validation, recipe.data.held_out
+    ).held_out
     text.write_text("\n".join(example.text for example in held_out))
     said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / name / "model", text)))
     assert float(said["loss"]) == pytest.approx(3 if name == "bert" else 5, abs=2)
@@ -121,9 +125,9 @@ def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path
 
 def test_the_held_out_figure_is_that_of_the_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = samples.documents()
-    monkeypatch.setitem(TEXTS, "prose", replace(TEXTS["prose"], corpus=lambda _: sample))  # type: ignore[index]
-    recipe = whole.smoke(whole.read(RECIPES / "gpt.toml"))
-    monkeypatch.setattr(whole, "read", lambda _: recipe)
+    monkeypatch.setitem(TEXT_SOURCES, "prose", replace(TEXT_SOURCES["prose"], corpus=lambda _: sample))  # type: ignore[index]
+    recipe = whole.smoke_recipe(whole.read_recipe(RECIPES / "gpt.toml"))
+    monkeypatch.setattr(whole, "read_recipe", lambda _: recipe)
     said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "gpt" / "model", RECIPES / "gpt.toml")))
     kept = json.loads((runs / "gpt" / "result.json").read_text())["held_out"]
     assert float(said["loss"]) == pytest.approx(kept["loss"], abs=1e-4)
@@ -131,14 +135,14 @@ def test_the_held_out_figure_is_that_of_the_folder(runs: Path, monkeypatch: pyte
 
 def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same folder, byte for byte, as one that was not."""
-    losses, left = whole.Practice.losses, iter([True, True, True, False])
+    losses, left = whole.ObjectiveTraining.losses, iter([True, True, True, False])
 
     def ending(self: object, batch: object) -> object:
         if not next(left, True):
             raise KeyboardInterrupt
         return losses(self, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(whole.Practice, "losses", ending)
+    monkeypatch.setattr(whole.ObjectiveTraining, "losses", ending)
     with pytest.raises(KeyboardInterrupt):
         whole.run(RECIPES / "bert.toml", tmp_path, quick=True)
     whole.run(RECIPES / "bert.toml", tmp_path, quick=True, resume=True)
@@ -169,14 +173,14 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_
     assert old in text
     (tmp_path / "wrong.toml").write_text(text.replace(old, new))
     with pytest.raises(RecipeError, match=rf"wrong\.toml: {complaint}"):
-        whole.read(tmp_path / "wrong.toml")
+        whole.read_recipe(tmp_path / "wrong.toml")
 
 
 def test_heads_share_the_width(tmp_path: Path) -> None:
-    recipe = whole.read(RECIPES / "gpt.toml")
+    recipe = whole.read_recipe(RECIPES / "gpt.toml")
     uneven = replace(recipe, network=recipe.network | {"heads": 3})
     with pytest.raises(RecipeError, match=r"network\.heads: 128 features cannot be shared evenly among 3"):
-        uneven.shape(tmp_path).config(300, 8, causal=True)
+        uneven.network_size(tmp_path).config(300, 8, causal=True)
 
 
 def test_a_recipe_is_of_one_kind(tmp_path: Path) -> None:
@@ -200,9 +204,9 @@ def test_what_cannot_be_measured_or_exported_is_said(tiny_embedder: Path, tmp_pa
 def test_what_the_vocabulary_of_a_run_links_to_is_not_copied(runs: Path, tmp_path: Path) -> None:
     run, secret = tmp_path / "run", tmp_path / "secret"
     shutil.copytree(runs / WHOLE[0], run)
-    shutil.rmtree(run / whole.MODEL)
+    shutil.rmtree(run / whole.MODEL_FOLDER)
     secret.write_text("secret")
-    (run / whole.VOCABULARY / "notes.txt").symlink_to(secret)
+    (run / whole.VOCABULARY_FOLDER / "notes.txt").symlink_to(secret)
     result = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
     assert result.exit_code == 1
     assert "notes.txt: is a link that leads out of its folder" in result.stderr
@@ -226,7 +230,7 @@ def test_sentences_and_their_translations_are_found(tmp_path: Path) -> None:
         write(tmp_path / part / "translations" / "en.json", ours)
         write(tmp_path / part / "translations" / "de.json", theirs)
     write(tmp_path / "none" / "translations" / "en.json", {"a": "alone"})
-    corpus = home.paired(tmp_path)
+    corpus = home.read_pairs(tmp_path)
     assert [(e.text, e.label) for e in corpus.examples] == [
         ("on", "an"),
         ("Off.", "Aus."),
@@ -238,7 +242,7 @@ def test_sentences_and_their_translations_are_found(tmp_path: Path) -> None:
 
 def test_no_source_is_in_two_parts() -> None:
     drawn = [Example(f"{word}{mark}", "", "en-de", word) for word in map(str, range(300)) for mark in ".?!"]
-    split = split_by_source(home.Corpus(drawn, (), alike=False), 0.2, 0.2)
+    split = split_by_source(home.Corpus(drawn, (), group_similar=False), 0.2, 0.2)
     parts = [{example.source for example in part} for part in vars(split).values()]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 300
     assert all(parts)
@@ -250,18 +254,18 @@ def test_documents_are_read_from_all_packages(tmp_path: Path, monkeypatch: pytes
     lead = {"extract": "Auks are birds.", "description": "", "topic": ""}
     write(tmp_path / wiki.ARTICLES, {"Auk": lead})
     tagged = [Example("Well , he said .", (0,), "news", "ca01"), Example("Yes !", (0,), "news", "ca01")]
-    monkeypatch.setattr(brown, "corpus", lambda _: home.Corpus(tagged, (), alike=False))
+    monkeypatch.setattr(brown, "corpus", lambda _: home.Corpus(tagged, (), group_similar=False))
     assert [(each.domain, each.source, each.text) for each in prose.corpus(tmp_path).examples] == [
         ("sotu", "1790_a", "Fellow citizens. I am glad.\nSo are you."),
         ("moby-dick", "chapter_1", "Call me Ishmael."),
         ("brown", "ca01", "Well, he said.\nYes!"),
         ("wiki", "Auk", "Auks are birds."),
     ]
-    assert prose.sentences("One. Two?\nA 3.5 m. long!") == ["One.", "Two?", "A 3.5 m. long!"]
+    assert prose.split_sentences("One. Two?\nA 3.5 m. long!") == ["One.", "Two?", "A 3.5 m. long!"]
 
 
 def test_samples_are_aligned() -> None:
-    pairs = samples.pairs().examples
+    pairs = samples.translated_sentences().examples
     assert len(pairs) == len({example.text for example in pairs}) == 100
     assert ("A window is off today.", "Ein Fenster ist aus heute.") in [(e.text, e.label) for e in pairs]
 
@@ -283,28 +287,28 @@ def test_every_package_is_named_by_its_hash() -> None:
 
 
 def test_a_recipe_says_only_how_it_differs_from_its_base(tmp_path: Path) -> None:
-    base = whole.read(RECIPES / "bahdanau.toml")
-    other = whole.read(RECIPES / "luong-local.toml")
+    base = whole.read_recipe(RECIPES / "bahdanau.toml")
+    other = whole.read_recipe(RECIPES / "luong-local.toml")
     named = {"attention": "luong", "score": "general", "reach": "local-p"}
     assert other.network == base.network | named
     assert (other.data, other.plan.rate) == (base.data, base.plan.rate)
     for name, text in {"a": 'base = "b.toml"', "b": 'base = "a.toml"', "c": 'base = "none.toml"'}.items():
         (tmp_path / f"{name}.toml").write_text(text)
     with pytest.raises(RecipeError, match=r"a\.toml: base: it is based on itself"):
-        whole.read(tmp_path / "a.toml")
+        whole.read_recipe(tmp_path / "a.toml")
     with pytest.raises(RecipeError, match=r"none\.toml: cannot be read"):
-        whole.read(tmp_path / "c.toml")
+        whole.read_recipe(tmp_path / "c.toml")
 
 
 @pytest.mark.parametrize("said", ["parameters = 0", "hidden = 16"])
 def test_how_large_cells_are_is_said_in_one_way(tmp_path: Path, said: str) -> None:
     (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "bahdanau.toml"}"\n[network]\n{said}\n')
     with pytest.raises(RecipeError, match=r"r\.toml: network: .*either how wide it is, hidden, or how many parameters"):
-        whole.read(tmp_path / "r.toml")
+        whole.read_recipe(tmp_path / "r.toml")
 
 
 @pytest.mark.parametrize("share", ["1.0", "-0.1"])
 def test_dropout_leaves_something(tmp_path: Path, share: str) -> None:
     (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "gpt.toml"}"\n[network]\ndropout = {share}\n')
     with pytest.raises(RecipeError, match=r"r\.toml: network\.dropout: Input should be"):
-        whole.read(tmp_path / "r.toml")
+        whole.read_recipe(tmp_path / "r.toml")

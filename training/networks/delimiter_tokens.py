@@ -19,17 +19,17 @@ from polyhead.models.checkpoint.folder_files import read_json
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.tokenizer import Tokenizer
 
-from ..export.export import FORMS, write_network
+from ..export.network_folder import FAMILY_FORMATS, write_network
 from ..loop.errors import RecipeError
-from .named_networks import SPREAD
+from .named_networks import INIT_STD
 
-TOKENS = ("[START]", "[DELIM]", "[EXTRACT]")
-SINGLE, PAIR = "[START] $A [EXTRACT]", "[START] $A [DELIM] $B [EXTRACT]"
-VOCABULARY, SAID = "tokenizer.json", "tokenizer_config.json"
+DELIMITERS = ("[START]", "[DELIM]", "[EXTRACT]")
+SINGLE_TEMPLATE, PAIR_TEMPLATE = "[START] $A [EXTRACT]", "[START] $A [DELIM] $B [EXTRACT]"
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 ARCHITECTURE = "GPT2LMHeadModel"
 
 
-def delimited(folder: Path, out: Path, seed: int) -> Path:
+def add_delimiters(folder: Path, out: Path, seed: int) -> Path:
     """The generator in `folder`, written to `out` with three more tokens, whose rows are drawn from the seed.
 
     RecipeError if it is none of those that can be written here.
@@ -38,40 +38,44 @@ def delimited(folder: Path, out: Path, seed: int) -> Path:
     config = read_json(folder / "config.json")
     if config["architectures"] != [ARCHITECTURE]:
         raise RecipeError(f"trunk.delimited: {folder} is no {ARCHITECTURE}; leave it out, or name a trunk that is")
-    write_vocabulary(folder, out)
+    write_tokenizer(folder, out)
     words = Tokenizer.from_folder(out)
     torch.manual_seed(seed)
-    grow(trunk.network, words)
+    grow_embeddings(trunk.network, words)
     said = {**config, "vocab_size": trunk.network.config.vocab_size, "pad_token_id": words.pad_id}
-    write_network(FORMS[trunk.family], ARCHITECTURE, [trunk.network, trunk.head], out, said)
+    write_network(FAMILY_FORMATS[trunk.family], ARCHITECTURE, [trunk.network, trunk.head], out, said)
     return out
 
 
-def write_vocabulary(folder: Path, out: Path) -> None:
+def write_tokenizer(folder: Path, out: Path) -> None:
     """RecipeError if there is no tokenizer.json, or one that puts tokens round texts already."""
-    if not (folder / VOCABULARY).is_file():
-        raise RecipeError(f"trunk.delimited: {folder} has no {VOCABULARY} to add tokens to")
-    backend = Backend.from_file(str(folder / VOCABULARY))
+    if not (folder / TOKENIZER_FILE).is_file():
+        raise RecipeError(f"trunk.delimited: {folder} has no {TOKENIZER_FILE} to add tokens to")
+    backend = Backend.from_file(str(folder / TOKENIZER_FILE))
     if backend.encode("").ids:
         raise RecipeError(f"trunk.delimited: {folder} puts tokens round texts already; leave it out")
-    backend.add_special_tokens(list(TOKENS))
-    ids = [(token, backend.token_to_id(token)) for token in TOKENS]
-    backend.post_processor = processors.TemplateProcessing(single=SINGLE, pair=PAIR, special_tokens=ids)
+    backend.add_special_tokens(list(DELIMITERS))
+    ids = [(token, backend.token_to_id(token)) for token in DELIMITERS]
+    backend.post_processor = processors.TemplateProcessing(
+        single=SINGLE_TEMPLATE, pair=PAIR_TEMPLATE, special_tokens=ids
+    )
     out.mkdir(parents=True, exist_ok=True)
-    backend.save(str(out / VOCABULARY))
-    said = read_json(folder / SAID, {})
+    backend.save(str(out / TOKENIZER_FILE))
+    said = read_json(folder / TOKENIZER_CONFIG_FILE, {})
     # Who pads a batch finds the last token by what is no padding: anything but [EXTRACT] will do.
-    (out / SAID).write_text(json.dumps({"pad_token": said.get("eos_token") or TOKENS[0], **said}, indent=2) + "\n")
+    (out / TOKENIZER_CONFIG_FILE).write_text(
+        json.dumps({"pad_token": said.get("eos_token") or DELIMITERS[0], **said}, indent=2) + "\n"
+    )
 
 
 @torch.no_grad()
-def grow(network: Transformer, words: Tokenizer) -> None:
+def grow_embeddings(network: Transformer, words: Tokenizer) -> None:
     """Rows for the new tokens, as small as first ones are."""
     known = network.tokens.weight
     size = max(len(known), words.vocab_size)
     grown = nn.Embedding(size, known.size(1))
     grown.weight[: len(known)] = known
-    for token in TOKENS:
-        grown.weight[words.find(token)].normal_(std=SPREAD)
+    for token in DELIMITERS:
+        grown.weight[words.token_id(token)].normal_(std=INIT_STD)
     network.tokens = grown
     network.config = replace(network.config, vocab_size=size)

@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 
 from polyhead.models.tokenizer import TokenizerError
 
-from ..concurrency.outcome import on_thread
-from ..concurrency.time_slices import SLICE, run_sliced, spaced
+from ..concurrency.outcome import run_on_thread
+from ..concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices
 from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
-from ..core.request import Done, Encode, Encoded, Failed, Filled, Table
-from .answer_spans import Answer, Window, answers
+from ..core.request import Done, Encode, Failed, HeadOutput, TokenCandidates, TokenOutputs
+from .answer_spans import ScoredWindow, SpanAnswer, find_answers
 from .detokenizer import EventSource, Submit, Usage
-from .entities import Entity, Tagging, entities, merged
-from .inputs import Read, Reading
+from .encoder_inputs import EncodedInput, EncodingRequest
+from .entities import Entity, TaggingSettings, find_entities, merge_windows
 from .zero_shot import softmax
 
 T = TypeVar("T")
-MOST_WEIGHTS = 1 << 19  # of the words of all texts of one call
-PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
+MAX_SPARSE_WEIGHTS = 1 << 19  # of the words of all texts of one call
+RETRY_S = 0.1  # until a call that was begun asks again whether there is room for the rest
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreOutput:
     """What a head says of one text: a score per label, one relevance, or a vector."""
 
     values: list[float]
@@ -44,7 +44,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TagOutput:
     """What is found in one text, in its order."""
 
     entities: list[Entity]
@@ -52,33 +52,33 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SpanOutput:
     """Where in a context the answer to a question stands, the likeliest first."""
 
-    answers: list[Answer]
+    answers: list[SpanAnswer]
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class MaskCandidate:
     """What may stand in a mask's place, and the text with it there."""
 
     token: int
     text: str
     score: float
-    sequence: str
+    filled_text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class FillOutput:
     """The likeliest words for each mask of one text."""
 
-    masks: list[list[Word]]
+    masks: list[list[MaskCandidate]]
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class TokenVectors:
     """A vector for each token of one text, [T, W]."""
 
     rows: "memoryview[float]"
@@ -86,62 +86,62 @@ class States:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class SparseVector:
     """The words that one text is about, as (token, weight)."""
 
-    words: tuple[tuple[int, float], ...]
+    weights: tuple[tuple[int, float], ...]
     usage: Usage
 
 
-Said = Encoded | Table | Filled
-Reply = Scores | Tagged | Found | Guessed | States | Weighed
+HeadEvent = HeadOutput | TokenOutputs | TokenCandidates
+EncoderOutput = ScoreOutput | TagOutput | SpanOutput | FillOutput | TokenVectors | SparseVector
 
 
-async def replies(
-    model: Model, asked: Reading, reads: Sequence[Read | PolyheadError], submit: Submit, ahead: int
-) -> AsyncGenerator[Reply | PolyheadError, None]:
+async def stream_outputs(
+    model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int
+) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
     """What is answered to each of `reads`, in their order.
 
     Submits when first asked; the engine has at most `ahead` tokens of them at a time, or one longer text.  What fails
     is raised and ends all; where the others are wanted without it, it stands in the place of an answer.  Closing the
     generator aborts what is under way.
     """
-    requests = (request for read in reads if isinstance(read, Read) for request in read.requests)
+    requests = (request for read in reads if isinstance(read, EncodedInput) for request in read.requests)
     weights = 0
-    async with aclosing(under_way(requests, submit, ahead)) as sources:
-        async for read in spaced(reads):
+    async with aclosing(submit_ahead(requests, submit, ahead)) as sources:
+        async for read in iterate_in_slices(reads):
             if isinstance(read, PolyheadError):
                 yield read
                 continue
-            outcomes = [await said(await anext(sources)) for _ in read.requests]
+            outcomes = [await read_event(await anext(sources)) for _ in read.requests]
             failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
             if failed and not asked.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await reply(model, asked, read, events)
-            weights += len(found.words) if isinstance(found, Weighed) else 0
+            found = failed[0] if failed else await build_output(model, asked, read, events)
+            weights += len(found.weights) if isinstance(found, SparseVector) else 0
             check_weights(asked, weights)
             yield found
 
 
-def check_weights(asked: Reading, count: int) -> None:
+def check_weights(asked: EncodingRequest, count: int) -> None:
     """Raises AnswerTooLarge.  How many words a text is about is known once it is computed."""
-    if count > MOST_WEIGHTS:
-        message = f"{asked.field}: the answer has more than {MOST_WEIGHTS} weights of words; send fewer inputs"
+    if count > MAX_SPARSE_WEIGHTS:
+        message = f"{asked.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
         raise AnswerTooLarge(message, param=asked.field)
 
 
-async def under_way(requests: Iterable[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
+async def submit_ahead(requests: Iterable[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
     """The sources of `requests`, in their order: the rest is submitted, and made, as those before are done with."""
-    waiting, begun = Waiting(requests), deque[tuple[int, EventSource]]()
+    waiting, begun = UnsubmittedRequests(requests), deque[tuple[int, EventSource]]()
     first = True
     try:
-        while waiting.head is not None or begun:
-            some = next_of(waiting, ahead, sum(tokens for tokens, _ in begun))
+        while waiting.next_request is not None or begun:
+            some = take_fitting(waiting, ahead, sum(tokens for tokens, _ in begun))
             try:
                 begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
                 first = False
-                if len(some) == SLICE:  # there may be room for more
+                if len(some) == SLICE_SIZE:  # there may be room for more
                     await asyncio.sleep(0)
                     continue
             except Overloaded:
@@ -149,55 +149,55 @@ async def under_way(requests: Iterable[Encode], submit: Submit, ahead: int) -> A
                     raise
                 waiting.put_back(some)  # it is others who hold the room
                 if not begun:
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(RETRY_S)
                     continue
             yield begun[0][1]
             begun.popleft()
     finally:
-        run_sliced(lambda one: one[1].close(), begun)
+        call_in_slices(lambda one: one[1].close(), begun)
 
 
-class Waiting:
+class UnsubmittedRequests:
     """Requests that are not submitted yet, made one at a time.  `head`: the next one, None at the end."""
 
     def __init__(self, requests: Iterable[Encode]) -> None:
         self._rest = iter(requests)
-        self.head = next(self._rest, None)
+        self.next_request = next(self._rest, None)
 
     def take(self) -> Encode:
-        taken = self.head
+        taken = self.next_request
         assert taken is not None, "there is a next one"
-        self.head = next(self._rest, None)
+        self.next_request = next(self._rest, None)
         return taken
 
     def put_back(self, requests: Sequence[Encode]) -> None:
-        self._rest = chain(requests, () if self.head is None else (self.head,), self._rest)
-        self.head = next(self._rest, None)
+        self._rest = chain(requests, () if self.next_request is None else (self.next_request,), self._rest)
+        self.next_request = next(self._rest, None)
 
 
-def next_of(waiting: Waiting, ahead: int, taken: int) -> list[Encode]:
+def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[Encode]:
     """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free;
     SLICE at most."""
     some: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:
         return some
-    while len(some) < SLICE and waiting.head is not None:
-        if len(waiting.head.tokens) > room and (taken or some):
+    while len(some) < SLICE_SIZE and waiting.next_request is not None:
+        if len(waiting.next_request.tokens) > room and (taken or some):
             break
         some.append(waiting.take())
         room -= len(some[-1].tokens)
     return some
 
 
-async def said(source: EventSource) -> tuple[Said, Usage] | PolyheadError:
+async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadError:
     """The event of a request, and what it cost; or why there is none."""
-    found: Said | None = None
+    found: HeadEvent | None = None
     async for event in source:
         match event:
-            case Encoded(values=values) if not math.isfinite(sum(values)):
+            case HeadOutput(values=values) if not math.isfinite(sum(values)):
                 return StepFailed("the network answered with numbers that are not finite")
-            case Encoded() | Table() | Filled():
+            case HeadOutput() | TokenOutputs() | TokenCandidates():
                 found = event
             case Failed():
                 return event.error
@@ -206,72 +206,83 @@ async def said(source: EventSource) -> tuple[Said, Usage] | PolyheadError:
     return StepFailed("the engine ended a request without an answer")
 
 
-async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple[Said, Usage]]) -> Reply:
+async def build_output(
+    model: Model, asked: EncodingRequest, read: EncodedInput, events: Sequence[tuple[HeadEvent, Usage]]
+) -> EncoderOutput:
     """One answer of what was said of an input's windows.  What takes long is not done on the event loop."""
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
-        case Encoded() if model.both_orders:
-            return Scores(added([event.values for event, _ in events if isinstance(event, Encoded)], asked), usage)
-        case Encoded(values=values):
-            return Scores(values, usage)
-        case Filled(candidates=[weights]) if asked.form == "words":
-            return Weighed(weights, usage)
-        case Table(scores=rows) if asked.form == "tokens":
-            return States(rows, usage)
-        case Filled():
-            filled = [event for event, _ in events if isinstance(event, Filled)]
-            return Guessed(await aside(partial(words, model, read, filled[0])), usage)
-        case Table():
-            tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, Table)]
+        case HeadOutput() if model.both_orders:
+            return ScoreOutput(
+                add_pair_orders([event.values for event, _ in events if isinstance(event, HeadOutput)], asked), usage
+            )
+        case HeadOutput(values=values):
+            return ScoreOutput(values, usage)
+        case TokenCandidates(candidates=[weights]) if asked.form == "words":
+            return SparseVector(weights, usage)
+        case TokenOutputs(scores=rows) if asked.form == "tokens":
+            return TokenVectors(rows, usage)
+        case TokenCandidates():
+            filled = [event for event, _ in events if isinstance(event, TokenCandidates)]
+            return FillOutput(await run_tokenizer_work(partial(fill_candidates, model, read, filled[0])), usage)
+        case TokenOutputs():
+            tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, TokenOutputs)]
             if model.task == "span":
-                return Found(await aside(partial(spans, asked, read, tables)), usage)
-            return Tagged(await aside(partial(tagged, model, asked, read, tables)), usage)
+                return SpanOutput(await run_tokenizer_work(partial(find_spans, asked, read, tables)), usage)
+            return TagOutput(await run_tokenizer_work(partial(tag_entities, model, asked, read, tables)), usage)
 
 
-async def aside(work: Callable[[], T]) -> T:
+async def run_tokenizer_work(work: Callable[[], T]) -> T:
     """What `work` returns, on a thread.  Raises PolyheadError where the tokenizer fails."""
     try:
-        return await on_thread(work)
+        return await run_on_thread(work)
     except TokenizerError as error:
         raise PolyheadError(str(error)) from None
 
 
-def added(orders: Sequence[Sequence[float]], asked: Reading) -> list[float]:
+def add_pair_orders(orders: Sequence[Sequence[float]], asked: EncodingRequest) -> list[float]:
     """Scores of a pair's two orders, each of which is half of what there is to say; then closed, if wanted."""
     logits = np.asarray(orders, np.float64).sum(axis=0)
     return [float(score) for score in (logits if asked.raw else softmax(logits))]
 
 
-def tagged(model: Model, asked: Reading, read: Read, tables: Sequence[NDArray[np.float32]]) -> list[Entity]:
-    tagging = Tagging(
-        tokenizer=model.tokenizer, labels=model.labels, aggregation=asked.aggregation, ignored=asked.ignored
+def tag_entities(
+    model: Model, asked: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
+) -> list[Entity]:
+    tagging = TaggingSettings(
+        tokenizer=model.tokenizer,
+        labels=model.labels,
+        aggregation=asked.aggregation,
+        ignored_labels=asked.ignored_labels,
     )
-    text = str(read.given)
+    text = str(read.source)
     found = [
         entity
         for part, scores in zip(read.parts, tables, strict=True)
-        for entity in entities(tagging, text, part, scores)
+        for entity in find_entities(tagging, text, part, scores)
     ]
-    return merged(found) if len(tables) > 1 else found
+    return merge_windows(found) if len(tables) > 1 else found
 
 
-def spans(asked: Reading, read: Read, tables: Sequence[NDArray[np.float32]]) -> list[Answer]:
-    context = read.given[1]
+def find_spans(asked: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:
+    context = read.source[1]
     assert isinstance(context, str), "a context is text"
-    return answers(asked.asking, context, [Window(*each) for each in zip(read.parts, tables, strict=True)])
+    return find_answers(
+        asked.span_options, context, [ScoredWindow(*each) for each in zip(read.parts, tables, strict=True)]
+    )
 
 
-def words(model: Model, read: Read, filled: Filled) -> list[list[Word]]:
+def fill_candidates(model: Model, read: EncodedInput, filled: TokenCandidates) -> list[list[MaskCandidate]]:
     """The sequence is without special tokens where one mask is filled; else it shows the masks that are left."""
     [request] = read.requests
     lone = len(request.rows) == 1
     return [
         [
-            Word(
+            MaskCandidate(
                 token,
                 model.tokenizer.decode([token], skip_special=False),
                 score,
-                sequence(model, request, row, token, plain=lone),
+                fill_text(model, request, row, token, plain=lone),
             )
             for token, score in candidates
         ]
@@ -279,6 +290,6 @@ def words(model: Model, read: Read, filled: Filled) -> list[list[Word]]:
     ]
 
 
-def sequence(model: Model, request: Encode, row: int, token: int, *, plain: bool) -> str:
+def fill_text(model: Model, request: Encode, row: int, token: int, *, plain: bool) -> str:
     ids = (*request.tokens[:row], token, *request.tokens[row + 1 :])
     return model.tokenizer.decode(ids, skip_special=plain)

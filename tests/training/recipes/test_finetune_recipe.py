@@ -14,25 +14,25 @@ from peft import PeftModel
 from transformers import BertForSequenceClassification
 
 from polyhead.models.checkpoint import load
-from polyhead.models.checkpoint.tensor_files import safetensors
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.checkpoint.tensor_files import read_safetensors
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.runtime import quickstart
 from polyhead.training.data import vader
 from polyhead.training.data.examples import (
     Corpus,
     Example,
     Split,
-    groups,
+    group_names,
+    hash_share,
     near_duplicates,
-    share,
     split_by_domain,
     split_by_source,
 )
 from polyhead.training.loop.errors import RecipeError
-from polyhead.training.loop.lora_training import LowRank, merge, wrap
-from polyhead.training.loop.schedule import Plan
-from polyhead.training.loop.trainer import Place
-from polyhead.training.recipes import recipe
+from polyhead.training.loop.lora_training import LoraConfig, add_adapters, merge_adapters
+from polyhead.training.loop.schedule import TrainingPlan
+from polyhead.training.loop.trainer import RunFolder
+from polyhead.training.recipes import finetune_recipe as recipe
 from tests.support import checkpoints
 from tests.support.places import ROOT
 
@@ -70,7 +70,7 @@ def test_ratings_become_examples(tmp_path: Path) -> None:
             vader.DOMAINS["amazon"]: "12_3\t0.5\tnice.\t\r\n".replace("\t\r", "\r"),
         },
     )
-    assert vader.read(path) == [
+    assert vader.read_archive(path) == [
         Example('A joy, says Harry Potter\'s "wizard".', 1, "movie", "1", ("Harry Potter's",)),
         Example("No.", 0, "movie", "3"),
         Example("Tom & Jerry </3", 0, "tweet", "7"),
@@ -88,7 +88,7 @@ def test_what_belongs_together_is_one_group() -> None:
         example("He has done better, and worse", "2", "movie", subjects=("Steven Soderbergh",)),
         example("an entirely different thing", "3", "movie"),
     ]
-    names = groups(examples)
+    names = group_names(examples)
     assert names[0] == names[1]
     assert names[2] == names[3]
     assert names[4] == names[5]
@@ -136,7 +136,7 @@ def test_the_split_stands_still() -> None:
     assert set(split.held_out) == set(shuffled.held_out)
     assert len(split.held_out) == pytest.approx(600, abs=70)
     assert len(split.validation) == pytest.approx(300, abs=50)
-    assert share("tweet 1") == pytest.approx(0.20084052372486616)
+    assert hash_share("tweet 1") == pytest.approx(0.20084052372486616)
 
 
 def test_a_domain_left_out_is_held_out_whole() -> None:
@@ -160,31 +160,31 @@ def test_a_domain_left_out_is_held_out_whole() -> None:
 )
 def test_no_part_may_be_empty(shares: dict[str, float], complaint: str) -> None:
     with pytest.raises(RecipeError, match=complaint):
-        recipe.divide(recipe.Data(source="vader", **shares), Corpus(separable(100, 0), LABELS))  # type: ignore[arg-type]
+        recipe.split_corpus(recipe.FinetuneData(source="vader", **shares), Corpus(separable(100, 0), LABELS))  # type: ignore[arg-type]
 
 
 # ---- low-rank layers
 
 
 def test_wrapping_changes_nothing_at_first_and_merging_changes_nothing_after(tiny_embedder: Path) -> None:
-    network, batch = load(str(tiny_embedder)).network, Ragged.of([[2, 9, 8, 3], [2, 30, 3]])
+    network, batch = load(str(tiny_embedder)).network, RaggedBatch.of([[2, 9, 8, 3], [2, 30, 3]])
     with torch.no_grad():
         before = network(batch)
-        layers = wrap(network, LowRank(rank=4, alpha=8, targets=TARGETS))
+        layers = add_adapters(network, LoraConfig(rank=4, alpha=8, targets=TARGETS))
         assert len(layers) == 12
         torch.testing.assert_close(network(batch), before, rtol=0, atol=0)
         for layer in layers.values():
             torch.nn.init.normal_(layer.b, std=0.1)
         after = network(batch)
         assert (after - before).abs().max() > 0.1
-        merge(network, layers)
+        merge_adapters(network, layers)
         torch.testing.assert_close(network(batch), after, rtol=1e-5, atol=1e-5)
     assert not any("linear" in name for name, _ in network.named_parameters())
 
 
 def test_only_the_low_rank_matrices_are_learned(tiny_embedder: Path) -> None:
     network = load(str(tiny_embedder)).network
-    wrap(network, LowRank(rank=4, alpha=8, targets=("attention.query", "mlp.down")))
+    add_adapters(network, LoraConfig(rank=4, alpha=8, targets=("attention.query", "mlp.down")))
     learned = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     assert learned == {
         f"blocks.{layer}.{part}.{side}" for layer in (0, 1) for part in ("attention.query", "mlp.down") for side in "ab"
@@ -194,7 +194,7 @@ def test_only_the_low_rank_matrices_are_learned(tiny_embedder: Path) -> None:
 def test_a_target_that_is_not_there_is_named(tiny_embedder: Path) -> None:
     network = load(str(tiny_embedder)).network
     with pytest.raises(RecipeError, match=r"lora\.targets.*'query_key'.*attention\.query"):
-        wrap(network, LowRank(rank=4, alpha=8, targets=("query_key",)))
+        add_adapters(network, LoraConfig(rank=4, alpha=8, targets=("query_key",)))
 
 
 # ---- a whole run
@@ -213,36 +213,36 @@ def separable(count: int, seed: int) -> list[Example[int]]:
     return examples
 
 
-def tiny_recipe(**plan: float) -> recipe.Recipe:
-    return recipe.Recipe(
+def tiny_recipe(**plan: float) -> recipe.FinetuneRecipe:
+    return recipe.FinetuneRecipe(
         architecture="BertForSequenceClassification",
         seed=3,
         threads=1,
-        trunk=recipe.Trunk(name="tiny", folder=Path()),
-        data=recipe.Data(source="vader", batch=16),
-        lora=LowRank(rank=4, alpha=8, dropout=0.05, targets=TARGETS),
-        plan=Plan(**{"epochs": 4, "rate": 5e-3, **plan}),  # type: ignore[arg-type]
+        trunk=recipe.BaseModelSpec(name="tiny", folder=Path()),
+        data=recipe.FinetuneData(source="vader", batch=16),
+        lora=LoraConfig(rank=4, alpha=8, dropout=0.05, targets=TARGETS),
+        plan=TrainingPlan(**{"epochs": 4, "rate": 5e-3, **plan}),  # type: ignore[arg-type]
     )
 
 
-def learned(folder: Path, out: Path) -> recipe.Result:
+def learned(folder: Path, out: Path) -> recipe.FinetuneResult:
     """On one thread: for matrices this small a second one costs more than it brings."""
     split = Split(separable(480, 0), separable(40, 1), separable(120, 2))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return recipe.learn(tiny_recipe(), folder, split, Corpus([], LABELS), Place(out))
+        return recipe.train_and_measure(tiny_recipe(), folder, split, Corpus([], LABELS), RunFolder(out))
     finally:
         torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
-def run(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Result, Path]:
+def run(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.FinetuneResult, Path]:
     out = tmp_path_factory.mktemp("run")
     return learned(tiny_embedder, out), out
 
 
-def test_a_tiny_network_learns(run: tuple[recipe.Result, Path]) -> None:
+def test_a_tiny_network_learns(run: tuple[recipe.FinetuneResult, Path]) -> None:
     result, _ = run
     assert result.held_out["accuracy"] > 0.9
     kinds = {f"{kind} of {label}" for kind in ("precision", "recall") for label in LABELS}
@@ -252,7 +252,7 @@ def test_a_tiny_network_learns(run: tuple[recipe.Result, Path]) -> None:
     assert result.texts == {"train": 480, "validation": 40, "held_out": 120}
 
 
-def test_every_figure_is_kept(run: tuple[recipe.Result, Path]) -> None:
+def test_every_figure_is_kept(run: tuple[recipe.FinetuneResult, Path]) -> None:
     result, out = run
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if "epoch" in line]
@@ -266,7 +266,9 @@ def test_every_figure_is_kept(run: tuple[recipe.Result, Path]) -> None:
     assert kept["bytes"] == (out / "adapter" / "adapter_model.safetensors").stat().st_size
 
 
-def test_a_rerun_is_the_same_to_the_byte(run: tuple[recipe.Result, Path], tiny_embedder: Path, tmp_path: Path) -> None:
+def test_a_rerun_is_the_same_to_the_byte(
+    run: tuple[recipe.FinetuneResult, Path], tiny_embedder: Path, tmp_path: Path
+) -> None:
     result, out = run
     again = learned(tiny_embedder, tmp_path)
     assert again.held_out == result.held_out
@@ -274,7 +276,7 @@ def test_a_rerun_is_the_same_to_the_byte(run: tuple[recipe.Result, Path], tiny_e
         assert (tmp_path / "adapter" / name).read_bytes() == (out / "adapter" / name).read_bytes()
 
 
-def test_peft_reads_the_same_probabilities(run: tuple[recipe.Result, Path], tiny_embedder: Path) -> None:
+def test_peft_reads_the_same_probabilities(run: tuple[recipe.FinetuneResult, Path], tiny_embedder: Path) -> None:
     result, _ = run
     ours = load(f"{tiny_embedder}+{result.made}")
     assert ours.task == "classify"
@@ -283,7 +285,7 @@ def test_peft_reads_the_same_probabilities(run: tuple[recipe.Result, Path], tiny
     theirs = PeftModel.from_pretrained(base, str(result.made)).eval()
     for text in ("the quick good fox", "too long, far too bad", "money"):
         ids = ours.tokenizer.encode(text).ids
-        batch = Ragged.of([ids])
+        batch = RaggedBatch.of([ids])
         with torch.no_grad():
             mine = ours.head.close(ours.head(ours.network(batch), batch.starts))
             reference = theirs(torch.tensor([ids])).logits.softmax(-1)
@@ -296,7 +298,7 @@ def test_peft_reads_the_same_probabilities(run: tuple[recipe.Result, Path], tiny
 
 
 def test_the_recipe_of_the_quick_start_is_read() -> None:
-    read = recipe.read(RECIPE)
+    read = recipe.read_recipe(RECIPE)
     assert read.trunk.package == quickstart.ENCODER.package
     assert f"{read.trunk.folder}/" == quickstart.ENCODER.member
     assert quickstart.ADAPTER.samefile(SHIPPED)
@@ -320,22 +322,22 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_
     assert old in text
     (tmp_path / "wrong.toml").write_text(text.replace(old, new))
     with pytest.raises(RecipeError, match=rf"wrong\.toml: .*{complaint}"):
-        recipe.read(tmp_path / "wrong.toml")
+        recipe.read_recipe(tmp_path / "wrong.toml")
 
 
 def test_an_architecture_of_another_family_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
-    wrong = recipe.Recipe(**{**vars(tiny_recipe()), "architecture": "RobertaForSequenceClassification"})
+    wrong = recipe.FinetuneRecipe(**{**vars(tiny_recipe()), "architecture": "RobertaForSequenceClassification"})
     split = Split(separable(4, 0), separable(4, 1), separable(4, 2))
     with pytest.raises(
         RecipeError, match=r"'RobertaForSequence.*can classify; there are: BertForSequenceClassification"
     ):
-        recipe.learn(wrong, tiny_embedder, split, Corpus([], LABELS), Place(tmp_path))
+        recipe.train_and_measure(wrong, tiny_embedder, split, Corpus([], LABELS), RunFolder(tmp_path))
 
 
 def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split([example("good " * checkpoints.POSITIONS, "9")], separable(4, 1), separable(4, 2))
     with pytest.raises(RecipeError, match=r"data\.most_tokens: \d+ tokens, at most 256.*'good good"):
-        recipe.learn(tiny_recipe(), tiny_embedder, split, Corpus([], LABELS), Place(tmp_path))
+        recipe.train_and_measure(tiny_recipe(), tiny_embedder, split, Corpus([], LABELS), RunFolder(tmp_path))
 
 
 # ---- what is shipped
@@ -344,8 +346,8 @@ def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path)
 def test_the_shipped_adapter_is_small_and_whole() -> None:
     weights = SHIPPED / "adapter_model.safetensors"
     assert weights.stat().st_size <= 1_000_000
-    entries = safetensors(weights)
-    shape = recipe.read(RECIPE).lora
+    entries = read_safetensors(weights)
+    shape = recipe.read_recipe(RECIPE).lora
     assert len(entries) == 6 * len(shape.targets) * 2 + 4
     assert entries["base_model.model.classifier.weight"].shape == (2, 384)
     settings = json.loads((SHIPPED / "adapter_config.json").read_text())

@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import CheckpointError
-from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.ragged import RaggedBatch
 from polyhead.training.data import samples
-from polyhead.training.export.tuned import Tuned, save
+from polyhead.training.export.finetuned_folder import FinetunedModel, save_finetuned
 from polyhead.training.loop.errors import RecipeError
-from polyhead.training.loop.schedule import Plan
-from polyhead.training.loop.trainer import Place
-from polyhead.training.networks.base_model import made_up
+from polyhead.training.loop.schedule import TrainingPlan
+from polyhead.training.loop.trainer import RunFolder
+from polyhead.training.networks.base_model import write_tiny_base
 from polyhead.training.recipes import commands as follow
-from polyhead.training.recipes import recipe
-from polyhead.training.tasks.sources import SOURCES
-from polyhead.training.tasks.task import Learning
+from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.tasks.sources import TASK_SOURCES
+from polyhead.training.tasks.task import TaskTraining
 from tests.support.recipes import RECIPES, command, tried
 
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if '\nrun = "bert"' in path.read_text())
@@ -41,7 +41,7 @@ def test_what_was_learned_is_what_transformers_reads(name: str, runs: Path) -> N
     ours, architecture = load(str(folder)), json.loads((folder / "config.json").read_text())["architectures"][0]
     theirs = getattr(tf, architecture).from_pretrained(folder).eval()
     encoded = ours.tokenizer.encode(("the lamp is on", "a door is off"))
-    batch = Ragged.of([encoded.ids], [encoded.segments])
+    batch = RaggedBatch.of([encoded.ids], [encoded.segments])
     with torch.no_grad():
         mine = ours.head(ours.network(batch), batch.starts)
         said = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments]))
@@ -53,15 +53,15 @@ def test_what_was_learned_is_what_transformers_reads(name: str, runs: Path) -> N
 
 def test_a_generator_learns_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its matrices are written transposed again, and its last token's state is scored."""
-    chosen = recipe.read(RECIPES / "bert-single.toml")
+    chosen = recipe.read_recipe(RECIPES / "bert-single.toml")
     chosen = replace(chosen, architecture="GPT2ForSequenceClassification")
-    monkeypatch.setattr(recipe, "read", lambda _: chosen)
+    monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
     recipe.run(tmp_path / "gpt.toml", tmp_path, quick=True)
     ours = load(str(tmp_path / "model"))
     theirs = tf.GPT2ForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     ids = ours.tokenizer.encode("The lamp is on").ids
     with torch.no_grad():
-        mine = ours.head(ours.network(Ragged.of([ids])), [0, len(ids)])
+        mine = ours.head(ours.network(RaggedBatch.of([ids])), [0, len(ids)])
         torch.testing.assert_close(mine, theirs(torch.tensor([ids])).logits, rtol=0, atol=1e-5)
 
 
@@ -76,7 +76,7 @@ def test_a_run_leaves_all_that_a_run_leaves(runs: Path) -> None:
 
 def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same folder, byte for byte, as one that was not; an adapter's too."""
-    losses = Learning.losses
+    losses = TaskTraining.losses
     for name, made in (("bert-tags", "model/model.safetensors"), (ADAPTED, "adapter/adapter_model.safetensors")):
         left = iter([True, True, True, False])
 
@@ -85,7 +85,7 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
                 raise KeyboardInterrupt
             return losses(self, batch)
 
-        monkeypatch.setattr(Learning, "losses", ending)
+        monkeypatch.setattr(TaskTraining, "losses", ending)
         with pytest.raises(KeyboardInterrupt):
             recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True)
         assert not (tmp_path / name / made).exists()
@@ -95,11 +95,13 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
 
 def test_a_tiny_network_learns_where_answers_stand(trunk: Path, tmp_path: Path) -> None:
     """Of every sentence two things are asked, so the question decides."""
-    chosen = recipe.smoke(recipe.read(RECIPES / "bert-span.toml"))
-    chosen = replace(chosen, dropout=0.0, plan=Plan(epochs=12, rate=1e-2))
-    corpus, threads = samples.asked(), torch.get_num_threads()
+    chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-span.toml"))
+    chosen = replace(chosen, dropout=0.0, plan=TrainingPlan(epochs=12, rate=1e-2))
+    corpus, threads = samples.span_questions(), torch.get_num_threads()
     torch.set_num_threads(1)
-    result = recipe.learn(chosen, trunk, recipe.divide(chosen.data, corpus), corpus, Place(tmp_path))
+    result = recipe.train_and_measure(
+        chosen, trunk, recipe.split_corpus(chosen.data, corpus), corpus, RunFolder(tmp_path)
+    )
     torch.set_num_threads(threads)
     assert result.held_out["exact"] > 0.9
     assert set(result.held_out) == {"loss", "exact", "F1", "how", "when"}
@@ -112,14 +114,14 @@ def test_a_tiny_network_learns_where_answers_stand(trunk: Path, tmp_path: Path) 
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As if bert.toml had made it."""
     folder = tmp_path_factory.mktemp("trunks") / "bert" / "model"
-    made_up("BertForTokenClassification", samples.labelled().examples, folder, embeds=False)
+    write_tiny_base("BertForTokenClassification", samples.labelled_sentences().examples, folder, embeds=False)
     return folder
 
 
 def begun(trunk: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    chosen = recipe.read(RECIPES / "bert-single.toml")
+    chosen = recipe.read_recipe(RECIPES / "bert-single.toml")
     chosen = replace(chosen, trunk=replace(chosen.trunk, **changes))
-    learner = recipe.prepared(chosen, load(str(trunk)), SOURCES["topics"].lesson(("a", "b")), 2)
+    learner = recipe.prepare_model(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
     return learner.network.state_dict(), learner.head.state_dict()
 
 
@@ -139,9 +141,9 @@ def test_it_begins_with_what_was_pretrained_unless_it_is_fresh(trunk: Path) -> N
 
 def test_a_trunk_is_what_another_run_made(trunk: Path, tmp_path: Path) -> None:
     runs = trunk.parents[1]
-    assert recipe.trunk_folder(recipe.Trunk(run="bert"), tmp_path, runs) == trunk
+    assert recipe.find_base_folder(recipe.BaseModelSpec(run="bert"), tmp_path, runs) == trunk
     with pytest.raises(RecipeError, match=r"trunk\.run: .*is not there; train the recipe 'gpt' first"):
-        recipe.trunk_folder(recipe.Trunk(run="gpt"), tmp_path, runs)
+        recipe.find_base_folder(recipe.BaseModelSpec(run="gpt"), tmp_path, runs)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +161,18 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str | Non
     assert old in text
     (tmp_path / "some.toml").write_text(text.replace(old, new))
     if complaint is None:
-        assert recipe.read(tmp_path / "some.toml").dropout == 0
+        assert recipe.read_recipe(tmp_path / "some.toml").dropout == 0
     else:
         with pytest.raises(RecipeError, match=rf"some\.toml: {complaint}"):
-            recipe.read(tmp_path / "some.toml")
+            recipe.read_recipe(tmp_path / "some.toml")
 
 
 def test_what_nobody_can_write_is_refused_before_it_is_learned(trunk: Path) -> None:
-    chosen = replace(recipe.read(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
+    chosen = replace(recipe.read_recipe(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
     with pytest.raises(RecipeError, match=r"'BertForNextSentencePrediction' of family 'bert' can be adapted \(lora\)"):
-        recipe.prepared(chosen, load(str(trunk)), SOURCES["topics"].lesson(("a", "b")), 2)
+        recipe.prepare_model(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
     with pytest.raises(RecipeError, match="'T5ForConditionalGeneration' is of no family that is made here: bert, gpt2"):
-        made_up("T5ForConditionalGeneration", [], trunk, embeds=False)
+        write_tiny_base("T5ForConditionalGeneration", [], trunk, embeds=False)
 
 
 def test_what_a_trunk_links_to_is_not_copied(tmp_path: Path) -> None:
@@ -178,17 +180,17 @@ def test_what_a_trunk_links_to_is_not_copied(tmp_path: Path) -> None:
     trunk.mkdir()
     secret.write_text("secret")
     (trunk / "vocab.txt").symlink_to(secret)
-    learned = Tuned(
-        trunk=trunk,
+    learned = FinetunedModel(
+        base_folder=trunk,
         family="bert",
         architecture="",
         network=cast(Any, None),
         head=torch.nn.Identity(),
         labels=(),
-        said={},
+        config_fields={},
     )
     with pytest.raises(CheckpointError, match=r"vocab\.txt: is a link that leads out of its folder"):
-        save(learned, tmp_path / "out")
+        save_finetuned(learned, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -209,9 +211,11 @@ def test_a_run_is_exported(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_written_does_as_well_as_what_was_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = recipe.smoke(recipe.read(RECIPES / "bert-tags.toml"))
-    monkeypatch.setattr(recipe, "read", lambda _: chosen)
-    monkeypatch.setitem(SOURCES, "brown", replace(SOURCES["brown"], corpus=lambda _: samples.tagged()))  # type: ignore[index]
+    chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-tags.toml"))
+    monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
+    monkeypatch.setitem(
+        TASK_SOURCES, "brown", replace(TASK_SOURCES["brown"], corpus=lambda _: samples.tagged_sentences())
+    )  # type: ignore[index]
     said = command("evaluate", runs / "bert-tags" / "model", RECIPES / "bert-tags.toml")
     kept = json.loads((runs / "bert-tags" / "result.json").read_text())["held_out"]
     assert said == "".join(f"{name}: {value:.4f}\n" for name, value in kept.items())
