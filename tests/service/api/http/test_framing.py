@@ -155,7 +155,7 @@ def test_refusals_are_counted_and_logged(server: Process, port: int) -> None:
     asked = answer.headers["x-request-id"]
     [line] = server.until(lambda: [line for line in server.lines if line.get("request_id") == asked])
     assert line["message"].startswith("505 127.0.0.1:")
-    assert "HTTP/2.0 is not spoken here; HTTP/1.1 is" in line["message"]
+    assert "HTTP/2.0 is not supported; HTTP/1.1 is" in line["message"]
     assert line["level"] == "info"
 
 

@@ -51,7 +51,7 @@ Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 
 def asking(headroom: Headroom = UNBOUNDED_HEADROOM, accept: str = "") -> Any:
     """What of a request is looked at."""
-    state = SimpleNamespace(visit=SimpleNamespace(claim=MemoryClaim(headroom)))
+    state = SimpleNamespace(context=SimpleNamespace(claim=MemoryClaim(headroom)))
     return SimpleNamespace(state=state, headers={"accept": accept})
 
 

@@ -349,7 +349,7 @@ class Keeping:
     def __init__(self, free: int = 1 << 40) -> None:
         self.headroom = Headroom(free)
         self.claim, self.came, self.closed = MemoryClaim(self.headroom), list[AnswerDelta](), False
-        self.request: Any = SimpleNamespace(state=SimpleNamespace(visit=SimpleNamespace(claim=self.claim)))
+        self.request: Any = SimpleNamespace(state=SimpleNamespace(context=SimpleNamespace(claim=self.claim)))
 
     def keep(self, parts: Sequence[AnswerDelta], repeated: int = 1) -> None:
         async def source() -> AsyncGenerator[tuple[int, AnswerDelta], None]:

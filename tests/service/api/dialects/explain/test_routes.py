@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("judge", {"heads": [4]}, 400, "heads: the network has 4, counted from 0, got 4"),
     ("judge", {"method": "occlusion", "target": {"label": "nice"}}, 400, "has no label 'nice'; there are: "),
     ("judge", {"target": {"start": 1, "end": 2}}, 400, "target.start: a model of the task classify is not asked so"),
-    ("judge", {"dtype": "float16"}, 400, "dtype: float16 is told only as encoding base64"),
+    ("judge", {"dtype": "float16"}, 400, "dtype: float16 needs the encoding base64"),
     ("judge", {"method": "occlusion", "baseline": "eos"}, 400, "baseline: judge has no token for eos"),
     ("judge", {"method": "occlusion", "baseline": "zero"}, 400, "baseline: what is hidden must be a token"),
     ("judge", {"input": [{"role": "user", "content": "a"}]}, 400, "input: judge reads a text or two"),

@@ -168,7 +168,7 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
         ),
         ({"input": [RETURNED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
         ({"input": [RETURNED, CALLED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
-        ({"input": [CALLED]}, "input: its end calls tools, and nothing says what came of it"),
+        ({"input": [CALLED]}, "input: the last items call tools, and their results are missing"),
         ({"input": [CALLED | {"arguments": "["}]}, "input[0].arguments: must be a JSON object as text, got '['"),
         (
             {"input": [{"type": "reasoning", "encrypted_content": "x"}]},

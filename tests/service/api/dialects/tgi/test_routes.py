@@ -137,7 +137,7 @@ def test_beams_and_tries() -> None:
         ({"best_of": 2, "num_return_sequences": 2, "do_sample": True}, "parameters.best_of: answers with one of them"),
         ({"num_return_sequences": 2}, "parameters.num_return_sequences: would all be the same"),
         ({"num_return_sequences": 3, "num_beams": 2}, "parameters.num_return_sequences: a search 2 wide"),
-        ({"num_beams": 2, "temperature": 0.5}, "parameters.num_beams: a beam search draws nothing"),
+        ({"num_beams": 2, "temperature": 0.5}, "parameters.num_beams: a beam search does not sample"),
         ({"length_penalty": 2}, "parameters.length_penalty: only together with num_beams"),
         ({"allowed_token_ids": []}, "parameters.allowed_token_ids: must not be empty"),
         ({"bad_words_ids": [[]]}, "bad_words_ids[0]: must have at least 1 item"),
