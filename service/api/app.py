@@ -126,7 +126,7 @@ def add_error_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
         """A bug in the server.  The traceback is logged with the request id that the response carries."""
         response = to_response(request, PolyheadError("the server made a mistake; its log says more"))
         response.headers.update(dict.fromkeys(REQUEST_ID_HEADERS, request.state.context.id))
-        request.app.state.server.origins.mark(request.headers, response.headers)
+        request.app.state.server.origins.add_cors_headers(request.headers, response.headers)
         return response
 
     app.add_exception_handler(PolyheadError, polyhead)
@@ -145,13 +145,13 @@ def respond_error(server: AppState, context: RequestContext, path: str, error: P
     if not context.is_counted:
         context.is_counted = True
         server.metrics.record_early_end(
-            missed_outcome(error), error.code, error.model or context.model, error.task or context.task
+            early_outcome(error), error.code, error.model or context.model, error.task or context.task
         )
     dialect = find_dialect(path)
     return JsonResponse(dialect.error(error), dialect.status(error), error_headers(error))
 
 
-def missed_outcome(error: PolyheadError) -> EarlyOutcome:
+def early_outcome(error: PolyheadError) -> EarlyOutcome:
     """The outcome of a request that ended before it reached the engine."""
     match error:
         case Expired():
@@ -164,7 +164,7 @@ def missed_outcome(error: PolyheadError) -> EarlyOutcome:
 
 def error_outcome(error: PolyheadError) -> str:
     """The outcome of a request that ends with `error`."""
-    return "failed" if error.status == 500 or isinstance(error, Stopped) else missed_outcome(error)
+    return "failed" if error.status == 500 or isinstance(error, Stopped) else early_outcome(error)
 
 
 def find_dialect(path: str) -> Dialect:

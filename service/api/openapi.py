@@ -38,9 +38,8 @@ MEDIA_TYPES: Mapping[str, Sequence[str]] = {
     "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})
-UNDOCUMENTED_ERRORS = frozenset(
-    {ClientGone, MethodNotAllowed, UnreadableRequest}
-)  # no client receives it, or it belongs to no operation
+# Errors that no client receives, or that belong to no operation.
+UNDOCUMENTED_ERRORS = frozenset({ClientGone, MethodNotAllowed, UnreadableRequest})
 ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # raised only by operations that change the served models
 # Errors of GET routes.
 GET_ERRORS = frozenset(

@@ -18,12 +18,7 @@ from .request_context import RequestContext
 
 MAX_PATH_CHARS = 200  # characters of a path that are logged
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OUTCOMES_BY_SEVERITY = (
-    "done",
-    "aborted",
-    "expired",
-    "failed",
-)  # of several engine requests, the worst outcome counts for all
+OUTCOMES_BY_SEVERITY = ("done", "aborted", "expired", "failed")  # the worst of several engine requests counts for all
 
 Stage = Literal["admission", "read", "tokenise", "queue", "steps", "detokenise"]
 
@@ -43,27 +38,27 @@ class EngineSummary:
     queue_seconds: float  # the longest wait of one of them
     detokenised: float  # when the last token was detokenised
     detokenise_seconds: float  # seconds spent in the detokenizer
-    prompt_tokens: int  # tokens
-    generated_tokens: int  # generated
+    prompt_tokens: int
+    generated_tokens: int
     cached_tokens: int  # prompt tokens found in the cache
 
     @classmethod
-    def from_timings(cls, courses: Sequence[RequestTiming], now: float) -> "EngineSummary":
+    def from_timings(cls, timings: Sequence[RequestTiming], now: float) -> "EngineSummary":
         return cls(
-            requests=len(courses),
-            submitted=min(course.submitted for course in courses),
+            requests=len(timings),
+            submitted=min(timing.submitted for timing in timings),
             # a step may have started with a request that was aborted just before
             first_step=min(
-                (course.started for course in courses if 0 < course.started < (course.ended or now)), default=0.0
+                (timing.started for timing in timings if 0 < timing.started < (timing.ended or now)), default=0.0
             ),
-            first_token=min((course.first_token for course in courses if course.first_token), default=0.0),
-            ended=max(course.ended or now for course in courses),
-            queue_seconds=max((course.started or course.ended or now) - course.submitted for course in courses),
-            detokenised=max(course.last_text for course in courses),
-            detokenise_seconds=sum(course.text_seconds for course in courses),
-            prompt_tokens=sum(course.prompt_tokens for course in courses),
-            generated_tokens=sum(course.generated_tokens for course in courses),
-            cached_tokens=sum(course.cached_tokens for course in courses),
+            first_token=min((timing.first_token for timing in timings if timing.first_token), default=0.0),
+            ended=max(timing.ended or now for timing in timings),
+            queue_seconds=max((timing.started or timing.ended or now) - timing.submitted for timing in timings),
+            detokenised=max(timing.last_text for timing in timings),
+            detokenise_seconds=sum(timing.text_seconds for timing in timings),
+            prompt_tokens=sum(timing.prompt_tokens for timing in timings),
+            generated_tokens=sum(timing.generated_tokens for timing in timings),
+            cached_tokens=sum(timing.cached_tokens for timing in timings),
         )
 
 
@@ -81,7 +76,7 @@ class RequestRecord:
     status: int
     ended: float  # by `time.perf_counter`
     scheme: str = "http"
-    client: str = ""  # its address, as the connection or a trusted proxy has it
+    client: str = ""  # its address, from the connection or from a trusted proxy
 
     @classmethod
     def from_scope(cls, context: RequestContext, scope: Scope, status: int) -> "RequestRecord":
@@ -97,13 +92,13 @@ class RequestRecord:
     @property
     def outcome(self) -> str:
         """One of done, failed, aborted, expired, rejected."""
-        ends = [course.outcome for course in self.context.timings]
+        ends = [timing.outcome for timing in self.context.timings]
         return self.context.outcome or max(ends, key=OUTCOMES_BY_SEVERITY.index, default="done")
 
     @property
     def reason(self) -> str:
         """The code of the error that ended the request; empty if there was none."""
-        return self.context.reason or next((course.reason for course in self.context.timings if course.reason), "")
+        return self.context.reason or next((timing.reason for timing in self.context.timings if timing.reason), "")
 
     @property
     def seconds(self) -> float:
@@ -121,23 +116,23 @@ class RequestRecord:
         Stages may overlap: steps go on while text is detokenised.  Where the engine computes some of many texts while
         others still wait, `queue` ends where the first step begins.
         """
-        context, work = self.context, self.engine
+        context, engine = self.context, self.engine
         stages: list[tuple[Stage, float, float]] = [("admission", context.arrived, context.admitted or self.ended)]
         if context.tokenise_times:
             stages.append(("read", context.admitted, context.tokenise_times[0][0]))
             stages += [("tokenise", *times) for times in context.tokenise_times]
-        if work:
-            stages.append(("queue", work.submitted, work.first_step or work.ended))
-            if work.first_step:
-                stages.append(("steps", work.first_step, work.ended))
-            if work.detokenised:
-                stages.append(("detokenise", work.first_token or work.ended, work.detokenised))
+        if engine:
+            stages.append(("queue", engine.submitted, engine.first_step or engine.ended))
+            if engine.first_step:
+                stages.append(("steps", engine.first_step, engine.ended))
+            if engine.detokenised:
+                stages.append(("detokenise", engine.first_token or engine.ended, engine.detokenised))
         return stages
 
     @property
     def log_fields(self) -> Mapping[str, Any]:
         """The fields of the JSON log line.  Unknown values are left out."""
-        context, work = self.context, self.engine
+        context, engine = self.context, self.engine
         known = {
             "request_id": context.id,
             "trace_id": context.trace_id,
@@ -152,26 +147,26 @@ class RequestRecord:
             "outcome": self.outcome,
             "reason": self.reason,
             "seconds": round(self.seconds, 6),
-            "queue_seconds": round(work.queue_seconds, 6) if work else "",
+            "queue_seconds": round(engine.queue_seconds, 6) if engine else "",
             "first_token_seconds": round(self.first_token_seconds, 6) or "",
         }
-        if work:
-            known |= {"requests": work.requests, "prompt_tokens": work.prompt_tokens}
-            known |= {"generated_tokens": work.generated_tokens, "cached_tokens": work.cached_tokens}
+        if engine:
+            known |= {"requests": engine.requests, "prompt_tokens": engine.prompt_tokens}
+            known |= {"generated_tokens": engine.generated_tokens, "cached_tokens": engine.cached_tokens}
         return {name: value for name, value in known.items() if value != ""}
 
     def __str__(self) -> str:
         """The text log line."""
-        context, work = self.context, self.engine
+        context, engine = self.context, self.engine
         owner = f" for {context.owner}" if context.owner else ""
         parts = [self.outcome, *filter(None, [self.reason, context.model])]
-        if work:
+        if engine:
             parts.append(
-                f"{work.prompt_tokens} + {work.generated_tokens} tokens"
-                if work.generated_tokens
-                else f"{work.prompt_tokens} tokens"
+                f"{engine.prompt_tokens} + {engine.generated_tokens} tokens"
+                if engine.generated_tokens
+                else f"{engine.prompt_tokens} tokens"
             )
-            parts.append(f"queued {work.queue_seconds * 1000:.1f} ms")
+            parts.append(f"queued {engine.queue_seconds * 1000:.1f} ms")
         if self.first_token_seconds:
             parts.append(f"first token after {self.first_token_seconds * 1000:.1f} ms")
         line = f"{self.method} {self.path} {self.status} in {self.seconds * 1000:.1f} ms{owner} [{context.id}]"
@@ -190,7 +185,7 @@ class Trace(Protocol):
         """Response headers that carry the trace context."""
 
     def end(self, record: RequestRecord) -> None:
-        """End the trace with what the request was in the end."""
+        """End the trace of the request that `record` describes."""
 
 
 class RequestTracer(Protocol):

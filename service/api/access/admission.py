@@ -1,6 +1,6 @@
 """Admission control: limits on requests and tokens in flight, for all clients together and for each key.
 
-The limit on requests bounds memory; the limit on tokens bounds time.  The `Retry-After` of a rejected request is
+The limit on requests limits memory; the limit on tokens limits time.  The `Retry-After` of a rejected request is
 computed from the measured rate at which requests and tokens left.  Both limits are checked before a body is read; a
 permit is acquired when the body is complete, so that a slow sender takes no capacity from others.
 """
@@ -16,8 +16,8 @@ from typing import Protocol
 
 from ...core.errors import Overloaded, Unavailable
 
-RATE_SAMPLES = 64  # number of samples from which the rates are computed
-MAX_WAIT_S = 60  # seconds
+RATE_SAMPLES = 64  # from which the rates are computed
+MAX_WAIT_S = 60
 
 
 class TokenLoad(Protocol):
@@ -58,13 +58,13 @@ class InFlightCounter:
     """
 
     def __init__(
-        self, bounds: AdmissionLimits, owner_text: str, open_tokens: Callable[[], int], clock: Callable[[], float]
+        self, limits: AdmissionLimits, owner_text: str, open_tokens: Callable[[], int], clock: Callable[[], float]
     ) -> None:
-        self.limits, self.owner_text, self.open_tokens, self.clock = bounds, owner_text, open_tokens, clock
+        self.limits, self.owner_text, self.open_tokens, self.clock = limits, owner_text, open_tokens, clock
         self.in_flight = 0
         self.reserved_tokens = 0  # tokens of calls that are being submitted in parts
-        self._finished_requests = 0  # requests, since the start
-        self._submitted_tokens = 0  # tokens, since the start
+        self._finished_requests = 0  # since the start
+        self._submitted_tokens = 0  # since the start
         self._samples = deque([self._take_sample()], maxlen=RATE_SAMPLES + 1)
 
     def check_room(self) -> None:
@@ -128,44 +128,44 @@ class InFlightCounter:
 class Permit:
     """The permit of an admitted request to send its body.  The request is in flight from `acquire` to `release`."""
 
-    def __init__(self, ledgers: Sequence[InFlightCounter]) -> None:
-        self.counters = ledgers
+    def __init__(self, counters: Sequence[InFlightCounter]) -> None:
+        self.counters = counters
         self.is_acquired = False
         self.check_room()
 
     def check_room(self) -> None:
         """Raises Overloaded if there is no room."""
-        for ledger in self.counters:
-            ledger.check_room()
+        for counter in self.counters:
+            counter.check_room()
 
     def acquire(self) -> None:
         """Count the request, whose body is complete now.  Raises Overloaded if there is no room any more."""
         self.check_room()
-        for ledger in self.counters:
-            ledger.add_request()
+        for counter in self.counters:
+            counter.add_request()
         self.is_acquired = True
 
     def release(self) -> None:
-        for ledger in self.counters if self.is_acquired else ():
-            ledger.remove_request()
+        for counter in self.counters if self.is_acquired else ():
+            counter.remove_request()
 
 
 class Admission:
-    """Admits requests within `bounds`.  Lives on the event loop thread.
+    """Admits requests within `limits`.  Lives on the event loop thread.
 
     If there are several `owners`, each may use its share of the limits; the collection may change.
     """
 
     def __init__(
         self,
-        bounds: AdmissionLimits,
+        limits: AdmissionLimits,
         load: TokenLoad,
         owners: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._closed_at = clock, math.inf
-        self._limits, self._load, self._owners = bounds, load, owners
-        self._total = InFlightCounter(bounds, "", lambda: load.tokens, clock)
+        self._limits, self._load, self._owners = limits, load, owners
+        self._total = InFlightCounter(limits, "", lambda: load.tokens, clock)
         self._by_owner: dict[str, InFlightCounter] = {}
         self._permits: set[Permit] = set()
 
@@ -216,13 +216,13 @@ class Admission:
 
     def check_tokens(self, owner: str, tokens: int) -> None:
         """Raises Overloaded if `tokens` more exceed a limit.  Called before a call is submitted."""
-        for ledger in self._counters_of(owner):
-            ledger.check_tokens(tokens)
+        for counter in self._counters_of(owner):
+            counter.check_tokens(tokens)
 
     def add_submitted(self, owner: str, tokens: int) -> None:
         """Count `tokens` that were submitted."""
-        for ledger in self._counters_of(owner):
-            ledger.add_submitted(tokens)
+        for counter in self._counters_of(owner):
+            counter.add_submitted(tokens)
 
     @contextmanager
     def reserve_tokens(self, owner: str, tokens: int) -> Iterator[Callable[[int], None]]:
@@ -232,20 +232,20 @@ class Admission:
         `check_tokens` does.
         """
         self.check_tokens(owner, tokens)
-        ledgers, left = self._counters_of(owner), tokens
+        counters, left = self._counters_of(owner), tokens
 
-        def submitted(count: int) -> None:
+        def count_submitted(count: int) -> None:
             nonlocal left
             left -= count
-            for ledger in ledgers:
-                ledger.reserved_tokens -= count
+            for counter in counters:
+                counter.reserved_tokens -= count
 
-        submitted(-tokens)
+        count_submitted(-tokens)
         left = tokens
         try:
-            yield submitted
+            yield count_submitted
         finally:
-            submitted(left)
+            count_submitted(left)
 
     def estimate_wait(self) -> int:
         """Estimated seconds until the requests in flight have ended."""

@@ -181,7 +181,7 @@ def count_prompt_tokens(requests: Sequence[Request]) -> int:
 
 
 def split_requests(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-    """Split `requests` into slices of about SLICE; requests of one group stay together."""
+    """Split `requests` into slices of about SLICE_SIZE; requests of one group stay together."""
     part = list[Request]()
     for _, group in groupby(requests, group_key):
         part += group

@@ -90,8 +90,9 @@ def required_access(path: str, method: str = "GET") -> Access:
 
 
 def read_authorization(headers: Mapping[str, str], path: str) -> str:
-    """The value of the header Authorization.  Anthropic's clients send the key in X-Api-Key, which is accepted on their
-    paths.
+    """The value of the header Authorization.
+
+    Anthropic's clients send the key in X-Api-Key, which is accepted on their paths.
     """
     header = headers.get("authorization", "")
     key = headers.get("x-api-key", "")
@@ -133,7 +134,7 @@ class Keys:
         return tuple(self._by_name.values())
 
     def replace_file_keys(self, file_keys: Iterable[Key]) -> None:
-        """Make `filed` the keys of the file.  Raises SettingsError, and changes nothing, if they are not valid."""
+        """Make `file_keys` the keys of the file.  Raises SettingsError, and changes nothing, if they are not valid."""
         known: dict[str, Key] = {}
         for key in (*self._settings_keys, *file_keys):
             if key.name in known:

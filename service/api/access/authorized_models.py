@@ -25,7 +25,7 @@ class ModelLookup(Protocol):
 
 
 class Resolver(ModelLookup, Protocol):
-    """The same before keys are looked at: it says, too, which model a placeholder such as "default" means."""
+    """A lookup that also replaces a placeholder, such as "default", by the name of the model it stands for."""
 
     def expand(self, name: str) -> str: ...
 
@@ -53,8 +53,9 @@ class AuthorizedModels:
         return model
 
     def resolve_only(self, tasks: Collection[Task]) -> Model:
-        """The only model that does one of `tasks`.  The key does not narrow the choice: it has to be the server's only
-        one.
+        """The only model that does one of `tasks`.
+
+        It has to be the server's only one: the models that the key may not use count, too.
         """
         try:
             model = self.registry.resolve_only(tasks)
@@ -75,7 +76,7 @@ class AuthorizedModels:
             error.with_names(name for name in error.names if self.key.allows_model(name))
 
     def _check_allowed(self, requested: str, *names: str) -> None:
-        """Raises Forbidden unless the key may use one of `names`; `asked` is what the client wrote."""
+        """Raises Forbidden unless the key may use one of `names`; `requested` is what the client wrote."""
         if not any(map(self.key.allows_model, names)):
             shown_name, allowed = requested[:100] or "without a name", ", ".join(self.key.models)
             raise Forbidden(

@@ -47,15 +47,11 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, has_begun, context = (
-            500,
-            False,
-            RequestContext(read_request_id(Headers(scope=scope)), claim=MemoryClaim(self.server.headroom)),
-        )
+        status, has_begun, request_headers = 500, False, Headers(scope=scope)
+        context = RequestContext(read_request_id(request_headers), claim=MemoryClaim(self.server.headroom))
         scope.setdefault("state", {})["context"] = context
         trace = self.start_trace(context, scope)
         response_headers = {**dict.fromkeys(REQUEST_ID_HEADERS, context.id), **trace.headers}
-        request_headers = Headers(scope=scope)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, has_begun
@@ -116,9 +112,8 @@ class AccessMiddleware:
             check_content_length(headers.get("content-length", ""), limits.max_body_bytes)
             with ExitStack() as stack:
                 permit = None if is_admin else stack.enter_context(self.server.admission.open_permit(context.owner))
-                receiver = BodyReceiver(
-                    self.server, context, stack.enter_context(self.server.incoming_bodies.open_body()), permit
-                )
+                body = stack.enter_context(self.server.incoming_bodies.open_body())
+                receiver = BodyReceiver(self.server, context, body, permit)
                 context.admitted = time.perf_counter()
                 await self.app(scope, receiver.limit_receive(receive), send)
         except PolyheadError as error:

@@ -26,9 +26,8 @@ MAX_QUOTED_CHARS = 100  # characters of a header that an error repeats
 FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 ALLOWED_METHODS = "GET, HEAD, POST, PUT, DELETE"
 MAX_AGE_S = 7200  # how long a preflight may be cached; Chromium's maximum
-QUOTA_HEADERS = tuple(
-    product(("limit", "remaining", "reset"), ("requests", "tokens"))
-)  # see service.api.access.rate_limit
+# see service.api.access.rate_limit
+QUOTA_HEADERS = tuple(product(("limit", "remaining", "reset"), ("requests", "tokens")))
 EXPOSED_HEADERS = ", ".join(  # response headers that pages may read, besides the CORS-safelisted ones
     (
         *(*REQUEST_ID_HEADERS, "Retry-After", "WWW-Authenticate", "Inference-Header-Content-Length"),
@@ -55,7 +54,7 @@ class OriginPolicy:
             self._hosts |= {strip_port(name)}
 
     def check_host(self, headers: Headers, scope: Scope) -> None:
-        """Raises Misdirected for a foreign name.  Requests without Host (HTTP/1.0) pass: browsers always send it."""
+        """Raises MisdirectedRequest for a foreign name.  Requests without Host (HTTP/1.0) pass."""
         host = strip_port(headers.get("host", ""))
         if (
             not host

@@ -58,7 +58,7 @@ class IncomingBodies:
 
     def __init__(self, most: int = FULL_BODIES * (8 << 20), room: Callable[[], float] = lambda: math.inf) -> None:
         self.max_bytes, self.free_memory = most, room
-        self.held_bytes = 0  # bytes
+        self.held_bytes = 0
         self.aborted_count = 0  # bodies that were aborted and whose requests are not answered yet
         self._bodies: dict[IncomingBody, None] = {}  # the slowest first
 
@@ -91,8 +91,9 @@ class IncomingBodies:
         body.check_aborted()
 
     def make_room(self, body: IncomingBody, size: float) -> bool:
-        """Abort the slowest of the bodies slower than `body` until `size` bytes are free.  False if they are too small
-        together.
+        """Abort the slowest of the bodies that are slower than `body` until `size` bytes are free.
+
+        Returns False, and aborts none, if they have fewer bytes together.
         """
         slower, found = [], 0
         for each in self._bodies:

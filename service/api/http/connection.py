@@ -26,9 +26,8 @@ from .request_cycle import RequestResponseCycle, header_line, response_head
 from .request_head import CRLF, REQUEST_ID_HEADERS, RequestHead, find_head_end, read_head
 
 READ_AHEAD = 1 << 16  # bytes that are buffered before the application reads them; more are left to the client
-LINGER_SECONDS = (
-    2.0  # seconds to discard the rest of a rejected request, so that the client reads the answer and sees no reset
-)
+# The rest of a rejected request is discarded for so long, so that the client reads the answer and sees no reset.
+LINGER_SECONDS = 2.0
 MAX_DISCARDED = 16 << 20  # bytes that are discarded at most
 MIN_PROGRESS = 1 << 16  # bytes that a client must read of its answer in `write_seconds`, unless less is left
 
@@ -94,8 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         self.buffer += self.limits.read_buffer[:count]
         self.process_buffer()
 
-    def take(self, data: bytes) -> None:
-        """What came before this was the transport's protocol."""
+    def add_early_bytes(self, data: bytes) -> None:
+        """Process bytes that were received before the transport had this protocol, during a TLS handshake."""
         self.buffer += data
         self.process_buffer()
 
@@ -139,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.send_error(error)
 
     def process_next(self) -> bool:
-        """Process the next part of the buffer.  Returns whether there may be more to do.  Raises Unreadable."""
+        """Process the next part of the buffer.  Returns whether there may be more to do.  Raises UnreadableRequest."""
         if self in self.limits.start_queue:
             self.pause_if_full(len(self.buffer))
             return False
@@ -167,9 +166,9 @@ class Connection(asyncio.BufferedProtocol):
         self.searched_bytes = 0 if end else len(self.buffer)
         if not end:
             self.limit_header_time()
-            self.limits.heads.keep(self, len(self.buffer))
+            self.limits.heads.set_size(self, len(self.buffer))
             return False
-        self.limits.heads.end(self)
+        self.limits.heads.remove(self)
         self.stop_read_timer()
         self.limits.silent_since.pop(self, None)
         if not self.limits.start_queue.try_start(self):
@@ -251,15 +250,15 @@ class Connection(asyncio.BufferedProtocol):
     def finish_task(self, cycle: RequestResponseCycle, task: asyncio.Task[None]) -> None:
         """The application's task has ended; answer the request if the application did not."""
         self.state.tasks.discard(task)
-        cut = task.cancelled()
-        error = None if cut else task.exception()
+        is_cancelled = task.cancelled()
+        error = None if is_cancelled else task.exception()
         if error is not None:
             log.error("bug in the application", exc_info=error)
         if cycle.is_over or cycle.is_client_gone:
             return
         if cycle.is_begun:
             self.transport.abort()
-        elif cut:
+        elif is_cancelled:
             self.send_error(Unavailable("the server is shutting down", retry_after=1))
         else:
             self.send_error(PolyheadError("the server made a mistake; its log says more"))
@@ -310,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.lingering = True
         self.buffer.clear()
-        self.limits.heads.end(self)
+        self.limits.heads.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.lingering[self] = None
         self.transport.resume_reading()
@@ -319,9 +318,9 @@ class Connection(asyncio.BufferedProtocol):
             self.end_output()
 
     def end_output(self) -> None:
-        """Shut down the writing side, once everything is sent.  A client that has reset the connection is gone.
+        """Shut down the writing side, once everything is sent.  If the client has reset the connection, abort.
 
-        A TLS connection has no such half: its timer closes it.
+        A TLS connection cannot be half closed: its timer closes it.
         """
         try:
             if self.transport.can_write_eof():
@@ -339,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def leave_queues(self) -> None:
         """Remove this connection from those that may be closed to make room."""
-        self.limits.heads.end(self)
+        self.limits.heads.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.blocked_since.pop(self, None)
         self.limits.lingering.pop(self, None)
@@ -369,10 +368,9 @@ class Connection(asyncio.BufferedProtocol):
             self.write_timer.cancel()
 
     def check_write_progress(self) -> None:
-        """Disconnect a client that has read less than MIN_PROGRESS bytes, and not all that was left, since the last
-        check.
+        """Disconnect a client that has made too little progress since the last check.
 
-        A few bytes now and then do not keep a connection open.
+        It has to read MIN_PROGRESS bytes, or all that was left: a few bytes now and then keep no connection open.
         """
         if self.transport.get_write_buffer_size() <= self.unsent_bytes - MIN_PROGRESS:
             self.limits.mark_blocked(self)

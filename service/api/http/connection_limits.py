@@ -1,6 +1,4 @@
-"""State that all connections of a server share: limits, which connections are closed to make room, and the order in
-which their requests start.
-"""
+"""State that the connections of a server share: limits, who is closed to make room, and the order of request starts."""
 
 import asyncio
 import time
@@ -12,7 +10,7 @@ from ...core.errors import PolyheadError
 from .body_limits import IncomingBodies
 
 READ_BYTES = 1 << 16  # bytes that are read in one call
-MOST_HEADS = 16 << 20  # bytes of all heads that are not complete
+MAX_HEADS_BYTES = 16 << 20  # bytes of all incomplete heads
 MAX_STARTS = 32  # requests that start in one turn of the event loop
 
 
@@ -26,28 +24,28 @@ class LimitedConnection(Protocol):
         """Process its input: its request may start."""
 
 
-class Heads:
-    """Heads that are not complete, within `most` bytes together: beyond that the one that was begun first is dropped.
+class IncompleteHeads:
+    """Incomplete request heads, at most `most` bytes together; beyond that the oldest one is dropped.
 
-    Most clients send a head in one piece, and it is never counted here.
+    A head that comes in one piece, as most do, is never counted here.
     """
 
-    def __init__(self, most: int = MOST_HEADS) -> None:
-        self.most, self.held = most, 0
-        self._sizes: dict[LimitedConnection, int] = {}  # the one begun first at the front
+    def __init__(self, most: int = MAX_HEADS_BYTES) -> None:
+        self.max_bytes, self.held_bytes = most, 0
+        self._sizes: dict[LimitedConnection, int] = {}  # the oldest first
 
-    def keep(self, client: LimitedConnection, size: int) -> None:
-        """So many bytes of the head of `client` have come."""
-        self.held += size - self._sizes.get(client, 0)
+    def set_size(self, client: LimitedConnection, size: int) -> None:
+        """The incomplete head of `client` has `size` bytes now."""
+        self.held_bytes += size - self._sizes.get(client, 0)
         self._sizes[client] = size
-        while self.held > self.most:
+        while self.held_bytes > self.max_bytes:
             first = next(iter(self._sizes))
-            self.end(first)
+            self.remove(first)
             first.drop()
 
-    def end(self, client: LimitedConnection) -> None:
-        """Its head is complete, or nothing more of it is wanted."""
-        self.held -= self._sizes.pop(client, 0)
+    def remove(self, client: LimitedConnection) -> None:
+        """The head of `client` is complete or no longer needed."""
+        self.held_bytes -= self._sizes.pop(client, 0)
 
 
 class RequestStartQueue:
@@ -109,7 +107,7 @@ class ConnectionLimits:
     count_cut_off: Callable[[], None]
     incoming_bodies: IncomingBodies = field(default_factory=IncomingBodies)
     start_queue: RequestStartQueue = field(default_factory=RequestStartQueue)
-    heads: Heads = field(default_factory=Heads)
+    heads: IncompleteHeads = field(default_factory=IncompleteHeads)
     # The values are times of `time.monotonic`; the oldest first.
     silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request is under way
     blocked_since: dict[LimitedConnection, float] = field(default_factory=dict)  # the client does not read its answer

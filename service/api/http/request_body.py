@@ -20,8 +20,8 @@ class FixedLengthBody:
 
     is_paused = False  # it never pauses
 
-    def __init__(self, left: int) -> None:
-        self.remaining = left
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
 
     @property
     def complete(self) -> bool:
@@ -40,11 +40,11 @@ class ChunkedBody:
     def __init__(self) -> None:
         self.complete = self.is_paused = False
         self.remaining = 0  # bytes left of the current chunk
-        self.in_chunk = self.in_trailer = False  # inside a chunk; inside the trailer
+        self.in_chunk = self.in_trailer = False  # inside a chunk, inside the trailer
         self.extra_bytes = 0
 
     def consume(self, buffer: bytearray, into: bytearray) -> None:
-        """Move the decoded bytes of `buffer` to `into`.  Raises Unreadable."""
+        """Move the decoded bytes of `buffer` to `into`.  Raises UnreadableRequest."""
         at = self.continue_chunk(buffer, 0, into) if self.in_chunk else 0
         if not (self.in_chunk or self.in_trailer):
             at = self.read_chunks(buffer, at, into)
@@ -118,7 +118,7 @@ class ChunkedBody:
 
 
 def check_chunk_line(buffer: bytearray) -> None:
-    """Raises Unreadable if `buffer` does not begin with a part of a chunk's first line."""
+    """Raises UnreadableRequest if `buffer` does not begin with a part of a chunk's first line."""
     if b"\n" in buffer or len(buffer) > MAX_LINE_BYTES:
         raise UnreadableRequest(
             400, "the body: a chunk must begin with its size in hexadecimal digits, on a line of its own"

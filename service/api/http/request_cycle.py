@@ -19,7 +19,7 @@ BODILESS_STATUSES = frozenset({204, 304})
 LINE_BREAK = re.compile(rb"[\r\n\0]")
 WRITE_BYTES = 1 << 16  # bytes that are written before waiting for the client
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-AsgiMessage = Any  # an ASGI message
+AsgiMessage = Any
 
 
 class ClientConnection(Protocol):
@@ -36,7 +36,7 @@ class ClientConnection(Protocol):
 
     def resume_body(self) -> None: ...
 
-    def finish_answer(self, exchange: "RequestResponseCycle") -> None: ...
+    def finish_answer(self, cycle: "RequestResponseCycle") -> None: ...
 
 
 class RequestResponseCycle:
@@ -45,8 +45,8 @@ class RequestResponseCycle:
     `receive` and `send` are called by the application; `notify_body`, `fail` and `disconnect` by the connection.
     """
 
-    def __init__(self, line: ClientConnection, head: RequestHead) -> None:
-        self.connection, self.head = line, head
+    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
+        self.connection, self.head = connection, head
         self.reader = make_body_reader(head.length)
         self.body = bytearray()  # bytes that were read and not yet received by the application
         self.is_begun = self.is_over = self.is_client_gone = False

@@ -1,5 +1,4 @@
-"""The head of an HTTP request: request line, header fields, and the body's length, parsed as strictly as RFC 9112
-allows.
+"""Parses the head of an HTTP request (request line, header fields, length of the body) as strictly as RFC 9112 allows.
 
 If two parsers understand the same bytes differently, a request can be smuggled past the first of them.  So anything
 ambiguous is rejected and never repaired: a line that ends in a bare LF, a folded line, a space before a colon, two
@@ -30,9 +29,7 @@ HeaderFields = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class RequestHead:
-    """A parsed head.  `length` is that of the body in bytes, or CHUNKED_LENGTH; the names in `fields` are in lower
-    case.
-    """
+    """A parsed head.  `length` is that of the body in bytes, or CHUNKED_LENGTH; names of `fields` are in lower case."""
 
     method: str
     version: str  # 1.0 or 1.1
@@ -50,10 +47,11 @@ class RequestHead:
 
 
 def find_head_end(buffer: bytearray, searched: int) -> int:
-    """Where the head at the beginning of `buffer` ends; 0 if it is incomplete.  The first `searched` bytes contain no
-    end.
+    """Where the head at the beginning of `buffer` ends; 0 if it is incomplete.
 
-    Raises Unreadable as soon as the head is too large or cannot become a request.
+    The first `searched` bytes were searched before and contain no end.
+
+    Raises UnreadableRequest as soon as the head is too large or cannot become a request.
     """
     if buffer[0] not in TOKEN_CHARS:
         raise UnreadableRequest(400, "the first byte begins no HTTP request; is it TLS? This port serves plain HTTP")
@@ -73,7 +71,7 @@ def find_head_end(buffer: bytearray, searched: int) -> int:
 
 
 def read_head(head: bytes) -> RequestHead:
-    """Parse `head`, which ends with the empty line.  Raises Unreadable."""
+    """Parse `head`, which ends with the empty line.  Raises UnreadableRequest."""
     first, *lines = head[: -len(HEAD_END)].split(CRLF)
     line = REQUEST_LINE.fullmatch(first)
     if line is None:
@@ -81,29 +79,29 @@ def read_head(head: bytes) -> RequestHead:
     if line[3] != b"1":
         raise UnreadableRequest(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not supported; HTTP/1.1 is")
     fields = read_fields(lines)
-    modern = line[4] != b"0"
+    is_http11 = line[4] != b"0"
     authority, raw_path, query = split_target(line[1], line[2])
     path = unquote(raw_path)
     if "\0" in path:
         raise UnreadableRequest(400, "the path has a NUL in it")
-    check_host(fields, modern)
+    check_host(fields, is_http11)
     if authority:
         fields = replace_host(fields, authority)
     return RequestHead(
         method=line[1].decode(),
-        version="1.1" if modern else "1.0",
+        version="1.1" if is_http11 else "1.0",
         raw_path=raw_path.encode(),
         path=path,
         query=query.encode(),
         fields=fields,
-        length=body_length(fields, modern),
-        closes=not modern or b"close" in field_items(fields, b"connection"),
-        expects_continue=expects_continue(fields) and modern,
+        length=body_length(fields, is_http11),
+        closes=not is_http11 or b"close" in field_items(fields, b"connection"),
+        expects_continue=expects_continue(fields) and is_http11,
     )
 
 
 def read_fields(lines: list[bytes]) -> HeaderFields:
-    """Parse header fields.  Raises Unreadable."""
+    """Parse header fields.  Raises UnreadableRequest."""
     fields: HeaderFields = []
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -118,8 +116,9 @@ def read_fields(lines: list[bytes]) -> HeaderFields:
 
 
 def split_target(method: bytes, target: bytes) -> tuple[str, str, str]:
-    """Authority, path and query of a request target.  Only the form http://host/path, sent to proxies, has an
-    authority.
+    """Authority, path and query of a request target.
+
+    Only the form http://host/path, which clients send to proxies, has an authority.
     """
     text = target.decode("ascii")
     absolute = ABSOLUTE_URI.match(text)
@@ -139,18 +138,18 @@ def replace_host(fields: HeaderFields, authority: str) -> HeaderFields:
     return [(b"host", authority.encode()), *(pair for pair in fields if pair[0] != b"host")]
 
 
-def check_host(fields: HeaderFields, modern: bool) -> None:
+def check_host(fields: HeaderFields, is_http11: bool) -> None:
     hosts = field_values(fields, b"host")
-    if len(hosts) > 1 or (modern and not hosts):
+    if len(hosts) > 1 or (is_http11 and not hosts):
         raise UnreadableRequest(400, f"a request has one Host field, this one has {len(hosts)}")
     if hosts and not HOST_PATTERN.fullmatch(hosts[0]):
         raise UnreadableRequest(400, "Host: must be the name or address of a host, and perhaps a port")
 
 
-def body_length(fields: HeaderFields, modern: bool) -> int:
+def body_length(fields: HeaderFields, is_http11: bool) -> int:
     """The length of the body in bytes; CHUNKED_LENGTH if it is sent in chunks."""
     codings, lengths = field_values(fields, b"transfer-encoding"), field_values(fields, b"content-length")
-    if codings and (lengths or not modern):
+    if codings and (lengths or not is_http11):
         conflict = "Content-Length" if lengths else "HTTP/1.0"
         raise UnreadableRequest(400, f"Transfer-Encoding: cannot stand beside {conflict}")
     if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):

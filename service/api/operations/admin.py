@@ -1,5 +1,4 @@
-"""Admin routes under /admin: load, reload and unload models, and set aliases.  They exist only if there is an admin
-key.
+"""Admin routes: load, reload and unload models, and set aliases, under /admin.  They exist only with an admin key.
 
 An operation goes on whether or not its client stays connected.  The response only follows it: one JSON object at the
 end, or server-sent events with its progress.
@@ -25,7 +24,7 @@ from ..shared.streaming import EventStream, JsonResponse, encode_events, run_whi
 from .health import app_state, write_model_state
 
 PROGRESS_POLL_S = 0.1  # seconds between two progress events
-MAX_DRAIN_S = 3600  # seconds
+MAX_DRAIN_S = 3600
 WHOLE_SECONDS = re.compile("[0-9]{1,6}")  # a whole number of seconds
 NameText = Annotated[str, Field(min_length=1, max_length=4096)]
 DrainSeconds = Annotated[float, between(0, MAX_DRAIN_S)]
@@ -53,7 +52,7 @@ class AliasRequest(Wire):
     model: NameText
 
 
-@router.get("/admin/models", summary="Every served name, what is going on, and the memory there is.")
+@router.get("/admin/models", summary="Every served name, the running operation, and the memory.")
 async def models(request: Request) -> Response:
     registry = registry_of(request)
     operation, budget = registry.operation, registry.memory_budget()

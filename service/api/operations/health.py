@@ -53,9 +53,7 @@ async def readyz(request: Request) -> Response:
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", summary="Prometheus metrics.")
 async def metrics(request: Request) -> Response:
-    """OpenMetrics with exemplars, or the text format of Prometheus, depending on Accept; gzipped if the client accepts
-    that.
-    """
+    """OpenMetrics with exemplars, or the text format of Prometheus, depending on Accept; gzipped on request."""
     packed = accepts_gzip(request.headers.get("accept-encoding", ""))
     page, content_type = await app_state(request).metrics.render_on_thread(
         request.headers.get("accept", ""), packed=packed

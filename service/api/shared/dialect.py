@@ -252,7 +252,7 @@ def max_items(items: int) -> BeforeValidator:
 
 
 def max_chars(limit: int) -> AfterValidator:
-    """Strings of at most `most` characters."""
+    """Strings of at most `limit` characters."""
 
     def check(value: str) -> str:
         if len(value) > limit:

@@ -1,5 +1,4 @@
-"""Runs calls about many texts, and writes their answers: one JSON list, or one line for each text as soon as it is
-ready.
+"""Runs calls about many texts, and writes their answers: one JSON list, or a line for each text when it is ready.
 
 A dialect defines how it writes the answer for one text.  With `Accept: application/x-ndjson` each answer is a line
 `{"index": 0, "result": ...}`.
@@ -64,16 +63,16 @@ class ReplyWriter:
     is known beforehand; memory for all answers is claimed before the first is computed.
     """
 
-    write_one: Callable[[Any], Any]  # takes the task's kind of Reply
+    write_one: Callable[[Any], Any]  # takes the task's EncoderOutput
     write_error: Callable[[PolyheadError], Mapping[str, Any]]
     is_single: bool = False
     max_bytes: int = 0
 
     def build_item(self, index: int, reply: EncoderOutput | PolyheadError) -> Any:
         """One item of the list; an error carries its index."""
-        return (
-            {"index": index, **self.write_error(reply)} if isinstance(reply, PolyheadError) else self.write_one(reply)
-        )
+        if isinstance(reply, PolyheadError):
+            return {"index": index, **self.write_error(reply)}
+        return self.write_one(reply)
 
     def write_line(self, index: int, reply: EncoderOutput | PolyheadError) -> bytes:
         """One line of the stream, without the line break."""
@@ -99,12 +98,11 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
     """
     call = f"{model.task}-{uuid.uuid4().hex}"
     with request_context(request).time_tokenising():
-        reads = await server(request).text.read_inputs(model, encoding, call, read_terms(request, wire))
-    request_context(request).claim.grow(
-        sum(input_memory(model, one) for one in reads if isinstance(one, EncodedInput)), "the answer"
-    )
+        encoded = await server(request).text.read_inputs(model, encoding, call, read_terms(request, wire))
+    size = sum(input_memory(model, one) for one in encoded if isinstance(one, EncodedInput))
+    request_context(request).claim.grow(size, "the answer")
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
-    return stream_outputs(model, encoding, reads, submitter(request, model), ahead)
+    return stream_outputs(model, encoding, encoded, submitter(request, model), ahead)
 
 
 def input_memory(model: Model, one: EncodedInput) -> int:
@@ -202,7 +200,7 @@ async def write_body(request: Request, answers: Replies, writing: ReplyWriter, c
 
 
 async def split_portions(answers: Replies) -> AsyncGenerator[list[EncoderOutput | PolyheadError], None]:
-    """Lists of at most SLICE answers; a list ends when it has PORTION_NUMBERS numbers."""
+    """Lists of at most SLICE_SIZE answers; a list ends when it has PORTION_NUMBERS numbers."""
     portion, size = list[EncoderOutput | PolyheadError](), 0
     async for answer in answers:
         portion.append(answer)
@@ -238,7 +236,7 @@ def reply_size(reply: EncoderOutput | PolyheadError) -> int:
             return 1
 
 
-def piece_size(piece: AnswerDelta) -> int:
+def answer_size(piece: AnswerDelta) -> int:
     """The same for a generated text; its tokens and their alternatives count, too."""
     return 8 + len(piece.text) // 8 + 8 * sum(1 + len(each.top) for each in (*piece.logprobs, *piece.prompt_logprobs))
 

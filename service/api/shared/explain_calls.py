@@ -91,7 +91,7 @@ class ExplainCall:
     request: Request
     wire: EngineRequest
     model: Model
-    why: ExplainParameters
+    options: ExplainParameters
 
     @property
     def terms(self) -> Terms:
@@ -104,7 +104,7 @@ class ExplainCall:
 
 async def explain_input(explain_call: ExplainCall, given: ExplainInput) -> dict[str, Any]:
     """The explanation of the model's answer to `given`."""
-    check_target(explain_call.model, explain_call.why)
+    check_target(explain_call.model, explain_call.options)
     if isinstance(given, tuple) or (isinstance(given, str) and explain_call.model.task != "generate"):
         return await compute_explanation(explain_call, await encode_subject(explain_call, given))
     return await compute_explanation(explain_call, await generate_subject(explain_call, given))
@@ -112,9 +112,9 @@ async def explain_input(explain_call: ExplainCall, given: ExplainInput) -> dict[
 
 async def explain_completion(explain_call: ExplainCall, prompt: Prompt, tokens: Sequence[int]) -> dict[str, Any]:
     """The explanation of `tokens` that were already generated after `prompt`."""
-    check_target(explain_call.model, explain_call.why)
+    check_target(explain_call.model, explain_call.options)
     first = await build_generate(explain_call, prompt, max(len(tokens), 1))
-    return await compute_explanation(explain_call, await written(explain_call, prompt, first, tokens))
+    return await compute_explanation(explain_call, await place_tokens(explain_call, prompt, first, tokens))
 
 
 def check_explain_enabled(request: Request) -> None:
@@ -124,7 +124,7 @@ def check_explain_enabled(request: Request) -> None:
 
 
 async def compute_explanation(explain_call: ExplainCall, subject: ExplainSubject) -> dict[str, Any]:
-    request_id, model, options = f"explain-{uuid.uuid4().hex}", explain_call.model, explain_call.why
+    request_id, model, options = f"explain-{uuid.uuid4().hex}", explain_call.model, explain_call.options
     layout = await server(explain_call.request).load_explainer(model)  # no await between this and the submission
     explain_response.check_size(options, subject, layout, server(explain_call.request).settings)
     request_context(explain_call.request).claim.grow(explain_response.memory_of(options, subject, layout), "the answer")
@@ -151,40 +151,44 @@ async def wait_explained(source: EventSource) -> ExplanationResult:
 
 async def encode_subject(explain_call: ExplainCall, given: str | tuple[str, str]) -> ExplainSubject:
     """The input text, with the head's answer where the explanation depends on it."""
-    model, options = explain_call.model, explain_call.why
-    reading, request_id = build_encoding_call(model, given, options), f"{model.task}-{uuid.uuid4().hex}"
+    model, options = explain_call.model, explain_call.options
+    encoding, request_id = build_encoding_call(model, given, options), f"{model.task}-{uuid.uuid4().hex}"
     with request_context(explain_call.request).time_tokenising():
-        found = await server(explain_call.request).text.read_inputs(model, reading, request_id, explain_call.terms)
-    reads = [each for each in found if isinstance(each, EncodedInput)]
-    subject = build_subject(reads)
+        found = await server(explain_call.request).text.read_inputs(model, encoding, request_id, explain_call.terms)
+    encoded = [each for each in found if isinstance(each, EncodedInput)]
+    subject = build_subject(encoded)
     if model.task == "embed":
         return replace(subject, goals=similarity_goals(options) if options.is_attribution else ())
     if not options.needs_target:
         return subject
     check_token_count(len(subject.shown_tokens), server(explain_call.request).settings)  # before the answer is computed
-    async with aclosing(stream_outputs(model, reading, reads[:1], explain_call.submit, len(subject.tokens))) as answers:
+    async with aclosing(
+        stream_outputs(model, encoding, encoded[:1], explain_call.submit, len(subject.tokens))
+    ) as answers:
         reply = await anext(answers)
     assert not isinstance(reply, PolyheadError), "one text alone raises"
-    return replace(subject, goals=(choose_goal(model, options, reads[0], reply),))
+    return replace(subject, goals=(choose_goal(model, options, encoded[0], reply),))
 
 
 async def generate_subject(explain_call: ExplainCall, prompt: Prompt) -> ExplainSubject:
     """A prompt with the target text after it, or with the most likely continuation."""
-    model, target = explain_call.model, explain_call.why.target.text
-    first = await build_generate(explain_call, prompt, explain_call.why.max_tokens)
+    model, target = explain_call.model, explain_call.options.target.text
+    first = await build_generate(explain_call, prompt, explain_call.options.max_tokens)
     if target is None:
-        return await written(explain_call, prompt, first, await collect_tokens(explain_call.submit([first])[0]))
+        return await place_tokens(explain_call, prompt, first, await collect_tokens(explain_call.submit([first])[0]))
     context = request_context(explain_call.request)
     with context.time_tokenising():
         [encoded] = await server(explain_call.request).text.tokenize(
             model, [target], special=False, terms=context.terms
         )
     check_context(model, len(first.tokens), len(encoded))
-    return await written(explain_call, prompt, first, encoded.ids)
+    return await place_tokens(explain_call, prompt, first, encoded.ids)
 
 
-async def written(explain_call: ExplainCall, prompt: Prompt, first: Generate, tokens: Sequence[int]) -> ExplainSubject:
-    """A prompt and the tokens after it, with their places in the caller's texts: found on a thread for texts."""
+async def place_tokens(
+    explain_call: ExplainCall, prompt: Prompt, first: Generate, tokens: Sequence[int]
+) -> ExplainSubject:
+    """A prompt with `tokens` after it, and the position of each token in the texts; computed on a thread."""
     job = TokenizerJob("input", text_length(prompt) + len(tokens), explain_call.terms)
     with request_context(explain_call.request).time_tokenising():
         text = server(explain_call.request).text
@@ -196,13 +200,13 @@ async def written(explain_call: ExplainCall, prompt: Prompt, first: Generate, to
 async def build_generate(explain_call: ExplainCall, prompt: Prompt, max_tokens: int) -> Generate:
     """The generation request for a prompt, with at most `max_tokens` new tokens as far as there is room."""
     greedy = Sampling(temperature=0.0)
-    reading = GenerationRequest(
+    generation = GenerationRequest(
         field="input", prompts=(prompt,), sampling=greedy, max_tokens=max_tokens, fits_context=True
     )
     state = server(explain_call.request)
     with request_context(explain_call.request).time_tokenising():
         [first] = await state.text.read_prompts(
-            explain_call.model, reading, f"generate-{uuid.uuid4().hex}", explain_call.terms
+            explain_call.model, generation, f"generate-{uuid.uuid4().hex}", explain_call.terms
         )
     check_token_count(first.prompt_tokens, state.settings)
     return first

@@ -22,7 +22,7 @@ from ..access.authorized_models import ModelLookup
 from .dialect import EngineRequest, call_submitter, read_terms, request_context, server
 from .streaming import JsonResponse, dumps_sliced
 
-IndexedPieces = AsyncGenerator[tuple[int, AnswerDelta], None]
+AnswerStream = AsyncGenerator[tuple[int, AnswerDelta], None]
 PartT = TypeVar("PartT", AnswerDelta, ChatDelta)
 ChunkT = TypeVar("ChunkT")
 PART_SCORES = 32  # cost of a part without log-probabilities, in log-probabilities
@@ -33,8 +33,8 @@ CLAIM_STEP = 4096  # log-probabilities for which memory is claimed at a time
 
 async def start_answers(
     request: Request, wire: EngineRequest, model: Model, generation: GenerationRequest, call: str
-) -> tuple[int, IndexedPieces]:
-    """Tokenise the prompts of `asked`.  Returns the number of answers, and the answers, not yet submitted.
+) -> tuple[int, AnswerStream]:
+    """Tokenise the prompts of `generation`.  Returns the number of answers, and the answers, not yet submitted.
 
     `call` is the prefix of the request ids.  Several answers to one prompt are consecutive, in the order of the
     prompts.
@@ -42,7 +42,7 @@ async def start_answers(
     with request_context(request).time_tokenising():
         prepared = set_cache_salt(request, set_default_length(request, generation))
         requests = await server(request).text.read_prompts(model, prepared, call, read_terms(request, wire))
-    return len(generation.prompts) * generation.count, generate_pieces(request, model, generation, requests)
+    return len(generation.prompts) * generation.count, open_answer_stream(request, model, generation, requests)
 
 
 async def start_chat(
@@ -54,26 +54,23 @@ async def start_chat(
     """
     with name_model_in_errors(model):
         generation = set_cache_salt(request, set_default_length(request, fit_chat(chat_prompt, model)))
-    text, conditions = server(request).text, read_terms(request, wire)
+    text, terms = server(request).text, read_terms(request, wire)
     try:
         with request_context(request).time_tokenising():
-            requests = await text.read_prompts(model, generation, call, conditions)
+            requests = await text.read_prompts(model, generation, call, terms)
     except BadRequest as error:
         if error.param == chat_prompt.tools.field:  # the error is in one tool's schema; find out which
-            await text.check_grammars(model, parameter_grammars(chat_prompt.tools), conditions)
+            await text.check_grammars(model, parameter_grammars(chat_prompt.tools), terms)
         raise
     expectation = expected_output(generation, chat_prompt.tools, model, requests[0].tokens)
-    return (
-        generation.count,
-        requests[0].prompt_tokens,
-        parse_answers(generate_pieces(request, model, generation, requests), expectation),
-    )
+    deltas = parse_answers(open_answer_stream(request, model, generation, requests), expectation)
+    return generation.count, requests[0].prompt_tokens, deltas
 
 
 def set_default_length(request: Request, generation: GenerationRequest) -> GenerationRequest:
     """Set the default length of an answer to the setting max_tokens_default, if there is one."""
-    usual = server(request).settings.max_tokens_default
-    return replace(generation, default_max_tokens=usual) if usual else generation
+    default = server(request).settings.max_tokens_default
+    return replace(generation, default_max_tokens=default) if default else generation
 
 
 def set_cache_salt(request: Request, generation: GenerationRequest) -> GenerationRequest:
@@ -83,23 +80,24 @@ def set_cache_salt(request: Request, generation: GenerationRequest) -> Generatio
     return replace(generation, salt=f"{request_context(request).owner}\n{generation.salt}")
 
 
-def generate_pieces(
+def open_answer_stream(
     request: Request, model: Model, generation: GenerationRequest, requests: Sequence[Generate]
-) -> IndexedPieces:
+) -> AnswerStream:
     stops = StopRules(generation.stops, generation.stop_tokens, generation.keep_stop)
-    every = stream_answers(model.tokenizer, stops, requests, call_submitter(request, model))
-    return select_best(claim_scores(request, every), generation) if generation.attempts > generation.count else every
+    answers = stream_answers(model.tokenizer, stops, requests, call_submitter(request, model))
+    if generation.attempts > generation.count:
+        return select_best(claim_scores(request, answers), generation)
+    return answers
 
 
-async def select_best(answers: IndexedPieces, generation: GenerationRequest) -> IndexedPieces:
+async def select_best(answers: AnswerStream, generation: GenerationRequest) -> AnswerStream:
     """Select the best of each prompt's tries when all are complete.  The usage counts all tries."""
     tries = await collect_parts(len(generation.prompts) * generation.attempts, answers)
     for prompt in range(len(generation.prompts)):
         candidates = tries[prompt * generation.attempts : (prompt + 1) * generation.attempts]
         whole = [join_answer(pieces) async for pieces in iterate_in_slices(candidates, 1)]
-        ranked = sorted(range(generation.attempts), key=lambda index: mean_logprob(whole[index]), reverse=True)[
-            : generation.count
-        ]
+        ranked = sorted(range(generation.attempts), key=lambda index: mean_logprob(whole[index]), reverse=True)
+        ranked = ranked[: generation.count]
         cost = sum((piece.usage for piece in whole), Usage())
         for place, index in enumerate(ranked):
             usage = cost if not place else Usage()
@@ -107,10 +105,8 @@ async def select_best(answers: IndexedPieces, generation: GenerationRequest) -> 
                 token_logprobs = piece.logprobs if generation.logprobs >= 0 else ()
                 scored = whole[0].prompt_logprobs if piece is candidates[index][0] else ()
                 paid = usage if piece.finish else piece.usage
-                yield (
-                    prompt * generation.count + place,
-                    replace(piece, logprobs=token_logprobs, usage=paid, prompt_logprobs=scored),
-                )
+                part = replace(piece, logprobs=token_logprobs, usage=paid, prompt_logprobs=scored)
+                yield prompt * generation.count + place, part
 
 
 async def claim_scores(

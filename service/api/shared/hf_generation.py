@@ -46,16 +46,16 @@ class GenerateParameters(HfSamplingOptions):
 def read_hf_parameters(prompts: tuple[str, ...], parameters: GenerateParameters, *, stream: bool) -> GenerationRequest:
     """The generation request.  It returns all best_of tries, since their details are part of the response."""
     check_parameters(parameters, stream=stream)
-    continuation = read_generation("inputs", prompts, parameters, PARAMETERS_PREFIX)
+    generation = read_generation("inputs", prompts, parameters, PARAMETERS_PREFIX)
     scored = parameters.wants_details or stream or parameters.best_of > 1
     return replace(
-        continuation,
-        stops=(*continuation.stops, *parameters.stop_texts),
+        generation,
+        stops=(*generation.stops, *parameters.stop_texts),
         keep_stop=True,
         logprobs=parameters.top_n_tokens if scored else -1,
         truncate=parameters.truncate,
         count=max(parameters.best_of, parameters.num_return_sequences),
-        count_field=f"{PARAMETERS_PREFIX}best_of" if parameters.best_of > 1 else continuation.count_field,
+        count_field=f"{PARAMETERS_PREFIX}best_of" if parameters.best_of > 1 else generation.count_field,
         prompt_logprobs=0 if parameters.decoder_input_details else -1,
     )
 

@@ -93,7 +93,7 @@ class SampledRequest(FormattedRequest):
     prompt_cache_retention: str = ""
 
 
-def read_continuation(
+def read_generation_options(
     wire: SampledRequest, field: str, prompts: tuple[Prompt, ...], max_tokens: int, logprobs: int
 ) -> GenerationRequest:
     check_sampling(wire)

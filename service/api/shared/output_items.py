@@ -20,15 +20,15 @@ from ...text.chat_parser import (
 )
 from ...text.detokenizer import TokenLogprobs
 
-ItemKind = Literal["thought", "words", "call"]
+ItemKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
 class OutputItem:
     """The item number `index` of an answer.
 
-    `text` is what it has so far; for a call it is the arguments, with the call's `id` and the tool's `name`.  `drawn`
-    are the tokens of text, where they are requested.
+    `text` is what it has so far; for a call it is the arguments, with the call's `id` and the tool's `name`.
+    `logprobs` are those of the tokens of text, where they are requested.
     """
 
     kind: ItemKind
@@ -36,7 +36,7 @@ class OutputItem:
     text: str = ""
     id: str = ""
     name: str = ""
-    drawn: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class ItemBegun:
 
 @dataclass(frozen=True, slots=True)
 class ItemDelta:
-    """`text` was added to the item, and the tokens `drawn` to its tokens."""
+    """`text` was added to the item, and `logprobs` to its log-probabilities."""
 
     item: OutputItem
     text: str
-    drawn: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class OutputItems:
                     yield self._extend_item(text, self._take_tokens(text))
                 case ReasoningDelta() | ArgumentsDelta():
                     yield self._extend_item(part.text)
-        if delta.parts and item_kind(delta.parts[-1]) != "words":
+        if delta.parts and item_kind(delta.parts[-1]) != "text":
             self._pending_tokens = []
         if delta.finish:
             yield from self.close(cut=delta.finish == "length")
@@ -122,16 +122,16 @@ class OutputItems:
     def _extend_item(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> ItemDelta:
         item = self.items[-1]
         item.text += text
-        item.drawn += tokens
+        item.logprobs += tokens
         return ItemDelta(item, text, tuple(tokens))
 
 
 def item_kind(part: ChatPart) -> ItemKind:
     match part:
         case ReasoningDelta():
-            return "thought"
+            return "reasoning"
         case TextDelta():
-            return "words"
+            return "text"
         case ToolCallStart() | ArgumentsDelta():
             return "call"
 

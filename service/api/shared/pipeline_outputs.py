@@ -23,7 +23,7 @@ def rank_labels(
 ) -> Iterator[dict[str, Any]]:
     """The best labels first; equal scores keep their order.
 
-    At most `most` of them unless it is 0, and none below `threshold`.  An iterator: a dict for each label of each text
+    At most `limit` of them unless it is 0, and none below `threshold`.  An iterator: a dict for each label of each text
     would take far more memory than its JSON.
     """
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")[: limit or None]

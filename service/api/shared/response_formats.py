@@ -188,5 +188,5 @@ def check_source_length(source: str, field: str, longest: int = MAX_GRAMMAR_CHAR
 def select_grammar(grammars: Sequence[Grammar]) -> Grammar | None:
     if len(grammars) > 1:
         first, second = grammars[0].field, grammars[1].field
-        raise BadRequest(f"{second}: an answer has one form, and {first} says another; give one", param=second)
+        raise BadRequest(f"{second}: an answer has one format, and {first} gives another; give one", param=second)
     return grammars[0] if grammars else None

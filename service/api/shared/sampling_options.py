@@ -1,7 +1,7 @@
-"""Sampling and beam search options by the names of transformers' `generate`, for Hugging Face's dialects and the Open
-Inference Protocol.
+"""Sampling and beam search options by the names of transformers' `generate`.
 
-Options that transformers does not have are named as in the OpenAI dialect.
+Hugging Face's dialects and the Open Inference Protocol use them.  Options that transformers does not have are named as
+in the OpenAI dialect.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -117,10 +117,11 @@ def apply_defaults(options: HfSamplingOptions, defaults: GenerationDefaults) -> 
 def read_generation(
     field: str, prompts: tuple[str, ...], options: HfSamplingOptions, prefix: str = "parameters."
 ) -> GenerationRequest:
-    """`field` is the name of the prompts in the body, `inside` the prefix of the options' names."""
+    """`field` is the name of the prompts in the body, `prefix` the prefix of the options' names."""
     check_options(options, prefix)
     count = options.num_return_sequences
     is_search = options.num_beams > 1
+    beams = BeamSearchOptions(options.num_beams, options.length_penalty, options.early_stopping)
     return GenerationRequest(
         field=field,
         prompts=prompts,
@@ -133,9 +134,7 @@ def read_generation(
         limit_field=f"{prefix}max_new_tokens",
         count=count,
         count_field=f"{prefix}num_return_sequences",
-        beams=BeamSearchOptions(options.num_beams, options.length_penalty, options.early_stopping)
-        if is_search
-        else None,
+        beams=beams if is_search else None,
         bad_words=tuple(options.bad_words),
         grammar=convert_format(options.grammar, f"{prefix}grammar") if options.grammar else None,
     )

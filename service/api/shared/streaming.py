@@ -187,9 +187,8 @@ class EventStream(Response):
         self.first, self.chunks, self.keepalive = first, chunks, keepalive
         self.last_sent = math.inf  # when the last chunk was sent, by `time.monotonic`; infinity while sending
         self.status_code, self.background = 200, None
-        self.init_headers(
-            {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        )  # so that proxies do not buffer events
+        # proxies must not buffer events
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     @classmethod
     async def open(cls, chunks: AsyncGenerator[bytes, None], keepalive: bytes = b"") -> Self:

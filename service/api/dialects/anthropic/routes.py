@@ -60,9 +60,9 @@ async def answer_count(request: Request, wire: CountRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     [chat] = fit_chat(read_count(wire), model).prompts
     assert isinstance(chat, ChatMessages), "a conversation"
-    conditions = read_terms(request, wire)
+    terms = read_terms(request, wire)
     with request_context(request).time_tokenising():
-        _, ids = await server(request).text.render_prompt(model, chat, "messages", special=False, terms=conditions)
+        _, ids = await server(request).text.render_prompt(model, chat, "messages", special=False, terms=terms)
     return JsonResponse(write_count(len(ids)))
 
 

@@ -86,7 +86,7 @@ def write_item_event(item_event: ItemEvent) -> Iterator[dict[str, Any]]:
         case ItemDelta(item, text):
             yield {"type": "content_block_delta", **place, "delta": write_delta(item, text)}
         case ItemEnded(item):
-            if item.kind == "thought":
+            if item.kind == "reasoning":
                 signature = {"type": "signature_delta", "signature": ""}
                 yield {"type": "content_block_delta", **place, "delta": signature}
             yield {"type": "content_block_stop", **place}
@@ -94,9 +94,9 @@ def write_item_event(item_event: ItemEvent) -> Iterator[dict[str, Any]]:
 
 def write_delta(item: OutputItem, text: str) -> dict[str, Any]:
     match item.kind:
-        case "thought":
+        case "reasoning":
             return {"type": "thinking_delta", "thinking": text}
-        case "words":
+        case "text":
             return {"type": "text_delta", "text": text}
         case "call":
             return {"type": "input_json_delta", "partial_json": text}
@@ -105,9 +105,9 @@ def write_delta(item: OutputItem, text: str) -> dict[str, Any]:
 def write_block(item: OutputItem) -> dict[str, Any]:
     """A content block.  Thinking blocks are not signed."""
     match item.kind:
-        case "thought":
+        case "reasoning":
             return {"type": "thinking", "thinking": item.text, "signature": ""}
-        case "words":
+        case "text":
             return {"type": "text", "text": item.text, "citations": None}
         case "call":
             return {"type": "tool_use", "id": item.id, "name": item.name, "input": parse_arguments(item.text)}
@@ -135,14 +135,14 @@ def stop_fields(call: MessageInfo, last: ChatDelta) -> dict[str, Any]:
             return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def write_usage(cost: Usage, thought: int = 0) -> dict[str, Any]:
+def write_usage(cost: Usage, reasoning: int = 0) -> dict[str, Any]:
     """Cached prompt tokens are counted separately; writing to the cache is free."""
     return {
         "input_tokens": cost.prompt_tokens - cost.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cost.cached_tokens,
         "output_tokens": cost.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": thought},
+        "output_tokens_details": {"thinking_tokens": reasoning},
     }
 
 

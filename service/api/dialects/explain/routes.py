@@ -31,6 +31,5 @@ async def answer_explain(request: Request, wire: ExplainRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, get_args(Task)))
     options = read_explain_options(wire, wire.max_tokens)
     explanation = await explain_input(ExplainCall(request, wire, model, options), read_explain_input(wire, model))
-    return await json_response(
-        INLINE_NUMBERS + 1, lambda: explanation
-    )  # weights are many numbers: write them on a thread
+    # weights are many numbers: write them on a thread
+    return await json_response(INLINE_NUMBERS + 1, lambda: explanation)

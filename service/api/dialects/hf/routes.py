@@ -142,13 +142,11 @@ def join_task_names(tasks: list[str]) -> str:
 
 def read_wire(value: Any, model: Model, task: str) -> Any:
     """The wire object of a task.  If the inputs are not valid, the message names the model's tasks."""
-    kind = (
-        PIPELINES[task].wire
-        if task in PIPELINES
-        else hf_wire.Text2TextRequest
-        if task in TEXT2TEXT_FIELDS
-        else hf_wire.HfGenerateRequest
-    )
+    kind: type[hf_wire.PipelineRequest] = hf_wire.HfGenerateRequest
+    if task in PIPELINES:
+        kind = PIPELINES[task].wire
+    elif task in TEXT2TEXT_FIELDS:
+        kind = hf_wire.Text2TextRequest
     try:
         return kind.read(value)
     except BadRequest as error:
@@ -196,10 +194,9 @@ async def infer(request: Request) -> Response:
 def find_model(request: Request, task: str) -> Model:
     """The model in the path, or the only one that fits."""
     registry, name = authorized_models(request), request.path_params.get("name", "")
-    return record_model(
-        request,
-        registry.resolve(name, ALL_TASKS) if name else registry.resolve_only(TASK_HEADS[task] if task else ALL_TASKS),
-    )
+    if name:
+        return record_model(request, registry.resolve(name, ALL_TASKS))
+    return record_model(request, registry.resolve_only(TASK_HEADS[task] if task else ALL_TASKS))
 
 
 async def answer_pipeline(
@@ -207,20 +204,19 @@ async def answer_pipeline(
 ) -> Response:
     if isinstance(wire, hf_wire.ZeroShotRequest):
         check_pair_count(wire, server(request).settings.max_batch_texts)
-    reading = replace(pipeline.read(wire), partial=wire.partial and not wire.is_single)
+    encoding = replace(pipeline.read(wire), partial=wire.partial and not wire.is_single)
     options = wire.read_explain() if isinstance(wire, hf_wire.ExplainableRequest) else None
     if options is not None:
         check_explain_enabled(request)
-    answers, writing = await start_replies(request, wire, model, reading), pipeline.write(wire, model)
+    answers, writing = await start_replies(request, wire, model, encoding), pipeline.write(wire, model)
     if options is None:
         count = len(wire.inputs) if isinstance(wire.inputs, list) else 1
         return await reply_response(request, pipeline.transform(wire, model, answers), writing, count)
     result = await anext(answers)
-    [given] = reading.inputs
+    [given] = encoding.inputs
     explanation = await explain_input(ExplainCall(request, wire, model, options), as_text(given))
-    return await run_on_thread(
-        lambda: add_explanation(writing, result, explanation)
-    )  # weights are many numbers: write them on a thread
+    # weights are many numbers: write them on a thread
+    return await run_on_thread(lambda: add_explanation(writing, result, explanation))
 
 
 def add_explanation(
@@ -247,15 +243,13 @@ def check_pair_count(wire: hf_wire.ZeroShotRequest, limit: int) -> None:
 
 async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, model: Model) -> Response:
     if wire.parameters.adapter_id:
-        model = record_model(
-            request,
-            generation_calls.resolve_adapter(authorized_models(request), model.name, wire.parameters.adapter_id),
-        )
+        registry, adapter = authorized_models(request), wire.parameters.adapter_id
+        model = record_model(request, generation_calls.resolve_adapter(registry, model.name, adapter))
     call = f"generate-{uuid.uuid4().hex}"
-    continuation = generation_calls.set_default_length(request, hf_wire.read_hf_generate(wire))
-    count, answers = await generation_calls.start_answers(request, wire, model, continuation, call)
+    generation = generation_calls.set_default_length(request, hf_wire.read_hf_generate(wire))
+    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if isinstance(wire.inputs, str) and wire.stream:
-        parts = stream_events(wire.parameters, model, wire.inputs, answers, continuation.token_limit)
+        parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
         return await EventStream.open(encode_events(parts, write_hf_error))
     found = await collect_answers(count, generation_calls.claim_scores(request, answers))
     return await generation_calls.write_json(found, lambda: hf_write.write_hf_generate(wire, model, found))
@@ -264,9 +258,8 @@ async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, m
 async def answer_text2text(request: Request, wire: hf_wire.Text2TextRequest, model: Model, field: str) -> Response:
     assert model.generation_defaults is not None
     call = f"write-{uuid.uuid4().hex}"
-    count, answers = await generation_calls.start_answers(
-        request, wire, model, hf_wire.read_text2text(wire, model.generation_defaults), call
-    )
+    generation = hf_wire.read_text2text(wire, model.generation_defaults)
+    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
     found = await collect_answers(count, answers)
     return await generation_calls.write_json(found, lambda: hf_write.write_text2text(wire, field, found))
 

@@ -1,5 +1,6 @@
-"""Routes of the Open Inference Protocol, version 2, over REST: health, model metadata, inference with tensors, and the
-generate extension, under /v2.
+"""Routes of the Open Inference Protocol, version 2, over REST, under /v2.
+
+They are health, model metadata, inference with tensors, and the generate extension.
 """
 
 import uuid
@@ -28,8 +29,8 @@ from ...shared.dialect import (
     request_context,
     server,
 )
-from ...shared.encoding_calls import Replies, piece_size, reply_size, run_off_loop, start_replies
-from ...shared.generation_calls import IndexedPieces
+from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
+from ...shared.generation_calls import AnswerStream
 from ...shared.json_body import parse_body, receive_body, run_by_size
 from ...shared.streaming import EventStream, JsonResponse, PartsResponse, encode_events, run_while_connected
 from .tensors import LENGTH_HEADER, TensorBody, split_body
@@ -150,7 +151,7 @@ async def answer_generation(request: Request, wire: TextRequest, *, stream: bool
     return await generation_calls.write_json(pieces, lambda: write_text_response(wire, model, pieces))
 
 
-async def stream_text(wire: TextRequest, model: Model, answers: IndexedPieces) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_text(wire: TextRequest, model: Model, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
     """The answer as events; a client may request a single event."""
     given = wire.options.model_fields_set
     if "stream" in given and not wire.options.stream:
@@ -179,13 +180,11 @@ async def collect_rows(request: Request, wire: InferRequest, model: Model, rest:
     work = wire.parameters.engine_request
     if isinstance(wire, OipGenerateRequest):
         call = f"infer-{uuid.uuid4().hex}"
-        count, answers = await generation_calls.start_answers(
-            request, work, model, read_oip_generate(wire, found[0]), call
-        )
-        return [(piece, piece_size(piece)) for piece in await collect_answers(count, answers)]
-    return await collect_encoder_rows(
-        request, model, await start_replies(request, work, model, read_infer(wire, found))
-    )
+        generation = read_oip_generate(wire, found[0])
+        count, answers = await generation_calls.start_answers(request, work, model, generation, call)
+        return [(piece, answer_size(piece)) for piece in await collect_answers(count, answers)]
+    replies = await start_replies(request, work, model, read_infer(wire, found))
+    return await collect_encoder_rows(request, model, replies)
 
 
 async def collect_encoder_rows(request: Request, model: Model, answers: Replies) -> list[tuple[Any, int]]:

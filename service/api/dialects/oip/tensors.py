@@ -82,7 +82,7 @@ def split_tensors(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, by
 
 
 def read_texts(tensor: InputTensor, max_texts: int) -> list[str]:
-    """The strings of a tensor [N] or [N, 1], at most `most`."""
+    """The strings of a tensor [N] or [N, 1], at most `max_texts`."""
     count = count_texts(tensor, max_texts)
     if tensor.raw is None:
         return read_json_texts(tensor, count)

@@ -254,7 +254,7 @@ def read_infer(wire: InferRequest, found: Sequence[Sequence[str]]) -> EncodingRe
 
 
 def read_oip_generate(wire: OipGenerateRequest, prompts: Sequence[str]) -> GenerationRequest:
-    return build_continuation("text", tuple(prompts), wire.parameters, "parameters.")
+    return build_generation("text", tuple(prompts), wire.parameters, "parameters.")
 
 
 def read_text_request(wire: TextRequest, *, stream: bool) -> GenerationRequest:
@@ -267,11 +267,11 @@ def read_text_request(wire: TextRequest, *, stream: bool) -> GenerationRequest:
         raise option_error(prefix, "num_return_sequences", "one answer is streamed; generate gives several")
     if stream and options.details:
         raise option_error(prefix, "details", "only of a whole answer; generate gives them")
-    continuation = build_continuation("text_input", (wire.text_input,), options, prefix)
-    return replace(continuation, logprobs=0 if options.details else -1)
+    generation = build_generation("text_input", (wire.text_input,), options, prefix)
+    return replace(generation, logprobs=0 if options.details else -1)
 
 
-def build_continuation(
+def build_generation(
     field: str, prompts: tuple[str, ...], options: OipSamplingOptions, prefix: str
 ) -> GenerationRequest:
     limits = {options.max_tokens, options.max_new_tokens} - {0}

@@ -22,8 +22,8 @@ def write_chat(call: CompletionInfo, answers: Sequence[ChatDelta]) -> dict[str, 
         for index, answer in enumerate(answers)
     ]
     cost = sum((answer.usage for answer in answers), Usage())
-    thought = sum(answer.reasoning_tokens for answer in answers)
-    response = write_completion_object(call, "chat.completion", choices) | {"usage": chat_usage(cost, thought)}
+    reasoning = sum(answer.reasoning_tokens for answer in answers)
+    response = write_completion_object(call, "chat.completion", choices) | {"usage": chat_usage(cost, reasoning)}
     return response | (prompt_fields(answers[0]) if call.include_prompt_logprobs else {})
 
 
@@ -100,5 +100,5 @@ def write_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
     }
 
 
-def chat_usage(cost: Usage, thought: int) -> dict[str, Any]:
-    return write_openai_usage(cost) | {"completion_tokens_details": {"reasoning_tokens": thought}}
+def chat_usage(cost: Usage, reasoning: int) -> dict[str, Any]:
+    return write_openai_usage(cost) | {"completion_tokens_details": {"reasoning_tokens": reasoning}}

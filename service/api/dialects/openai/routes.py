@@ -42,7 +42,7 @@ from ...shared.encoding_calls import (
     write_body,
 )
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_completion
-from ...shared.generation_calls import IndexedPieces, make_chunk
+from ...shared.generation_calls import AnswerStream, make_chunk
 from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
@@ -88,15 +88,12 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
         )
 
     if options is not None:
-        model, tokens = (
-            authorized_models(request).resolve(call.model, ["generate"]),
-            [token.id for token in pieces[0].logprobs],
-        )
+        model = authorized_models(request).resolve(call.model, ["generate"])
+        tokens = [token.id for token in pieces[0].logprobs]
         explain_call = ExplainCall(request, wire, model, options)
         explanation = await explain_completion(explain_call, normalize_inputs(wire.prompt)[0], tokens)
-        return await json_response(
-            INLINE_NUMBERS + 1, lambda: write() | {"explanation": explanation}
-        )  # not on the event loop
+        # weights are many numbers: write them on a thread
+        return await json_response(INLINE_NUMBERS + 1, lambda: write() | {"explanation": explanation})
     return await generation_calls.write_json(pieces, write)
 
 
@@ -145,13 +142,13 @@ def make_info(kind: str, wire: SampledRequest) -> CompletionInfo:
 
 async def start_completion(
     request: Request, wire: SampledRequest, call: CompletionInfo, generation: GenerationRequest
-) -> tuple[int, IndexedPieces]:
+) -> tuple[int, AnswerStream]:
     """The number of answers, and the answers, not yet submitted."""
     model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
     return await generation_calls.start_answers(request, wire, model, generation, call.id)
 
 
-async def stream_completion(call: CompletionInfo, answers: IndexedPieces) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
     cost, started = Usage(), set[int]()
     prompts: dict[int, tuple[TokenLogprobs, ...]] = {}  # later answers to a prompt take it from the first
     async with aclosing(answers):
@@ -174,9 +171,8 @@ async def stream_chat(call: CompletionInfo, deltas: ChatDeltas) -> AsyncGenerato
         async for index, delta in deltas:
             cost += delta.usage
             reasoning += delta.reasoning_tokens
-            for chunk in await make_chunk(
-                delta, partial(list_chat_chunks, call, index, delta, first=index not in started)
-            ):
+            write = partial(list_chat_chunks, call, index, delta, first=index not in started)
+            for chunk in await make_chunk(delta, write):
                 yield chunk
             started.add(index)
     if call.include_usage:

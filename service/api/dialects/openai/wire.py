@@ -26,7 +26,7 @@ from ...shared.dialect import (
     normalize_inputs,
 )
 from ...shared.explain_options import ExplainFields, read_explain_options
-from ...shared.openai_sampling import SampledRequest, read_continuation
+from ...shared.openai_sampling import SampledRequest, read_generation_options
 from .chat_messages import ChatMessageList, check_call_arguments, check_continuable, template_message
 from .tools import AUTO_CHOICE, ReasoningFields, ToolChoiceField, ToolList, read_reasoning, read_tools
 
@@ -132,7 +132,9 @@ def read_completion(wire: CompletionRequest) -> GenerationRequest:
     if not wire.max_tokens and not wire.echo:
         raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
     logprobs = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # an explanation needs the tokens
-    generation = read_continuation(wire, "prompt", normalize_inputs(wire.prompt), max(wire.max_tokens, 0), logprobs)
+    generation = read_generation_options(
+        wire, "prompt", normalize_inputs(wire.prompt), max(wire.max_tokens, 0), logprobs
+    )
     scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
     if len(scores) > 1:
         message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
@@ -151,7 +153,7 @@ def read_chat(wire: ChatRequest) -> ChatPrompt:
         message = "max_tokens: is the older name of max_completion_tokens; the two differ, give one"
         raise BadRequest(message, param="max_tokens")
     logprobs = wire.top_logprobs if wire.logprobs else -1
-    generation = read_continuation(wire, "messages", (read_conversation(wire),), max(limits, default=0), logprobs)
+    generation = read_generation_options(wire, "messages", (read_conversation(wire),), max(limits, default=0), logprobs)
     tools = read_tools(wire.tools, wire.tool_choice, parallel=wire.parallel_tool_calls)
     return ChatPrompt(generation, tools, read_reasoning(wire))
 

@@ -147,6 +147,7 @@ def join_text(parts: Sequence[ContentPart]) -> str:
 
 def echo_request(wire: ResponseRequest) -> dict[str, Any]:
     """The request's fields that a response repeats."""
+    choice = wire.tool_choice
     return {
         "model": wire.model,
         "instructions": wire.instructions or None,
@@ -157,9 +158,7 @@ def echo_request(wire: ResponseRequest) -> dict[str, Any]:
         "top_logprobs": wire.top_logprobs,
         "text": {"format": dump_set_fields(wire.text.format), "verbosity": "medium"},
         "tools": [dump_set_fields(tool) for tool in wire.tools],
-        "tool_choice": wire.tool_choice.type
-        if isinstance(wire.tool_choice, ToolMode)
-        else dump_set_fields(wire.tool_choice),
+        "tool_choice": choice.type if isinstance(choice, ToolMode) else dump_set_fields(choice),
         "parallel_tool_calls": wire.parallel_tool_calls,
         "reasoning": {"effort": wire.reasoning.effort or None, "summary": None},
         "truncation": "disabled",

@@ -31,11 +31,9 @@ async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     *_, deltas = await start_chat(request, wire, model, read_response(wire), call.id)
     if wire.stream:
         response_events = ResponseEvents(call)
-        return await EventStream.open(
-            encode_events(
-                stream_items(response_events, deltas), response_events.failure_event, encode=encode_named_event
-            )
-        )
+        items = stream_items(response_events, deltas)
+        chunks = encode_events(items, response_events.failure_event, encode=encode_named_event)
+        return await EventStream.open(chunks)
     parts = await collect_answer(claim_scores(request, deltas))
     return await write_json(parts, lambda: write_response(call, parts))
 

@@ -13,13 +13,14 @@ from ....text.detokenizer import TokenLogprobs, Usage
 from ...shared.openai_errors import write_scored_token
 from ...shared.output_items import ItemBegun, ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
 
-ITEM_ID_PREFIXES = {"thought": "rs", "words": "msg", "call": "fc"}
+ITEM_ID_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
 @dataclass(frozen=True)
 class ResponseInfo:
-    """What all objects of one response have in common; `request_fields` are the request's fields with defaults filled
-    in.
+    """What all objects of one response have in common.
+
+    `request_fields` are the fields of the request, with defaults filled in.
     """
 
     id: str
@@ -97,13 +98,13 @@ def write_item_event(call: ResponseInfo, item_event: ItemEvent) -> Iterator[dict
         place["content_index"] = 0
     match item_event:
         case ItemBegun():
-            started = replace(item, text="", drawn=[])
+            started = replace(item, text="", logprobs=[])
             empty = write_item(call, started, "in_progress") | ({} if item.kind == "call" else {"content": []})
             yield {"type": "response.output_item.added", **output, "item": empty}
             if item.kind != "call":
                 yield {"type": "response.content_part.added", **place, "part": write_part(started)}
-        case ItemDelta(text=text, drawn=tokens):
-            scores = {"logprobs": write_logprobs(tokens)} if item.kind == "words" else {}
+        case ItemDelta(text=text, logprobs=tokens):
+            scores = {"logprobs": write_logprobs(tokens)} if item.kind == "text" else {}
             yield {"type": f"response.{DELTA_NAMES[item.kind]}.delta", **place, "delta": text, **scores}
         case ItemEnded(cut=cut):
             status = "incomplete" if cut else "completed"
@@ -113,15 +114,15 @@ def write_item_event(call: ResponseInfo, item_event: ItemEvent) -> Iterator[dict
             yield {"type": "response.output_item.done", **output, "item": write_item(call, item, status)}
 
 
-DELTA_NAMES = {"thought": "reasoning_text", "words": "output_text", "call": "function_call_arguments"}
+DELTA_NAMES = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
 
 def final_fields(item: OutputItem) -> dict[str, Any]:
     match item.kind:
-        case "thought":
+        case "reasoning":
             return {"text": item.text}
-        case "words":
-            return {"text": item.text, "logprobs": write_logprobs(item.drawn)}
+        case "text":
+            return {"text": item.text, "logprobs": write_logprobs(item.logprobs)}
         case "call":
             return {"arguments": item.text, "name": item.name}
 
@@ -129,7 +130,7 @@ def final_fields(item: OutputItem) -> dict[str, Any]:
 def write_item(call: ResponseInfo, item: OutputItem, status: str) -> dict[str, Any]:
     named = {"id": item_id(call, item), "status": status}
     match item.kind:
-        case "thought":
+        case "reasoning":
             return {
                 "type": "reasoning",
                 **named,
@@ -137,16 +138,16 @@ def write_item(call: ResponseInfo, item: OutputItem, status: str) -> dict[str, A
                 "content": [write_part(item)],
                 "encrypted_content": None,
             }
-        case "words":
+        case "text":
             return {"type": "message", **named, "role": "assistant", "content": [write_part(item)]}
         case "call":
             return {"type": "function_call", **named, "call_id": item.id, "name": item.name, "arguments": item.text}
 
 
 def write_part(item: OutputItem) -> dict[str, Any]:
-    if item.kind == "thought":
+    if item.kind == "reasoning":
         return {"type": "reasoning_text", "text": item.text}
-    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": write_logprobs(item.drawn)}
+    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": write_logprobs(item.logprobs)}
 
 
 def item_id(call: ResponseInfo, item: OutputItem) -> str:
@@ -160,11 +161,11 @@ def write_logprobs(tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
     ]
 
 
-def write_usage(cost: Usage, thought: int) -> dict[str, Any]:
+def write_usage(cost: Usage, reasoning: int) -> dict[str, Any]:
     return {
         "input_tokens": cost.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cost.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": cost.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": thought},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": cost.prompt_tokens + cost.completion_tokens,
     }

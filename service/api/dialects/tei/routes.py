@@ -89,7 +89,7 @@ def find_model(request: Request, tasks: Collection[Task]) -> Model:
     return record_model(request, registry.resolve(name, tasks) if name else registry.resolve_only(tasks))
 
 
-@add_post_routes("/predict", PredictRequest, "The labels of texts, likeliest first.")
+@add_post_routes("/predict", PredictRequest, "The labels of texts, most likely first.")
 async def predict(request: Request, wire: PredictRequest) -> Response:
     model = find_model(request, CLASSIFIERS)
     encoding = read_predict(wire)
@@ -177,11 +177,9 @@ async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
 @add_post_routes("/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = find_model(request, default_tasks(request))
-    asked = Decoding(wire.rows, plain=wire.skip_special_tokens)
-    found = await server(request).text.decode(
-        model, asked, request_context(request).claim, request_context(request).terms
-    )
-    return await json_response(len(found) + sum(map(len, found)) // 8, lambda: found)
+    context, decoding = request_context(request), Decoding(wire.rows, plain=wire.skip_special_tokens)
+    texts = await server(request).text.decode(model, decoding, context.claim, context.terms)
+    return await json_response(len(texts) + sum(map(len, texts)) // 8, lambda: texts)
 
 
 @router.get("/info", summary="What the model is, and the limits of the server.")

@@ -93,7 +93,7 @@ def write_tokenize(
 
 
 def write_tokens(text: str, encoding: Encoding, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """`names` are those of special tokens."""
+    """The tokens of one text; `names` are the special tokens by id."""
     borders = [0, *accumulate(len(char.encode()) for char in text)]  # character offset -> byte offset
     last = len(text)
     for id, special, (start, stop) in zip(encoding.ids, encoding.special, encoding.offsets, strict=True):
@@ -165,10 +165,9 @@ def vector_writer(model: Model) -> ReplyWriter:
     )
 
 
-TOKEN_VECTOR_WRITER = ReplyWriter(
-    write_one=lambda answer: as_float32(answer.rows), write_error=write_tei_error
-)  # [T, W]
+# rows: [T, W]
+TOKEN_VECTOR_WRITER = ReplyWriter(write_one=lambda answer: as_float32(answer.rows), write_error=write_tei_error)
 SPARSE_WRITER = ReplyWriter(
-    write_one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.words),
+    write_one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.weights),
     write_error=write_tei_error,
 )

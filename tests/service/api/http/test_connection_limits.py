@@ -17,7 +17,7 @@ import pytest
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import MAX_STARTS, Heads
+from polyhead.service.api.http.connection_limits import MAX_STARTS, IncompleteHeads
 from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
@@ -314,20 +314,20 @@ def test_incomplete_heads_are_bounded_together() -> None:
     begun = GET[:-2] + b"x: " + b"y" * 2000
 
     async def act() -> None:
-        served = Served(replying(b"ok", length=True), heads=Heads(most=3 * len(begun) - 1))
+        served = Served(replying(b"ok", length=True), heads=IncompleteHeads(most=3 * len(begun) - 1))
         async with served.listening() as port:
             clients = []
             for kept in (1, 2, 2):
                 clients.append(await asyncio.open_connection("127.0.0.1", port))
                 clients[-1][1].write(begun)
                 expected = kept * len(begun)
-                await until(lambda expected=expected: served.edge.heads.held == expected)  # type: ignore[misc]
+                await until(lambda expected=expected: served.edge.heads.held_bytes == expected)  # type: ignore[misc]
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(clients[0][0].read(), 120) == b""
             for reader, writer in clients[1:]:
                 writer.write(b"\r\nConnection: close\r\n\r\n")
                 assert (await asyncio.wait_for(reader.read(), 120)).endswith(b"ok")
-            assert served.edge.heads.held == 0
+            assert served.edge.heads.held_bytes == 0
             for _, writer in clients:
                 writer.close()
 
