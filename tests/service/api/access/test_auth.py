@@ -404,7 +404,7 @@ def test_a_key_that_has_spent_its_minute_is_told_when_to_come_again(served: list
     free = posted(app, "free", one)["/v1/completions"]
     assert free.status_code == 200
     assert not [name for name in free.headers if "ratelimit" in name]
-    page = app.state.server.metrics.page("")[0].decode()
+    page = app.state.server.metrics.render("")[0].decode()
     assert f'polyhead_rejections_total{{code="rate_limit_exceeded"}} {2.0 * len(BODIES)}' in page
 
 

@@ -161,10 +161,10 @@ def test_bytes_of_all_bodies_are_bounded() -> None:
             bodies.append(held.enter_context(receiving.open_body()))
             receiving.add_bytes(bodies[-1], PROGRESS_BYTES)
             assert receiving.held_bytes <= 10 * PROGRESS_BYTES
-        assert [body.given_up for body in bodies] == [True] * 10 + [False] * 10
+        assert [body.is_aborted for body in bodies] == [True] * 10 + [False] * 10
         receiving.remove(bodies[10])
         receiving.add_bytes(bodies[11], PROGRESS_BYTES)
-        assert not bodies[11].given_up
+        assert not bodies[11].is_aborted
     assert (receiving.held_bytes, len(receiving)) == (0, 0)
 
 

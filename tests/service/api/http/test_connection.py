@@ -26,7 +26,7 @@ class Served:
 
     def __init__(self, app: Any, **limits: Any) -> None:
         self.refused: list[int] = []
-        known = {"header_seconds": 30, "keep_alive_seconds": 30, "write_seconds": 30, "most": 100} | limits
+        known = {"header_seconds": 30, "keep_alive_seconds": 30, "write_seconds": 30, "max_connections": 100} | limits
         self.edge = ConnectionLimits(
             write_error=write_openai_error, count_refused=self.refused.append, count_cut_off=int, **known
         )
@@ -193,7 +193,7 @@ async def newest(served: Served) -> Connection:
 
 def test_whoever_is_silent_longest_makes_room() -> None:
     async def one() -> tuple[list[bytes], bytes, int]:
-        served = Served(replying(b"here", length=True), most=3)
+        served = Served(replying(b"here", length=True), max_connections=3)
         async with served.listening() as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             idle[1][1].write(b"GET / HT")
@@ -220,7 +220,7 @@ def test_where_nobody_is_silent_no_more_are_let_in() -> None:
         await replying(b"here", length=True)(scope, receive, send)
 
     async def one() -> tuple[bytes, bytes]:
-        served = Served(waiting, most=1)
+        served = Served(waiting, max_connections=1)
         async with served.listening() as port:
             first = asyncio.create_task(told(port, LEAVING))
             await newest(served)

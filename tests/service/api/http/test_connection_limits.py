@@ -64,7 +64,7 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
 
     async def one() -> None:
         nonlocal turn
-        served = Served(app, most=2 * crowd)
+        served = Served(app, max_connections=2 * crowd)
         server = await asyncio.get_running_loop().create_server(served.connection, "127.0.0.1", 0, backlog=crowd)
         with ExitStack() as held:
             for _ in range(crowd):  # all of them before the server runs
@@ -126,7 +126,7 @@ def test_whoever_does_not_read_for_longest_makes_room() -> None:
         await replying(body, length=True)(scope, receive, send)
 
     async def one() -> tuple[bytes, bool, int]:
-        served = Served(app, most=3)
+        served = Served(app, max_connections=3)
         async with served.listening() as port:
             clients = []
             for count in range(1, 4):

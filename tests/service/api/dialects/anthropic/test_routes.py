@@ -216,10 +216,13 @@ def user(*blocks: Any) -> dict[str, Any]:
             user(RESULT | {"content": [{"type": "image"}]}),
             'messages[0].content[0].content[0].type: "image" is not supported',
         ),
-        ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages: the last turn calls tools, and nothing"),
+        (
+            {"messages": [{"role": "assistant", "content": [USE]}]},
+            "messages: the last turn calls tools, and their results",
+        ),
         (
             {"messages": [{"role": "assistant", "content": [USE]}, {"role": "assistant", "content": "so"}]},
-            "messages: the last turn calls tools, and nothing",
+            "messages: the last turn calls tools, and their results",
         ),
         ({"tools": [{"type": "bash_20250124"}]}, 'tools[0].type: "bash_20250124" is not supported by this server'),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name: "),

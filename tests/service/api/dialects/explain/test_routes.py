@@ -254,8 +254,8 @@ def test_what_cannot_be_explained_is_refused(
 def test_options_that_do_not_fit_an_answer(server: Process) -> None:
     for path, body, words in (
         ("/models/judge", {"inputs": [TEXT, TEXT]}, "explain: one input at a time"),
-        ("/v1/completions", {"model": "talker", "prompt": "a", "n": 2}, "explain: one answer, whole, is explained"),
-        ("/v1/completions", {"model": "talker", "prompt": "a", "stream": True}, "explain: one answer, whole"),
+        ("/v1/completions", {"model": "talker", "prompt": "a", "n": 2}, "explain: needs one complete answer"),
+        ("/v1/completions", {"model": "talker", "prompt": "a", "stream": True}, "explain: needs one complete answer"),
     ):
         answer = ask(server, path, body | {"explain": {}})
         assert (answer.status_code, words in answer.text) == (400, True), answer.text

@@ -28,7 +28,7 @@ DRAWS = GenerationDefaults(
 
 @pytest.fixture
 def registry(tiny_generator: Path) -> Registry:
-    return Registry([model(tiny_generator, "writer", "generate", customs=SEARCHES, chat=None)], echo)
+    return Registry([model(tiny_generator, "writer", "generate", generation_defaults=SEARCHES, chat=None)], echo)
 
 
 @pytest.fixture
