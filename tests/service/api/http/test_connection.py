@@ -183,9 +183,9 @@ def test_who_sends_ahead_is_held_back() -> None:
 
 async def newest(served: Served) -> Connection:
     async with asyncio.timeout(120):
-        while not any(one.exchange for one in served.state.connections):  # type: ignore[union-attr]
+        while not any(one.cycle for one in served.state.connections):  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
-    return next(one for one in served.state.connections if one.exchange)  # type: ignore[union-attr, return-value]
+    return next(one for one in served.state.connections if one.cycle)  # type: ignore[union-attr, return-value]
 
 
 # Who makes room
@@ -264,7 +264,7 @@ def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> 
             half[1].write(GET[:5])
             await asyncio.sleep(0.05)
             for connection in list(served.state.connections):
-                connection.part()  # type: ignore[union-attr]
+                connection.stop_keep_alive()  # type: ignore[union-attr]
             assert await asyncio.wait_for(idle[0].read(), 120) == b""
             half[1].write(GET[5:])
             new[1].write(GET)
