@@ -94,7 +94,7 @@ def max_vector_bytes(width: int) -> int:
 async def start_replies(request: Request, wire: EngineRequest, model: Model, encoding: EncodingRequest) -> Replies:
     """The answers as they arrive.  Raises if the texts are not valid; nothing is submitted yet.
 
-    Memory for the results is claimed for the whole call: a part of a call would be computed in vain.
+    Memory for the results is claimed for the whole call: the work for a part of it would be lost.
     """
     call = f"{model.task}-{uuid.uuid4().hex}"
     with request_context(request).time_tokenising():

@@ -111,8 +111,8 @@ async def detokenize(request: Request) -> Response:
 
 async def answer_detokenize(request: Request, wire: DetokenizeRequest) -> Response:
     model, terms = find_model(request, wire.model), request_context(request).terms
-    asked = Decoding([wire.tokens], "tokens")
-    [text] = await server(request).text.decode(model, asked, request_context(request).claim, terms)
+    decoding = Decoding([wire.tokens], "tokens")
+    [text] = await server(request).text.decode(model, decoding, request_context(request).claim, terms)
     return await run_on_thread(lambda: PartsResponse([dumps_sliced({"prompt": text})]))
 
 
