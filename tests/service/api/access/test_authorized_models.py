@@ -1,4 +1,4 @@
-"""Keys against a real server: what the official clients raise, what is counted, and a file that changes meanwhile."""
+"""Keys on a real server: what the official clients raise, what is counted, and a keys file that changes meanwhile."""
 
 import logging
 import time
@@ -26,7 +26,7 @@ COUNTED = {"model": "chat", "prompt": [40] * 30, "max_tokens": 50, "ignore_eos":
 
 
 class Served(Process):
-    """With keys that are called as their names."""
+    """A server whose keys are equal to their names."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.file = folder / "keys.yaml"
@@ -114,7 +114,7 @@ def test_a_minute_is_over_for_either_client(server: Served) -> None:
 
 
 def test_prompts_and_answers_are_paid_for_streamed_or_not(server: Served) -> None:
-    """80 tokens of 100, twice: the second is let in by what is left, and leaves a debt."""
+    """80 tokens of 100, twice: the second request is admitted by what is left, and leaves a debt."""
     began = time.monotonic()
     assert server.ask("thrifty").is_success
     assert server.ask("thrifty", stream=True).is_success

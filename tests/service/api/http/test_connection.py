@@ -1,4 +1,4 @@
-"""One connection at a time, before small applications: who waits, who makes room, how answers leave."""
+"""Single connections with small applications: who waits, who is closed to make room, how answers are framed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ LEAVING = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Served:
-    """An application behind our connections; `refused` has the statuses of what it never saw."""
+    """An application behind our connections; `refused` has the statuses of requests that never reached it."""
 
     def __init__(self, app: Any, **limits: Any) -> None:
         self.refused: list[int] = []
@@ -65,7 +65,7 @@ def run(app: Any, content: bytes, **limits: Any) -> bytes:
 
 
 def replying(*parts: bytes, status: int = 200, length: bool = False, pause: float = 0) -> App:
-    """An application that says `parts`, with a pause before each."""
+    """An application that sends `parts`, with a pause before each."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % sum(map(len, parts)))] if length else []
@@ -147,11 +147,11 @@ def test_an_answer_that_breaks_off_has_no_end() -> None:
     assert asyncio.run(one()).endswith(b"3\r\none\r\n")
 
 
-# Who waits
+# Waiting
 
 
 def test_who_sends_ahead_is_held_back() -> None:
-    """What nobody has asked for yet stays with the client: of a body, and of requests in a row."""
+    """Input that the application has not read stays with the client: of a body, and of pipelined requests."""
 
     async def sleeping(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(3600)
@@ -188,7 +188,7 @@ async def newest(served: Served) -> Connection:
     return next(one for one in served.state.connections if one.cycle)  # type: ignore[union-attr, return-value]
 
 
-# Who makes room
+# Making room
 
 
 def test_whoever_is_silent_longest_makes_room() -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face's tasks of models that read a text and write another, against scripted ones."""
+"""Hugging Face's text2text tasks with scripted models."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The dialect of text-generation-inference against scripted models: what is read, what is said, how it is refused."""
+"""The dialect of text-generation-inference with scripted models: reading, writing, errors."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -253,7 +253,7 @@ def test_a_stream_of_tokens(app: FastAPI, models: list[Model]) -> None:
     assert "".join(event["token"]["text"] for event in kept) == "The quick"
 
 
-# Who is asked, and what goes wrong
+# Model selection and errors
 
 
 def test_adapters_by_their_names(app: FastAPI, registry: Registry, models: list[Model]) -> None:
