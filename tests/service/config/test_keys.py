@@ -166,7 +166,7 @@ def test_an_administrators_key_alone_closes_nothing_else() -> None:
 
 def test_a_file_closes_whatever_its_keys_are_for(file: File) -> None:
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}, scopes: [metrics]}}"))
-    with pytest.raises(Forbidden, match=r"the key 'a' may not ask models: that needs the scope inference, it has metr"):
+    with pytest.raises(Forbidden, match=r"the key 'a' may not use models: that needs the scope inference, it has metr"):
         whose(of, "Bearer ph-a")
     assert not of.has_admin_key
     assert of.required_scope("/admin/models", "GET") == of.required_scope("/nowhere", "GET") == "inference"
@@ -186,8 +186,8 @@ def test_one_slash_too_many_is_not_the_address_itself() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"api_key": "x", "api_keys": "default=y"}, "two are called 'default'"),
-        ({"admin_key": "x", "api_keys": "admin=y"}, "two are called 'admin'"),
+        ({"api_key": "x", "api_keys": "default=y"}, "the name 'default' is used twice"),
+        ({"admin_key": "x", "api_keys": "admin=y"}, "the name 'admin' is used twice"),
         ({"metrics_access": "key"}, "metrics_access: no key has the scope metrics"),
         ({"metrics_access": "key", "api_keys": "a=x"}, "metrics_access: no key has the scope metrics"),
         ({"api_key": MASK}, "is what is shown instead of a key"),
@@ -203,7 +203,7 @@ def test_keys_that_cannot_be(settings: dict[str, Any], said: str) -> None:
 
 def test_a_name_of_the_settings_stands_in_no_file(file: File) -> None:
     path = file(f"a: {{hash: {HASH}}}")
-    with pytest.raises(SettingsError, match="two are called 'a'"):
+    with pytest.raises(SettingsError, match="the name 'a' is used twice"):
         keys_of(api_keys="a=x", keys_file=path)
 
 
@@ -248,7 +248,7 @@ def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
     async def act() -> None:
         monkeypatch.setattr(keys, "read_keys", fail)
         file("# an edit")
-        await until(lambda: "the keys stay as they were" in caplog.text)
+        await until(lambda: "the keys are unchanged" in caplog.text)
         assert whose(of, "Bearer ph-a") == "a"
         monkeypatch.setattr(keys, "read_keys", whole)
         file(f"b: {{hash: {OTHER}}}")
