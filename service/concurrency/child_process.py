@@ -1,4 +1,4 @@
-"""A process that answers each line with a line, asked with a bound on the time that takes."""
+"""Child processes that answer each line with a line, within a time limit."""
 
 import os
 import select
@@ -6,13 +6,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-START_TIMEOUT_S = 60.0  # of the clock, for a process to start
+START_TIMEOUT_S = 60.0  # wall-clock time for a process to start
 
 
 def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that has said that it is ready.  TimeoutError and BrokenPipeError if it doesn't.
+    """Start a process and wait for its first line.  Raises TimeoutError or BrokenPipeError if none comes.
 
-    A signal to the server's group is not for it, and it ends when the server has.
+    The process does not receive signals to the server's process group.  It ends when the server's end of the pipe
+    closes.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -28,8 +29,10 @@ def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def exchange_lines(process: subprocess.Popen[bytes], question: bytes, patience: float) -> bytes:
-    """The line that comes back within `patience` seconds of the clock.  TimeoutError if it doesn't; BrokenPipeError if
-    nothing will."""
+    """Send `question` and return the line that answers it, within `patience` seconds.
+
+    Raises TimeoutError where none comes, BrokenPipeError where the process has closed its output.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     until, line = time.monotonic() + patience, b""

@@ -1,8 +1,8 @@
-"""What comes next for everybody who has caught up: masks, shapes, chance and scores, for the whole batch at once.
+"""Samples the next tokens of all requests of a step in one batch: token masks, logits processors, sampling, scores.
 
-Knows logits and who talks; nothing of blocks or tickets.  The one idea: every token is drawn from one row of logits and
-what belongs to its talk alone, so a row may be asked several times (answers that begin together) and a talk may have
-several rows (a draft): what is drawn is the same.
+A token is sampled from one row of logits and from the state of its own request alone, so its neighbours in the batch
+change nothing.  One row may serve several requests (answers that start from one prompt), and one request may have
+several rows (a draft).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from .scheduler import TokenSequence as Queued
 
 @dataclass(frozen=True, slots=True)
 class LogitsSlice:
-    """A chunk of a step, whose talk it is, and which rows of the logits are its: the last `count`, from `first` on."""
+    """A chunk of a step, its request, and its rows of the logits: `row_count` rows from `first_row` on."""
 
     chunk: Chunk
     state: RequestState
@@ -39,12 +39,12 @@ class LogitsSlice:
 
     @property
     def next_token_row(self) -> int:
-        """The row after the last token that is no draft."""
+        """The row after the last token that is not a draft: the next token is sampled from it."""
         return self.first_row + self.row_count - 1 - self.chunk.draft
 
 
 def slice_logits(chunks: Sequence[Chunk], talks: Mapping[Queued, RequestState]) -> list[LogitsSlice]:
-    """Logits are wanted where a sequence catches up, after each token of its draft, and all over a prompt to score."""
+    """Assign rows of the step's logits to the chunks: see `logits_row_count`."""
     slices, first = [], 0
     for chunk in chunks:
         count = logits_row_count(chunk)
@@ -54,7 +54,7 @@ def slice_logits(chunks: Sequence[Chunk], talks: Mapping[Queued, RequestState]) 
 
 
 def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInput:
-    """The chunks end to end, as an executor wants them."""
+    """Concatenate the chunks to the input of an executor's step."""
     tokens: list[int] = []
     positions: list[int] = []
     wanted: list[int] = []
@@ -82,9 +82,9 @@ def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInpu
 
 @dataclass(frozen=True, slots=True)
 class PendingSample:
-    """The token of `talk` that follows the tokens `ahead` of what it has said, by a row of logits.
+    """A token of `state` to be sampled from the logits in `row`.  It follows the tokens `accepted` in this step.
 
-    If it is the first of the `draft`, the next row says what follows it.
+    Where the sampled token is the first of `draft`, the next row gives the token after it.
     """
 
     state: RequestState
@@ -94,7 +94,7 @@ class PendingSample:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether it is the likeliest token as it is, and nothing else is asked of it."""
+        """Whether the token is the argmax of the row: temperature 0, no processor, no mask, no scores."""
         request = self.state.request
         return (
             not request.sampling.temperature
@@ -111,13 +111,13 @@ class PendingSample:
         )
 
     def next_position(self, token: int) -> "PendingSample":
-        """The next, once the first of the draft has come."""
+        """The sample after the first token of the draft was accepted."""
         return PendingSample(self.state, self.row + 1, self.draft[1:], (*self.accepted, token))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens may come next: a row of bits for each talk that has a say in it, and those who failed to."""
+    """Which tokens may come next: a row of bits for each request with a guide, and the requests whose guide failed."""
 
     row_of: dict[RequestState, int] = field(default_factory=dict)
     bits: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
@@ -125,7 +125,7 @@ class TokenMasks:
 
 
 class MaskBuilder:
-    """Fills masks on a thread of its own while the network computes."""
+    """Fills token masks on a thread of its own while the network computes."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
@@ -133,23 +133,26 @@ class MaskBuilder:
         self._states: list[RequestState] = []
 
     def start(self, talks: list[RequestState], words: int) -> None:
-        """For a vocabulary of `words`; 0 where it is not known yet."""
+        """Start to fill masks for `words` tokens; 0: the size of the vocabulary is not known yet, and `wait` fills them."""
         self._states = talks
         self._future = self._thread.submit(build_masks, talks, words) if talks and words else None
 
     def wait(self, words: int) -> TokenMasks:
-        """Of the talks that it was started for."""
+        """The masks of the requests given to `start`."""
         return build_masks(self._states, words) if self._future is None else self._future.result()
 
 
 def build_masks(talks: Sequence[RequestState], words: int) -> TokenMasks:
+    """Masks of `words` bits for `states`, each of which has a guide.  An error of a guide that is not a PolyheadError
+    fails the step.
+    """
     made = TokenMasks(bits=np.zeros((len(talks), -(-words // 32)), np.int32))
     for talk in talks:
         assert talk.guide_state is not None
         row = len(made.row_of)
         filled = attempt(partial(talk.guide_state.fill_mask, made.bits[row]))
         if isinstance(filled, Failure):
-            if not isinstance(filled.error, PolyheadError):  # a fault of ours: the step fails
+            if not isinstance(filled.error, PolyheadError):  # a fault of the server: the step fails
                 raise filled.error
             made.bits[row] = 0
             made.failed[talk] = filled.error
@@ -159,7 +162,7 @@ def build_masks(talks: Sequence[RequestState], words: int) -> TokenMasks:
 
 
 def guided_states(slices: Sequence[LogitsSlice]) -> list[RequestState]:
-    """Those who will draw and have a say in what may come."""
+    """The requests that sample a token in this step and have a guide."""
     return [
         talk
         for each in slices
@@ -170,7 +173,9 @@ def guided_states(slices: Sequence[LogitsSlice]) -> list[RequestState]:
 
 
 def sampling_states(talk: RequestState) -> list[RequestState]:
-    """Who goes on from where `talk` is, if anybody draws."""
+    """The requests that continue from `state`: itself and its followers; none for a beam search or where nothing is
+    generated.
+    """
     return [talk, *talk.followers] if talk.search is None and talk.request.max_tokens else []
 
 
@@ -187,9 +192,10 @@ def pending_samples(slices: Sequence[LogitsSlice], masks: TokenMasks) -> list[Pe
 def sample_tokens(
     logits: Tensor, slices: Sequence[LogitsSlice], likeliest: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
 ) -> dict[RequestState, list[tuple[int, TokenScore]]]:
-    """What everybody says: a token, and another one as long as the draft before it is right, so none is in vain.
+    """The sampled tokens and scores of each request: one, and one more for each token of the draft that was accepted.
 
-    `likeliest` is of each row of `logits`.
+    `likeliest` is the argmax of each row of `logits` [M, V], -1 where the row is not finite; None where it is not
+    known.
     """
     said: dict[RequestState, list[tuple[int, TokenScore]]] = {}
     going = pending_samples(slices, masks)
@@ -206,7 +212,10 @@ def sample_tokens(
 def find_nonfinite(
     slices: Sequence[LogitsSlice], whole: Sequence[bool], tables: Sequence[Sequence[int]], poisoned: AbstractSet[int]
 ) -> set[RequestState]:
-    """Those of whom logits, keys or values are no numbers; `whole` says so of each row of logits."""
+    """The requests whose logits, keys or values contain NaN or infinity.
+
+    `whole` says of each row of logits whether it is finite, `poisoned` are the cache blocks with such values.
+    """
     return {
         each.state
         for each, table in zip(slices, tables, strict=True)
@@ -215,7 +224,7 @@ def find_nonfinite(
 
 
 def score_prompt(each: LogitsSlice, logits: Tensor) -> list[TokenScore]:
-    """Of those tokens of a prompt to score that follow the chunk's and have none yet."""
+    """The scores of those prompt tokens that follow the tokens of the chunk and have none yet."""
     talk, sequence = each.state, each.chunk.sequence
     if sequence.computed >= sequence.scored_prefix:
         return []
@@ -230,7 +239,9 @@ def score_prompt(each: LogitsSlice, logits: Tensor) -> list[TokenScore]:
 def advance_searches(
     slices: Sequence[LogitsSlice], logits: Tensor
 ) -> list[tuple[RequestState, dict[Queued, Tensor], SearchStep | None]]:
-    """What a step says of each search: what comes after some of its beams; and if after all by now, how it goes on."""
+    """For each beam search in the step: the logits [V] after some of its beams, and its next step once all beams have
+    logits.
+    """
     rows: dict[RequestState, dict[Queued, Tensor]] = {}
     for each in slices:
         if each.state.search is not None and each.chunk.is_last and each.state.request.max_tokens:
@@ -239,7 +250,7 @@ def advance_searches(
 
 
 def advance_search(talk: RequestState, known: Mapping[Queued, Tensor]) -> SearchStep | None:
-    """How a search goes on, once it is known what comes after all its beams."""
+    """The next step of a beam search; None until the logits after all its beams are known."""
     search = talk.search
     assert search is not None
     rows = [known.get(beam.sequence, beam.logits) for beam in search.beams]

@@ -1,9 +1,8 @@
-"""Tokens foretold by a smaller model of the same vocabulary: the draft of a generator.
+"""Drafts tokens with a smaller model of the same vocabulary (speculative decoding).
 
-Knows an executor and, of sequences, tokens and cache blocks.  The one idea: its cache has as many blocks, of the same
-size, as that of the model it drafts for, so whatever blocks a sequence holds there are its own here.  Nobody tells who
-wrote what: each block has a label, and what is labelled otherwise is computed again.  Whatever is wrong here makes
-drafts worse, never an answer.
+The draft model's cache has as many blocks, of the same size, as that of the model it drafts for, so a sequence uses the
+same block numbers in both.  Each block has a label of what was computed into it.  A block whose label does not match
+is computed again.  An error here makes drafts worse, never an answer.
 """
 
 import logging
@@ -24,15 +23,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class DraftCacheState:
-    """How far the draft model has come with a sequence."""
+    """What the draft model's cache holds of one sequence."""
 
     block_names: list[int] = field(default_factory=list)  # of its full blocks: hashes of all tokens up to their ends
-    stored_draft: list[int] = field(default_factory=list)  # what is stored of it that was foretold,
-    known_count: int = 0  # after so many tokens that were known
+    stored_draft: list[int] = field(default_factory=list)  # drafted tokens in the cache,
+    known_count: int = 0  # which follow so many tokens of the sequence
 
 
 class DraftQuery(NamedTuple):
-    """A sequence of which the next `most` tokens are wanted."""
+    """A sequence for which up to `max_tokens` next tokens are to be drafted."""
 
     cache_state: DraftCacheState
     tokens: Sequence[int]
@@ -41,7 +40,7 @@ class DraftQuery(NamedTuple):
 
 
 class DraftChunk(NamedTuple):
-    """Tokens of the sequence asked about as the `number`th, to be computed from position `start` on."""
+    """Tokens of the query with index `number`, to be computed from position `start` on."""
 
     number: int
     query: DraftQuery
@@ -54,36 +53,36 @@ class DraftChunk(NamedTuple):
 
 
 class DraftModel:
-    """Drafts by `executor`, at most `budget` rows at once, up to `longest` tokens of a sequence.
+    """Drafts with `executor`: at most `budget` rows in a step, up to `longest` tokens of a sequence.
 
-    `words` are what both vocabularies have rows for; what is beyond them is no token of any text.
-    On the thread that computes.  `costs` are of its own steps.
+    `words` is the number of tokens that both vocabularies have.  `costs` are measured of the draft model's own steps.
+    Used on the engine thread only.
     """
 
     def __init__(self, executor: Executor, *, budget: int, longest: int, words: int) -> None:
         self.costs = StepCosts()
         self._executor, self._budget, self._max_length = executor, budget, longest
         self._vocab_size, self._block_size = words, executor.block_size
-        self._labels: list[object] = [None] * executor.block_count  # a name; or whose and which block is not full yet
+        self._labels: list[object] = [None] * executor.block_count  # a name, or state and index of a block not full yet
         self._has_failed = False
 
     def uncomputed_tokens(self, asked: DraftQuery) -> int:
-        """Tokens of a sequence that are to be computed before anything of it can be foretold; 0: nothing can."""
+        """Tokens that must be computed before anything can be drafted; 0: nothing can be drafted."""
         end = len(asked.tokens)
         room = min(len(asked.blocks) * self._block_size, self._max_length)
         return end - self._cached_length(asked) if end <= room and not self._has_failed else 0
 
     def propose(self, wanted: Sequence[DraftQuery]) -> list[list[int]]:
-        """The likeliest next tokens of each, as many as wanted and there is room for.
+        """Greedy next tokens for each query, as many as wanted and as fit.
 
-        None of a sequence that is further behind than the budget allows: it catches up a little each time.
+        Empty for a sequence with more uncomputed tokens than the budget allows: some of them are computed in each call.
         """
         try:
             with torch.inference_mode():
                 return self._propose(wanted)
         except RuntimeError as error:
             self._has_failed = True
-            log.error("the draft model cannot compute, nothing is foretold by it any more: %s", error)
+            log.error("the draft model failed and is not used any more: %s", error)
             return [[] for _ in wanted]
 
     def _propose(self, wanted: Sequence[DraftQuery]) -> list[list[int]]:
@@ -102,7 +101,7 @@ class DraftModel:
         return told
 
     def _plan_chunks(self, wanted: Sequence[DraftQuery]) -> list[DraftChunk]:
-        """What is missing of each, as far as the budget goes: of those first of whom least is."""
+        """Chunks of uncomputed tokens within the budget, the shortest first."""
         chunks: list[DraftChunk] = []
         left, taken = self._budget, set[int]()
         for behind, number in sorted((self.uncomputed_tokens(asked), number) for number, asked in enumerate(wanted)):
@@ -110,20 +109,20 @@ class DraftModel:
             start = len(asked.tokens) - behind
             written = set(asked.blocks[start // self._block_size :])
             count = min(behind, left)
-            if count and taken.isdisjoint(written):  # forked sequences share the last blocks until they are computed
+            if count and taken.isdisjoint(written):  # forked sequences share their last blocks until these are computed
                 chunks.append(DraftChunk(number, asked, start, asked.tokens[start : start + count]))
                 taken |= written
                 left -= count
         return chunks
 
     def _max_draft(self, asked: DraftQuery) -> int:
-        """Tokens that can be foretold: each but the last is stored, to foretell the next."""
+        """Tokens that can be drafted: each but the last is stored in the cache to compute the next."""
         return min(
             asked.max_tokens, min(len(asked.blocks) * self._block_size, self._max_length) - len(asked.tokens) + 1
         )
 
     def _compute(self, chunks: Sequence[DraftChunk]) -> list[int]:
-        """The likeliest token after each."""
+        """The greedy token after each chunk."""
         tokens = [token if token < self._vocab_size else 0 for chunk in chunks for token in chunk.tokens]
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
         starts = list(accumulate((len(chunk.tokens) for chunk in chunks), initial=0))
@@ -132,10 +131,10 @@ class DraftModel:
         logits = self._executor.step(StepInput(tokens, positions, starts, tables, [end - 1 for end in starts[1:]]))
         likeliest: list[int] = self._executor.argmax or logits.argmax(dim=1).tolist()
         self.costs.record(len(tokens), perf_counter() - began)
-        return [token if 0 <= token < self._vocab_size else 0 for token in likeliest]  # -1, where logits are no numbers
+        return [token if 0 <= token < self._vocab_size else 0 for token in likeliest]  # -1 where logits are not finite
 
     def _cached_length(self, asked: DraftQuery) -> int:
-        """How many of its leading tokens are here; the last counts as not, its logits are wanted."""
+        """How many leading tokens are in the cache, at most all but the last: its logits are needed."""
         depth, tokens, size = asked.cache_state, asked.tokens, self._block_size
         came = 0
         while (
@@ -149,7 +148,7 @@ class DraftModel:
         stored = 0
         for index, block in enumerate(asked.blocks[: -(-len(tokens) // size)]):
             end, label = stored + size, self._labels[block]
-            if label == (depth, index) and depth.known_count >= end:  # it became full of what was foretold
+            if label == (depth, index) and depth.known_count >= end:  # filled by accepted draft tokens
                 label = self._labels[block] = depth.block_names[index]
             if index >= len(depth.block_names) or label != depth.block_names[index]:
                 stored = max(stored, depth.known_count) if label == (depth, index) else stored
@@ -158,7 +157,7 @@ class DraftModel:
         return min(stored, len(tokens) - 1)
 
     def _label_blocks(self, chunk: DraftChunk, told: list[int]) -> None:
-        """Remember whose blocks a chunk was stored in, and what."""
+        """Label the blocks that a chunk was computed into."""
         depth, full = chunk.query.cache_state, min(chunk.end, len(chunk.query.tokens)) // self._block_size
         depth.known_count, depth.stored_draft = min(chunk.end, len(chunk.query.tokens)), told
         for index in range(chunk.start // self._block_size, -(-chunk.end // self._block_size)):

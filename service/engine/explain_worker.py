@@ -1,8 +1,8 @@
-"""The worker of explanations: one text at a time through a network of its own, whose insides can be seen.
+"""The worker of explanations: one text at a time through a network of its own that exposes its attention.
 
-Knows tokens, goals and a watched network (models.explain); no labels, no text.  The one idea: an explanation is many
-small pieces of work, and after each of them the engine lets others compute.  What answers the others is another network
-with its fused attention, so whoever asks why pays for it alone: waiting (see service.engine.background_throttle).
+An explanation is computed in many small pieces, and after each of them the engine lets other workers step.  Other
+requests are answered by another network with fused attention, so an explanation slows none of them: it is a background
+worker (see service.engine.background_throttle).
 """
 
 from collections import deque
@@ -31,17 +31,17 @@ from .head_outputs import OutputHead
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-MAX_ACTIVE_JOBS = 4  # explanations that take turns, so that a short one does not wait for a long one
+MAX_ACTIVE_JOBS = 4  # explanations computed in rotation, so that a short one does not wait for a long one
 MOST_AT_ONCE = 6  # the same, where those that are more belong to owners that have no other
 
 ExplainJob = Generator[None, None, Explanation]
 
 
 class ExplainWorker:
-    """`piece`: about as many rows are computed at a time, then others have a turn.
+    """`piece` is about how many rows are computed in one step.
 
-    `head` answers for what is read, None where it is gone on with; `reads`: one sequence is read and another written;
-    `bound` raises a PolyheadError for a request that is too much work.
+    `head` is the network's head, None for a generator.  `reads` says that the network reads one sequence and writes
+    another.  `check_cost` raises a PolyheadError for a request that costs too much.
     """
 
     task: WorkerTask = "explain"
@@ -56,12 +56,12 @@ class ExplainWorker:
         self._shortest_source = (0,) if reads else ()  # the shortest source
         self._requests: PendingRequests[ExplainTextRequest] = PendingRequests()
         self._jobs: dict[RequestHandle, ExplainJob] = {}
-        self._rotation: deque[RequestHandle] = deque()  # those that have a job; the first had no turn for longest
-        self._current: RequestHandle | None = None  # whose a failure would be
+        self._rotation: deque[RequestHandle] = deque()  # requests with a job; the first has waited longest for a step
+        self._current: RequestHandle | None = None  # the request to blame if the step fails
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
-        """Layers and heads of each kind of attention that can be seen.  Never changes."""
+        """Layers and heads of each kind of attention that can be shown.  Constant."""
         return {str(kind): shape for kind, shape in self._network.layout.items()}
 
     @property
@@ -75,11 +75,11 @@ class ExplainWorker:
         self.check_cost(to_explain_query(request))
 
     def release(self) -> None:
-        """Let go of the network's memory.  The worker takes no request any more."""
+        """Free the network's memory.  The worker takes no request afterwards."""
         self._network.release()
 
     def detach(self, number: int) -> None:
-        """There are no adapters beside a network that explains: each is merged into one of its own."""
+        """Does nothing: the network has no adapters, each adapter is merged into a network of its own."""
 
     def submit(self, ticket: RequestHandle) -> None:
         request = ticket.request
@@ -91,10 +91,10 @@ class ExplainWorker:
             self._remove(ticket)
 
     def pause(self, ticket: RequestHandle) -> None:
-        """An answer of one event is never behind."""
+        """Does nothing: an answer of one event is never behind."""
 
     def resume(self, ticket: RequestHandle) -> None:
-        """See `hold`."""
+        """Does nothing: see `pause`."""
 
     def expire(self, now: float) -> list[HandleEvent]:
         late = self._requests.expired(now)
@@ -113,7 +113,7 @@ class ExplainWorker:
         request, turn = self._requests[ticket], perf_counter()
         events = self._advance(ticket)
         self._requests.charge(ticket, perf_counter() - turn)
-        self._current = None  # a ticket leads back to its worker, and whoever drops that wants the memory at once
+        self._current = None  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
         if events:
             self._remove(ticket)
         report = StepReport(
@@ -138,16 +138,16 @@ class ExplainWorker:
         return [(guilty, Failed(StepFailed("the step that computed this request failed")))]
 
     def self_test(self) -> None:
-        """One token, looked at."""
+        """Explain one token."""
         job = self._new_job(ExplainTextRequest("proof", (0,), "attention", source=self._shortest_source))
         for _ in job:
             pass
 
     def check_invariants(self) -> None:
-        """Assert that nobody is kept who has left."""
+        """Assert that no ended request is kept."""
         self._requests.check()
-        assert not self._jobs, "somebody is explained to whom nobody listens"
-        assert not self._rotation, "somebody has a turn and nothing to do"
+        assert not self._jobs, "a job has no request"
+        assert not self._rotation, "the rotation holds a request without a job"
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         self.submit(
@@ -182,7 +182,7 @@ class ExplainWorker:
         return explain(self._network, to_explain_query(request), piece=self._rows_per_piece)
 
     def _advance(self, ticket: RequestHandle) -> list[Event]:
-        """A piece of its work; what it is answered, once that was the last."""
+        """Compute a piece of an explanation.  Returns its events after the last piece."""
         try:
             next(self._jobs[ticket])
         except StopIteration as over:
@@ -227,5 +227,5 @@ def to_explain_query(request: ExplainTextRequest) -> ExplanationRequest:
 
 
 def to_memoryview(values: NDArray[np.float32]) -> "memoryview[float]":
-    """As one piece of memory that knows its shape."""
+    """A contiguous float32 buffer that keeps its shape."""
     return memoryview(np.ascontiguousarray(values, np.float32))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""The worker of decoder-only models: continuous batching, token by token.
+"""The worker of models that generate: continuous batching, token by token.
 
-Knows sequences, logits and tokens; no text, and of the cache only block numbers.  The one idea: a step is schedule,
-compute, book, draw, answer, whatever mixture of prompts and talking sequences is in it.  Nothing is booked before all
-of it is computed, so a step that raises is computed again in halves (`trials`), and fails whom it must.
+A step schedules chunks, computes them, commits what was computed, samples, and returns the events, whatever mixture of
+prefilling and decoding sequences it has.  No state changes before all of it is computed, so a step that raises can be
+computed again in halves (service.engine.fault_bisection).
 """
 
 from collections import Counter
@@ -45,10 +45,10 @@ ALL_BANNED = "no token is left that may come next: what must, and what must not,
 
 
 class GeneratorWorker:
-    """Shares an executor with a cache among requests to continue tokens.
+    """Shares an executor and its cache among generation requests.
 
     A step computes at most `token_budget` tokens, at most `prefill_chunk` of one sequence, for at most
-    `sequence_budget` sequences.  What `speculation` foretells of answers is tried with them.
+    `sequence_budget` sequences.  Tokens drafted by `speculation` are computed with them.
     """
 
     task: Task = "generate"
@@ -69,12 +69,12 @@ class GeneratorWorker:
             self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk
         )
         self._groups = RequestGroups(self._scheduler)
-        self._plan = EMPTY_PLAN  # of the step in progress
-        self._copies: list[BlockCopy] = []  # to be made before anything is computed
-        self.speculation = Speculation(0, token_budget)  # nothing is foretold, unless another one is put here
-        self.sampler: Sampler = TorchSampler()  # torch draws, unless another one is put here
+        self._plan = EMPTY_PLAN  # of the current step
+        self._copies: list[BlockCopy] = []  # to be made before the next step is computed
+        self.speculation = Speculation(0, token_budget)  # drafts nothing, unless the loader replaces it
+        self.sampler: Sampler = TorchSampler()  # replaced by the loader where there is a native one
         self._mask_builder = MaskBuilder()
-        self._vocab_size = 0  # of the vocabulary, once logits were seen
+        self._vocab_size = 0  # 0 until the first step
         self._bisector: FaultBisector[Chunk] = FaultBisector()
         self._adapters: set[int] = set()
 
@@ -111,9 +111,9 @@ class GeneratorWorker:
             raise BadRequest(f"best_of: {self.model!r} searches at most {most} wide, got {width}", param="best_of")
 
     def attach(self, lora: Lora) -> int:
-        """Lay an adapter beside the network: requests name it by this number, never given again.
+        """Add an adapter to the network.  Returns its number, which requests name it by and which is never reused.
 
-        Raises StepFailed where what it computes is no number, and what the executor raises.
+        Raises StepFailed where its logits are not finite, and what the executor raises.
         """
         number = self._executor.attach(lora)
         try:
@@ -125,7 +125,7 @@ class GeneratorWorker:
         return number
 
     def detach(self, number: int) -> None:
-        """Nothing of it is here any more."""
+        """Remove an adapter."""
         self._adapters.discard(number)
         self._executor.detach(number)
 
@@ -146,7 +146,7 @@ class GeneratorWorker:
     def expire(self, now: float) -> list[HandleEvent]:
         answers: list[HandleEvent] = []
         for sequence in self._scheduler.expired(now):
-            if sequence in self._groups.states:  # and not ended with another of its talk's
+            if sequence in self._groups.states:  # not removed with another sequence of its request
                 talk = self._groups.states[sequence]
                 late = [(ticket, Failed(deadline_error(ticket, now))) for ticket in talk.handles if ticket]
                 self._groups.remove(talk)
@@ -176,9 +176,9 @@ class GeneratorWorker:
             turned = advance_searches(good, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
-        # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
+        # Nothing above has changed any state: where it raises, the step can be tried again.
         times = self._record_starts(began)
-        if len(rows.output_rows) == len(rows.tokens):  # without prompts
+        if len(rows.output_rows) == len(rows.tokens):  # a step without prompts
             self.speculation.record_step(len(rows.tokens), computed - began)
         answers = self._commit(spoiled)
         for each, scored in zip(good, scores, strict=True):
@@ -192,7 +192,7 @@ class GeneratorWorker:
         return StepResult(answers, self._report(plan, padding, (computed - began, ended - computed), times))
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        """Ends the request that spoiled the step, once it stands alone; all, if it is not known whose step it was."""
+        """End the request that makes the step fail, once it is alone; all requests if the step had no chunks."""
         chunks = self._plan.chunks
         guilty = self._bisector.split(chunks)
         sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._groups.states)
@@ -206,7 +206,7 @@ class GeneratorWorker:
     def _self_test(self, adapter: int) -> None:
         block: list[int] = []
         if not self._blocks.allocate(block, 1):
-            return  # those who hold the cache are the proof
+            return  # no block is free: the running sequences show whether the model computes
         try:
             proof = StepInput([0], [0], [0, 1], [block], [0], adapters=[adapter] if adapter else None)
             if not all(finite_rows(self._executor.step(proof))):
@@ -219,7 +219,7 @@ class GeneratorWorker:
         self._groups.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
-        """Lets four sequences catch up and talk, each drawn in another way, and forgets them."""
+        """Run four requests, each sampled in another way, and clear the cache's keys."""
         for sampling in (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9), Sampling(top_k=5, min_p=0.1)):
             length = max(1, min(8, self.capacity // 4))
             request = Generate("warm-up", (0,) * length, max_tokens=min(3, self.capacity - length), sampling=sampling)
@@ -231,7 +231,7 @@ class GeneratorWorker:
         self._blocks.unpublish(range(self._blocks.count))
 
     def _next_plan(self) -> StepPlan:
-        """What is left of a step that failed, or else the next."""
+        """The next part of a failed step, or else a new plan."""
         self._plan = EMPTY_PLAN
         while self._bisector:
             chunks = [chunk for chunk in self._bisector.next_batch() if chunk.sequence in self._scheduler.running]
@@ -244,7 +244,7 @@ class GeneratorWorker:
         return self._plan
 
     def _speculate(self) -> None:
-        """What may be the next tokens of those who talk."""
+        """Set the drafts of decoding sequences."""
         talking = [sequence for sequence in self._scheduler.running if sequence.uncomputed == 1 and sequence.computed]
         talks = [
             talk for talk in map(self._groups.states.__getitem__, talking) if talk.may_draft and talk.generated_count
@@ -261,7 +261,7 @@ class GeneratorWorker:
             talk.sequence.draft = draft
 
     def _record_starts(self, now: float) -> StepTimes:
-        """How long those waited who took part in a step for the first time."""
+        """Note the start of requests that take part in a step for the first time, and how long they waited."""
         times = StepTimes()
         for chunk in self._plan.chunks:
             talk = self._groups.states[chunk.sequence]
@@ -273,7 +273,7 @@ class GeneratorWorker:
         return times
 
     def _commit(self, spoiled: set[RequestState]) -> list[HandleEvent]:
-        """What was computed counts.  Who is spoiled ends, and what it stored is found no more."""
+        """Commit what was computed.  Requests with non-finite values end, and their blocks are not reused."""
         answers: list[HandleEvent] = []
         chunks = self._plan.chunks
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
@@ -287,7 +287,7 @@ class GeneratorWorker:
         return answers
 
     def _finish_prompt(self, each: LogitsSlice, scores: Listing[TokenScore]) -> list[HandleEvent]:
-        """The prompt is computed: it is scored, if that was asked for, and whoever waited for it goes on from there."""
+        """After a chunk of a prompt: its scores, if asked for; after the last, start the requests that waited for it."""
         talk, request = each.state, each.state.request
         talk.prompt_scores += scores
         if not each.chunk.is_last or talk.generated_count:
@@ -304,7 +304,7 @@ class GeneratorWorker:
     def _append_tokens(
         self, talk: RequestState, drawn: Listing[tuple[int, TokenScore]], times: StepTimes
     ) -> list[HandleEvent]:
-        """A token, and more of them as far as the draft before each was right, and what must follow."""
+        """Append the sampled tokens: one, and those after each draft token that was right, and then the forced ones."""
         sequence, answers, right = talk.sequence, list[HandleEvent](), 0
         draft, sequence.draft = sequence.draft, []
         for place, (token, scored) in enumerate(drawn):
@@ -319,9 +319,9 @@ class GeneratorWorker:
         return answers + self._append_forced(talk, times)
 
     def _append_forced(self, talk: RequestState, times: StepTimes) -> list[HandleEvent]:
-        """Where there is no choice nothing is drawn."""
+        """Append the tokens that the guide forces.  They have no logits yet, so not where scores are asked for."""
         answers: list[HandleEvent] = []
-        if talk.guide_state is None or talk.request.logprobs >= 0:  # nobody computes what these would score
+        if talk.guide_state is None or talk.request.logprobs >= 0:  # forced tokens have no logits to be scored by
             return answers
         try:
             forced = talk.guide_state.forced_tokens()

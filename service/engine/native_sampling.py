@@ -1,7 +1,4 @@
-"""The sampler of CPUs: tokens are drawn, and scored, by compiled code, on threads of its own.
-
-Knows what is asked of a row, and writes it down as the library reads it.
-"""
+"""The sampler of CPUs: tokens are sampled and scored by compiled code, on threads of its own."""
 
 from collections.abc import Sequence
 from ctypes import Array
@@ -15,17 +12,17 @@ from polyhead.models.native.native_sampler import NativeSampler
 
 from .sampler import NO_SCORE, SampleRow, TokenScore
 
-FLOAT_BYTES = 4  # bytes, and of a whole number here
+FLOAT_BYTES = 4  # bytes of a float, and of an integer here
 
 
 class CompiledSampler:
-    """See Sampler.  `instructions` names the library."""
+    """See Sampler.  `instructions` names the instruction set of the library."""
 
     def __init__(self, instructions: str, threads: int) -> None:
         self._drawer = NativeSampler(instructions, threads)
 
     def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
-        """As Sampler has it."""
+        """See Sampler."""
         draws: Array[SampleStruct] = (SampleStruct * len(asks))()
         most = max(0, *(ask.logprobs for ask in asks))
         tops: NDArray[np.int32] = np.empty((len(asks), most), np.int32)
@@ -44,7 +41,7 @@ class CompiledSampler:
 
 
 def write_row(draw: SampleStruct, ask: SampleRow, width: int) -> None:
-    """Put down what is asked.  What is pointed to lives as long as `ask`."""
+    """Write a row's options into the library's structure.  The arrays that it points to live as long as `ask`."""
     sampling = ask.sampling
     draw.uniform, draw.temperature, draw.top_k = ask.uniform, sampling.temperature, min(sampling.top_k, width)
     draw.top_p, draw.min_p, draw.typical_p = sampling.top_p, sampling.min_p, sampling.typical_p

@@ -1,7 +1,6 @@
-"""Requests that one event answers: whose they are, who is next of those that wait, until when each is wanted.
+"""Requests that are answered by one event: their queue and their deadlines.
 
-Knows no batch and no network.  The one idea: a request is here from its submission to its end, however it ends, and
-what is kept of it goes in one place.
+A request is kept from its submission to its end, however it ends, and is removed in one place.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +14,7 @@ R = TypeVar("R", Encode, ExplainTextRequest)
 
 
 class PendingRequests(Generic[R]):
-    """Those that wait, are being computed, or are to be tried again."""
+    """Requests that wait, are being computed, or are to be tried again."""
 
     def __init__(self) -> None:
         self._requests: dict[RequestHandle, R] = {}
@@ -41,11 +40,11 @@ class PendingRequests(Generic[R]):
         self._deadlines.add(ticket, request.terms.deadline)
 
     def peek(self, without: Collection[str] = ()) -> RequestHandle | None:
-        """Who is next, of owners that are not among `without`; it waits until it is begun."""
+        """The next request of the queue; it stays there until it is started."""
         return self._waiting.peek(without)
 
     def start(self, ticket: RequestHandle) -> None:
-        """It waits no more."""
+        """Take a request off the queue and charge its owner."""
         self._waiting.remove(ticket)
 
     def charge(self, ticket: RequestHandle, cost: float) -> None:
@@ -66,10 +65,10 @@ class PendingRequests(Generic[R]):
             self._waiting.remove(ticket)
 
     def expired(self, now: float) -> list[HandleEvent]:
-        """What those are told whose time is over.  They stay until they are removed."""
+        """The events of requests whose deadline has passed.  They stay until they are removed."""
         return [(ticket, Failed(deadline_error(ticket, now))) for ticket in self._deadlines.expired(now)]
 
     def check(self) -> None:
-        """Assert that nobody is kept who has left."""
-        assert not self._waiting, "somebody waits for whom nothing is asked"
+        """Assert that no ended request is kept."""
+        assert not self._waiting, "the queue holds a request that is not pending"
         assert not self._deadlines, "a deadline outlives its request"

@@ -1,8 +1,7 @@
-"""Who talks: by sequence, by ticket, and by the group that shares a prompt.
+"""The requests that are being generated: by sequence, by handle, and in groups that share a prompt.
 
-Knows neither logits nor steps.  The one idea: of a group one leads, and computes the prompt; the others follow, outside
-of every line, until it is computed, and then go on from there (service.engine.scheduler forks).  Whoever leads may
-leave: the next one leads.
+Of a group, the leader computes the prompt.  The followers are not scheduled until it is computed, then they start from
+a fork of its sequence.  If the leader is aborted, the next request leads.
 """
 
 from ..core.request import Generate
@@ -13,13 +12,13 @@ from .worker import RequestHandle
 
 
 class RequestGroups:
-    """`talks` are those who have something to compute, a search once for each of its beams."""
+    """`states` maps each scheduled sequence to its request; a beam search has one entry for each of its beams."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.states: dict[TokenSequence, RequestState] = {}
         self._scheduler = scheduler
         self._by_handle: dict[RequestHandle, RequestState] = {}
-        self._leaders: dict[str, RequestState] = {}  # of groups, until the prompt is computed
+        self._leaders: dict[str, RequestState] = {}  # by group, until the prompt is computed
 
     def state_of(self, ticket: RequestHandle) -> RequestState | None:
         return self._by_handle.get(ticket)
@@ -39,7 +38,7 @@ class RequestGroups:
         self._by_handle[ticket] = talk
 
     def abort(self, ticket: RequestHandle) -> None:
-        """It is wanted no more; one that is not here is no error."""
+        """Remove one handle.  An unknown one is no error."""
         talk = self._by_handle.pop(ticket, None)
         if talk is None:
             return
@@ -51,7 +50,7 @@ class RequestGroups:
             self.remove(talk)
 
     def start_followers(self, talk: RequestState) -> list[RequestState]:
-        """Its prompt is computed: those who waited for it go on from there.  All of them, it first."""
+        """The prompt of `talk` is computed: start its followers.  Returns all of the group, the leader first."""
         if self._leaders.get(talk.request.group) is talk:
             del self._leaders[talk.request.group]
         followers, talk.followers = talk.followers, []
@@ -62,7 +61,10 @@ class RequestGroups:
         return [talk, *followers]
 
     def replace_beams(self, talk: RequestState, turn: SearchStep) -> None:
-        """The next beams: the first after each goes on in its place, the others begin where it is."""
+        """Continue a search with the beams of `turn`.
+
+        The first beam that continues a parent takes over its sequence; the others take unused sequences, or new forks.
+        """
         search = talk.search
         assert search is not None
         before, after = search.beams, list[Beam]()
@@ -94,7 +96,7 @@ class RequestGroups:
         search.beams = after
 
     def remove(self, talk: RequestState) -> None:
-        """It is here no more.  Of those who waited for its prompt the first goes on with it."""
+        """Remove a request.  If it led a group, its first follower leads from now on."""
         for sequence in talk.sequences:
             self._scheduler.remove(sequence)
             del self.states[sequence]
@@ -109,11 +111,11 @@ class RequestGroups:
             self._make_leader(first)
 
     def check(self) -> None:
-        """Assert that nobody is kept who has left."""
-        assert self.states or not (self._by_handle or self._leaders), "somebody waits whom nothing is computed for"
+        """Assert that no ended request is kept."""
+        assert self.states or not (self._by_handle or self._leaders), "a request is kept that has no sequence"
 
     def _make_leader(self, talk: RequestState) -> None:
-        """In line, and those of its group after it."""
+        """Schedule a request, and let later requests of its group follow it."""
         if talk.request.group:
             self._leaders[talk.request.group] = talk
         self.states[talk.sequence] = talk

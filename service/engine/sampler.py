@@ -1,12 +1,11 @@
-"""Which token comes next: the whole batch at once.
+"""Samples the next tokens of a whole batch by torch, and scores them.
 
-Knows logits and how each row wants its token drawn; nothing of sequences or models.  The one idea: a row is drawn from
-one uniform number along a path that depends on that row alone.  So the draws of a seed do not depend on the batch, and
-a batch costs a few passes over its logits.
+Each row is sampled with one uniform random number by operations on that row alone, so the tokens of a seed do not
+depend on the batch.
 
 Temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2025, arXiv:2407.01082) and
 typical-p (Meister et al. 2022, arXiv:2202.00666) apply in this order and with the meaning they have in transformers.
-Here torch draws, on any device, by sorting; on a CPU compiled code does (`compiled`), which is told the same.
+On a CPU compiled code can take this part (`native_sampling`), with the same options.
 """
 
 import math
@@ -19,19 +18,19 @@ from torch import Tensor
 from ..core.request import Sampling
 from .logits_processors import LogitsProcessor, MaskWords, apply_masks, process_logits
 
-TOP_K_BLOCK = 64  # words looked at as one first: two short searches instead of a long one
-MIN_TEMPERATURE = 1e-4  # temperatures below are taken for this one: logits divided by it stay finite
-SORT_LIMIT = 1 << 20  # words sorted at a time: bounds the memory
+TOP_K_BLOCK = 64  # columns reduced to their maximum first: two short searches instead of a long one
+MIN_TEMPERATURE = 1e-4  # lower temperatures are raised to this one: logits divided by it stay finite
+SORT_LIMIT = 1 << 20  # logits sorted at a time: bounds the memory
 
 TokenScore = tuple[float, tuple[tuple[int, float], ...]]
 NO_SCORE: TokenScore = (0.0, ())
 
 
 class SampleRow(NamedTuple):
-    """A token from one row of logits, drawn with a number in [0, 1).
+    """A token to be sampled from one row of logits with a uniform random number in [0, 1).
 
-    First the row is as `shape` has it, and only those words may come whose bit is 1 in `words` [ceil(V / 32)].  Told
-    with it is its log-probability and those of the `logprobs` likeliest, before all that; -1: nothing.
+    The row is changed by `processor` first, and only tokens whose bit is 1 in `mask` [ceil(V / 32)] are allowed.  The
+    score is the token's log-probability and those of the `logprobs` likeliest tokens, before these changes; -1: none.
     """
 
     row: int
@@ -43,20 +42,22 @@ class SampleRow(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Draws tokens.  One thread calls it."""
+    """Samples tokens.  One thread calls it."""
 
     def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
-        """A token for each, by the rows of `logits` [N, V], which stay as they are; -1 where none may come."""
+        """A token and its score for each of `asks`, by the rows of `logits` [N, V], which are not changed; -1: none is
+        allowed.
+        """
 
 
 class TorchSampler:
-    """Draws by torch, on any device."""
+    """Samples by torch, on any device."""
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0)  # for logits that are changed, kept from step to step: fresh memory costs more
+        self._buffer = torch.empty(0)  # for changed logits, reused from step to step: new memory costs more
 
     def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
-        """As Sampler has it."""
+        """See Sampler."""
         rows = [ask.row for ask in asks]
         logits = logits if rows == list(range(len(logits))) else logits[rows]
         shaped = process_logits(logits, [ask.processor for ask in asks], self._buffer_like(logits))
@@ -72,12 +73,12 @@ class TorchSampler:
 
 
 def sample_rows(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    """A token for each row of `logits` [N, V] from a number in [0, 1) for each; -1 where all are minus infinity."""
+    """A token for each row of `logits` [N, V] by its uniform number in [0, 1); -1 where all are minus infinity."""
     tokens = [-1] * len(samplings)
     greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
     drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature]
     if greedy:
-        values, columns = _select_rows(logits, greedy).max(dim=1)  # the first of the largest
+        values, columns = _select_rows(logits, greedy).max(dim=1)  # the first of equal maxima
         _set_rows(tokens, greedy, columns.where(values > -math.inf, -1).tolist())
     at_once = max(SORT_LIMIT // logits.size(1), 1)
     for some in (drawn[start : start + at_once] for start in range(0, len(drawn), at_once)):
@@ -94,13 +95,13 @@ def _set_rows(tokens: list[int], rows: list[int], chosen: list[int]) -> None:
 
 
 def score_tokens(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenScore]:
-    """The log-probability of each row's token and of the `counts` likeliest, whatever the temperature was.
+    """The log-probability of each row's token and of the `counts` likeliest, at temperature 1.
 
-    A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()), which is also said of a token that is none.
+    A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()), which a token of -1 gets, too.
     """
     counts = [count if token >= 0 else -1 for token, count in zip(tokens, counts, strict=True)]
     scored = [NO_SCORE] * len(counts)
-    for asked in {count for count in counts if count >= 0}:  # which of equals come first depends on how many are asked
+    for asked in {count for count in counts if count >= 0}:  # which of equal values come first depends on the count
         rows = [row for row, count in enumerate(counts) if count == asked]
         logprobs = _select_rows(logits, rows).log_softmax(dim=-1)  # [M, V]
         drawn = torch.tensor([tokens[row] for row in rows], device=logits.device)
@@ -112,24 +113,24 @@ def score_tokens(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -
 
 
 def finite_rows(logits: Tensor) -> list[bool]:
-    """Which rows hold neither infinities nor NaN.  One pass: a sum is finite only if all it sums is."""
+    """Which rows hold neither infinity nor NaN.  One pass: a sum is finite only if all its terms are."""
     whole: list[bool] = logits.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
     return whole
 
 
 def sampling_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
-    """At most alive while tokens are drawn from float32 logits [rows, words], which are `kept` bytes each once more.
+    """Upper bound of the memory for sampling from float32 logits [rows, words], each copied once more in `kept` bytes.
 
-    Four times the logits: they, what became of them (`shaping`), and a selection to be scored before and after it is;
-    and what is sorted at a time, where torch draws: values, columns, weights and their sums, in 8 bytes most
-    of them.
+    Four times the logits: they, the processed logits, and a selection to be scored before and after softmax.  Where
+    torch sorts (`sorts`), also the rows that are sorted at a time: values, columns, weights and their sums, most of 8
+    bytes.
     """
     sorted_words = min(rows, max(SORT_LIMIT // words, 1)) * words if sorts else 0
     return rows * words * (4 * 4 + kept) + sorted_words * 48
 
 
 def sample_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    """A token for each row of [M, V], as `sample`: those that may come in order, by inverting their distribution."""
+    """A token for each row of [M, V], as `sample_rows`, by inverting the cumulative distribution."""
     heated = logits / _column_tensor([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings], logits)
     if any(sampling.top_k or sampling.top_p < 1 or sampling.min_p for sampling in samplings):
         _keep_likely(heated, samplings)
@@ -144,7 +145,7 @@ def sample_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Seque
 
 
 def _keep_likely(heated: Tensor, samplings: Sequence[Sampling]) -> None:
-    """Make of [M, V] minus infinity what top-k, top-p and min-p leave out."""
+    """Set to minus infinity in [M, V] what top-k, top-p and min-p exclude."""
     falling, words = heated.sort(dim=1, descending=True)
     width = heated.size(1)
     ranks = torch.tensor([min(s.top_k or width, width) - 1 for s in samplings], device=heated.device)
@@ -158,7 +159,7 @@ def _keep_likely(heated: Tensor, samplings: Sequence[Sampling]) -> None:
 
 
 def _keep_typical(heated: Tensor, samplings: Sequence[Sampling]) -> None:
-    """Make of [M, V] minus infinity what typical-p leaves out."""
+    """Set to minus infinity in [M, V] what typical-p excludes."""
     logs = heated.log_softmax(dim=1)
     weights = logs.exp()
     distance = (logs + torch.special.entr(weights).sum(dim=1, keepdim=True)).abs_()
@@ -170,9 +171,9 @@ def _keep_typical(heated: Tensor, samplings: Sequence[Sampling]) -> None:
 
 
 def _top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, descending, and their columns: [M, count] both, as topk, which reads slower.
+    """The `count` largest of each row, descending, and their columns: both [M, count], as `topk`, but faster.
 
-    They lie in the `count` blocks whose own largest are the largest.
+    They lie in the `count` blocks with the largest maxima.
     """
     if 2 * count * TOP_K_BLOCK > logits.size(1):
         values, columns = logits.topk(count)
@@ -185,7 +186,7 @@ def _top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _block_maxima(values: Tensor) -> Tensor:
-    """[M, V] to [M, blocks]: the largest of every BLOCK columns, the last block as short as it is."""
+    """[M, V] to [M, blocks]: the maximum of every TOP_K_BLOCK columns; the last block may be shorter."""
     whole = values.size(1) // TOP_K_BLOCK * TOP_K_BLOCK
     parts = [values[:, :whole].view(len(values), -1, TOP_K_BLOCK).amax(dim=-1)] if whole else []
     if whole < values.size(1):
@@ -194,12 +195,12 @@ def _block_maxima(values: Tensor) -> Tensor:
 
 
 def _block_columns(block: Tensor, width: int) -> Tensor:
-    """[M] blocks to the columns of each [M, BLOCK]; past the end the last column again."""
+    """[M] blocks to the columns of each [M, TOP_K_BLOCK]; past the end the last column is repeated."""
     return (block[:, None] * TOP_K_BLOCK + torch.arange(TOP_K_BLOCK, device=block.device)).clamp(max=width - 1)
 
 
 def _repeated_columns(columns: Tensor) -> Tensor:
-    """Which of some blocks' columns repeat the one before."""
+    """Which of the columns of some blocks repeat the one before."""
     again = torch.zeros_like(columns, dtype=torch.bool)
     again[:, 1:] = columns[:, 1:] == columns[:, :-1]
     return again

@@ -1,7 +1,6 @@
-"""Every metric there is, as data: the page of a server and docs/metrics.md are made of this table.
+"""The table of all metrics.  The metrics page and docs/metrics.md are both made from it, so they agree.
 
-Knows no prometheus_client and no values.  The one idea: a metric is one row, so that what is exposed and what is
-documented cannot differ; names follow Prometheus's conventions (base units, `_total` for what only grows).
+Names follow Prometheus's conventions (base units, `_total` for counters).
 """
 
 from collections.abc import Mapping
@@ -19,14 +18,14 @@ SEQUENCE_BUCKETS = tuple(float(1 << power) for power in range(0, 11))
 STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 LENGTH_BUCKETS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
 MODEL_LABELS = ("model", "task")
-REPLICA_SECTION = "Replicas"  # the section of what an ingress alone has to say
+REPLICA_SECTION = "Replicas"  # the section of metrics that only an ingress has
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`name` is without the prefix and without a counter's `_total`; `alert` names the rules that look at it.
+    """`name` is without the prefix and without a counter's `_total`; `alert` names the alert rules that use it.
 
-    A histogram has `buckets`; with `exemplars` they name traces that fell into them.
+    A histogram has `buckets`; with `exemplars` its buckets name traces.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Metric:
 
     @property
     def exposed_name(self) -> str:
-        """As it is called on the page; a histogram's series add `_bucket`, `_sum` and `_count` to it."""
+        """The name on the page; a histogram's series add `_bucket`, `_sum` and `_count` to it."""
         return f"{METRIC_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -243,13 +242,13 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
 
 ALL_METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
 
-# What prometheus_client says of any process, by how the names begin.
+# Metrics of prometheus_client for any process, by the beginning of their names.
 PROCESS_METRICS: Mapping[str, str] = {
     "process_": "memory, processor time, open files and start of the process",
     "python_gc_": "objects that Python's garbage collector looked through, by generation",
 }
 
-# What each label may say.  None takes anything from a client: not a path, not a name that is not served, not a key.
+# The values of each label.  None comes from a client: no path, no name that is not served, no key.
 LABEL_VALUES: Mapping[str, str] = {
     "model": "a name that is served, an adapter's (`base:name`) too; empty where a request named none that is",
     "task": "`generate`, `classify`, `rank`, `embed`, `tag`, `span`, `fill`; empty where the model is not known",

@@ -1,7 +1,4 @@
-"""docs/metrics.md, written from the tables: what there is cannot be documented otherwise than it is.
-
-Knows no values.
-"""
+"""Writes docs/metrics.md from the tables of metrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

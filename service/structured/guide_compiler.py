@@ -1,8 +1,8 @@
-"""Grammars compiled for a model: what they ask for, token by token, by llguidance.
+"""Compiles grammars to guides with llguidance, for the vocabulary of a model.
 
-Knows no HTTP and no tensor.  The one idea: a guide is compiled once and kept; every answer walks a copy of it.  What
-a client wrote is tried in another process first (`service.structured.grammar_check`), where it can take as long as
-it likes."""
+A guide is compiled once and cached; each answer uses a copy of its matcher.  A client's grammar is checked in a child
+process first (`service.structured.grammar_check`).
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -29,13 +29,13 @@ from .thinking import ThinkingGuide
 from .vocabulary_bytes import VocabularyBytes
 
 T = TypeVar("T")
-MAX_CACHED_GUIDES, MAX_CACHED_CHARS = 128, 1 << 22  # guides of a model, and of their sources
-MAX_FORCED_TOKENS = 64  # tokens that come without a choice in one step
-TRIAL_STEPS = 3  # that are tried before anybody is given a guide
+MAX_CACHED_GUIDES, MAX_CACHED_CHARS = 128, 1 << 22  # guides of a model, and characters of their grammars
+MAX_FORCED_TOKENS = 64  # forced tokens in one step
+TRIAL_STEPS = 3  # that are tried before a guide is used
 
 
 class GuideCompiler:
-    """Those of all models.  Threads may share it."""
+    """The guides of all models.  Any thread may call it."""
 
     def __init__(self) -> None:
         self._grammar_check = GrammarCheck()
@@ -45,15 +45,16 @@ class GuideCompiler:
         self._lock = Lock()
 
     def find_cached(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
-        """A guide that is there already; it costs nothing to ask."""
+        """A cached guide, or None.  Returns at once."""
         kept = self._caches.get(model.tokenizer)
         inner = kept.find(grammar) if isinstance(kept, GuideCache) and grammar is not None else None
         return inner if thinking is None else None
 
     def compile(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
-        """What an answer must look like; None if it may be anything.  BadRequest names the field and what is wrong.
+        """The guide of an answer; None if nothing constrains it.  Raises BadRequest, which names the field and what is
+        wrong.
 
-        It can take seconds: where the model has none yet, and where a grammar is hard.
+        It can take seconds, for the first guide of a model or for a hard grammar.
         """
         if grammar is None and (thinking is None or thinking.budget < 0):
             return None
@@ -62,8 +63,8 @@ class GuideCompiler:
         return inner if thinking is None else ThinkingGuide(kept.vocabulary, thinking, inner)
 
     def prepare(self, model: Model) -> None:
-        """Make now what any guide of a model needs, so that nobody waits for it who asks for one."""
-        with suppress(BadRequest):  # it cannot have any, as those will hear who ask
+        """Build what all guides of a model need, so that its first request does not wait for it."""
+        with suppress(BadRequest):  # it cannot have guides: its requests get this error
             self._cache_of(model, "")
 
     def close(self) -> None:
@@ -102,7 +103,7 @@ def prepared(model: Model) -> "GuideCache | str":
 
 
 class GuideCache:
-    """A model's guides, those that were asked for last."""
+    """The guides of a model that were used last."""
 
     def __init__(self, lexicon: VocabularyBytes) -> None:
         self.vocabulary = lexicon
@@ -131,7 +132,7 @@ class GuideCache:
 
 
 def compile_guide(lexicon: VocabularyBytes, source: str, grammar: Grammar) -> "CompiledGuide":
-    """A guide that has shown that it can be followed, for a few steps.  BadRequest otherwise."""
+    """Compile a grammar and try a few steps.  Raises BadRequest where one fails."""
     field = grammar.field
     matcher = LLMatcher(lexicon.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
     ahead = matcher.deep_copy()
@@ -146,7 +147,7 @@ def compile_guide(lexicon: VocabularyBytes, source: str, grammar: Grammar) -> "C
 
 
 def call_library(ask: Callable[[], T]) -> T:
-    """What the library answers to `ask`.  Raises PolyheadError where it panics, so that one answer fails alone."""
+    """Call the library.  Raises PolyheadError where it panics, so that only one answer fails."""
     return unwrap(attempt(ask))
 
 
@@ -156,7 +157,7 @@ def lowest_token(words: NDArray[np.int32]) -> int:
 
 
 class CompiledGuide:
-    """A grammar of a vocabulary."""
+    """A grammar compiled for a vocabulary."""
 
     def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
         self._matcher, self.spec = matcher, GuideSpec(grammar, None)
@@ -166,11 +167,11 @@ class CompiledGuide:
 
 
 class GrammarState:
-    """One answer's way through a grammar."""
+    """The position of one answer in a grammar."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._pending_forced = deque[int]()  # tokens that must come next and were not returned yet
+        self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
 
     @property
     def is_finished(self) -> bool:
@@ -193,7 +194,7 @@ class GrammarState:
         self._drop_forced(token)
 
     def try_advance(self, token: int) -> bool:
-        """Whether `token` may come next; if so, it has."""
+        """Append `token` if it is allowed; return whether it is."""
         taken = call_library(lambda: self._matcher.try_consume_tokens([token])) == 1
         self._raise_on_error()
         if taken:
@@ -201,7 +202,7 @@ class GrammarState:
         return taken
 
     def forced_tokens(self) -> list[int]:
-        """Of a long literal MOST_FORCED at a time: it is looked for once, and no step has all of it."""
+        """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
         if not self._pending_forced:
             self._pending_forced.extend(call_library(self._matcher.compute_ff_tokens))
             self._raise_on_error()

@@ -1,7 +1,7 @@
-"""An answer that is thought about first: anything until the end of the thought, then what a grammar asks for.
+"""A guide for thinking models: free text until the end of the thought, then the answer's grammar.
 
-Knows neither grammar nor tensor.  The one idea: tags are found in the bytes of tokens, wherever tokens begin and end;
-where something must follow a tag, no token may reach over its end.
+The tags are found in the bytes of tokens, wherever tokens begin and end.  Where a grammar follows, no token may contain
+the end of a tag and bytes after it.
 """
 
 from typing import Protocol
@@ -13,17 +13,19 @@ from ..core.grammar import Thinking
 from ..core.guide import GuideSpec, GuideState
 from .vocabulary_bytes import VocabularyBytes
 
-BLANK_LINES = "\n\n"  # what templates write between a thought and what follows it, at most
+BLANK_LINES = "\n\n"  # at most what templates write between a thought and the answer
 
 
 class BranchingState(GuideState, Protocol):
-    """A walk that can be asked whether it would go on with a token."""
+    """A state that can test whether a token is allowed."""
 
     def try_advance(self, token: int) -> bool:
-        """Whether `token` may come next; if so, it has."""
+        """Append `token` if it is allowed; return whether it is."""
 
 
 class AnswerGuide(Protocol):
+    """The guide of the answer after the thought."""
+
     @property
     def spec(self) -> GuideSpec: ...
 
@@ -31,7 +33,7 @@ class AnswerGuide(Protocol):
 
 
 class ThinkingGuide:
-    """A guide for an answer that begins with a thought, and goes on as `inner` says; None: anyhow."""
+    """A guide for an answer that begins with a thought and continues by the guide `inner`; None: freely."""
 
     def __init__(self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None) -> None:
         self._vocabulary, self._thinking, self._answer_guide = lexicon, thinking, inner
@@ -50,12 +52,12 @@ class ThinkingGuide:
 
 
 class ThoughtState:
-    """Thinking has begun.  Nothing ends the answer before the thought has ended, where something must follow that."""
+    """Inside a thought.  Where a guide follows, the answer cannot end before the thought has ended."""
 
     def __init__(self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None) -> None:
         self._vocabulary, self._tag, self._budget_left = lexicon, lexicon.tag_tokens(thinking.end), thinking.budget
         self._answer_guide = inner
-        self._tail = b""  # what may be the beginning of the tag
+        self._tail = b""  # the last bytes, which may be the beginning of the tag
         self._forced_end: list[int] = []
         self._has_ended = False
         self._answer: GuideState | None = None
@@ -92,7 +94,7 @@ class ThoughtState:
         return list(self._forced_end)
 
     def append_bytes(self, said: bytes) -> None:
-        """More of the thought."""
+        """Continue the thought with these bytes."""
         self._tail += said
         if self._tag.text in self._tail:
             self._has_ended, self._forced_end = True, []
@@ -106,18 +108,18 @@ class ThoughtState:
         self._end_on_budget()
 
     def _end_on_budget(self) -> None:
-        """Where nothing is left of the budget, what is missing of the tag must come."""
+        """If the budget is used up, force the missing bytes of the end tag."""
         if self._budget_left == 0 and not self._forced_end:
             there = max(n for n in range(len(self._tag.text)) if self._tail.endswith(self._tag.text[:n]))
             self._forced_end = list(self._tag.completions[there])
 
 
 class BlankLinesState:
-    """After a thought, whoever ended it: lines may be left empty, as templates do, before `inner` begins."""
+    """After a thought: blank lines are allowed, as chat templates write them, before the answer begins."""
 
     def __init__(self, lexicon: VocabularyBytes, inner: GuideState) -> None:
         self._vocabulary, self._tag, self._answer = lexicon, lexicon.tag_tokens(BLANK_LINES), inner
-        self._remaining = self._tag.text  # of the gap; none once `inner` has begun
+        self._remaining = self._tag.text  # of the blank lines; empty once the answer has begun
 
     @property
     def is_finished(self) -> bool:
@@ -142,7 +144,7 @@ class BlankLinesState:
 
 
 class UndecidedState:
-    """Thinking may begin, with a tag; or, where what comes is not that tag, the answer itself has begun."""
+    """At the start: either the thought begins with its tag, or the answer begins without a thought."""
 
     def __init__(
         self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None, thought: ThoughtState
@@ -150,8 +152,8 @@ class UndecidedState:
         self._vocabulary, self._tag, self._thought = lexicon, lexicon.tag_tokens(thinking.begin), thought
         self._answer: BranchingState | None = inner.new_state() if inner is not None else None  # no thought at all
         self._has_guide = inner is not None
-        self._tag_bytes = 0  # bytes of the tag
-        self._state: GuideState | None = None  # once it is known
+        self._tag_bytes = 0  # bytes of the tag so far
+        self._state: GuideState | None = None  # set when it is decided
         self._is_decided = False
 
     @property

@@ -1,7 +1,7 @@
-"""The tokens of a model's vocabulary as bytes, which is how llguidance knows them.
+"""The tokens of a vocabulary as bytes, in the form that llguidance needs.
 
-Knows no grammar and no request.  The one idea: whatever kind of vocabulary it is, a token adds certain bytes to a text
-that has begun, and how a text is cut into tokens is asked of the checkpoint's own tokenizer.
+In every kind of vocabulary, a token adds certain bytes to a text that has begun.  The checkpoint's own tokenizer splits
+texts into tokens.
 """
 
 import weakref
@@ -21,22 +21,24 @@ from ..core.model import Model
 TokenMask = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
 MOST_BYTES = 1 << 22  # of all tokens, and one for each; llguidance's tree of them holds so many nodes
 LONGEST = 1 << 10  # bytes of a token, not included, that the tree holds
-TEXT_BEFORE = "\x02"  # before a text so that it is not the first, where that would make it begin with a space
+TEXT_BEFORE = "\x02"  # put before a text where the tokenizer would add a space to the first word
 
 
 @dataclass(frozen=True, slots=True)
 class TagTokens:
-    """A text that ends or begins a part of an answer, and what may write it.  Each list is by how much is there."""
+    """The tokens of a text that begins or ends a part of an answer.  Tuples are indexed by the bytes written so far."""
 
     text: bytes
-    completions: tuple[list[int], ...]  # the tokens that write what is missing
-    inside_masks: tuple[TokenMask, ...]  # that go on with it, to its end at most
-    crossing_masks: tuple[TokenMask, ...]  # that write it to its end and go on
+    completions: tuple[list[int], ...]  # the tokens that spell the rest
+    inside_masks: tuple[TokenMask, ...]  # tokens that continue it, at most to its end
+    crossing_masks: tuple[TokenMask, ...]  # tokens that complete it and continue after it
 
 
 class VocabularyBytes:
-    """`ends` are the tokens that end an answer.  BadRequest if the model has none, nor one that says nothing, or if its
-    tokens are more bytes than llguidance takes."""
+    """The bytes of all tokens of a model.  `end_tokens` end an answer.
+
+    Raises BadRequest if the model has no such token, nor one without text.
+    """
 
     def __init__(self, model: Model) -> None:
         tokenizer, self.size = model.tokenizer, model.vocab_size
@@ -47,18 +49,20 @@ class VocabularyBytes:
         if not self.end_tokens:
             raise BadRequest(f"{model.name} has no token that could end an answer: its form cannot be given")
         self.special_tokens = special | set(self.end_tokens)
-        self._tokenizer = weakref.ref(tokenizer)  # which keeps this
+        self._tokenizer = weakref.ref(tokenizer)  # weak, because the tokenizer keeps this alive
         self._tags: dict[str, TagTokens] = {}
         self.tokenizer = LLTokenizer(TokenizerWrapper(LibraryTokenizer(self)), eos_token=list(self.end_tokens))
 
     @property
     def outline(self) -> dict[str, Any]:
-        """What a grammar may name, and how large the vocabulary is."""
+        """The special tokens that a grammar may name, and the size of the vocabulary."""
         special = [(token, self.token_bytes[token].decode(errors="replace")) for token in sorted(self.special_tokens)]
         return {"size": self.size, "ends": self.end_tokens, "special": special}
 
     def tokenize(self, text: bytes, *, special: bool = False) -> list[int]:
-        """Tokens that spell exactly `text` within a text: the tokenizer's own if it can be, `special` ones too."""
+        """Tokens that spell exactly `text` inside a text: the tokenizer's own if possible; `special` tokens only if
+        allowed.
+        """
         tokenizer = self._tokenizer()
         if tokenizer is None:
             return self._tokenize_greedily(text)
@@ -114,7 +118,7 @@ class VocabularyBytes:
         return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text + b"\0")]
 
     def _tokens_starting_with(self, text: bytes) -> list[int]:
-        """Tokens that begin with `text`, whose last byte is of ASCII."""
+        """Tokens that begin with `text`, whose last byte is ASCII."""
         return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text[:-1] + bytes([text[-1] + 1]))]
 
     def _tokenize_greedily(self, text: bytes) -> list[int]:
@@ -143,7 +147,7 @@ def token_bytes(model: Model) -> list[bytes]:
 
 
 class LibraryTokenizer:
-    """A lexicon as TokenizerWrapper wants it; the lexicon itself may be forgotten meanwhile."""
+    """A vocabulary with the attributes that TokenizerWrapper needs; it holds only a weak reference to it."""
 
     bos_token_id = None
 
