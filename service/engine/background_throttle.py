@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 BACKGROUND_SHARE = 0.05  # of the time, for all background workers together, while the foreground is busy
 BUSY_FRACTION = 0.3  # of the time left to the foreground: from this load on it counts as busy
 DECAY_S = 1.0  # time constant of the decay of measured seconds
-LEFT_S = 0.1  # of MEMORY_S that count as left to others, however much of it the patient ones took
+LEFT_S = 0.1  # of DECAY_S that count as left to the foreground, however much background workers took
 
 
 class ThrottledWorker(Protocol):

@@ -24,8 +24,7 @@ from .beam_groups import SearchStep
 from .logits_processors import process_logits
 from .request_state import RequestState
 from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
-from .scheduler import Chunk, logits_row_count
-from .scheduler import TokenSequence as Queued
+from .scheduler import Chunk, TokenSequence, logits_row_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,12 @@ class LogitsSlice:
         return self.first_row + self.row_count - 1 - self.chunk.draft
 
 
-def slice_logits(chunks: Sequence[Chunk], talks: Mapping[Queued, RequestState]) -> list[LogitsSlice]:
+def slice_logits(chunks: Sequence[Chunk], states: Mapping[TokenSequence, RequestState]) -> list[LogitsSlice]:
     """Assign rows of the step's logits to the chunks: see `logits_row_count`."""
     slices, first = [], 0
     for chunk in chunks:
         count = logits_row_count(chunk)
-        slices.append(LogitsSlice(chunk, talks[chunk.sequence], first, count))
+        slices.append(LogitsSlice(chunk, states[chunk.sequence], first, count))
         first += count
     return slices
 
@@ -57,16 +56,16 @@ def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInpu
     """Concatenate the chunks to the input of an executor's step."""
     tokens: list[int] = []
     positions: list[int] = []
-    wanted: list[int] = []
+    output_rows: list[int] = []
     starts, tables = [0], []
     for each in slices:
         chunk, sequence = each.chunk, each.chunk.sequence
-        known = sequence.computed + chunk.count
-        tokens += sequence.tokens[sequence.computed : known] + sequence.draft[: chunk.draft]
-        positions += range(sequence.computed, known + chunk.draft)
+        end = sequence.computed + chunk.count
+        tokens += sequence.tokens[sequence.computed : end] + sequence.draft[: chunk.draft]
+        positions += range(sequence.computed, end + chunk.draft)
         starts.append(len(tokens))
-        tables.append(sequence.blocks[: -(-(known + chunk.draft) // block_size)])
-        wanted += range(len(tokens) - each.row_count, len(tokens))
+        tables.append(sequence.blocks[: -(-(end + chunk.draft) // block_size)])
+        output_rows += range(len(tokens) - each.row_count, len(tokens))
     adapters = [each.chunk.sequence.adapter for each in slices]
     sources = [each.chunk.sequence.source for each in slices]
     return StepInput(
@@ -74,7 +73,7 @@ def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInpu
         positions,
         starts,
         tables,
-        wanted,
+        output_rows,
         adapters=adapters if any(adapters) else None,
         sources=sources if any(sources) else None,
     )
@@ -103,11 +102,11 @@ class PendingSample:
         )
 
     def to_sample_row(self, masks: "TokenMasks") -> SampleRow:
-        talk, request = self.state, self.state.request
-        shape = None if talk.processor is None else talk.processor.after_drafts(self.accepted)
-        words = masks.bits[masks.row_of[talk]] if talk in masks.row_of else None
+        state, request = self.state, self.state.request
+        processor = None if state.processor is None else state.processor.after_drafts(self.accepted)
+        mask = masks.bits[masks.row_of[state]] if state in masks.row_of else None
         return SampleRow(
-            self.row, request.sampling, talk.uniform_at(len(self.accepted)), shape, words, request.logprobs
+            self.row, request.sampling, state.uniform_at(len(self.accepted)), processor, mask, request.logprobs
         )
 
     def next_position(self, token: int) -> "PendingSample":
@@ -132,131 +131,139 @@ class MaskBuilder:
         self._future: Future[TokenMasks] | None = None
         self._states: list[RequestState] = []
 
-    def start(self, talks: list[RequestState], words: int) -> None:
-        """Start to fill masks for `words` tokens; 0: the size of the vocabulary is not known yet, and `wait` fills them."""
-        self._states = talks
-        self._future = self._thread.submit(build_masks, talks, words) if talks and words else None
+    def start(self, states: list[RequestState], vocab_size: int) -> None:
+        """Start to fill masks of `vocab_size` bits; 0: the size is not known yet, and `wait` fills them."""
+        self._states = states
+        self._future = self._thread.submit(build_masks, states, vocab_size) if states and vocab_size else None
 
-    def wait(self, words: int) -> TokenMasks:
+    def wait(self, vocab_size: int) -> TokenMasks:
         """The masks of the requests given to `start`."""
-        return build_masks(self._states, words) if self._future is None else self._future.result()
+        return build_masks(self._states, vocab_size) if self._future is None else self._future.result()
 
 
-def build_masks(talks: Sequence[RequestState], words: int) -> TokenMasks:
-    """Masks of `words` bits for `states`, each of which has a guide.  An error of a guide that is not a PolyheadError
-    fails the step.
+def build_masks(states: Sequence[RequestState], vocab_size: int) -> TokenMasks:
+    """Masks of `vocab_size` bits for `states`, each of which has a guide.
+
+    A PolyheadError fails its request alone; any other error fails the step.
     """
-    made = TokenMasks(bits=np.zeros((len(talks), -(-words // 32)), np.int32))
-    for talk in talks:
-        assert talk.guide_state is not None
-        row = len(made.row_of)
-        filled = attempt(partial(talk.guide_state.fill_mask, made.bits[row]))
+    masks = TokenMasks(bits=np.zeros((len(states), -(-vocab_size // 32)), np.int32))
+    for state in states:
+        assert state.guide_state is not None
+        row = len(masks.row_of)
+        filled = attempt(partial(state.guide_state.fill_mask, masks.bits[row]))
         if isinstance(filled, Failure):
             if not isinstance(filled.error, PolyheadError):  # a fault of the server: the step fails
                 raise filled.error
-            made.bits[row] = 0
-            made.failed[talk] = filled.error
+            masks.bits[row] = 0
+            masks.failed[state] = filled.error
         elif filled:
-            made.row_of[talk] = row
-    return made
+            masks.row_of[state] = row
+    return masks
 
 
 def guided_states(slices: Sequence[LogitsSlice]) -> list[RequestState]:
     """The requests that sample a token in this step and have a guide."""
     return [
-        talk
+        state
         for each in slices
         if each.chunk.is_last
-        for talk in sampling_states(each.state)
-        if talk.guide_state is not None
+        for state in sampling_states(each.state)
+        if state.guide_state is not None
     ]
 
 
-def sampling_states(talk: RequestState) -> list[RequestState]:
+def sampling_states(state: RequestState) -> list[RequestState]:
     """The requests that continue from `state`: itself and its followers; none for a beam search or where nothing is
     generated.
     """
-    return [talk, *talk.followers] if talk.search is None and talk.request.max_tokens else []
+    return [state, *state.followers] if state.search is None and state.request.max_tokens else []
 
 
 def pending_samples(slices: Sequence[LogitsSlice], masks: TokenMasks) -> list[PendingSample]:
     return [
-        PendingSample(talk, each.next_token_row, tuple(each.chunk.sequence.draft[: each.chunk.draft]))
+        PendingSample(state, each.next_token_row, tuple(each.chunk.sequence.draft[: each.chunk.draft]))
         for each in slices
         if each.chunk.is_last
-        for talk in sampling_states(each.state)
-        if talk not in masks.failed
+        for state in sampling_states(each.state)
+        if state not in masks.failed
     ]
 
 
 def sample_tokens(
-    logits: Tensor, slices: Sequence[LogitsSlice], likeliest: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
+    logits: Tensor, slices: Sequence[LogitsSlice], argmax: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
 ) -> dict[RequestState, list[tuple[int, TokenScore]]]:
     """The sampled tokens and scores of each request: one, and one more for each token of the draft that was accepted.
 
-    `likeliest` is the argmax of each row of `logits` [M, V], -1 where the row is not finite; None where it is not
+    `argmax` is that of each row of `logits` [M, V], -1 where the row is not finite; None where it is not
     known.
     """
-    said: dict[RequestState, list[tuple[int, TokenScore]]] = {}
-    going = pending_samples(slices, masks)
-    while going:
-        known = [-1 if likeliest is None or not one.is_plain_greedy else likeliest[one.row] for one in going]
-        asks = [one.to_sample_row(masks) for one, token in zip(going, known, strict=True) if token < 0]
-        found = iter(sampler.sample(logits, asks) if asks else ())
-        for one, token in zip(going, known, strict=True):
-            said.setdefault(one.state, []).append((token, NO_SCORE) if token >= 0 else next(found))
-        going = [one.next_position(token) for one in going if (token := said[one.state][-1][0]) in one.draft[:1]]
-    return said
+    sampled: dict[RequestState, list[tuple[int, TokenScore]]] = {}
+    pending = pending_samples(slices, masks)
+    while pending:
+        greedy = [-1 if argmax is None or not sample.is_plain_greedy else argmax[sample.row] for sample in pending]
+        rows = [sample.to_sample_row(masks) for sample, token in zip(pending, greedy, strict=True) if token < 0]
+        others = iter(sampler.sample(logits, rows) if rows else ())
+        for sample, token in zip(pending, greedy, strict=True):
+            sampled.setdefault(sample.state, []).append((token, NO_SCORE) if token >= 0 else next(others))
+        pending = [
+            sample.next_position(token)
+            for sample in pending
+            if (token := sampled[sample.state][-1][0]) in sample.draft[:1]
+        ]
+    return sampled
 
 
 def find_nonfinite(
-    slices: Sequence[LogitsSlice], whole: Sequence[bool], tables: Sequence[Sequence[int]], poisoned: AbstractSet[int]
+    slices: Sequence[LogitsSlice],
+    finite: Sequence[bool],
+    tables: Sequence[Sequence[int]],
+    nonfinite_blocks: AbstractSet[int],
 ) -> set[RequestState]:
     """The requests whose logits, keys or values contain NaN or infinity.
 
-    `whole` says of each row of logits whether it is finite, `poisoned` are the cache blocks with such values.
+    `finite` says of each row of logits whether it is finite, `nonfinite_blocks` are the cache blocks with such values.
     """
     return {
         each.state
         for each, table in zip(slices, tables, strict=True)
-        if not all(whole[each.first_row : each.first_row + each.row_count]) or not poisoned.isdisjoint(table)
+        if not all(finite[each.first_row : each.first_row + each.row_count]) or not nonfinite_blocks.isdisjoint(table)
     }
 
 
 def score_prompt(each: LogitsSlice, logits: Tensor) -> list[TokenScore]:
     """The scores of those prompt tokens that follow the tokens of the chunk and have none yet."""
-    talk, sequence = each.state, each.chunk.sequence
+    state, sequence = each.state, each.chunk.sequence
     if sequence.computed >= sequence.scored_prefix:
         return []
-    begin = max(sequence.computed, len(talk.prompt_scores))
+    begin = max(sequence.computed, len(state.prompt_scores))
     rows = range(begin, min(sequence.computed + each.chunk.count, sequence.scored_prefix - 1))
     first = each.first_row - sequence.computed
     scored = logits[first + rows.start : first + rows.stop]
     tokens = [sequence.tokens[row + 1] for row in rows]
-    return score_tokens(scored, tokens, [talk.request.prompt_logprobs] * len(rows)) if rows else []
+    return score_tokens(scored, tokens, [state.request.prompt_logprobs] * len(rows)) if rows else []
 
 
 def advance_searches(
     slices: Sequence[LogitsSlice], logits: Tensor
-) -> list[tuple[RequestState, dict[Queued, Tensor], SearchStep | None]]:
+) -> list[tuple[RequestState, dict[TokenSequence, Tensor], SearchStep | None]]:
     """For each beam search in the step: the logits [V] after some of its beams, and its next step once all beams have
     logits.
     """
-    rows: dict[RequestState, dict[Queued, Tensor]] = {}
+    rows: dict[RequestState, dict[TokenSequence, Tensor]] = {}
     for each in slices:
         if each.state.search is not None and each.chunk.is_last and each.state.request.max_tokens:
             rows.setdefault(each.state, {})[each.chunk.sequence] = logits[each.next_token_row].clone()
-    return [(talk, known, advance_search(talk, known)) for talk, known in rows.items()]
+    return [(state, new_logits, advance_search(state, new_logits)) for state, new_logits in rows.items()]
 
 
-def advance_search(talk: RequestState, known: Mapping[Queued, Tensor]) -> SearchStep | None:
+def advance_search(state: RequestState, new_logits: Mapping[TokenSequence, Tensor]) -> SearchStep | None:
     """The next step of a beam search; None until the logits after all its beams are known."""
-    search = talk.search
+    search = state.search
     assert search is not None
-    rows = [known.get(beam.sequence, beam.logits) for beam in search.beams]
+    rows = [new_logits.get(beam.sequence, beam.logits) for beam in search.beams]
     found = [row for row in rows if row is not None]
     if len(found) < len(rows):
         return None
     logits = torch.stack(found)
-    shapes = [beam.processor and beam.processor.after_drafts(()) for beam in search.beams]
-    return search.advance(logits, process_logits(logits.log_softmax(dim=-1), shapes))
+    processors = [beam.processor and beam.processor.after_drafts(()) for beam in search.beams]
+    return search.advance(logits, process_logits(logits.log_softmax(dim=-1), processors))

@@ -18,15 +18,15 @@ class EventDelivery:
     def __init__(self) -> None:
         self._waiting: dict[Worker, deque[tuple[Iterator[HandleEvent], Callable[[], None]]]] = {}
 
-    def add(self, worker: Worker, answers: Sequence[HandleEvent], delivered: Callable[[], None] = lambda: None) -> None:
-        """Deliver `answers`, at most SLICE_SIZE in one iteration of the event loop; then call `delivered`.
+    def add(self, worker: Worker, events: Sequence[HandleEvent], delivered: Callable[[], None] = lambda: None) -> None:
+        """Deliver `events`, at most SLICE_SIZE in one iteration of the event loop; then call `delivered`.
 
         The first slice is delivered at once where no others of this worker are pending.
         """
         if worker in self._waiting:
-            self._waiting[worker].append((iter(answers), delivered))
+            self._waiting[worker].append((iter(events), delivered))
         else:
-            self._waiting[worker] = deque([(iter(answers), delivered)])
+            self._waiting[worker] = deque([(iter(events), delivered)])
             self._deliver_slice(worker)
 
     def _deliver_slice(self, worker: Worker) -> None:
@@ -35,10 +35,10 @@ class EventDelivery:
         left = SLICE_SIZE
         try:
             while waiting and left:
-                answers, delivered = waiting[0]
-                for ticket, event in islice(answers, left):
+                events, delivered = waiting[0]
+                for handle, event in islice(events, left):
                     left -= 1
-                    ticket.receive(event)
+                    handle.receive(event)
                 if left:
                     waiting.popleft()
                     delivered()

@@ -102,38 +102,38 @@ class EncoderWorker:
         del self._task_heads[number]
         self._executor.detach(number)
 
-    def submit(self, ticket: RequestHandle) -> None:
-        request = ticket.request
+    def submit(self, handle: RequestHandle) -> None:
+        request = handle.request
         assert isinstance(request, Encode)
-        self._requests.add(ticket, request)
+        self._requests.add(handle, request)
 
-    def abort(self, ticket: RequestHandle) -> None:
-        if ticket in self._requests:
-            self._requests.remove(ticket)
+    def abort(self, handle: RequestHandle) -> None:
+        if handle in self._requests:
+            self._requests.remove(handle)
 
-    def pause(self, ticket: RequestHandle) -> None:
+    def pause(self, handle: RequestHandle) -> None:
         """Does nothing: an answer of one event is never behind."""
 
-    def resume(self, ticket: RequestHandle) -> None:
+    def resume(self, handle: RequestHandle) -> None:
         """Does nothing: see `pause`."""
 
     def expire(self, now: float) -> list[HandleEvent]:
         late = self._requests.expired(now)
-        for ticket, _ in late:
-            self._requests.remove(ticket)
+        for handle, _ in late:
+            self._requests.remove(handle)
         return late
 
     def step(self) -> StepResult:
         self._batch = batch = self._next_batch()
-        rows, groups = self._build_step_input([self._requests[ticket] for ticket in batch])
+        rows, groups = self._build_step_input([self._requests[handle] for handle in batch])
         began = perf_counter()
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
             computed = perf_counter()
             found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
-        for ticket in batch:
-            ticket.timing.started = began
+        for handle in batch:
+            handle.timing.started = began
         report = StepReport(
             model=self.model,
             task=self.task,
@@ -144,18 +144,18 @@ class EncoderWorker:
             sample_s=ended - computed,
             running=0,
             waiting=self._requests.waiting,
-            queue_s=[began - ticket.submitted for ticket in batch],
+            queue_s=[began - handle.submitted for handle in batch],
         )
-        answers = self._collect_events(found)
+        events = self._collect_events(found)
         self._batch = []  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
-        return StepResult(answers, report)
+        return StepResult(events, report)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")
-        guilty = self._bisector.split(self._batch)
-        for ticket in guilty:
-            self._requests.remove(ticket)
-        return [(ticket, Failed(error)) for ticket in guilty]
+        blamed = self._bisector.split(self._batch)
+        for handle in blamed:
+            self._requests.remove(handle)
+        return [(handle, Failed(error)) for handle in blamed]
 
     def self_test(self) -> None:
         self._self_test(0)
@@ -183,19 +183,19 @@ class EncoderWorker:
         """The next part of a failed step, or else the next requests of the queue, sorted for the step."""
         self._batch = []
         while self._bisector:
-            batch = [ticket for ticket in self._bisector.next_batch() if ticket in self._requests]
+            batch = [handle for handle in self._bisector.next_batch() if handle in self._requests]
             if batch:
                 return batch
-        batch, room = [], self._token_budget
-        while (ticket := self._requests.peek()) is not None:
-            tokens = len(self._requests[ticket].tokens)
-            if batch and tokens > room:
+        batch, tokens_left = [], self._token_budget
+        while (handle := self._requests.peek()) is not None:
+            tokens = len(self._requests[handle].tokens)
+            if batch and tokens > tokens_left:
                 break
-            self._requests.start(ticket)
-            self._requests.charge(ticket, self._requests[ticket].prompt_tokens)
-            room -= tokens
-            batch.append(ticket)
-        return sorted(batch, key=lambda ticket: step_order(self._requests[ticket]))
+            self._requests.start(handle)
+            self._requests.charge(handle, self._requests[handle].prompt_tokens)
+            tokens_left -= tokens
+            batch.append(handle)
+        return sorted(batch, key=lambda handle: step_order(self._requests[handle]))
 
     def _build_step_input(self, requests: list[Encode]) -> tuple[StepInput, list[HeadGroup]]:
         """The concatenated texts, and the groups of neighbours that one head reads in the same way."""
@@ -212,17 +212,17 @@ class EncoderWorker:
         return rows, groups
 
     def _collect_events(self, found: HeadEvents) -> list[HandleEvent]:
-        answers: list[HandleEvent] = []
-        for ticket, event in zip(self._batch, found, strict=True):
-            tokens = len(self._requests[ticket].tokens)
-            self._requests.remove(ticket)
+        events: list[HandleEvent] = []
+        for handle, event in zip(self._batch, found, strict=True):
+            tokens = len(self._requests[handle].tokens)
+            self._requests.remove(handle)
             if event is not None:
-                answers.append((ticket, event))
-                answers.append((ticket, Done("encoded", tokens)))
+                events.append((handle, event))
+                events.append((handle, Done("encoded", tokens)))
             else:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
-                answers.append((ticket, Failed(error)))
-        return answers
+                events.append((handle, Failed(error)))
+        return events
 
 
 def step_order(request: Encode) -> tuple[int, str, int]:

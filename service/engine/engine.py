@@ -92,11 +92,11 @@ class Engine:
         """The open requests of each model, including those on their way to the engine thread."""
         counts: dict[tuple[str, WorkerTask], RequestCounts] = {}
         opened = Counter(stream.context for stream in self._streams)
-        for link in (link for links in self._contexts.values() for link in links.values()):
-            running = min(self._running[link], opened[link])
-            before = counts.get((link.model, link.task), RequestCounts(0, 0))
-            counts[link.model, link.task] = RequestCounts(
-                before.waiting + opened[link] - running, before.running + running
+        for context in (context for contexts in self._contexts.values() for context in contexts.values()):
+            running = min(self._running[context], opened[context])
+            before = counts.get((context.model, context.task), RequestCounts(0, 0))
+            counts[context.model, context.task] = RequestCounts(
+                before.waiting + opened[context] - running, before.running + running
             )
         return counts
 
@@ -128,8 +128,9 @@ class Engine:
             self._calls.discard(future)
 
     def yield_turn(self) -> None:
-        """Run the inbox and one step.  For long functions on the engine thread, such as a load.  Raises Stopped on
-        shutdown.
+        """Run the inbox and one step, during a long function on the engine thread such as a load.
+
+        Raises Stopped if the thread is to end.
         """
         self._run_inbox()
         self._run_step()
@@ -159,45 +160,55 @@ class Engine:
     def add_adapter(self, worker: Worker, adapter: int, model: str, task: WorkerTask) -> None:
         """Accept requests for an adapter of a worker, served under a model name of its own."""
 
-        def sent(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
+        def send_to_worker(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
             return lambda stream: self._send(partial(function, stream))
 
         resume = partial(self._resume, worker)
-        link = StreamContext(model, task, self._end_stream, sent(worker.abort), sent(worker.pause), sent(resume))
-        self._contexts.setdefault(worker, {})[adapter] = link
+        context = StreamContext(
+            model,
+            task,
+            self._end_stream,
+            send_to_worker(worker.abort),
+            send_to_worker(worker.pause),
+            send_to_worker(resume),
+        )
+        self._contexts.setdefault(worker, {})[adapter] = context
 
     async def remove_adapter(self, worker: Worker, adapter: int, drain_s: float) -> None:
         """Remove an adapter: it accepts nothing new, open requests have `drain_s` seconds to end, then they fail."""
-        link = self._contexts[worker].pop(adapter)
-        await self._wait_until_idle(link, drain_s)
-        unloaded = Stopped(f"model {link.model!r} was unloaded", retry_after=1)
-        async for stream in iterate_in_slices([stream for stream in self._streams if stream.context is link]):
+        context = self._contexts[worker].pop(adapter)
+        await self._wait_until_idle(context, drain_s)
+        unloaded = Stopped(f"model {context.model!r} was unloaded", retry_after=1)
+        async for stream in iterate_in_slices([stream for stream in self._streams if stream.context is context]):
             stream.abort(unloaded)
         await self.call(partial(worker.detach, adapter))
-        del self._running[link]
+        del self._running[context]
 
     async def remove_worker(self, worker: Worker, drain_s: float) -> None:
         """Remove a worker: it accepts nothing new, open requests have `drain_s` seconds to end, then they fail."""
-        links = self._contexts.pop(worker)
+        contexts = self._contexts.pop(worker)
         await self._wait_until_idle(worker, drain_s)
         unloaded = Stopped(f"model {worker.model!r} was unloaded", retry_after=1)
-        async for stream in iterate_in_slices([stream for stream, its in self._streams.items() if its is worker]):
+        async for stream in iterate_in_slices(
+            [stream for stream, stream_worker in self._streams.items() if stream_worker is worker]
+        ):
             stream.receive(Failed(unloaded))
         await self.call(partial(self._remove_worker, worker))
-        for link in links.values():
-            del self._running[link]
+        for context in contexts.values():
+            del self._running[context]
 
     def submit(self, worker: Worker, requests: Sequence[Request]) -> list[Stream]:
-        """Submit all of `requests` or, with BadRequest, none.  Event loop thread only; the caller passes many in
-        slices.
+        """Submit all of `requests` or, with BadRequest, none.
+
+        Called on the event loop thread.  A long list should be submitted in slices.
         """
         self._raise_if_closed()
-        links = self._contexts.get(worker, {})
+        contexts = self._contexts.get(worker, {})
         for request in requests:
-            if request.adapter not in links:
+            if request.adapter not in contexts:
                 raise Unavailable(f"model {worker.model!r} is being unloaded", retry_after=1)
             worker.validate(request)
-        streams = [Stream(request, links[request.adapter]) for request in requests]
+        streams = [Stream(request, contexts[request.adapter]) for request in requests]
         if streams and not self._streams:
             self._last_progress = perf_counter()  # progress before these requests does not count
         for stream in streams:
@@ -231,41 +242,41 @@ class Engine:
         self._inbox.append((function, work))
         self._wake.set()
 
-    def _end_stream(self, stream: Stream, ended: RequestEnd) -> None:
+    def _end_stream(self, stream: Stream, end: RequestEnd) -> None:
         worker, owner = self._streams.pop(stream), stream.request.terms.owner
         self._tokens[owner] -= stream.request.prompt_tokens
         if not self._tokens[owner]:
             del self._tokens[owner]
-        self._observer.record_end(ended)
-        for waited in (worker, stream.context, None):
-            if waited in self._idle_events and not self.has_open_streams(waited):
-                self._idle_events[waited].set()
+        self._observer.record_end(end)
+        for key in (worker, stream.context, None):
+            if key in self._idle_events and not self.has_open_streams(key):
+                self._idle_events[key].set()
 
-    def has_open_streams(self, of: Worker | StreamContext | None) -> bool:
+    def has_open_streams(self, key: Worker | StreamContext | None) -> bool:
         """Whether there are open streams: of one worker, of one adapter (its context), or any (None)."""
-        if of is None:
+        if key is None:
             return bool(self._streams)
-        return any(of in (its, stream.context) for stream, its in self._streams.items())
+        return any(key in (stream_worker, stream.context) for stream, stream_worker in self._streams.items())
 
-    async def _wait_until_idle(self, of: Worker | StreamContext | None, seconds: float) -> None:
-        if not self.has_open_streams(of):
+    async def _wait_until_idle(self, key: Worker | StreamContext | None, seconds: float) -> None:
+        if not self.has_open_streams(key):
             return
-        quiet = self._idle_events[of] = asyncio.Event()
+        is_idle = self._idle_events[key] = asyncio.Event()
         with suppress(TimeoutError):
-            await asyncio.wait_for(quiet.wait(), seconds)
-        del self._idle_events[of]
+            await asyncio.wait_for(is_idle.wait(), seconds)
+        del self._idle_events[key]
 
     def _deliver_step(self, worker: Worker, step: StepResult) -> None:
         report = step.report
-        for adapter, link in self._contexts.get(worker, {}).items():
+        for adapter, context in self._contexts.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
-            self._running[link] = report.adapters.get(adapter, 0) if adapter else own
+            self._running[context] = report.adapters.get(adapter, 0) if adapter else own
         self._delivery.add(worker, step.events, self._step_credits.release)
         self._observer.record_step(step.report)
 
     def _report_idle(self, worker: Worker) -> None:
-        for link in self._contexts.get(worker, {}).values():
-            self._running[link] = 0
+        for context in self._contexts.get(worker, {}).values():
+            self._running[context] = 0
         self._observer.record_idle(worker.model, worker.task)
 
     def _fail_all(self, error: PolyheadError) -> None:
@@ -326,8 +337,8 @@ class Engine:
     def _expire(self) -> None:
         now = perf_counter()
         for worker in self._fair_scheduler.parties():
-            if answers := worker.expire(now):
-                self._post_to_loop(partial(self._delivery.add, worker, answers))
+            if events := worker.expire(now):
+                self._post_to_loop(partial(self._delivery.add, worker, events))
 
     def _check_idle_workers(self) -> None:
         """Check the invariants of workers that have become idle, and report them as idle."""
@@ -340,8 +351,8 @@ class Engine:
 
     def _run_step(self) -> bool:
         """A step of the worker that is next.  Returns False if none has work or all are held back."""
-        wanting = [worker for worker in self._fair_scheduler.parties() if worker.has_work]
-        if (worker := self._fair_scheduler.next(self._throttle.select_runnable(wanting))) is None:
+        candidates = [worker for worker in self._fair_scheduler.parties() if worker.has_work]
+        if (worker := self._fair_scheduler.next(self._throttle.select_runnable(candidates))) is None:
             return False
         self._step_credits.acquire(self._loop)
         began = perf_counter()
@@ -364,13 +375,13 @@ class Engine:
 
     def _fail_step(self, worker: Worker, error: Exception) -> None:
         """Fail the requests that are to blame for a failed step, and test whether the model itself fails."""
-        answers = worker.blame_failed_step()
-        if not answers:
+        events = worker.blame_failed_step()
+        if not events:
             log.warning("a step of model %r failed, its requests are tried again in halves: %s", worker.model, error)
             return
-        log.error("a request to model %r failed: %s", worker.model, answers[0][0].request.id, exc_info=error)
+        log.error("a request to model %r failed: %s", worker.model, events[0][0].request.id, exc_info=error)
         self._self_test(worker)  # first, so that the model's state is known when the failure is delivered
-        self._post_to_loop(partial(self._delivery.add, worker, answers))
+        self._post_to_loop(partial(self._delivery.add, worker, events))
 
     def _self_test(self, worker: Worker) -> None:
         proof = attempt(worker.self_test)

@@ -177,13 +177,13 @@ class Stream:
         self.is_open = False
         self.context.timers.remove(self)
         self._wake()
-        course, asked = self.timing, self.request
-        course.ended, course.outcome, course.reason = perf_counter(), outcome, reason
-        course.prompt_tokens, course.generated_tokens = asked.prompt_tokens, tokens
-        whose = self.context.model, self.context.task, outcome
-        seconds = course.ended - course.submitted
+        timing, request = self.timing, self.request
+        timing.ended, timing.outcome, timing.reason = perf_counter(), outcome, reason
+        timing.prompt_tokens, timing.generated_tokens = request.prompt_tokens, tokens
+        labels = self.context.model, self.context.task, outcome
+        seconds = timing.ended - timing.submitted
         self.context.on_end(
-            self, RequestEnd(*whose, seconds, course.prompt_tokens, tokens, reason, asked.terms, finish)
+            self, RequestEnd(*labels, seconds, timing.prompt_tokens, tokens, reason, request.terms, finish)
         )
 
     def _wake(self) -> None:

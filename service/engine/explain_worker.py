@@ -32,7 +32,7 @@ from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
 MAX_ACTIVE_JOBS = 4  # explanations computed in rotation, so that a short one does not wait for a long one
-MOST_AT_ONCE = 6  # the same, where those that are more belong to owners that have no other
+MOST_AT_ONCE = 6  # the same; those beyond MAX_ACTIVE_JOBS belong to owners without another active job
 
 ExplainJob = Generator[None, None, Explanation]
 
@@ -53,7 +53,7 @@ class ExplainWorker:
         self.model = model
         self.check_cost: Callable[[ExplanationRequest], None] = lambda asked: None  # noqa: ARG005
         self._network, self._head, self._rows_per_piece = watched, head, piece
-        self._shortest_source = (0,) if reads else ()  # the shortest source
+        self._shortest_source = (0,) if reads else ()
         self._requests: PendingRequests[ExplainTextRequest] = PendingRequests()
         self._jobs: dict[RequestHandle, ExplainJob] = {}
         self._rotation: deque[RequestHandle] = deque()  # requests with a job; the first has waited longest for a step
@@ -81,41 +81,41 @@ class ExplainWorker:
     def detach(self, number: int) -> None:
         """Does nothing: the network has no adapters, each adapter is merged into a network of its own."""
 
-    def submit(self, ticket: RequestHandle) -> None:
-        request = ticket.request
+    def submit(self, handle: RequestHandle) -> None:
+        request = handle.request
         assert isinstance(request, ExplainTextRequest)
-        self._requests.add(ticket, request)
+        self._requests.add(handle, request)
 
-    def abort(self, ticket: RequestHandle) -> None:
-        if ticket in self._requests:
-            self._remove(ticket)
+    def abort(self, handle: RequestHandle) -> None:
+        if handle in self._requests:
+            self._remove(handle)
 
-    def pause(self, ticket: RequestHandle) -> None:
+    def pause(self, handle: RequestHandle) -> None:
         """Does nothing: an answer of one event is never behind."""
 
-    def resume(self, ticket: RequestHandle) -> None:
+    def resume(self, handle: RequestHandle) -> None:
         """Does nothing: see `pause`."""
 
     def expire(self, now: float) -> list[HandleEvent]:
         late = self._requests.expired(now)
-        for ticket, _ in late:
-            self._remove(ticket)
+        for handle, _ in late:
+            self._remove(handle)
         return late
 
     def step(self) -> StepResult:
         began, waited = perf_counter(), list[float]()
-        while (begun := self._next_to_begin()) is not None:
-            self._current = begun
-            self._start(begun)
-            begun.timing.started = began
-            waited.append(began - begun.submitted)
-        self._current = ticket = self._next_turn()
-        request, turn = self._requests[ticket], perf_counter()
-        events = self._advance(ticket)
-        self._requests.charge(ticket, perf_counter() - turn)
+        while (new_handle := self._next_to_begin()) is not None:
+            self._current = new_handle
+            self._start(new_handle)
+            new_handle.timing.started = began
+            waited.append(began - new_handle.submitted)
+        self._current = handle = self._next_handle()
+        request, turn = self._requests[handle], perf_counter()
+        events = self._advance(handle)
+        self._requests.charge(handle, perf_counter() - turn)
         self._current = None  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
         if events:
-            self._remove(ticket)
+            self._remove(handle)
         report = StepReport(
             model=self.model,
             task=self.task,
@@ -128,14 +128,14 @@ class ExplainWorker:
             waiting=self._requests.waiting,
             queue_s=waited,
         )
-        return StepResult([(ticket, event) for event in events], report)
+        return StepResult([(handle, event) for event in events], report)
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        guilty, self._current = self._current, None
-        if guilty is None:
+        blamed, self._current = self._current, None
+        if blamed is None:
             return []
-        self._remove(guilty)
-        return [(guilty, Failed(StepFailed("the step that computed this request failed")))]
+        self._remove(blamed)
+        return [(blamed, Failed(StepFailed("the step that computed this request failed")))]
 
     def self_test(self) -> None:
         """Explain one token."""
@@ -157,36 +157,36 @@ class ExplainWorker:
             self.step()
             breathe()
 
-    def _next_to_begin(self) -> RequestHandle | None:
-        """Who waits and may take turns with those that were begun."""
+    def _next_to_start(self) -> RequestHandle | None:
+        """The next waiting request that may be started now; None: too many are active."""
         if len(self._rotation) < MAX_ACTIVE_JOBS:
             return self._requests.peek()
         if len(self._rotation) < MOST_AT_ONCE:
-            return self._requests.peek(without={self._requests.owner(ticket) for ticket in self._rotation})
+            return self._requests.peek(without={self._requests.owner(handle) for handle in self._rotation})
         return None
 
-    def _next_turn(self) -> RequestHandle:
-        """Of the owner that was computed for least, the one that had no turn for longest."""
+    def _next_handle(self) -> RequestHandle:
+        """The next request to be computed: of the owner served least, the one that has waited longest for a step."""
         owner = self._requests.next_owner(self._rotation)
-        ticket = next(each for each in self._rotation if self._requests.owner(each) == owner)
-        self._rotation.remove(ticket)
-        self._rotation.append(ticket)
-        return ticket
+        handle = next(each for each in self._rotation if self._requests.owner(each) == owner)
+        self._rotation.remove(handle)
+        self._rotation.append(handle)
+        return handle
 
-    def _start(self, ticket: RequestHandle) -> None:
-        self._requests.start(ticket)
-        self._jobs[ticket] = self._new_job(self._requests[ticket])
-        self._rotation.append(ticket)
+    def _start(self, handle: RequestHandle) -> None:
+        self._requests.start(handle)
+        self._jobs[handle] = self._new_job(self._requests[handle])
+        self._rotation.append(handle)
 
     def _new_job(self, request: ExplainTextRequest) -> ExplainJob:
         return explain(self._network, to_explain_query(request), piece=self._rows_per_piece)
 
-    def _advance(self, ticket: RequestHandle) -> list[Event]:
+    def _advance(self, handle: RequestHandle) -> list[Event]:
         """Compute a piece of an explanation.  Returns its events after the last piece."""
         try:
-            next(self._jobs[ticket])
+            next(self._jobs[handle])
         except StopIteration as over:
-            return self._build_events(self._requests[ticket], over.value)
+            return self._build_events(self._requests[handle], over.value)
         except UnsupportedError as error:
             return [Failed(BadRequest(str(error), param="method"))]
         return []
@@ -200,14 +200,16 @@ class ExplainWorker:
         weights = tuple(
             AttentionWeights(each.kind, each.layers, each.heads, to_memoryview(each.values)) for each in found.weights
         )
-        worth = tuple(Attribution(to_memoryview(each.values), each.score, each.baseline) for each in found.attributions)
+        attributions = tuple(
+            Attribution(to_memoryview(each.values), each.score, each.baseline) for each in found.attributions
+        )
         rows = self._head.needed_rows([0, len(request.tokens)])[0] if self._head is not None else []
-        return [ExplanationResult(weights, worth, tuple(rows)), Done("explained", request.prompt_tokens)]
+        return [ExplanationResult(weights, attributions, tuple(rows)), Done("explained", request.prompt_tokens)]
 
-    def _remove(self, ticket: RequestHandle) -> None:
-        self._requests.remove(ticket)
-        if job := self._jobs.pop(ticket, None):
-            self._rotation.remove(ticket)
+    def _remove(self, handle: RequestHandle) -> None:
+        self._requests.remove(handle)
+        if job := self._jobs.pop(handle, None):
+            self._rotation.remove(handle)
             job.close()
 
 

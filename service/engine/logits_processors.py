@@ -1,5 +1,4 @@
-"""Logits processors: changes of a row of logits by the request's options and the tokens so far, for a whole batch at
-once.
+"""Logits processors: change rows of logits by the requests' options and tokens so far, for a whole batch at once.
 
 Most changes concern a few tokens of a row, which are gathered, changed and scattered for all rows together.  Which
 tokens are allowed at all is a row of bits.
@@ -57,9 +56,7 @@ class TokenHistory:
 
 
 class LogitsProcessor:
-    """The changes of one request's logits: a table of tokens and what is done to each, kept up to date with its
-    history.
-    """
+    """The changes of one request's logits: a table of tokens with the change of each, updated with every new token."""
 
     def __init__(self, request: Generate) -> None:
         sampling = self._sampling = request.sampling
@@ -97,8 +94,8 @@ class LogitsProcessor:
         if self._sampling.no_repeat_ngram_size == 1:
             self._ban({token})
         if self._has_repetition_penalty:
-            place = self._column_of(token)
-            self._values[FACTOR, place] = self._sampling.repetition_penalty
+            column = self._column_of(token)
+            self._values[FACTOR, column] = self._sampling.repetition_penalty
         if self._has_count_penalty:
             self._answer_counts[token] += 1
             self._update_penalty(token)
@@ -120,20 +117,18 @@ class LogitsProcessor:
         return other
 
     def after_drafts(self, drafts: tuple[int, ...]) -> "LogitsProcessor":
-        """The processor after the tokens `drafts`, with the tokens banned that would complete a banned sequence or an
-        n-gram.
-        """
-        shape = self.fork() if drafts else self
+        """The processor after the tokens `drafts`.  Tokens that complete a banned sequence or an n-gram are banned."""
+        processor = self.fork() if drafts else self
         for token in drafts:
-            shape.push(token)
-        rows = shape._banned_rows.get(shape._tail[-1], ()) if shape._tail else ()
-        last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
-        if (once := self._sampling.no_repeat_ngram_size) > 1:
-            last.update(repeated_ngram_tokens(shape._history.tokens, once))
+            processor.push(token)
+        rows = processor._banned_rows.get(processor._tail[-1], ()) if processor._tail else ()
+        last = {row[-1] for row in rows if processor._tail[1 - len(row) :] == row[:-1]}
+        if (ngram_size := self._sampling.no_repeat_ngram_size) > 1:
+            last.update(repeated_ngram_tokens(processor._history.tokens, ngram_size))
         if last:
-            shape = self.fork() if shape is self else shape
-            shape._ban(last)
-        return shape
+            processor = self.fork() if processor is self else processor
+            processor._ban(last)
+        return processor
 
     @property
     def changes(self) -> tuple[Ints, Floats]:
@@ -168,13 +163,13 @@ class LogitsProcessor:
         """Add tokens that are not in the table yet, each once."""
         first = len(self._columns)
         self._columns.update(zip(tokens, count(first), strict=False))
-        many = len(self._columns)
-        if many > len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros(many + 16, np.int64)])
-            fresh = np.zeros((3, many + 16), np.float32)
+        size = len(self._columns)
+        if size > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros(size + 16, np.int64)])
+            fresh = np.zeros((3, size + 16), np.float32)
             fresh[FACTOR] = 1
             self._values = np.concatenate([self._values, fresh], axis=1)
-        self._tokens[first:many] = tokens
+        self._tokens[first:size] = tokens
         self._max_token = max(self._max_token, *tokens)
 
     def _ban(self, tokens: AbstractSet[int]) -> None:
@@ -185,10 +180,10 @@ class LogitsProcessor:
 
     def _update_penalty(self, token: int) -> None:
         """Recompute the frequency and presence penalty of a token of the answer, unless it is banned."""
-        place = self._column_of(token)
-        if (count := self._answer_counts[token]) and self._values[CHANGE, place] > NEVER:
-            less = count * self._sampling.frequency_penalty + self._sampling.presence_penalty
-            self._values[CHANGE, place] = -less
+        column = self._column_of(token)
+        if (count := self._answer_counts[token]) and self._values[CHANGE, column] > NEVER:
+            penalty = count * self._sampling.frequency_penalty + self._sampling.presence_penalty
+            self._values[CHANGE, column] = -penalty
 
 
 def needs_processing(sampling: Sampling) -> bool:
@@ -204,41 +199,41 @@ def needs_processing(sampling: Sampling) -> bool:
     )
 
 
-def process_logits(logits: Tensor, shapes: Sequence[LogitsProcessor | None], out: Tensor | None = None) -> Tensor:
+def process_logits(logits: Tensor, processors: Sequence[LogitsProcessor | None], out: Tensor | None = None) -> Tensor:
     """[N, V] logits, of which the rows with a processor are changed.
 
     `logits` themselves stay as they are, and are returned where no row has a processor.  `out` [N, V] is an optional
     buffer for the result.
     """
-    asked = [(number, shape) for number, shape in enumerate(shapes) if shape is not None]
-    if not asked:
+    active = [(row, processor) for row, processor in enumerate(processors) if processor is not None]
+    if not active:
         return logits
     out, vocabulary = empty_logits(logits) if out is None else out, logits.size(1)
     out.copy_(logits)
-    tables = [(number, *shape.changes_within(vocabulary)) for number, shape in asked]
-    places = np.concatenate([number * vocabulary + tokens for number, tokens, _ in tables])
+    tables = [(row, *processor.changes_within(vocabulary)) for row, processor in active]
+    places = np.concatenate([row * vocabulary + tokens for row, tokens, _ in tables])
     values = np.concatenate([values for _, _, values in tables], axis=1)
     apply_changes(out.view(-1), torch.from_numpy(places).to(out.device), torch.from_numpy(values).to(out.device))
-    for number, shape in asked:
-        if len(words := shape.allowed_words(vocabulary)):
-            apply_mask(out[number], words, out[number])
+    for row, processor in active:
+        if len(allowed := processor.allowed_words(vocabulary)):
+            apply_mask(out[row], allowed, out[row])
     return out
 
 
-def apply_masks(logits: Tensor, words: Mapping[int, MaskWords], out: Tensor | None = None) -> Tensor:
-    """[N, V] logits; a row with a mask in `words` [ceil(V / 32)] is minus infinity where bit i of the mask is 0.
+def apply_masks(logits: Tensor, masks: Mapping[int, MaskWords], out: Tensor | None = None) -> Tensor:
+    """[N, V] logits; a row with a mask in `masks` [ceil(V / 32)] is minus infinity where bit i of the mask is 0.
 
     `logits` themselves are returned where there are no masks; else they stay as they are, or are `out` [N, V]
     themselves.
     """
-    if not words:
+    if not masks:
         return logits
     out = empty_logits(logits) if out is None else out
-    for number, (row, place) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
-        if number in words:
-            apply_mask(row, words[number], place)
+    for index, (row, target) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
+        if index in masks:
+            apply_mask(row, masks[index], target)
         elif out is not logits:
-            place.copy_(row)
+            target.copy_(row)
     return out
 
 
@@ -247,12 +242,12 @@ def empty_logits(logits: Tensor) -> Tensor:
 
 
 def apply_changes(flat: Tensor, places: Tensor, values: Tensor) -> None:
-    found = flat[places].add_(values[BIAS])
-    found = torch.where(found < 0, found * values[FACTOR], found / values[FACTOR])
-    flat[places] = found.add_(values[CHANGE])
+    changed = flat[places].add_(values[BIAS])
+    changed = torch.where(changed < 0, changed * values[FACTOR], changed / values[FACTOR])
+    flat[places] = changed.add_(values[CHANGE])
 
 
-def apply_mask(row: Tensor, words: MaskWords, out: Tensor) -> None:
-    """Write into `out` [V] the values of `row` [V] where the bits of `words` are 1, minus infinity elsewhere."""
-    changes = np.take(BYTE_CHANGES, np.ascontiguousarray(words).view(np.uint8), axis=0, mode="clip").ravel()
+def apply_mask(row: Tensor, mask: MaskWords, out: Tensor) -> None:
+    """Write into `out` [V] the values of `row` [V] where the bits of `mask` are 1, minus infinity elsewhere."""
+    changes = np.take(BYTE_CHANGES, np.ascontiguousarray(mask).view(np.uint8), axis=0, mode="clip").ravel()
     torch.add(row, torch.from_numpy(changes[: len(row)]).to(row.device), out=out)

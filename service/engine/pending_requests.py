@@ -24,49 +24,49 @@ class PendingRequests(Generic[R]):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __contains__(self, ticket: RequestHandle) -> bool:
-        return ticket in self._requests
+    def __contains__(self, handle: RequestHandle) -> bool:
+        return handle in self._requests
 
-    def __getitem__(self, ticket: RequestHandle) -> R:
-        return self._requests[ticket]
+    def __getitem__(self, handle: RequestHandle) -> R:
+        return self._requests[handle]
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, ticket: RequestHandle, request: R) -> None:
-        self._requests[ticket] = request
-        self._waiting.add(ticket, request.terms.owner, request.terms.priority)
-        self._deadlines.add(ticket, request.terms.deadline)
+    def add(self, handle: RequestHandle, request: R) -> None:
+        self._requests[handle] = request
+        self._waiting.add(handle, request.terms.owner, request.terms.priority)
+        self._deadlines.add(handle, request.terms.deadline)
 
     def peek(self, without: Collection[str] = ()) -> RequestHandle | None:
-        """The next request of the queue; it stays there until it is started."""
+        """The next request of the queue, without those of the owners `without`; it stays there until it is started."""
         return self._waiting.peek(without)
 
-    def start(self, ticket: RequestHandle) -> None:
-        """Take a request off the queue and charge its owner."""
-        self._waiting.remove(ticket)
+    def start(self, handle: RequestHandle) -> None:
+        """Take a request off the queue."""
+        self._waiting.remove(handle)
 
-    def charge(self, ticket: RequestHandle, cost: float) -> None:
-        """Its owner pays for it: tokens or seconds, the same for all requests of one worker."""
-        self._waiting.charge(self.owner(ticket), cost)
+    def charge(self, handle: RequestHandle, cost: float) -> None:
+        """Charge the owner: tokens or seconds, the same unit for all requests of one worker."""
+        self._waiting.charge(self.owner(handle), cost)
 
-    def owner(self, ticket: RequestHandle) -> str:
-        return self._requests[ticket].terms.owner
+    def owner(self, handle: RequestHandle) -> str:
+        return self._requests[handle].terms.owner
 
-    def next_owner(self, tickets: Iterable[RequestHandle]) -> str:
-        """The owner of some of `tickets` that has been served least."""
-        return self._waiting.next_owner(map(self.owner, tickets))
+    def next_owner(self, handles: Iterable[RequestHandle]) -> str:
+        """The owner of some of `handles` that has been served least."""
+        return self._waiting.next_owner(map(self.owner, handles))
 
-    def remove(self, ticket: RequestHandle) -> None:
-        del self._requests[ticket]
-        self._deadlines.remove(ticket)
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+    def remove(self, handle: RequestHandle) -> None:
+        del self._requests[handle]
+        self._deadlines.remove(handle)
+        if handle in self._waiting:
+            self._waiting.remove(handle)
 
     def expired(self, now: float) -> list[HandleEvent]:
         """The events of requests whose deadline has passed.  They stay until they are removed."""
-        return [(ticket, Failed(deadline_error(ticket, now))) for ticket in self._deadlines.expired(now)]
+        return [(handle, Failed(deadline_error(handle, now))) for handle in self._deadlines.expired(now)]
 
     def check(self) -> None:
         """Assert that no ended request is kept."""

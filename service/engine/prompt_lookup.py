@@ -49,9 +49,9 @@ class PromptLookup:
 
         Afterwards `run` is the length of the match before the next draft; 0: there is none.
         """
-        right = self.run > 0 and self._tokens[self._read_count] == self._tokens[self._match]
+        hit = self.run > 0 and self._tokens[self._read_count] == self._tokens[self._match]
         self._read_count += 1
-        if right:
+        if hit:
             self._match += 1
             self.run += 1
             self._index_last()
@@ -67,11 +67,11 @@ class PromptLookup:
         """A draft of `most` tokens, or none."""
         if not self.run:
             return []
-        told = list(self._tokens[self._match : min(self._match + most, self._read_count)])
+        draft = list(self._tokens[self._match : min(self._match + most, self._read_count)])
         period = self._read_count - self._match
-        while len(told) < most:  # the repeated passage reaches the end: it repeats itself
-            told.append(told[-period])
-        return told
+        while len(draft) < most:  # the repeated passage reaches the end: it repeats itself
+            draft.append(draft[-period])
+        return draft
 
     def _find_match(self) -> None:
         """Find where the last n-gram occurred before, and index it."""

@@ -42,11 +42,11 @@ class RequestState:
     prompt_scores: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, ticket: RequestHandle) -> "RequestState":
-        request = ticket.request
+    def create(cls, handle: RequestHandle) -> "RequestState":
+        request = handle.request
         assert isinstance(request, Generate)
         terms, scoring = request.terms, request.prompt_logprobs >= 0
-        shape = LogitsProcessor(request) if needs_processing(request.sampling) else None
+        processor = LogitsProcessor(request) if needs_processing(request.sampling) else None
         sequence = TokenSequence(
             list(request.tokens),
             terms.owner,
@@ -61,11 +61,11 @@ class RequestState:
             request,
             sequence,
             Random(request.sampling.seed),
-            [ticket],
-            ticket.submitted,
-            processor=shape,
+            [handle],
+            handle.submitted,
+            processor=processor,
             guide_state=request.guide.new_state() if request.guide is not None else None,
-            search=BeamSearch(request, sequence, shape) if request.beams is not None else None,
+            search=BeamSearch(request, sequence, processor) if request.beams is not None else None,
             scored_tokens=1 if scoring else len(request.tokens),
         )
 

@@ -44,8 +44,8 @@ class SampleRow(NamedTuple):
 class Sampler(Protocol):
     """Samples tokens.  One thread calls it."""
 
-    def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
-        """A token and its score for each of `asks`, by the rows of `logits` [N, V], which are not changed; -1: none is
+    def sample(self, logits: Tensor, samples: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
+        """A token and its score for each of `samples`, by the rows of `logits` [N, V], which are not changed; -1: none is
         allowed.
         """
 
@@ -56,15 +56,15 @@ class TorchSampler:
     def __init__(self) -> None:
         self._buffer = torch.empty(0)  # for changed logits, reused from step to step: new memory costs more
 
-    def sample(self, logits: Tensor, asks: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
+    def sample(self, logits: Tensor, samples: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
         """See Sampler."""
-        rows = [ask.row for ask in asks]
+        rows = [each.row for each in samples]
         logits = logits if rows == list(range(len(logits))) else logits[rows]
-        shaped = process_logits(logits, [ask.processor for ask in asks], self._buffer_like(logits))
-        guided = {place: ask.mask for place, ask in enumerate(asks) if ask.mask is not None}
-        shaped = apply_masks(shaped, guided, self._buffer_like(logits))
-        tokens = sample_rows(shaped, [ask.sampling for ask in asks], [ask.uniform for ask in asks])
-        return list(zip(tokens, score_tokens(logits, tokens, [ask.logprobs for ask in asks]), strict=True))
+        processed = process_logits(logits, [each.processor for each in samples], self._buffer_like(logits))
+        masks = {index: each.mask for index, each in enumerate(samples) if each.mask is not None}
+        processed = apply_masks(processed, masks, self._buffer_like(logits))
+        tokens = sample_rows(processed, [each.sampling for each in samples], [each.uniform for each in samples])
+        return list(zip(tokens, score_tokens(logits, tokens, [each.logprobs for each in samples]), strict=True))
 
     def _buffer_like(self, logits: Tensor) -> Tensor:
         if self._buffer.numel() < logits.numel() or self._buffer.device != logits.device:
@@ -76,16 +76,16 @@ def sample_rows(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequenc
     """A token for each row of `logits` [N, V] by its uniform number in [0, 1); -1 where all are minus infinity."""
     tokens = [-1] * len(samplings)
     greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
-    drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature]
+    random = [row for row, sampling in enumerate(samplings) if sampling.temperature]
     if greedy:
         values, columns = _select_rows(logits, greedy).max(dim=1)  # the first of equal maxima
         _set_rows(tokens, greedy, columns.where(values > -math.inf, -1).tolist())
-    at_once = max(SORT_LIMIT // logits.size(1), 1)
-    for some in (drawn[start : start + at_once] for start in range(0, len(drawn), at_once)):
-        likely = sample_sorted(
-            _select_rows(logits, some), [samplings[row] for row in some], [uniforms[row] for row in some]
+    rows_at_once = max(SORT_LIMIT // logits.size(1), 1)
+    for part in (random[start : start + rows_at_once] for start in range(0, len(random), rows_at_once)):
+        sampled = sample_sorted(
+            _select_rows(logits, part), [samplings[row] for row in part], [uniforms[row] for row in part]
         )
-        _set_rows(tokens, some, likely)
+        _set_rows(tokens, part, sampled)
     return tokens
 
 
@@ -101,21 +101,21 @@ def score_tokens(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -
     """
     counts = [count if token >= 0 else -1 for token, count in zip(tokens, counts, strict=True)]
     scored = [NO_SCORE] * len(counts)
-    for asked in {count for count in counts if count >= 0}:  # which of equal values come first depends on the count
-        rows = [row for row, count in enumerate(counts) if count == asked]
+    for wanted in {count for count in counts if count >= 0}:  # which of equal values come first depends on the count
+        rows = [row for row, count in enumerate(counts) if count == wanted]
         logprobs = _select_rows(logits, rows).log_softmax(dim=-1)  # [M, V]
-        drawn = torch.tensor([tokens[row] for row in rows], device=logits.device)
-        of_drawn = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
-        values, words = _top_k(logprobs, min(asked, logits.size(1)))
-        for row, logprob, ids, theirs in zip(rows, of_drawn, words.tolist(), values.tolist(), strict=True):
-            scored[row] = logprob, tuple(pair for pair in zip(ids, theirs, strict=True) if pair[1] > -math.inf)
+        sampled = torch.tensor([tokens[row] for row in rows], device=logits.device)
+        logprobs_sampled = logprobs.gather(1, sampled[:, None])[:, 0].tolist()
+        values, columns = _top_k(logprobs, min(wanted, logits.size(1)))
+        for row, logprob, ids, top in zip(rows, logprobs_sampled, columns.tolist(), values.tolist(), strict=True):
+            scored[row] = logprob, tuple(pair for pair in zip(ids, top, strict=True) if pair[1] > -math.inf)
     return scored
 
 
 def finite_rows(logits: Tensor) -> list[bool]:
     """Which rows hold neither infinity nor NaN.  One pass: a sum is finite only if all its terms are."""
-    whole: list[bool] = logits.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
-    return whole
+    finite: list[bool] = logits.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
+    return finite
 
 
 def sampling_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
@@ -131,43 +131,43 @@ def sampling_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
 
 def sample_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
     """A token for each row of [M, V], as `sample_rows`, by inverting the cumulative distribution."""
-    heated = logits / _column_tensor([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings], logits)
+    scaled = logits / _column_tensor([max(sampling.temperature, MIN_TEMPERATURE) for sampling in samplings], logits)
     if any(sampling.top_k or sampling.top_p < 1 or sampling.min_p for sampling in samplings):
-        _keep_likely(heated, samplings)
+        _keep_likely(scaled, samplings)
     if any(sampling.typical_p < 1 for sampling in samplings):
-        _keep_typical(heated, samplings)
-    cumulative = (heated - heated.amax(dim=1, keepdim=True)).exp().nan_to_num(0).double().cumsum(dim=1)
+        _keep_typical(scaled, samplings)
+    cumulative = (scaled - scaled.amax(dim=1, keepdim=True)).exp().nan_to_num(0).double().cumsum(dim=1)
     target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
     target = target.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(target)))
     places = torch.searchsorted(cumulative, target, right=True)
-    drawn: list[int] = places.where(cumulative[:, -1:] > 0, -1)[:, 0].tolist()
-    return drawn
+    tokens: list[int] = places.where(cumulative[:, -1:] > 0, -1)[:, 0].tolist()
+    return tokens
 
 
-def _keep_likely(heated: Tensor, samplings: Sequence[Sampling]) -> None:
+def _keep_likely(scaled: Tensor, samplings: Sequence[Sampling]) -> None:
     """Set to minus infinity in [M, V] what top-k, top-p and min-p exclude."""
-    falling, words = heated.sort(dim=1, descending=True)
-    width = heated.size(1)
-    ranks = torch.tensor([min(s.top_k or width, width) - 1 for s in samplings], device=heated.device)
-    falling.masked_fill_(falling < falling.gather(1, ranks[:, None]), -math.inf)  # ties with the last stay
-    weights = falling.softmax(dim=1).nan_to_num_(0).double()
+    descending, columns = scaled.sort(dim=1, descending=True)
+    width = scaled.size(1)
+    ranks = torch.tensor([min(s.top_k or width, width) - 1 for s in samplings], device=scaled.device)
+    descending.masked_fill_(descending < descending.gather(1, ranks[:, None]), -math.inf)  # ties with the last stay
+    weights = descending.softmax(dim=1).nan_to_num_(0).double()
     before = weights.cumsum(dim=1) - weights
     kept = before < _column_tensor([s.top_p if s.top_p < 1 else math.inf for s in samplings], before)
     kept &= weights >= _column_tensor([s.min_p for s in samplings], weights) * weights[:, :1]
     kept[:, 0] = True
-    heated.scatter_(1, words, falling.masked_fill_(~kept, -math.inf))
+    scaled.scatter_(1, columns, descending.masked_fill_(~kept, -math.inf))
 
 
-def _keep_typical(heated: Tensor, samplings: Sequence[Sampling]) -> None:
+def _keep_typical(scaled: Tensor, samplings: Sequence[Sampling]) -> None:
     """Set to minus infinity in [M, V] what typical-p excludes."""
-    logs = heated.log_softmax(dim=1)
+    logs = scaled.log_softmax(dim=1)
     weights = logs.exp()
     distance = (logs + torch.special.entr(weights).sum(dim=1, keepdim=True)).abs_()
-    rising, words = distance.sort(dim=1)
-    before = weights.gather(1, words).double().cumsum(dim=1) - weights.gather(1, words)
+    ascending, columns = distance.sort(dim=1)
+    before = weights.gather(1, columns).double().cumsum(dim=1) - weights.gather(1, columns)
     mass = _column_tensor([s.typical_p if s.typical_p < 1 else math.inf for s in samplings], before)
     last = (before < mass).sum(dim=1, keepdim=True).clamp_(min=1) - 1
-    heated.masked_fill_(distance > rising.gather(1, last), -math.inf)
+    scaled.masked_fill_(distance > ascending.gather(1, last), -math.inf)
 
 
 def _top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -187,10 +187,10 @@ def _top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _block_maxima(values: Tensor) -> Tensor:
     """[M, V] to [M, blocks]: the maximum of every TOP_K_BLOCK columns; the last block may be shorter."""
-    whole = values.size(1) // TOP_K_BLOCK * TOP_K_BLOCK
-    parts = [values[:, :whole].view(len(values), -1, TOP_K_BLOCK).amax(dim=-1)] if whole else []
-    if whole < values.size(1):
-        parts.append(values[:, whole:].amax(dim=1, keepdim=True))
+    full_width = values.size(1) // TOP_K_BLOCK * TOP_K_BLOCK
+    parts = [values[:, :full_width].view(len(values), -1, TOP_K_BLOCK).amax(dim=-1)] if full_width else []
+    if full_width < values.size(1):
+        parts.append(values[:, full_width:].amax(dim=1, keepdim=True))
     return torch.cat(parts, dim=1)
 
 
@@ -201,9 +201,9 @@ def _block_columns(block: Tensor, width: int) -> Tensor:
 
 def _repeated_columns(columns: Tensor) -> Tensor:
     """Which of the columns of some blocks repeat the one before."""
-    again = torch.zeros_like(columns, dtype=torch.bool)
-    again[:, 1:] = columns[:, 1:] == columns[:, :-1]
-    return again
+    repeated = torch.zeros_like(columns, dtype=torch.bool)
+    repeated[:, 1:] = columns[:, 1:] == columns[:, :-1]
+    return repeated
 
 
 def _column_tensor(values: list[float], like: Tensor) -> Tensor:

@@ -145,9 +145,7 @@ class Scheduler:
         return self._deadlines.expired(now)
 
     def fork(self, parent: TokenSequence, child: TokenSequence) -> None:
-        """Admit a sequence that begins as `parent` and shares what it has computed.  Without a free place it waits in
-        the queue.
-        """
+        """Admit a sequence that begins as `parent` and shares its blocks; without a free place it waits in the queue."""
         if parent not in self.running or len(self.running) >= self.sequence_budget:
             self.add(child)
             return
@@ -159,8 +157,9 @@ class Scheduler:
         self.copy_progress(child, parent)
 
     def copy_progress(self, sequence: TokenSequence, other: TokenSequence) -> None:
-        """Make `sequence` share the blocks that `other` has computed, instead of its own.  A sequence not running
-        shares nothing.
+        """Make `sequence` share the blocks that `other` has computed, instead of its own.
+
+        A sequence that is not running shares nothing.
         """
         sequence.block_keys = list(other.block_keys)
         if sequence not in self.running:
@@ -177,15 +176,15 @@ class Scheduler:
         self._copies = []
         self._admit()
         chunks: list[Chunk] = []
-        behind: list[TokenSequence] = []
+        prefilling: list[TokenSequence] = []
         for sequence in list(self.running):
             if sequence not in self.running or not sequence.uncomputed or not self._make_room(sequence):
-                continue  # preempted in this loop by one before it; none in `chunks` or `behind` ranks after it
+                continue  # preempted in this loop by one before it; none in `chunks` or `prefilling` ranks after it
             if sequence.uncomputed > 1:
-                behind.append(sequence)
+                prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
-        left = self._plan_prefills(behind, self.token_budget - len(chunks), chunks)
+        left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
         self._plan_drafts(chunks, min(left, self.sequence_budget - sum(map(logits_row_count, chunks))))
         return StepPlan(chunks, self._preemptions, self._cached_tokens, self._copies)
 
@@ -218,8 +217,9 @@ class Scheduler:
         assert len(self._deadlines) <= present, "a deadline outlives its sequence"
 
     def _make_room(self, sequence: TokenSequence) -> bool:
-        """Allocate blocks for the next tokens, preempting the last in rank if need be; False if that is the sequence
-        itself.
+        """Allocate blocks for the next tokens, preempting the last in rank if need be.
+
+        Returns False if the sequence itself was preempted.
         """
         while not (self.blocks.allocate(sequence.blocks, sequence.slot_count) and self._make_writable(sequence)):
             last = next(reversed(self.running))
@@ -276,8 +276,9 @@ class Scheduler:
         self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
 
     def _make_place(self, sequence: TokenSequence) -> bool:
-        """Allocate blocks for all its tokens and leave a free block for each running sequence; preempt others where
-        allowed.
+        """Allocate blocks for all tokens of `sequence`; return whether there is room.
+
+        A free block is left for each running sequence.  Others are preempted where that is allowed.
         """
         while True:
             if len(self.running) < self.sequence_budget:
@@ -287,10 +288,10 @@ class Scheduler:
                     return True
                 self.blocks.release(sequence.blocks)
                 sequence.computed = sequence.published = 0
-            yielding = self._find_victim(sequence)
-            if yielding is None:
+            victim = self._find_victim(sequence)
+            if victim is None:
                 return False
-            self._preempt(yielding)
+            self._preempt(victim)
 
     def _find_victim(self, sequence: TokenSequence) -> TokenSequence | None:
         """The sequence that is preempted to admit `sequence`, if any: see the module's docstring."""
@@ -303,17 +304,17 @@ class Scheduler:
         owner, most = max(shares.items(), key=lambda share: share[1], default=("", 0))
         if most < 2:
             return None
-        theirs = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
-        return max(theirs, key=attrgetter("rank"))
+        candidates = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
+        return max(candidates, key=attrgetter("rank"))
 
-    def _plan_prefills(self, behind: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
+    def _plan_prefills(self, prefilling: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
         """Add chunks of prefilling sequences; return what is left of the budget.
 
         Of prompts to be scored, no more tokens than there are rows of logits for: as many as sequences could decode, at
         least one.
         """
-        rows = max(self.sequence_budget - len(chunks) - len(behind), 1)
-        oldest, others = behind[:1], behind[1:]
+        rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
+        oldest, others = prefilling[:1], prefilling[1:]
         others.sort(key=attrgetter("uncomputed"))
         for sequence in (*oldest, *others):
             if not budget:
@@ -331,11 +332,11 @@ class Scheduler:
 
     def _plan_drafts(self, chunks: list[Chunk], budget: int) -> None:
         """Add drafts to the chunks, as many tokens as fit without taking room from others."""
-        for place, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunks):
             sequence = chunk.sequence
             count = min(len(sequence.draft), budget, self.chunk - chunk.count) if chunk.is_last else 0
             if count and self.blocks.allocate(sequence.blocks, sequence.slot_count + count, spare=len(self.running)):
-                chunks[place] = replace(chunk, draft=count)
+                chunks[index] = replace(chunk, draft=count)
                 budget -= count
 
     def _reuse_prefix(self, sequence: TokenSequence) -> int:

@@ -50,32 +50,30 @@ REBUILD_TOKENS = 64  # from so many unread tokens on, the lookup is built anew, 
 class DraftState:
     """What was read of one sequence, and how often its drafts were right."""
 
-    def __init__(self, tokens: Sequence[int], found: HitRates, drafted: HitRates) -> None:
+    def __init__(self, tokens: Sequence[int], lookup_rates: HitRates, draft_rates: HitRates) -> None:
         self.tokens, self.cache_state = tokens, DraftCacheState()
-        self._lookup_rates, self._draft_rates = found, drafted
+        self._lookup_rates, self._draft_rates = lookup_rates, draft_rates
         self._lookup: PromptLookup | None = None  # created when decoding starts
         self._proposed: Sequence[int] = ()  # the draft model's last draft,
         self._proposed_at = 0  # which follows so many tokens
 
     def read_new_tokens(self) -> None:
         """Read the tokens that were appended since the last call, and count which drafts were right."""
-        for told, token in zip(self._proposed, self.tokens[self._proposed_at :], strict=False):
-            self._draft_rates.record(0, told == token)
-            if told != token:
+        for proposed, token in zip(self._proposed, self.tokens[self._proposed_at :], strict=False):
+            self._draft_rates.record(0, proposed == token)
+            if proposed != token:
                 break
         self._proposed = ()
         if self._lookup is None or self._lookup.unread_count > REBUILD_TOKENS:
             self._lookup = PromptLookup(self.tokens)
         while self._lookup.unread_count:
             run = self._lookup.run
-            right = self._lookup.read_token()
+            hit = self._lookup.read_token()
             if run:
-                self._lookup_rates.record(run_kind(run), right)
+                self._lookup_rates.record(run_kind(run), hit)
 
     def lookup_chances(self, most: int) -> list[float]:
-        """The chances that the first 1, 2, ... tokens of the lookup's draft are right, at most `most`, down to
-        MIN_CHANCE.
-        """
+        """The chances that the first 1, 2, ... `most` tokens of the lookup's draft are right, down to MIN_CHANCE."""
         if self._lookup is None or not self._lookup.run:
             return []
         run = self._lookup.run
@@ -122,19 +120,19 @@ class Speculation:
         self._costs.record(rows, seconds)
         self._probe_seconds += PROBE_SHARE * seconds
 
-    def draft(self, wishes: Sequence[DraftRequest], rows: int) -> list[list[int]]:
-        """A draft for each of `wishes`; empty where it does not pay."""
+    def draft(self, requests: Sequence[DraftRequest], rows: int) -> list[list[int]]:
+        """A draft for each of `requests`; empty where it does not pay."""
         room = self._row_limit - rows
         if room <= 0 or not self._max_tokens or not self._costs.has_data:
-            return [[] for _ in wishes]
-        for wish in wishes:
-            wish.state.read_new_tokens()
-        found = [wish.state.lookup_chances(min(wish.max_tokens, self._max_tokens)) for wish in wishes]
-        drafts = self._ask_draft_model(self._draft_model, wishes, found, rows) if self._draft_model else {}
+            return [[] for _ in requests]
+        for request in requests:
+            request.state.read_new_tokens()
+        chances = [request.state.lookup_chances(min(request.max_tokens, self._max_tokens)) for request in requests]
+        drafts = self._ask_draft_model(self._draft_model, requests, chances, rows) if self._draft_model else {}
         drafted = sum(map(len, drafts.values()))
-        gains = [(gain, n) for n, each in enumerate(found) if n not in drafts for gain in log_gains(each)]
+        gains = [(gain, n) for n, each in enumerate(chances) if n not in drafts for gain in log_gains(each)]
         counts = self._allot(sorted(gains, reverse=True)[: room - drafted], rows, drafted)
-        return [drafts.get(n) or wish.state.propose(counts[n]) for n, wish in enumerate(wishes)]
+        return [drafts.get(n) or request.state.propose(counts[n]) for n, request in enumerate(requests)]
 
     def _allot(self, gains: Sequence[tuple[float, int]], rows: int, drafted: int) -> Counter[int]:
         """The tokens with the highest gains, as many as are best, counted by sequence."""
@@ -145,42 +143,50 @@ class Speculation:
         return Counter(number for _, number in gains[:best])
 
     def _ask_draft_model(
-        self, drafter: DraftModel, wishes: Sequence[DraftRequest], found: Sequence[Sequence[float]], rows: int
+        self, draft_model: DraftModel, requests: Sequence[DraftRequest], chances: Sequence[Sequence[float]], rows: int
     ) -> dict[int, list[int]]:
         """Drafts of the draft model, for sequences where it is likelier right than the lookup."""
-        asked: dict[int, DraftQuery] = {}
-        for number, (trail, most, blocks) in enumerate(wishes):
-            if most > 0 and (not found[number] or found[number][0] < trail.draft_chances(1)[0]):
-                asked[number] = DraftQuery(trail.cache_state, trail.tokens, blocks, min(most, self._max_tokens))
-        behind = {number: missing for number, each in asked.items() if (missing := drafter.uncomputed_tokens(each))}
-        trails = {number: wishes[number].state for number in behind}
-        count = self._best_depth(drafter, list(trails.values()), list(behind.values()), rows) if behind else 0
-        if behind and not count:
-            cheapest = min(behind, key=behind.__getitem__)
-            count, trails = self._probe(drafter, behind[cheapest]), {cheapest: trails[cheapest]}
+        queries: dict[int, DraftQuery] = {}
+        for number, (state, most, blocks) in enumerate(requests):
+            if most > 0 and (not chances[number] or chances[number][0] < state.draft_chances(1)[0]):
+                queries[number] = DraftQuery(state.cache_state, state.tokens, blocks, min(most, self._max_tokens))
+        uncomputed = {
+            number: missing for number, each in queries.items() if (missing := draft_model.uncomputed_tokens(each))
+        }
+        states = {number: requests[number].state for number in uncomputed}
+        count = (
+            self._best_depth(draft_model, list(states.values()), list(uncomputed.values()), rows) if uncomputed else 0
+        )
+        if uncomputed and not count:
+            cheapest = min(uncomputed, key=uncomputed.__getitem__)
+            count, states = self._probe(draft_model, uncomputed[cheapest]), {cheapest: states[cheapest]}
         if not count:
             return {}
-        told = drafter.propose(
-            [asked[number]._replace(max_tokens=min(count, asked[number].max_tokens)) for number in trails]
+        proposals = draft_model.propose(
+            [queries[number]._replace(max_tokens=min(count, queries[number].max_tokens)) for number in states]
         )
-        for trail, tokens in zip(trails.values(), told, strict=True):
-            trail.record_proposal(tokens)
-        return {number: tokens for number, tokens in zip(trails, told, strict=True) if tokens}
+        for state, tokens in zip(states.values(), proposals, strict=True):
+            state.record_proposal(tokens)
+        return {number: tokens for number, tokens in zip(states, proposals, strict=True) if tokens}
 
-    def _best_depth(self, drafter: DraftModel, trails: Sequence[DraftState], behind: Sequence[int], rows: int) -> int:
+    def _best_depth(
+        self, draft_model: DraftModel, states: Sequence[DraftState], uncomputed: Sequence[int], rows: int
+    ) -> int:
         """How many tokens the draft model should propose for each of these sequences."""
-        group = len(trails)
-        most = min(self._max_tokens, (self._row_limit - rows) // group)
-        [once] = drafter.costs.estimate(group, 0)
-        ahead = sum(drafter.costs.estimate(missing, 0)[0] for missing in behind if missing > 1) / PREFILL_PAYBACK
-        steps = self._costs.estimate(rows, most * group)[::group]
-        seconds = [steps[0], *(step + count * once + ahead for count, step in enumerate(steps[1:], 1))]
-        each = zip(*(log_gains(trail.draft_chances(most)) for trail in trails), strict=True)
+        group = len(states)
+        max_tokens = min(self._max_tokens, (self._row_limit - rows) // group)
+        [draft_step] = draft_model.costs.estimate(group, 0)
+        prefill = (
+            sum(draft_model.costs.estimate(missing, 0)[0] for missing in uncomputed if missing > 1) / PREFILL_PAYBACK
+        )
+        steps = self._costs.estimate(rows, max_tokens * group)[::group]
+        seconds = [steps[0], *(step + count * draft_step + prefill for count, step in enumerate(steps[1:], 1))]
+        each = zip(*(log_gains(state.draft_chances(max_tokens)) for state in states), strict=True)
         return best_option(list(accumulate(map(sum, each), initial=0.0)), seconds, rows)
 
-    def _probe(self, drafter: DraftModel, missing: int) -> int:
+    def _probe(self, draft_model: DraftModel, uncomputed: int) -> int:
         """1 if the time saved for probing pays for a draft of one token; otherwise 0."""
-        [cost] = drafter.costs.estimate(missing, 0)
+        [cost] = draft_model.costs.estimate(uncomputed, 0)
         if self._probe_seconds < 2 * cost:  # twice, because the step has one more row
             return 0
         self._probe_seconds -= 2 * cost
@@ -192,14 +198,14 @@ def log_gains(chances: Sequence[float]) -> list[float]:
     return [log(after / before) for before, after in pairwise(accumulate(chances, initial=1.0))]
 
 
-def best_option(gained: Sequence[float], seconds: Sequence[float], talking: int) -> int:
-    """The index of the best option for `talking` sequences, by its gain and the seconds of its step.
+def best_option(gains: Sequence[float], seconds: Sequence[float], count: int) -> int:
+    """The index of the best option for `count` sequences, by its gain and the seconds of its step.
 
     Option 0 is no draft; it is chosen unless another one is better by MIN_SPEEDUP.
     """
-    worth = [gain / talking - log(taken / seconds[0]) for gain, taken in zip(gained, seconds, strict=True)]
-    best = max(range(len(worth)), key=worth.__getitem__)
-    return best if worth[best] > log(MIN_SPEEDUP) else 0
+    values = [gain / count - log(taken / seconds[0]) for gain, taken in zip(gains, seconds, strict=True)]
+    best = max(range(len(values)), key=values.__getitem__)
+    return best if values[best] > log(MIN_SPEEDUP) else 0
 
 
 def run_kind(run: int) -> int:

@@ -138,9 +138,9 @@ class Observer(Protocol):
 HandleEvent = tuple[RequestHandle, Event]
 
 
-def deadline_error(ticket: RequestHandle, now: float) -> Expired:
+def deadline_error(handle: RequestHandle, now: float) -> Expired:
     """The error of a request whose deadline has passed."""
-    return Expired(f"the deadline has passed: {now - ticket.submitted:.1f} s after the request was submitted")
+    return Expired(f"the deadline has passed: {now - handle.submitted:.1f} s after the request was submitted")
 
 
 def submission_error(error: Exception) -> PolyheadError:
@@ -181,15 +181,15 @@ class Worker(Protocol):
     def detach(self, number: int) -> None:
         """Remove an adapter that no request uses any more."""
 
-    def submit(self, ticket: RequestHandle) -> None: ...
+    def submit(self, handle: RequestHandle) -> None: ...
 
-    def abort(self, ticket: RequestHandle) -> None:
+    def abort(self, handle: RequestHandle) -> None:
         """Free what the request holds; no events follow.  An unknown handle is no error."""
 
-    def pause(self, ticket: RequestHandle) -> None:
+    def pause(self, handle: RequestHandle) -> None:
         """Compute no more of it until `resume`: its reader is behind.  An unknown handle is no error, in both."""
 
-    def resume(self, ticket: RequestHandle) -> None: ...
+    def resume(self, handle: RequestHandle) -> None: ...
 
     def expire(self, now: float) -> list[HandleEvent]:
         """End requests whose deadline is not after `now` (`time.perf_counter`), SLICE_SIZE of them at most.
