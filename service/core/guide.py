@@ -22,8 +22,8 @@ class GuideState(Protocol):
     def is_finished(self) -> bool:
         """Whether the answer is complete: nothing may follow."""
 
-    def fill_mask(self, words: NDArray[np.int32]) -> bool:
-        """Set the bits of the allowed tokens, bit i of `words` [ceil(V / 32)] for token i.
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+        """Set the bits of the allowed tokens, bit i of `mask` [ceil(V / 32)] for token i.
 
         Returns False, and sets nothing, where all are allowed.
         """

@@ -62,18 +62,18 @@ def reading_bytes(task: Task, rows: int, columns: int) -> int:
 def read_vectors(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
     """A row of numbers for each text."""
     scores = head(states, starts)  # [N, C]
-    whole = scores.isfinite().all(dim=1).tolist()
+    finite = scores.isfinite().all(dim=1).tolist()
     groups: defaultdict[tuple[bool, bool, int], list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
-        if whole[index]:
+        if finite[index]:
             groups[request.raw, request.unit, request.dimensions].append(index)
-    answers: list[HeadOutput | None] = [None] * len(whole)
+    answers: list[HeadOutput | None] = [None] * len(finite)
     for (raw, unit, dimensions), members in groups.items():
-        some = scores if len(members) == len(whole) else scores[torch.tensor(members, device=scores.device)]
-        some = some[:, :dimensions] if dimensions else some
-        closed = some if raw else head.postprocess(some)
-        closed = normalize(closed, dim=-1) if unit else closed
-        for index, value in zip(members, closed.tolist(), strict=True):
+        part = scores if len(members) == len(finite) else scores[torch.tensor(members, device=scores.device)]
+        part = part[:, :dimensions] if dimensions else part
+        outputs = part if raw else head.postprocess(part)
+        outputs = normalize(outputs, dim=-1) if unit else outputs
+        for index, value in zip(members, outputs.tolist(), strict=True):
             answers[index] = HeadOutput(value)
     return answers
 
@@ -83,9 +83,9 @@ def read_tables(head: OutputHead, states: Tensor, starts: list[int], requests: S
     scores = head(states, starts).cpu()  # [M, C]
     answers: list[TokenOutputs | None] = []
     for request, (start, end) in zip(requests, pairwise(starts), strict=True):
-        mine = scores[start:end]
-        whole = bool(mine.isfinite().all())
-        answers.append(copy_scores(mine if request.raw else head.postprocess(mine)) if whole else None)
+        own = scores[start:end]
+        finite = bool(own.isfinite().all())
+        answers.append(copy_scores(own if request.raw else head.postprocess(own)) if finite else None)
     return answers
 
 
@@ -97,33 +97,33 @@ def copy_scores(scores: Tensor) -> TokenOutputs:
 def read_candidates(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
     """The likeliest tokens for each position.  Only VOCABULARY_ROWS rows as wide as the vocabulary exist at a time."""
     counts = (end - start for start, end in pairwise(starts))
-    asked = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
+    row_requests = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
     found: list[Candidates] = []
     for first in range(0, len(states), VOCABULARY_ROWS):
-        some = states[first : first + VOCABULARY_ROWS]
-        found += top_candidates(head, head(some, [0, len(some)]), asked[first : first + VOCABULARY_ROWS])
+        part = states[first : first + VOCABULARY_ROWS]
+        found += top_candidates(head, head(part, [0, len(part)]), row_requests[first : first + VOCABULARY_ROWS])
     return [
         TokenCandidates(tuple(found[start:end])) if all(found[start:end]) else None for start, end in pairwise(starts)
     ]
 
 
-def top_candidates(head: OutputHead, logits: Tensor, asked: Sequence[Encode]) -> list[Candidates]:
+def top_candidates(head: OutputHead, logits: Tensor, requests: Sequence[Encode]) -> list[Candidates]:
     """The `top_k` candidates of each row [R, V], all or among the request's targets; empty for a row that is not
     finite.
     """
-    whole = logits.isfinite().all(dim=1).tolist()
+    finite = logits.isfinite().all(dim=1).tolist()
     groups: defaultdict[tuple[bool, int, tuple[int, ...]], list[int]] = defaultdict(list)
-    for row, request in enumerate(asked):
-        if whole[row]:
+    for row, request in enumerate(requests):
+        if finite[row]:
             groups[request.raw, request.top_k, request.targets].append(row)
-    found: list[Candidates] = [()] * len(asked)
+    found: list[Candidates] = [()] * len(requests)
     for (raw, count, targets), members in groups.items():
-        some = logits if len(members) == len(asked) else logits[torch.tensor(members, device=logits.device)]
-        scores = some if raw else head.postprocess(some)
-        words = torch.tensor(targets, device=scores.device) if targets else None
-        scores = scores if words is None else scores[:, words]
+        part = logits if len(members) == len(requests) else logits[torch.tensor(members, device=logits.device)]
+        scores = part if raw else head.postprocess(part)
+        target_tokens = torch.tensor(targets, device=scores.device) if targets else None
+        scores = scores if target_tokens is None else scores[:, target_tokens]
         values, columns = scores.topk(min(count, scores.size(1)))
-        columns = columns if words is None else words[columns]
+        columns = columns if target_tokens is None else target_tokens[columns]
         for row, ids, numbers in zip(members, columns.tolist(), values.tolist(), strict=True):
             found[row] = tuple(zip(ids, numbers, strict=True))
     return found
@@ -143,9 +143,9 @@ def read_vocabulary_weights(
         pieces = [states[first : min(first + VOCABULARY_ROWS, end)] for first in range(start, end, VOCABULARY_ROWS)]
         largest = reduce(torch.maximum, (head(piece, [0, len(piece)]).amax(dim=0) for piece in pieces))  # [V]
         weight = largest.relu().log1p()
-        words = weight.nonzero()[:, 0]
-        told = tuple(zip(words.tolist(), weight[words].tolist(), strict=True))
-        answers.append(TokenCandidates((told,)) if bool(largest.isfinite().all()) else None)
+        tokens = weight.nonzero()[:, 0]
+        candidates = tuple(zip(tokens.tolist(), weight[tokens].tolist(), strict=True))
+        answers.append(TokenCandidates((candidates,)) if bool(largest.isfinite().all()) else None)
     return answers
 
 

@@ -43,20 +43,22 @@ class CompiledSampler:
         return [(struct.word, read_score(struct, ids, top_values)) for struct, ids, top_values in listed]
 
 
-def write_row(struct: SampleStruct, each: SampleRow, width: int) -> None:
-    """Write a row's options into the library's structure.  The arrays that it points to live as long as `each`."""
-    sampling = each.sampling
-    struct.uniform, struct.temperature, struct.top_k = each.uniform, sampling.temperature, min(sampling.top_k, width)
+def write_row(struct: SampleStruct, sample: SampleRow, width: int) -> None:
+    """Write a row's options into the library's structure.  The arrays that it points to live as long as
+    `sample`.
+    """
+    sampling = sample.sampling
+    struct.uniform, struct.temperature, struct.top_k = sample.uniform, sampling.temperature, min(sampling.top_k, width)
     struct.top_p, struct.min_p, struct.typical_p = sampling.top_p, sampling.min_p, sampling.typical_p
-    struct.scored = min(each.logprobs, width)
-    if each.processor is not None:
-        tokens, values = each.processor.changes
+    struct.scored = min(sample.logprobs, width)
+    if sample.processor is not None:
+        tokens, values = sample.processor.changes
         struct.changed, struct.changes = tokens.ctypes.data, values.ctypes.data
         struct.changed_count, struct.stride = len(tokens), values.shape[1]
-        if len(allowed := each.processor.allowed_words(width)):
+        if len(allowed := sample.processor.allowed_words(width)):
             struct.allowed = allowed.ctypes.data
-    if each.mask is not None:
-        struct.guided = each.mask.ctypes.data
+    if sample.mask is not None:
+        struct.guided = sample.mask.ctypes.data
 
 
 def read_score(struct: SampleStruct, tops: list[int], values: list[float]) -> TokenScore:

@@ -45,8 +45,9 @@ class Sampler(Protocol):
     """Samples tokens.  One thread calls it."""
 
     def sample(self, logits: Tensor, samples: Sequence[SampleRow]) -> list[tuple[int, TokenScore]]:
-        """A token and its score for each of `samples`, by the rows of `logits` [N, V], which are not changed; -1: none is
-        allowed.
+        """A token and its score for each of `samples`, from the rows of `logits` [N, V], which are not changed.
+
+        The token is -1 where none is allowed.
         """
 
 
@@ -125,8 +126,8 @@ def sampling_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
     torch sorts (`sorts`), also the rows that are sorted at a time: values, columns, weights and their sums, most of 8
     bytes.
     """
-    sorted_words = min(rows, max(SORT_LIMIT // words, 1)) * words if sorts else 0
-    return rows * words * (4 * 4 + kept) + sorted_words * 48
+    sorted_logits = min(rows, max(SORT_LIMIT // words, 1)) * words if sorts else 0
+    return rows * words * (4 * 4 + kept) + sorted_logits * 48
 
 
 def sample_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:

@@ -145,7 +145,7 @@ class Scheduler:
         return self._deadlines.expired(now)
 
     def fork(self, parent: TokenSequence, child: TokenSequence) -> None:
-        """Admit a sequence that begins as `parent` and shares its blocks; without a free place it waits in the queue."""
+        """Admit a sequence that begins as `parent` and shares its blocks; without a free place it waits."""
         if parent not in self.running or len(self.running) >= self.sequence_budget:
             self.add(child)
             return

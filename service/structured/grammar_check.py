@@ -38,16 +38,21 @@ class GrammarCheck:
         Raises BadRequest, which names the field and the place in it; Unavailable if the machine is too busy.  Any
         thread may call it.
         """
-        trial = self._idle.get()
+        process = self._idle.get()
         try:
-            asked = {"kind": grammar.kind, "source": grammar.source, "seconds": CPU_LIMIT_S, "pattern": MAX_REGEX_CHARS}
-            told = trial.ask(asked | outline)
+            question = {
+                "kind": grammar.kind,
+                "source": grammar.source,
+                "seconds": CPU_LIMIT_S,
+                "pattern": MAX_REGEX_CHARS,
+            }
+            answer = process.ask(question | outline)
         finally:
-            self._idle.put(trial)
-        if "grammar" not in told:
-            where = grammar.field + told["place"]
-            raise BadRequest(f"{where}: {told['wrong']}", param=grammar.field)
-        return told["grammar"]
+            self._idle.put(process)
+        if "grammar" not in answer:
+            where = grammar.field + answer["place"]
+            raise BadRequest(f"{where}: {answer['wrong']}", param=grammar.field)
+        return answer["grammar"]
 
     def close(self) -> None:
         for each in self._processes:
@@ -77,8 +82,8 @@ class CheckProcess:
             self.kill()
             wrong = f"takes more than {CPU_LIMIT_S:g} s of a processor" if late else "takes too much memory"
             return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
-        told: dict[str, str] = json.loads(line)
-        return told
+        answer: dict[str, str] = json.loads(line)
+        return answer
 
     def kill(self) -> None:
         process, self._process = self._process, None

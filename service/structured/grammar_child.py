@@ -66,16 +66,16 @@ def grammar_error(tokenizer: LLTokenizer, grammar: str) -> str:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS).get_error()
 
 
-def check_grammar(asked: dict[str, Any]) -> dict[str, str]:
+def check_grammar(question: dict[str, Any]) -> dict[str, str]:
     """The `grammar` in llguidance's form, or what is `wrong` with it, and at which `place` of a schema."""
-    kind, source = asked["kind"], asked["source"]
-    if kind == "schema" and (place := find_long_pattern(source, asked["pattern"])):
-        return {"wrong": f"must have at most {asked['pattern']} characters", "place": place}
-    tokenizer = build_byte_tokenizer(asked["size"], tuple(asked["ends"]), tuple(map(tuple, asked["special"])))
+    kind, source = question["kind"], question["source"]
+    if kind == "schema" and (place := find_long_pattern(source, question["pattern"])):
+        return {"wrong": f"must have at most {question['pattern']} characters", "place": place}
+    tokenizer = build_byte_tokenizer(question["size"], tuple(question["ends"]), tuple(map(tuple, question["special"])))
     try:
         grammar = to_llguidance(kind, source)
-    except (GbnfToLarkError, ValueError, RecursionError) as problem:
-        return {"wrong": readable_error(str(problem)), "place": ""}
+    except (GbnfToLarkError, ValueError, RecursionError) as error:
+        return {"wrong": readable_error(str(error)), "place": ""}
     error = grammar_error(tokenizer, grammar)
     if not error:
         return {"grammar": grammar}
@@ -191,11 +191,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
     write_line("")  # ready
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # of processor time; then this process is killed
-        told = check_grammar(asked)
+        question = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, question["seconds"])  # of processor time; then this process is killed
+        answer = check_grammar(question)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_line(json.dumps(told))
+        write_line(json.dumps(answer))
 
 
 def write_line(line: str) -> None:

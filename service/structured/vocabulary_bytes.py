@@ -19,8 +19,8 @@ from ..core.errors import BadRequest
 from ..core.model import Model
 
 TokenMask = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
-MOST_BYTES = 1 << 22  # of all tokens, and one for each; llguidance's tree of them holds so many nodes
-LONGEST = 1 << 10  # bytes of a token, not included, that the tree holds
+MOST_BYTES = 1 << 22  # bytes of all tokens, plus one for each: the nodes of llguidance's tree
+LONGEST = 1 << 10  # bytes of a token: the tree holds shorter ones
 TEXT_BEFORE = "\x02"  # put before a text where the tokenizer would add a space to the first word
 
 
@@ -37,15 +37,15 @@ class TagTokens:
 class VocabularyBytes:
     """The bytes of all tokens of a model.  `end_tokens` end an answer.
 
-    Raises BadRequest if the model has no such token, nor one without text.
+    Raises BadRequest if the model has no such token, nor one without text, or if llguidance cannot take its tokens.
     """
 
     def __init__(self, model: Model) -> None:
         tokenizer, self.size = model.tokenizer, model.vocab_size
         self.token_bytes = token_bytes(model)
         special = {token for token in range(self.size) if tokenizer.is_special(token)}
-        silent = [token for token, spelled in enumerate(self.token_bytes) if token in special or not spelled]
-        self.end_tokens = tuple(sorted(model.stop_tokens)) or tuple(silent[:1])
+        textless = [token for token, piece in enumerate(self.token_bytes) if token in special or not piece]
+        self.end_tokens = tuple(sorted(model.stop_tokens)) or tuple(textless[:1])
         if not self.end_tokens:
             raise BadRequest(f"{model.name} has no token that could end an answer: its form cannot be given")
         self.special_tokens = special | set(self.end_tokens)
@@ -60,15 +60,16 @@ class VocabularyBytes:
         return {"size": self.size, "ends": self.end_tokens, "special": special}
 
     def tokenize(self, text: bytes, *, special: bool = False) -> list[int]:
-        """Tokens that spell exactly `text` inside a text: the tokenizer's own if possible; `special` tokens only if
-        allowed.
+        """Tokens that spell exactly `text` inside a text: those of the tokenizer if possible.
+
+        Special tokens are used only if `special`.
         """
         tokenizer = self._tokenizer()
         if tokenizer is None:
             return self._tokenize_greedily(text)
         for before in ("", TEXT_BEFORE):
-            cut = tokenizer.encode_batch([before, before + text.decode()], special=False, offsets=False)
-            ids = cut[1].ids[len(cut[0]) :]
+            encodings = tokenizer.encode_batch([before, before + text.decode()], special=False, offsets=False)
+            ids = encodings[1].ids[len(encodings[0]) :]
             if b"".join(self.token_bytes[token] for token in ids) == text and (
                 special or self.special_tokens.isdisjoint(ids)
             ):
@@ -79,7 +80,7 @@ class VocabularyBytes:
         if text not in self._tags:
             whole = text.encode()
             ahead = [whole[at:] for at in range(len(whole))]
-            inside = [token for token, spelled in enumerate(self.token_bytes) if whole in spelled]
+            inside = [token for token, piece in enumerate(self.token_bytes) if whole in piece]
             self._tags[text] = TagTokens(
                 whole,
                 tuple(self.tokenize(rest, special=True) for rest in ahead),
@@ -111,8 +112,8 @@ class VocabularyBytes:
     def _sorted_tokens(self) -> list[int]:
         return sorted(range(self.size), key=self.token_bytes.__getitem__)
 
-    def _sorted_index(self, spelled: bytes) -> int:
-        return bisect_left(self._sorted_tokens, spelled, key=self.token_bytes.__getitem__)
+    def _sorted_index(self, piece: bytes) -> int:
+        return bisect_left(self._sorted_tokens, piece, key=self.token_bytes.__getitem__)
 
     def _tokens_equal_to(self, text: bytes) -> list[int]:
         return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text + b"\0")]
@@ -133,17 +134,17 @@ class VocabularyBytes:
 
 
 def token_bytes(model: Model) -> list[bytes]:
-    """The bytes of each token.  BadRequest where llguidance, which panics then, cannot take them."""
-    found, size = list[bytes](), model.vocab_size
+    """The bytes of each token.  Raises BadRequest where llguidance would panic on them."""
+    pieces, size = list[bytes](), model.vocab_size
     for token in range(model.vocab_size):
-        found.append(model.tokenizer.piece_bytes(token))
-        size += len(found[-1])
-        if len(found[-1]) >= LONGEST or size > MOST_BYTES:
-            said = f"more than {MOST_BYTES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
-            if len(found[-1]) >= LONGEST:
-                said = f"token {token} of {len(found[-1])} bytes, at most {LONGEST - 1} are taken"
-            raise BadRequest(f"the vocabulary of {model.name} has {said}: its answers cannot be given a form")
-    return found
+        pieces.append(model.tokenizer.piece_bytes(token))
+        size += len(pieces[-1])
+        if len(pieces[-1]) >= LONGEST or size > MOST_BYTES:
+            problem = f"more than {MOST_BYTES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
+            if len(pieces[-1]) >= LONGEST:
+                problem = f"token {token} of {len(pieces[-1])} bytes, at most {LONGEST - 1} are taken"
+            raise BadRequest(f"the vocabulary of {model.name} has {problem}: its answers cannot be given a form")
+    return pieces
 
 
 class LibraryTokenizer:
@@ -151,11 +152,11 @@ class LibraryTokenizer:
 
     bos_token_id = None
 
-    def __init__(self, lexicon: VocabularyBytes) -> None:
-        self._vocabulary = weakref.ref(lexicon)
-        self.tokens, self.eos_token_id = lexicon.token_bytes, lexicon.end_tokens[0]
-        self.special_token_ids = sorted(lexicon.special_tokens)
+    def __init__(self, vocabulary: VocabularyBytes) -> None:
+        self._vocabulary = weakref.ref(vocabulary)
+        self.tokens, self.eos_token_id = vocabulary.token_bytes, vocabulary.end_tokens[0]
+        self.special_token_ids = sorted(vocabulary.special_tokens)
 
     def __call__(self, text: bytes) -> list[int]:
-        lexicon = self._vocabulary()
-        return lexicon.tokenize(text) if lexicon is not None else []
+        vocabulary = self._vocabulary()
+        return vocabulary.tokenize(text) if vocabulary is not None else []
