@@ -28,23 +28,23 @@ def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def exchange_lines(process: subprocess.Popen[bytes], question: bytes, patience: float) -> bytes:
-    """Send `question` and return the line that answers it, within `patience` seconds.
+def exchange_lines(process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> bytes:
+    """Send `question` and return the line that answers it, within `timeout_s` seconds.
 
     Raises TimeoutError where none comes, BrokenPipeError where the process has closed its output.
     """
     assert process.stdin is not None
     assert process.stdout is not None
-    until, line = time.monotonic() + patience, b""
-    left = memoryview(question)  # of which nothing is copied while it is written, however long it is
+    deadline, line = time.monotonic() + timeout_s, b""
+    unsent = memoryview(question)  # slices of a view copy nothing, however long it is
     while not line.endswith(b"\n"):
-        asking = [process.stdin] if left else []
-        heard, open_, _ = select.select([process.stdout], asking, [], max(until - time.monotonic(), 0))
-        if not heard and not open_:
+        writers = [process.stdin] if unsent else []
+        readable, writable, _ = select.select([process.stdout], writers, [], max(deadline - time.monotonic(), 0))
+        if not readable and not writable:
             raise TimeoutError
-        if open_:
-            left = left[os.write(process.stdin.fileno(), left[: 1 << 16]) :]
-        if heard:
+        if writable:
+            unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
+        if readable:
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
                 raise BrokenPipeError

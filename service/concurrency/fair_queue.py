@@ -54,7 +54,7 @@ class FairQueue(Generic[T]):
             del self._lines[line]
 
     def peek(self, without: Collection[str] = ()) -> T | None:
-        """The next entry; it stays until it is removed."""
+        """The next entry, without those of the owners `without`; it stays until it is removed."""
         lines = [line for line in self._lines if line[1] not in without]
         if not lines:
             return None
@@ -63,13 +63,13 @@ class FairQueue(Generic[T]):
         return next(iter(self._lines[highest, owner]))
 
     def next_owner(self, owners: Iterable[str]) -> str:
-        """The one of `owners`, who have all had entries here, that has been served least."""
+        """The one of `owners` that has been served least; all of them must have had entries."""
         owner = self._owner_shares.next(owners)
         assert owner is not None
         return owner
 
     def charge(self, owner: str, cost: float) -> None:
-        """Count `tokens` that were computed for `owner`."""
+        """Count what an owner's entries cost: tokens, or any unit that all entries of this queue have."""
         self._owner_shares.charge(owner, cost)
 
 
@@ -96,4 +96,4 @@ class Deadlines(Generic[T]):
         if now < self._earliest:
             return []
         self._earliest = min(self._deadlines.values(), default=math.inf)
-        return list(islice((entry for entry, until in self._deadlines.items() if until <= now), SLICE_SIZE))
+        return list(islice((entry for entry, deadline in self._deadlines.items() if deadline <= now), SLICE_SIZE))

@@ -1,10 +1,10 @@
 """A pool of a few threads for work that may be slow or may never return.
 
-Work that runs for longer than `hold` seconds keeps its thread, and the pool starts another thread in its place.  So a
-text on which a user's tokenizer is slow costs a processor, but does not delay other models.  One source (the tokenizer
-of a model) has at most as many slow pieces of work as there are threads; further ones wait for them.  Work that runs
-for longer than `patience` seconds is abandoned, and no more work of its source is started until it returns.  The order
-of waiting work is that of `service.concurrency.work_queue`.
+Work that runs for longer than `replace_after` seconds keeps its thread, and the pool starts another thread in its
+place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  One source
+(the tokenizer of a model) has at most as many slow pieces of work as there are threads; further ones wait for them.
+Work that runs for longer than `abandon_after` seconds is abandoned, and no more work of its source is started until it
+returns.  The order of waiting work is that of `service.concurrency.work_queue`.
 """
 
 import asyncio
@@ -65,17 +65,18 @@ class WorkItem:
 
 
 class ThreadPool:
-    """At most `most` working threads, without those that were replaced.  The threads are daemons and do not delay the
-    end of the process.  `run` is called on the event loop thread.
+    """At most `max_threads` working threads, not counting those that were replaced.
+
+    The threads are daemons and do not delay the end of the process.  `run` is called on the event loop thread.
     """
 
-    def __init__(self, most: int, name: str, patience: float, hold: float = math.inf) -> None:
-        """`patience` and `hold` in seconds, for one piece of work."""
+    def __init__(self, max_threads: int, name: str, abandon_after: float, replace_after: float = math.inf) -> None:
+        """`abandon_after` and `replace_after` in seconds, for one piece of work."""
         self._max_threads, self._name, self._abandon_after, self._replace_after = (
-            most,
+            max_threads,
             name,
-            patience,
-            min(hold, patience),
+            abandon_after,
+            min(replace_after, abandon_after),
         )
         self._waiting: WorkQueue[WorkItem] = WorkQueue()
         self._thread_numbers, self._thread_count = count(), 0
@@ -135,11 +136,11 @@ class ThreadPool:
             late = [
                 each for each in self._running if not each.abandoned and now - each.started_at > self._abandon_after
             ]
-            refused = list[WorkItem]()
+            unstarted = list[WorkItem]()
             for work in late:
                 work.abandoned = True
                 self._abandoned[work.source] += 1
-                refused += self._blocked.pop(work.source, {})
+                unstarted += self._blocked.pop(work.source, {})
         for _ in replaced:
             self._thread_count -= 1
             self._start_thread()
@@ -148,7 +149,7 @@ class ThreadPool:
             resolve_future(
                 work.future, Failure(TooComplex(f"{work.label} has taken longer than {self._abandon_after:g} s"))
             )
-        for work in refused:
+        for work in unstarted:
             work.resolve(self._refusal(work))
 
     def _work_loop(self) -> None:
@@ -178,5 +179,5 @@ class ThreadPool:
             return not work.replaced
 
     def _refusal(self, work: WorkItem) -> Failure:
-        said = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"
-        return Failure(Unavailable(said, retry_after=60))
+        message = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"
+        return Failure(Unavailable(message, retry_after=60))

@@ -239,25 +239,25 @@ class Metrics:
         self._add_poll("engine_stalled_seconds", engine.stalled)
         self._polls.append(lambda: self._set_open_requests(engine.counts()))
 
-    def watch_replicas(self, roll: ObservedReplicas) -> None:
+    def watch_replicas(self, observed: ObservedReplicas) -> None:
         """Read the replicas, their target numbers and their queues from `roll` for each scrape."""
-        told: set[tuple[str, str]] = set()
+        shown: set[tuple[str, str]] = set()
 
-        def look() -> None:
-            for model, replicas in roll.ready_counts().items():
+        def poll() -> None:
+            for model, replicas in observed.ready_counts().items():
                 self._gauge("replicas", model).set(replicas)
                 self._gauge("model_ready", model).set(replicas > 0)
-            for model, replicas in roll.target_counts().items():
+            for model, replicas in observed.target_counts().items():
                 self._gauge("wanted_replicas", model).set(replicas)
-            queued = {(model, replica): tokens for model, replica, tokens in roll.queued_tokens()}
-            for labels in told - queued.keys():
+            queued = {(model, replica): tokens for model, replica, tokens in observed.queued_tokens()}
+            for labels in shown - queued.keys():
                 self._gauge.remove("replica_queued_tokens", *labels)
             for labels, tokens in queued.items():
                 self._gauge("replica_queued_tokens", *labels).set(tokens)
-            told.clear()
-            told.update(queued)
+            shown.clear()
+            shown.update(queued)
 
-        self._polls.append(look)
+        self._polls.append(poll)
 
     def record_routed(self, model: str, why: str) -> None:
         self._counter("routed", model, why).inc()

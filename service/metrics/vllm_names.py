@@ -107,7 +107,7 @@ VLLM_METRICS: tuple[VllmMetric, ...] = (
     VllmMetric(
         "prefix_cache_queries",
         "counter",
-        "polyhead_tokens_total of the kind prompt: every prompt is looked for; counted when a request ends.",
+        "polyhead_tokens_total of the kind prompt: every prompt is looked up; counted when a request ends.",
         copy_metric("tokens", kind="prompt"),
     ),
     VllmMetric("prefix_cache_hits", "counter", "polyhead_prefix_cached_tokens.", copy_metric("prefix_cached_tokens")),

@@ -169,9 +169,9 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def readable_error(error: str) -> str:
     """llguidance's error message in one line, without repetitions of the source."""
     error = error.removesuffix("\n<non-verbose/>")
-    for pattern, words in ERROR_MESSAGES.items():
+    for pattern, template in ERROR_MESSAGES.items():
         if found := re.fullmatch(pattern, error, re.DOTALL):
-            return words.format(*(group.replace('"', "") for group in found.groups()))
+            return template.format(*(group.replace('"', "") for group in found.groups()))
     if "\nerror: " in error:  # of a regular expression; the line before marks the column
         before, _, after = error.rpartition("\nerror: ")
         column = len(before.rpartition("\n")[2].rstrip("^")) - 3
