@@ -144,7 +144,7 @@ def test_all_answers_of_a_search_come_in_the_order_of_the_reference(made: Made) 
     theirs, folder = made("t5-1.1")
     loaded = load(str(folder))
     assert loaded.decoding is not None
-    found = search_beams(loaded.head, RaggedBatch.of(SOURCES), replace(loaded.decoding, most=MOST, beams=3))  # type: ignore[arg-type]
+    found = search_beams(loaded.head, RaggedBatch.of(SOURCES), replace(loaded.decoding, max_tokens=MOST, beams=3))  # type: ignore[arg-type]
     expected = generated(theirs, num_beams=3, num_return_sequences=3)
     assert [answer for answers in found for answer in said(answers)] == expected
 

@@ -125,7 +125,7 @@ def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
 def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
     executor: Any = made(name, BERT)
     with pytest.raises(StepInputError, match="wanted: there are 1, which should be 5"):
-        executor.step_with_states(replace(texts(), wanted=[0]))
+        executor.step_with_states(replace(texts(), output_rows=[0]))
     with pytest.raises(StepInputError, match="tokens"):
         executor.step_with_states(replace(texts(), tokens=[1, 2, 3, 4, 90]))
 

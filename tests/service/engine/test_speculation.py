@@ -430,11 +430,7 @@ def test_no_answer_is_changed(drafted: bool, seed: int) -> None:
 
 def told(events: Sequence[Event]) -> list[Event]:
     """All but how much was found in the cache, which depends on who was there before."""
-    return [
-        replace(each, cached=0) if isinstance(each, GeneratedToken) else replace(each, cached_tokens=0)
-        for each in events
-        if isinstance(each, GeneratedToken | Done)
-    ]
+    return [replace(each, cached_tokens=0) for each in events if isinstance(each, GeneratedToken | Done)]
 
 
 def a_request(choice: random.Random, number: int) -> Generate:

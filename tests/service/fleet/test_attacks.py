@@ -310,7 +310,7 @@ WRONG += [
     replace(EXPLAIN, baseline=1 << 40),
     replace(EXPLAIN, method="integrated_gradients", steps=0, baseline=-9),
     replace(EXPLAIN, method="attention", layers=(1 << 40,), heads=(-9,)),
-    replace(EXPLAIN, kept=frozenset({-1, 1 << 40}), window=-1),
+    replace(EXPLAIN, kept_rows=frozenset({-1, 1 << 40}), window=-1),
 ]
 
 

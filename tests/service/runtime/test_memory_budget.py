@@ -313,7 +313,7 @@ def test_what_is_loaded_counts_until_it_is_released(chat: ModelSize) -> None:
 def test_reading_may_take_more_than_serving(tiny_classifier: Path) -> None:
     """The copy of a large tensor stands beside the weights before there is a step."""
     judge = described(tiny_classifier, "judge")
-    turned = replace(judge, size=replace(judge.checkpoint_size, rearranged=10**8))
+    turned = replace(judge, checkpoint_size=replace(judge.checkpoint_size, rearranged=10**8))
     assert smallest_need(judge, settings()).total < smallest_need(turned, settings()).total > 4 * 10**8
 
 

@@ -214,7 +214,7 @@ def test_what_was_written_does_as_well_as_what_was_told(runs: Path, monkeypatch:
     chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-tags.toml"))
     monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
     monkeypatch.setitem(
-        TASK_SOURCES, "brown", replace(TASK_SOURCES["brown"], corpus=lambda _: samples.tagged_sentences())
+        TASK_SOURCES, "brown", replace(TASK_SOURCES["brown"], read_corpus=lambda _: samples.tagged_sentences())
     )  # type: ignore[index]
     said = command("evaluate", runs / "bert-tags" / "model", RECIPES / "bert-tags.toml")
     kept = json.loads((runs / "bert-tags" / "result.json").read_text())["held_out"]

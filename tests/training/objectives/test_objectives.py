@@ -197,7 +197,7 @@ def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
 
 
 def test_as_much_is_hidden_as_is_asked_for(words: dict[str, Tokenizer]) -> None:
-    objective = replace(hiding(words), hidden=0.4)
+    objective = replace(hiding(words), hidden_share=0.4)
     [pair] = objective.items(documents(TEXTS[:1]))
     hidden = round(0.4 * len(pair.first)) + round(0.4 * len(pair.second))
     assert len(objective.mask_pair(pair, random.Random(0)).rows) == hidden > objective_rows(hiding(words), pair)

@@ -125,7 +125,7 @@ def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path
 
 def test_the_held_out_figure_is_that_of_the_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = samples.documents()
-    monkeypatch.setitem(TEXT_SOURCES, "prose", replace(TEXT_SOURCES["prose"], corpus=lambda _: sample))  # type: ignore[index]
+    monkeypatch.setitem(TEXT_SOURCES, "prose", replace(TEXT_SOURCES["prose"], read_corpus=lambda _: sample))  # type: ignore[index]
     recipe = whole.smoke_recipe(whole.read_recipe(RECIPES / "gpt.toml"))
     monkeypatch.setattr(whole, "read_recipe", lambda _: recipe)
     said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "gpt" / "model", RECIPES / "gpt.toml")))

@@ -210,7 +210,7 @@ def test_documents_are_not_joined_by_the_sentences_they_share() -> None:
     parts = [{example.source for example in part} for part in (split.train, split.validation, split.held_out)]
     assert sum(map(len, parts)) == 200
     assert all(parts)
-    assert len(set(group_names(replace(corpus, alike=True).examples))) == 1
+    assert len(set(group_names(replace(corpus, group_similar=True).examples))) == 1
 
 
 def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> None:

@@ -46,7 +46,7 @@ PROMPTS: list[tuple[str, Any]] = [
 class Registry(scripted.Registry):
     """Has a network that explains."""
 
-    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
+    async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
         return {"self": (LAYERS, HEADS)}
 
 
