@@ -104,7 +104,7 @@ class ExplainWorker:
 
     def step(self) -> StepResult:
         began, waited = perf_counter(), list[float]()
-        while (new_handle := self._next_to_begin()) is not None:
+        while (new_handle := self._next_to_start()) is not None:
             self._current = new_handle
             self._start(new_handle)
             new_handle.timing.started = began
