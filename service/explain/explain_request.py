@@ -1,7 +1,7 @@
-"""Why a model answers so: from what a client asks to what the engine is asked.
+"""Explanation requests: from the client's options and the model's answer to the engine's request.
 
-Knows text, tokens and answers, no HTTP and no tensor.  The one idea: what is explained is what was answered, so that
-comes first; then its label, its span or its words are found again among the tokens, as cells of the head's scores.
+The answer is computed first. Its label, span or tokens are then located as cells (row, column) of the head's scores,
+which are the goals that the explanation attributes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,14 +24,14 @@ Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]
 AttentionLayout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention
 ATTENTION_METHODS: tuple[ExplainMethod, ...] = ("attention", "attention_rollout", "attention_flow")
 PATH_METHODS: tuple[ExplainMethod, ...] = ("attention_rollout", "attention_flow")
-MAX_FLOW_TOKENS = 64  # tokens: a flow is computed for each of them, in a time that grows with the third power
-MAX_ATTENTION_WEIGHTS = 1 << 23  # that are computed for one explanation, however few of them are told
+MAX_FLOW_TOKENS = 64  # tokens: the flow of each is computed, and the time grows with the third power
+MAX_ATTENTION_WEIGHTS = 1 << 23  # computed for one explanation, however few of them the response has
 MAX_LABEL_QUOTE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
-    """What of an answer is to be explained; of these each task has its own (`FIELDS`)."""
+    """The part of an answer to be explained. TARGET_FIELDS lists the fields that each task uses."""
 
     label: str | int | None = None
     start: int | None = None
@@ -60,8 +60,9 @@ TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainParameters:
-    """How an answer is to be explained.  `top_k`: of each row of weights only so many are told, 0: all.  `packed`: as
-    base64, of `half` the precision."""
+    """How an answer is to be explained. `top_k`: only the largest weights of each row are in the response; 0: all.
+    `as_base64`: weights are encoded in base64, with `half_precision` as float16.
+    """
 
     method: ExplainMethod = "attention"
     target: TargetSpec = NO_TARGET
@@ -77,7 +78,7 @@ class ExplainParameters:
 
     @property
     def is_attribution(self) -> bool:
-        """Whether it says what a score is made of; else where the network looks."""
+        """Whether the method attributes a score to tokens; the others return attention weights."""
         return self.method not in ATTENTION_METHODS
 
     @property
@@ -87,7 +88,9 @@ class ExplainParameters:
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token as it is told: of which of the caller's texts, code points [start, end) of it; None: of none."""
+    """A token in the response: the index of the caller's text that it is in, and its code points [start, end); None if
+    it is in none.
+    """
 
     id: int
     piece: str
@@ -100,7 +103,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class DescribedGoal:
-    """A goal for people: what it is, and how likely the server says it is (nan: it does not)."""
+    """A goal with its description for the response. `probability`: as the answer has it; None if it does not."""
 
     goal: Goal
     description: Mapping[str, Any]
@@ -109,7 +112,7 @@ class DescribedGoal:
 
 @dataclass(frozen=True, slots=True)
 class ExplainSubject:
-    """What is explained: tokens as they are shown and as the network has them, and the goals."""
+    """What is explained: the tokens of the response, the tokens for the network, and the goals."""
 
     shown_tokens: tuple[ShownToken, ...]
     tokens: tuple[int, ...]
@@ -121,12 +124,12 @@ class ExplainSubject:
 
     @property
     def special_rows(self) -> frozenset[int]:
-        """The places of tokens that nobody wrote."""
+        """The rows of special tokens, which are not from the caller's text."""
         return frozenset(index for index, token in enumerate(self.shown_tokens) if token.special)
 
 
 def check_target(model: Model, why: ExplainParameters) -> None:
-    """Raises BadRequest where it is asked about what such a model does not say."""
+    """Raise BadRequest if the target does not fit the model's task."""
     fit = TARGET_FIELDS[model.task]
     for name in why.target.given_fields:
         if name not in fit:
@@ -142,17 +145,17 @@ def check_target(model: Model, why: ExplainParameters) -> None:
 
 
 def check_context(model: Model, before: int, said: int) -> None:
-    """Raises TooLong where the model could not have said so much after so long a prompt."""
+    """Raise TooLong if so long an answer after so long a prompt exceeds the model's context."""
     if before + said > model.max_tokens:
         message = f"target.text: {said} tokens after {before}, the model takes {model.max_tokens}"
         raise TooLong(message, param="target.text")
 
 
-# What is read
+# Goals of encoders
 
 
 def build_encoding_call(model: Model, given: str | tuple[str, str], why: ExplainParameters) -> EncodingRequest:
-    """The text, and what else it takes to know what is to be explained."""
+    """Return the call that computes the answer, with the second text of a similarity."""
     beside = [why.target.text] if model.task == "embed" and why.target.text is not None else []
     inputs, names = (given, *beside), ("input", *("target.text" for _ in beside))
     words = (why.target.word,) if why.target.word is not None else ()
@@ -185,12 +188,12 @@ def show_tokens(part: Encoding) -> list[ShownToken]:
 
 
 def choose_goal(model: Model, why: ExplainParameters, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:
-    """What is to be explained of the answer.  Raises BadRequest if it does not say what was asked about."""
+    """Return the goal of an answer. Raises BadRequest if the answer does not contain the target."""
     return GOAL_CHOICES[model.task](model, why.target, read, reply)
 
 
 def similarity_goals(why: ExplainParameters) -> tuple[DescribedGoal, ...]:
-    """An embedding says nothing by itself, but how near it is to another."""
+    """Return the goal of an embedding: its similarity to another."""
     return (DescribedGoal(((0, 0),), {"kind": "similarity", "text": why.target.text}),)
 
 
@@ -219,7 +222,7 @@ def relevance_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: 
 
 
 def tag_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
-    """A token's label, or those of the tokens that stand in a stretch of the text, added up."""
+    """Return the goal for the label of a token, or for the sum of the labels of the tokens in a part of the text."""
     chosen = choose_entities(target, cast(TagOutput, reply).entities)
     columns = [label_column(model, each.label if target.label is None else target.label) for each in chosen]
     goal = tuple((each.index, column) for each, column in zip(chosen, columns, strict=True))
@@ -229,7 +232,7 @@ def tag_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encode
 
 
 def choose_entities(target: TargetSpec, every: Sequence[Entity]) -> list[Entity]:
-    """The tokens that are asked about; the surest that has a label worth telling where none is."""
+    """Return the target's tokens; without a target, the labelled token with the highest score."""
     if target.token is not None:
         chosen = [each for each in every if each.index == target.token]
         wrong = f"target.token: {target.token} is no token of the text, these are: {describe_indexes(every)}"
@@ -250,7 +253,7 @@ def describe_indexes(every: Sequence[Entity]) -> str:
 
 
 def span_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
-    """Where the answer begins and where it ends."""
+    """Return the goal for the first and last token of the answer."""
     context, part = str(read.source[1]), read.parts[0]
     best = cast(SpanOutput, reply).answers[0]
     start, end = (best.start, best.end) if target.start is None or target.end is None else (target.start, target.end)
@@ -286,13 +289,13 @@ GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOu
 }
 
 
-# What is written
+# Goals of generators
 
 
 def build_generated_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> ExplainSubject:
-    """A prompt and what was written after it, each token of which is a goal.
+    """Return a prompt and its answer, each token of which is a goal.
 
-    Tokenises the prompt: to be called on a thread for texts.
+    Tokenises the prompt, so it is called on a thread for texts.
     """
     shown = show_prompt(model, prompt, asked.source or asked.tokens)
     opening = asked.tokens if asked.source else ()
@@ -313,7 +316,9 @@ def build_generated_subject(model: Model, prompt: Prompt, asked: Generate, token
 
 
 def show_prompt(model: Model, prompt: Prompt, ids: Sequence[int]) -> list[ShownToken]:
-    """The prompt's tokens, and where in the caller's own texts each stands, as far as it stands there as it is."""
+    """Return the prompt's tokens, and the position of each in the caller's texts, as far as these occur unchanged in
+    the prompt.
+    """
     if isinstance(prompt, str):
         [part] = model.tokenizer.encode_batch([prompt])
         if part.ids == list(ids):
@@ -337,7 +342,7 @@ NO_POSITION: TextPosition = (None, None, None)
 
 
 def locate_pieces(pieces: Sequence[bytes], texts: Sequence[str]) -> list[TextPosition]:
-    """Where pieces of a prompt stand in the texts that a template wrote into it, one after the other."""
+    """Return the position of each piece of a prompt in the texts that a template wrote into it, one after the other."""
     whole, starts = b"".join(pieces), list[int]()
     at = 0
     for piece in pieces:
@@ -359,7 +364,7 @@ def locate_pieces(pieces: Sequence[bytes], texts: Sequence[str]) -> list[TextPos
     return places
 
 
-# What the engine is asked
+# The engine's request
 
 
 def build_explain_request(
@@ -384,7 +389,7 @@ def build_explain_request(
 
 
 def choose_baseline(model: Model, why: ExplainParameters) -> int:
-    """The token that stands for nothing; -1: no vector."""
+    """Return the token of the baseline input; -1: the zero vector."""
     words = model.tokenizer
     known = {"pad": words.pad_id, "mask": words.mask_id, "unk": words.unk_id, "eos": words.eos_id}
     there = {name: id for name, id in known.items() if id is not None}

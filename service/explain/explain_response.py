@@ -1,7 +1,7 @@
-"""What an explanation is told as: one object, the same in every dialect that has one; and how large it may be.
+"""The JSON object of an explanation, the same in every dialect, and the limits of its size.
 
-Knows what was asked and what came of it, no HTTP and no tensor.  The one idea: whatever it says it says of `tokens`, a
-list that comes first: attributions are a number for each, rows and columns of weights are indexes into it.
+All parts refer to `tokens`, a list that comes first: attributions are a number for each token, rows and columns of
+weights are indexes into it.
 """
 
 import base64
@@ -26,22 +26,24 @@ from .explain_request import (
     ExplainSubject,
 )
 
-NUMBER_BYTES = 11  # bytes of a number as JSON, about
-PAIR_BYTES = 17  # of a column and a weight
-WEIGHT = 8  # bytes in memory for each weight: a float32, and a copy
-PAIRED = 150  # bytes in memory for each column and weight of a top_k
-TOKEN = 600  # bytes in memory, and as JSON, for each token
+NUMBER_BYTES = 11  # bytes of a number in JSON, approximately
+PAIR_BYTES = 17  # bytes of a column and a weight
+WEIGHT = 8  # bytes of memory for each weight: a float32, and a copy
+PAIRED = 150  # bytes of memory for each column and weight of a top_k
+TOKEN = 600  # bytes of memory and of JSON for each token
 ATTRIBUTED = 400  # the same for each token of each attribution
-TOLERANCE = 0.05  # of the difference that attributions make up: how much may be missing
+TOLERANCE = 0.05  # share of the score difference that the attributions may miss
 ROUNDING = 1e-4
 FloatArray = NDArray[np.float32]
 
 
-# How large
+# Size limits
 
 
 def check_size(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, settings: Settings) -> None:
-    """Raises BadRequest for layers and heads that are not there, AnswerTooLarge with what would be less."""
+    """Raise BadRequest for layers and heads that do not exist, and AnswerTooLarge, with a smaller request, for too
+    large a response.
+    """
     tokens = len(subject.shown_tokens)
     check_token_count(tokens, settings)
     if why.method == "attention_flow" and tokens > MAX_FLOW_TOKENS:
@@ -70,7 +72,7 @@ def check_weight_count(why: ExplainParameters, subject: ExplainSubject, layout: 
 
 
 def count_weights(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> tuple[int, int]:
-    """How many weights are computed, and how many of them a `top_k` leaves; 0 without one."""
+    """Return how many weights are computed, and how many of them a `top_k` leaves; 0 without one."""
     if why.method in PATH_METHODS:
         return len(subject.shown_tokens) ** 2, 0
     if why.method != "attention":
@@ -85,14 +87,16 @@ def count_weights(why: ExplainParameters, subject: ExplainSubject, layout: Atten
 
 
 def written_bytes(why: ExplainParameters, raw: int, pairs: int) -> int:
-    """Of weights as JSON, about."""
+    """Return the approximate bytes of the weights in JSON."""
     if pairs:
         return pairs * PAIR_BYTES
     return math.ceil(raw * (NUMBER_BYTES if not why.as_base64 else 2.67 if why.half_precision else 5.34))
 
 
 def memory_of(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> int:
-    """Bytes that an explanation takes until it is sent, about: what is computed, its objects and its JSON."""
+    """Return the approximate bytes that an explanation takes until it is sent: what is computed, its objects and its
+    JSON.
+    """
     raw, pairs = count_weights(why, subject, layout)
     tokens, targets = len(subject.shown_tokens), max(len(subject.goals), 1) if why.needs_target else 0
     weights = raw * WEIGHT + pairs * PAIRED + written_bytes(why, raw, pairs)
@@ -105,7 +109,7 @@ def check_indexes(field: str, asked: Sequence[int], count: int) -> None:
             raise BadRequest(f"{field}: the network has {count}, counted from 0, got {number}", param=field)
 
 
-# What is told
+# The response
 
 
 def explanation_object(
@@ -161,7 +165,7 @@ def attribution_objects(
 
 
 def attention_from_answer(matrix: FloatArray, told: DescribedGoal | None, found: ExplanationResult) -> FloatArray:
-    """Of a rollout or a flow the row that answers; the mean of those, where several do."""
+    """Return the row of the answer in a rollout or a flow; the mean of several rows."""
     rows = [row for row, _ in told.goal] if told and not found.head_rows else list(found.head_rows)
     return np.asarray(matrix[rows or [len(matrix) - 1]].mean(axis=0), np.float32)
 
@@ -170,13 +174,13 @@ def attribution_object(told: DescribedGoal | None, values: FloatArray, subject: 
     target: dict[str, Any] = {**told.description} if told else {"kind": "text"}
     if told is not None and told.probability is not None:
         target["probability"] = told.probability
-    padded = np.zeros(len(subject.shown_tokens), np.float32)  # what was written later has no part in it
+    padded = np.zeros(len(subject.shown_tokens), np.float32)  # tokens that were generated later have no attribution
     padded[: len(values)] = values
     return {"target": target, "tokens": padded, "characters": [*character_scores(subject, padded)]}
 
 
 def character_scores(subject: ExplainSubject, values: FloatArray) -> Iterator[dict[str, Any]]:
-    """The same on the caller's characters; tokens that are parts of one character are added up."""
+    """Yield the attributions of the caller's characters. Tokens that are parts of the same character are added."""
     sums: dict[tuple[int, int, int], float] = {}
     for token, value in zip(subject.shown_tokens, values.tolist(), strict=True):
         if token.text is not None and token.start is not None and token.end is not None and token.start < token.end:
@@ -187,7 +191,9 @@ def character_scores(subject: ExplainSubject, values: FloatArray) -> Iterator[di
 
 
 def completeness_object(each: Attribution) -> dict[str, Any]:
-    """They are to add up to what the text scores beyond nothing (Sundararajan et al. 2017, arXiv:1703.01365)."""
+    """Check that the attributions sum to the score minus the baseline's score (Sundararajan et al. 2017,
+    arXiv:1703.01365).
+    """
     difference, total = each.score - each.baseline, float(np.asarray(each.values).sum(dtype=np.float64))
     delta = total - difference
     holds = abs(delta) <= TOLERANCE * abs(difference) + ROUNDING
@@ -202,7 +208,7 @@ def weights_object(why: ExplainParameters, subject: ExplainSubject, each: Attent
 
 
 def row_and_column_ranges(kind: str, subject: ExplainSubject) -> tuple[range, range]:
-    """The tokens that look, and those that are looked at."""
+    """Return the tokens that attend (rows), and those that they attend to (columns)."""
     read, every = len(subject.source), len(subject.shown_tokens)
     match kind:
         case "cross":

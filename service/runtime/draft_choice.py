@@ -1,6 +1,5 @@
-"""Which smaller model foretells what a served one says, and whether it can.
-
-Knows descriptions, no weights.  The one idea: what is foretold are tokens, so both must mean the same by each.
+"""The draft model of a served generator, for speculative decoding, and whether the two fit together. Only checkpoint
+descriptions are read, no weights.
 """
 
 from polyhead.models import checkpoint
@@ -15,9 +14,10 @@ from .placement import choose_placement
 def choose_draft_model(
     name: str, what: Description, settings: Settings, vet: FolderCheck = accept_folder
 ) -> Description | None:
-    """The draft model of the one called `name`, if it has one.
+    """Describe the draft model that the setting `drafts` gives to the model called `name`; None if there is none.
 
-    Raises ModelError: UnsupportedError where it cannot draft, and says why.
+    Raises ModelError if the draft cannot be described, and UnsupportedError with the reason if it cannot draft for this
+    model.
     """
     source = settings.drafts.get(name, "")
     if not source:
@@ -29,7 +29,9 @@ def choose_draft_model(
 
 
 def draft_mismatch(what: Description, draft: Description, settings: Settings) -> str:
-    """Why one cannot draft for the other; empty: it can."""
+    """Return why `draft` cannot draft for `what`; empty if it can. Both must generate text, with the same tokenizer and
+    the same cache block size.
+    """
     for which, each in (("the model", what), ("the draft", draft)):
         if each.head.task != "generate":
             return f"{which} has a head for {each.head.task!r}; both must generate text"

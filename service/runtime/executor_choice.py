@@ -1,6 +1,6 @@
-"""What computes a checkpoint: the compiled step or torch, as the settings and this machine have it.
+"""The executor of a checkpoint: the compiled CPU step or torch, by the settings and by what this machine has.
 
-Knows no requests.  Whoever calls is on the thread that will compute.
+The functions that build something are called on the thread that will compute with it.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,12 @@ from .placement import Placement, choose_placement
 
 
 def make_deterministic(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
-    """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
+    """Replace the operations whose result depends on the rest of the batch, as far as the settings ask for it. Called
+    before the executor is built.
+
+    Networks for the compiled step are already batch-invariant, except for their head. `breathe` is called between two
+    parts of long work. Raises UnsupportedError for encoder-decoders with the setting `deterministic`.
+    """
     place = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding and settings.deterministic:
         message = "deterministic: networks that read one text and write another are not held to the bit; serve it apart"
@@ -48,28 +53,31 @@ def make_deterministic(loaded: Checkpoint, settings: Settings, breathe: Callable
 
 
 def copy_shared_parameters(head: nn.Module) -> None:
-    """Have it hold what it shares with the network itself: the network's is let go of once it is packed."""
+    """Give `head` its own copies of the parameters that it shares with the network, whose own are freed once they are
+    packed.
+    """
     for module in head.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, nn.Parameter(parameter.data))
 
 
 def choose_kernel(place: Placement, config: ModelConfig) -> Kernel | None:
-    """What attends over blocks in place, where that is for such a network."""
+    """Return the kernel that attends to cache blocks in place, if there is one and it supports this network."""
     return place.kernel if is_supported(config) else None
 
 
 def executor_name(place: Placement, config: ModelConfig) -> str:
-    """What computes such a network, for people."""
+    """Return the executor's name for the model's description: native-INSTRUCTIONS, torch-varlen or torch."""
     if place.instructions:
         return f"native-{place.instructions}"
     return "torch-varlen" if choose_kernel(place, config) else "torch"
 
 
 def build_executor(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: LoadPart = nullcontext) -> Executor:
-    """`blocks` of the cache of a generator.
+    """Build the executor of a loaded checkpoint. `blocks`: blocks of a generator's cache, 0 for an encoder.
 
-    The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
+    The compiled step packs its own weights, one part of the network after the other; `held` is a context manager that
+    has the unpacked weights of a part in memory.
     """
     place = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding:
@@ -94,10 +102,11 @@ def build_executor(loaded: Checkpoint, settings: Settings, blocks: int = 0, held
 
 
 def sampling_instructions(place: Placement) -> str:
-    """Of the compiled code that draws the tokens of what is computed there; empty: torch draws them."""
+    """Return the instruction set of the compiled sampler; empty if torch samples."""
     return next(iter(runnable_targets()), "") if place.device.type == "cpu" else ""
 
 
 def build_sampler(place: Placement) -> Sampler:
+    """Build the sampler of a generator: the compiled one on a CPU, if it can run there, else torch's."""
     instructions = sampling_instructions(place)
     return CompiledSampler(instructions, place.threads) if instructions else TorchSampler()

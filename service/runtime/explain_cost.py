@@ -1,6 +1,5 @@
-"""What an explanation costs: the memory of the network that explains, and the operations of one request.
-
-Does not load a network and does not compute one.
+"""The cost of explanations: the memory of the network that computes them, and the floating-point operations of a
+request.
 """
 
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from ..engine.explain_worker import MOST_AT_ONCE
 from ..explain.explain_request import MAX_ATTENTION_WEIGHTS, MAX_FLOW_TOKENS
 from .memory_budget import MemoryNeed, ModelSize, search_highest
 
-CHUNK_TOKENS = 64  # tokens of an explanation that are computed at a time, before others have a turn
+CHUNK_TOKENS = 64  # tokens of an explanation computed at a time; then other models compute a step
 GIGA = 10**9
 
 
 def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
-    """Bytes of a network that explains: its weights in float32, and what its longest text takes."""
+    """Predict the bytes of an explainer: its float32 weights, and the working memory of its longest text."""
     numbers = size.checkpoint_size
     return MemoryNeed(
         name=size.name,
@@ -36,7 +35,11 @@ def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
 
 
 def max_explain_bytes(size: ModelSize, tokens: int) -> int:
-    """Whatever is asked: one piece is computed at a time, and what is found of those that take turns is kept."""
+    """Return the most bytes that one explanation of `tokens` tokens can take, over all methods.
+
+    One chunk is computed at a time. The results of all AT_ONCE explanations that are computed in turns are kept
+    meanwhile.
+    """
     body, reader = size.config, size.encoder_config
     taken = 0
     for method in METHODS:
@@ -50,14 +53,18 @@ def max_explain_bytes(size: ModelSize, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class WorkLimit:
-    """At most `operations` for one explanation by a network of these shapes (see models.explain.operations_of)."""
+    """At most `operations` floating-point operations for one explanation by a network of these shapes (see
+    models.explain.operations_of).
+    """
 
     config: ModelConfig
     body: ModelConfig
     operations: int
 
     def check(self, asked: ExplanationRequest) -> None:
-        """Raises AnswerTooLarge with the estimate, the limit and what would be within it."""
+        """Raise AnswerTooLarge if the request needs more. The message has the estimate, the limit and the changes that
+        would be within it.
+        """
         if (wanted := self._operations_of(asked)) <= self.operations:
             return
         field = "steps" if asked.method == "integrated_gradients" else "input"
@@ -71,7 +78,7 @@ class WorkLimit:
         return estimate_operations(self.config, self.body, asked, CHUNK_TOKENS)
 
     def _suggest_changes(self, asked: ExplanationRequest) -> list[str]:
-        """Changes that make it small enough, and those that make it smaller."""
+        """Return the changes that make the request small enough or smaller."""
         ways = list[str]()
         if asked.method == "integrated_gradients":
             ways += self._suggest_largest("at most {} steps", asked.steps, lambda count: replace(asked, steps=count))
@@ -87,7 +94,7 @@ class WorkLimit:
         return ways
 
     def _suggest_largest(self, words: str, most: int, made: Callable[[int], ExplanationRequest]) -> list[str]:
-        """The words with the largest number that is within the limit; none where no number is."""
+        """Return `words` with the largest number up to `most` that is within the limit; nothing if even 1 is not."""
         if self._operations_of(made(1)) > self.operations:
             return []
         return [

@@ -1,7 +1,7 @@
-"""From a source to a worker that is warm: described, planned, read, employed, one stage after the other.
+"""From a checkpoint source to a worker that is ready: describe, plan memory, read and pack the weights, warm up.
 
-Knows no names that clients use.  The one idea: what can be refused is refused from the description, on a thread of its
-own; only then the engine's thread reads, letting the models that are ready have a turn every few milliseconds.
+Whatever the description shows to be impossible is rejected on a separate thread, before weights are read. Weights are
+read on the engine's thread, which lets the loaded models compute every few milliseconds.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ from .self_test import SelfTest, apply_known_cost, describe_cost, is_tested, pre
 from .served_model import build_adapter_model, build_model
 from .tokenizer_check import TokenizerCheck
 
-STAGES = {  # what errors and the log say of each
+STAGES = {  # the phrase for each stage in errors and in the log
     "describe": "was being described",
     "read and pack": "was being read and packed",
     "warm up": "was being warmed up",
 }
-READ_SLICE_S = 0.02  # how long the engine's thread reads before the others have a turn
+READ_SLICE_S = 0.02  # seconds the engine's thread reads before the other models may compute
 
 ExecutorHook = Callable[[Executor], Executor]
 LoadProgress = Callable[[float], None]
@@ -65,7 +65,7 @@ log = logging.getLogger("polyhead.loader")
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """A source that is understood but not read."""
+    """A checkpoint whose description was read, and not its weights. `draft`: the description of its draft model."""
 
     source: str
     description: Description
@@ -75,7 +75,7 @@ class DescribedModel:
 
 @dataclass(frozen=True)
 class UnmergedAdapter:
-    """An adapter that is understood but not read, and what it needs."""
+    """An adapter whose description was read, and not its weights, and the memory that it needs."""
 
     source: str
     plan: LoraPlan
@@ -84,17 +84,19 @@ class UnmergedAdapter:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model at work, and what it holds of the budget.  An adapter has the worker and the trunk of another."""
+    """A model that takes requests, and the memory that it holds of the budget. An adapter has the worker and the base
+    model of another.
+    """
 
     model: Model
     worker: Worker
     need: MemoryNeed
     base_model: BaseModel
-    distributed: DistributedModel | None = None  # where several processes compute it
+    distributed: DistributedModel | None = None  # if several processes compute it together
 
 
 class PrecisionCostError(Exception):
-    """The default precision of a model costs more than it may."""
+    """The default precision of a model costs more accuracy than the setting `max_kl` allows."""
 
     def __init__(self, place: Placement, cost: float) -> None:
         super().__init__(f"{place.precision} costs {cost}")
@@ -102,7 +104,7 @@ class PrecisionCostError(Exception):
 
 
 class Loader:
-    """Lives on the event loop thread.  Every executor goes through `executed` once."""
+    """Used on the event loop thread. `executed` is called once with each executor and returns the one to use."""
 
     def __init__(self, engine: Engine, settings: Settings, executed: ExecutorHook) -> None:
         self._engine, self._settings, self._executor_hook = engine, settings, executed
@@ -123,11 +125,13 @@ class Loader:
             Path(settings.model_root or settings.model_dir).expanduser(), known_sources(settings)
         )
         self.tokenizer_check = TokenizerCheck()
-        self._proven_sizes: SafeSizes = {}  # of the heads of adapters
-        self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds, on all models
+        self._proven_sizes: SafeSizes = {}  # sizes of adapter heads whose batch invariance was tested
+        self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds of all loads, by stage
 
     async def describe(self, loading: LoadTask, source: str) -> DescribedModel:
-        """Raises ModelError, and whatever a checkpoint makes a library raise."""
+        """Describe the checkpoint, its draft model and their sizes. Raises ModelError, and any error that a checkpoint
+        causes in a library.
+        """
 
         def read() -> DescribedModel:
             what = apply_known_cost(
@@ -138,14 +142,14 @@ class Loader:
             size = measure_model(loading.name, what, draft, self._settings.tensor_parallel)
             choose_placement(
                 self._settings, size.default_precision, size.config
-            )  # refused now, it troubles no other model's plan
+            )  # raises now what is impossible, before other models are planned
             return DescribedModel(source, what, size, draft)
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
 
     async def describe_adapter(self, loading: LoadTask, source: str, trunk: BaseModel) -> UnmergedAdapter:
-        """An adapter over a trunk, described.  Raises as `describe` does."""
+        """Describe an adapter of a base model. Raises the same errors as `describe`."""
 
         def read() -> UnmergedAdapter:
             check_adapter_allowed(loading.name, self._settings)
@@ -157,7 +161,9 @@ class Loader:
             return await run_on_daemon_thread(read)
 
     async def attach(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> LoadedModel:
-        """Let requests for an adapter in.  Raises NoRoom, ModelError, StepFailed."""
+        """Attach an adapter to the worker of its base model, and accept requests for it. Raises NoRoom, ModelError or
+        StepFailed.
+        """
         began = time.perf_counter()
         with ExitStack() as undo:
             self.budget.reserve_adapter(beside.need)
@@ -173,7 +179,7 @@ class Loader:
         return LoadedModel(model, trunk.worker, beside.need, trunk.base_model)
 
     def _attach_on_engine(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> int:
-        """On the engine's thread."""
+        """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
         what = trunk.base_model.description
         place = choose_placement(self._settings, what.default_precision, what.config)
         lora, head = trunk.base_model.load_adapter(beside.plan, place.dtype, place.device)
@@ -191,18 +197,18 @@ class Loader:
     async def load(
         self, loading: LoadTask, described: DescribedModel, others: Sequence[ModelSize] = (), kept: int = 0
     ) -> LoadedModel:
-        """A worker that takes requests.
+        """Load a model and return it with a worker that accepts requests.
 
-        Its default precision is float32 where a self-test finds that the usual one costs more than `max_kl`.  Raises
-        NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later, and what takes
-        `kept` bytes.
+        If a self-test finds that the default precision costs more than `max_kl`, the model is loaded in float32
+        instead. `others` are models that are loaded later, and adapters loaded later need `kept` bytes. Raises NoRoom,
+        Stopped, ModelError, and any error that a checkpoint causes in a library.
         """
         try:
             return await self._load(loading, described, others, kept)
         except PrecisionCostError as error:
             what = prefer_float32(described.description, error.placement, error.cost, self._settings)
             described = await run_on_daemon_thread(lambda: self._with_description(described, what))
-        except InsufficientMemory as error:  # the cost was known before
+        except InsufficientMemory as error:  # the cost was known from an earlier self-test
             if described.description.preferred_precision is None:
                 raise
             return await self._load_stored_precision(loading, described, error, others, kept)
@@ -214,7 +220,9 @@ class Loader:
     async def _load_stored_precision(
         self, loading: LoadTask, wide: DescribedModel, error: InsufficientMemory, others: Sequence[ModelSize], kept: int
     ) -> LoadedModel:
-        """In the precision that suits how it is stored, though it costs too much: float32 has no room."""
+        """Load the model in the precision that suits how it is stored, although that costs too much: float32 does not
+        fit in memory.
+        """
         log.warning(
             "%s: %s; and float32 has no room: %s",
             wide.size.name,
@@ -239,7 +247,9 @@ class Loader:
         *,
         strict: bool = True,
     ) -> LoadedModel:
-        """Raises Unfaithful where the default precision costs too much, unless it is not `strict`."""
+        """Load with the description's default precision. Raises PrecisionCostError if that costs too much and `strict`
+        is true.
+        """
         place = choose_placement(self._settings, described.size.default_precision, described.size.config)
         if place.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.size.name, describe_precision(described.size.default_precision))
@@ -265,7 +275,7 @@ class Loader:
             read = time.perf_counter()
             with self._time_stage(loading, "warm up"):
                 await loading.on_engine(self._engine, lambda: worker.warm_up(self._yield_callback(loading)))
-                await self._engine.call(trim_heap)  # of what was read the allocator keeps as much again
+                await self._engine.call(trim_heap)  # else the allocator keeps as much memory again as was read
             self._engine.add_worker(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
         model = build_model(need, loaded, place)
@@ -280,7 +290,9 @@ class Loader:
     async def _read_and_pack(
         self, loading: LoadTask, described: DescribedModel, need: MemoryNeed, part: DistributedModel | None
     ) -> tuple[Checkpoint, Worker, float | None]:
-        """A worker that is not warm yet, and what its precision costs, if that is measured (`self_test`)."""
+        """Return the checkpoint, a worker that is not warmed up yet, and the measured cost of its precision if there is
+        one (see `self_test`).
+        """
         place, test = choose_placement(self._settings, described.size.default_precision, described.size.config), None
         engine = self._engine
         with self._time_stage(loading, "read and pack"):
@@ -314,7 +326,9 @@ class Loader:
         self.stage_seconds[stage] += time.perf_counter() - began
 
     async def retire(self, served: LoadedModel, drain_s: float) -> None:
-        """Nothing new is submitted: what runs may end in time, then the worker is let go of."""
+        """Stop submitting to a model. Running requests have `drain_s` seconds to finish; then the worker and its memory
+        are released.
+        """
         if served.model.adapter:
             await self._engine.remove_adapter(served.worker, served.model.adapter, drain_s)
         else:
@@ -324,13 +338,15 @@ class Loader:
         self.budget.release(served.need)
 
     async def release_memory(self) -> None:
-        """After the last reference to something large is gone.  An engine that is busy does it later."""
+        """Return freed memory to the operating system, after the last reference to something large is gone. A busy
+        engine does it later.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 await self._engine.call(machine.return_free_memory)
 
     def _build_drafter(self, loading: LoadTask, described: DescribedModel, need: MemoryNeed) -> DraftModel | None:
-        """Its draft model, read and ready."""
+        """Read the draft model and build its drafter; None if there is no draft model."""
         name, settings = described.size.name, self._settings
         if described.draft is None:
             return None
@@ -338,14 +354,16 @@ class Loader:
         assert size is not None
         loaded = self._read_checkpoint(
             loading, DescribedModel(source, described.draft, size), ignore_progress, None
-        )  # whole, and here alone
+        )  # never shared between processes
         words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
         executor = self._build_executor(loading, need, loaded, None)
         return DraftModel(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
     def _yield_callback(self, loading: LoadTask) -> Callable[[], None]:
-        """For long functions on the engine's thread: the others get a turn, and a load that is ended is left."""
+        """Return a function that long work on the engine's thread calls often: it lets other models compute, and raises
+        if the load was ended.
+        """
 
         def breathe() -> None:
             loading.check()
@@ -359,7 +377,9 @@ class Loader:
     def _read_checkpoint(
         self, loading: LoadTask, described: DescribedModel, heard: LoadProgress, part: DistributedModel | None
     ) -> Checkpoint:
-        """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
+        """Read a checkpoint. For the compiled step the weights themselves are read later, as they are packed. Called on
+        the engine's thread, as are the next two.
+        """
         if part is not None:
             return part.read(described.description, self._progress_callback(loading, heard))
         place = choose_placement(self._settings, described.size.default_precision, described.size.config)
@@ -384,7 +404,7 @@ class Loader:
             loaded.load_weights(part)
             yield
             free_weights(part)
-            trim_heap()  # else the allocator keeps what was read, part after part
+            trim_heap()  # else the allocator keeps the memory of every part
             breathe()
 
         make_deterministic(loaded, settings, breathe)
@@ -408,7 +428,7 @@ class Loader:
             prefill_chunk=settings.prefill_chunk,
         )
         generator.sampler = build_sampler(choose_placement(settings, loaded.default_precision, loaded.decoder_config))
-        if not loaded.decoding:  # a state that is not the newest is made again from the beginning
+        if not loaded.decoding:  # any state but the newest is computed again from the beginning
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 
@@ -416,8 +436,9 @@ class Loader:
 def yielding_progress(
     breathe: Callable[[], None], check: Callable[[], None], heard: LoadProgress
 ) -> Callable[[int, int], None]:
-    """For what reads on the engine's thread: tells how much is read, calls `check` each time, and `breathe`, which lets
-    the others have their turns, as often as is needed."""
+    """Return a progress callback for code that reads on the engine's thread. It reports the fraction that is read,
+    calls `check` each time, and calls `breathe`, which lets other models compute, every READ_SLICE_S seconds.
+    """
     breathed = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
@@ -432,20 +453,21 @@ def yielding_progress(
 
 
 def known_sources(settings: Settings) -> frozenset[str]:
-    """The sources that whoever runs the server names, and both parts of a model with an adapter merged; any other was
-    named over HTTP."""
+    """Return the sources that the settings name, and both parts of a model with a merged adapter. Any other source was
+    named over HTTP.
+    """
     named = settings.models.values()
     return frozenset(part for source in named for part in (source, *source.rpartition("+")[::2]) if part)
 
 
 def describe_precision(suited: DefaultPrecision) -> str:
-    """What is computed in, why, and what else could be asked for."""
+    """Return the precision for the log, with its reason, and with an alternative."""
     faster = "; --precision int8 is faster, smaller and less exact" if suited.precision == "float32" else ""
     return f"{suited.precision}, since {suited.reason}{faster}"
 
 
 def describe_torch_fallback(reason: str, place: Placement) -> str:
-    """Why torch computes one model beside others, and what else could be asked for."""
+    """Return why torch computes one model while the compiled step computes others, and what else could be set."""
     told = f"torch computes it, not the compiled step: {reason}"
     if place.threads == place.torch_threads:
         return told

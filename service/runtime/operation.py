@@ -1,7 +1,6 @@
-"""One change of what is served: what it is, how far it is, and how it ended.
+"""An operation on the served models (load, reload, unload): its description, its progress and its outcome.
 
-Knows no HTTP, and of models what can be wrong with them.  The one idea: it goes on whether or not whoever asked for it
-still waits.
+An operation continues even if the client that started it disconnects.
 """
 
 import asyncio
@@ -22,35 +21,35 @@ EXPECTED_ERRORS = (
     PolyheadError,
     OSError,
     MemoryError,
-)  # a sentence says it all; elsewhere a traceback helps
+)  # logged as one sentence; any other error is logged with its traceback
 
 log = logging.getLogger("polyhead.registry")
 
 
 class ModelOperation:
-    """`name` is the model's, `what` a phrase for people.  Lives on the event loop thread, `fraction` apart."""
+    """`name` is the model's, `description` a phrase for messages. Used on the event loop thread, but for `fraction`."""
 
     def __init__(self, name: str, what: str) -> None:
         self.name, self.description = name, what
         self.phase: Phase = "loading"
-        self.fraction = 0.0  # read of its file; written on the engine's thread
+        self.fraction = 0.0  # of the file that is read; written on the engine's thread
         self.error: PolyheadError | None = None
         self._finished = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None  # the loop itself keeps no reference
+        self._task: asyncio.Task[None] | None = None  # asyncio keeps only a weak reference
 
     def report_progress(self, fraction: float) -> None:
         self.fraction = fraction
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Let `work`, which raises PolyheadErrors, go on by itself."""
+        """Run `work`, which raises PolyheadErrors only, as a task of its own."""
         self._task = asyncio.create_task(self._run(work))
 
     async def wait(self) -> None:
-        """Waits until it is over, however it ends."""
+        """Wait until the operation has ended, whatever its outcome."""
         await self._finished.wait()
 
     async def wait_and_raise(self) -> None:
-        """Waits until it is over; raises what went wrong."""
+        """Wait until the operation has ended; raise its error if it failed."""
         await self._finished.wait()
         if self.error is not None:
             raise self.error
@@ -58,7 +57,7 @@ class ModelOperation:
     async def _run(self, work: Coroutine[Any, Any, object]) -> None:
         self.error = Stopped(
             f"{redact_locations(self.description)} was broken off", retry_after=1
-        )  # unless it ends otherwise
+        )  # replaced by the real outcome
         try:
             await work
             self.error = None
@@ -70,7 +69,7 @@ class ModelOperation:
 
 
 def operation_error(what: str, error: Exception) -> PolyheadError:
-    """What is said to whoever asked for a change that failed."""
+    """Return the error for the client whose operation failed."""
     if isinstance(error, PolyheadError):
         return error
     why = f"{redact_locations(what)} failed: {client_message(error)}"
@@ -78,12 +77,12 @@ def operation_error(what: str, error: Exception) -> PolyheadError:
 
 
 def log_failure(what: str, error: Exception) -> None:
-    level = logging.INFO if isinstance(error, Cancelled) else logging.ERROR  # it was asked for
+    level = logging.INFO if isinstance(error, Cancelled) else logging.ERROR  # an administrator cancelled it
     log.log(level, "%s: %s", what, first_line(error), exc_info=None if isinstance(error, EXPECTED_ERRORS) else error)
 
 
 def check_setting_names(settings: Settings) -> None:
-    """Raises SettingsError where a weight or a draft is given to a model that is not served."""
+    """Raise SettingsError if the settings give a weight or a draft to a model that is not served."""
     for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
         for name in given:
             if name not in settings.models:
@@ -94,6 +93,7 @@ def check_setting_names(settings: Settings) -> None:
 
 
 def base_model_error(trunk: str, state: LoadState | None) -> BadRequest:
+    """Return the error of an adapter whose base model could not be loaded."""
     why = state.reason if state else "its load was cancelled"
     return BadRequest(f"{trunk}, over which it is to be laid, could not be loaded: {why}")
 

@@ -1,6 +1,7 @@
-"""Where networks run, in what format, and by what: what the settings ask for, as far as this machine has it.
+"""Placement of a model: its device, its precision, and the compiled step or torch, by the settings and by this machine.
 
-Knows of a model only what precision suits how it is stored, and whether the compiled step has its arithmetic.
+Of a model only two things matter here: the precision that suits how it is stored, and whether the compiled step
+supports its network.
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 
 @dataclass(frozen=True)
 class Placement:
-    """A device and the format of weights and arithmetic on it.
+    """A device, and the format of weights and arithmetic on it.
 
-    `instructions` are those of the compiled step (models.native); empty: torch computes.  `kernel` is what attends
-    over blocks in place (models.network.varlen), if anything does.  `dtype` is what weights are read as.
+    `instructions` are those of the compiled step (models.native); empty: torch computes. `kernel` attends to cache
+    blocks in place (models.network.varlen), if there is one. `dtype` is the type in which weights are read.
     """
 
     device: torch.device
@@ -38,7 +39,9 @@ class Placement:
 
     @property
     def torch_threads(self) -> int:
-        """One beside the compiled step, whose threads are its own: two pools on the same cores stall each other."""
+        """Torch's threads: one beside the compiled step, which has its own. Two thread pools on the same cores slow
+        each other down.
+        """
         return 1 if self.instructions else self.threads
 
     @property
@@ -49,10 +52,11 @@ class Placement:
 def choose_placement(
     settings: Settings, suited: DefaultPrecision | None = None, config: ModelConfig | None = None
 ) -> Placement:
-    """Of a model for which something is `suited`, with a network as in `config`; without them, of most models.
+    """Place a model whose stored form suits `suited`, with a network of the shape `config`; without them, most models.
 
-    Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do;
-    UnsupportedError if that is asked for, and the step is there but cannot compute this network.
+    Raises SettingsError if a GPU is required and there is none, or if the settings require what only the compiled step
+    can do and it is not available. Raises UnsupportedError if they require it, and it is available but cannot compute
+    this network.
     """
     present = torch.cuda.is_available()
     if settings.device == "cuda" and not present:
@@ -88,7 +92,7 @@ def precision_dtype(precision: Precision) -> torch.dtype:
 
 
 def native_step_obstacle(settings: Settings, precision: Precision, gpu: bool) -> str:
-    """Why the compiled step is not used; empty if it is."""
+    """Return why the compiled step is not used; empty if it is."""
     if settings.tensor_parallel > 1:
         return f"tensor_parallel is {settings.tensor_parallel}, and it computes whole networks only"
     if settings.executor == "torch":

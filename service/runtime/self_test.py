@@ -1,10 +1,11 @@
-"""What a narrow precision costs a model, measured once when it is loaded.
+"""The accuracy cost of a low precision, measured once when a model is loaded.
 
-A short text goes through the network in float32, a layer at a time, and through the executor that will serve it.
-The cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats; of any
-other network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of all weights
-(service.runtime.self_test_results), so that it is measured again only for other weights, another processor or other
-kernels."""
+A short text goes through the network in float32, one layer at a time, and through the executor that will serve the
+model. The cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats. The
+cost of any other network is the mean of 1 - cosine of its hidden states. A cost is stored in a file named by a hash of
+all weights (service.runtime.self_test_results), so it is measured again only for other weights, another instruction set
+or other kernels.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -32,17 +33,19 @@ from .self_test_results import FileHashes, PrecisionCosts
 
 TEXT_FILE = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
 WINDOW_COUNT, WINDOW_TOKENS = 4, 32  # windows of the text, and tokens of each
-COMPARED_ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
+COMPARED_ROWS = 8  # rows at the end of each window whose predictions are compared: a vocabulary may be large
 TESTED_PRECISIONS = ("int8", "int4")
 
 
 def read_costs(what: Description, hashes: FileHashes, check: Callable[[], None]) -> PrecisionCosts:
-    """The costs of its weights, all of which are read unless their hashes are kept.  Raises CheckpointError."""
+    """Return the known costs of these weights. Reads all weights to hash them, unless their hashes are stored. Raises
+    CheckpointError.
+    """
     return PrecisionCosts(hashes.folder, fingerprint(what, lambda path: hashes.hash_file(path, check)))
 
 
 def find_known_costs(what: Description, hashes: FileHashes) -> PrecisionCosts | None:
-    """The same without reading weights; None where the hash of a file is not kept."""
+    """Return the known costs without reading weights; None if the hash of a file is not stored."""
     if not all(hashes.find(path) for path in weight_files(what)):
         return None
     return PrecisionCosts(hashes.folder, fingerprint(what, hashes.find))
@@ -53,13 +56,14 @@ def weight_hashes(settings: Settings) -> FileHashes:
 
 
 def weight_files(what: Description) -> list[Path]:
-    """All files that its tensors come from."""
+    """Return all files from which its tensors are read."""
     return sorted({path for entry in what.entries.values() for path in entry.files})
 
 
 def fingerprint(what: Description, hash_of: Callable[[Path], str]) -> str:
-    """A SHA-256 over all that its cost depends on: every byte of its weights, what is made of them, and the tokens that
-    the network is tested with."""
+    """Return a SHA-256 of all that the cost depends on: every byte of the weights, how they are converted, and the
+    tokens of the test.
+    """
     hashes = {path: hash_of(path) for path in weight_files(what)}
     tokens = (
         what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
@@ -78,19 +82,18 @@ def cost_key(place: Placement) -> str:
 
 
 def is_tested(place: Placement) -> bool:
-    """Whether a model that runs there has a cost."""
+    """Whether the cost of a model with this placement is measured."""
     return bool(place.instructions) and place.precision in TESTED_PRECISIONS
 
 
 def precision_test_bytes(place: Placement, vocabulary: int) -> int:
-    """What a generator's self-test keeps while weights are read and packed: its logits in float32."""
+    """Return the bytes that a generator's self-test keeps while weights are read and packed: its logits in float32."""
     return WINDOW_COUNT * COMPARED_ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
 
 
 def apply_known_cost(what: Description, settings: Settings) -> Description:
-    """With float32 as its default precision, where the usual one is known to cost more than `max_kl`.
-
-    No weights are read for it.
+    """Make float32 the default precision if the usual one is already known to cost more than `max_kl`. Reads no
+    weights.
     """
     place = choose_placement(settings, what.default_precision, what.decoder_config)
     if settings.precision != "auto" or not is_tested(place):
@@ -107,14 +110,16 @@ def prefer_float32(what: Description, place: Placement, cost: float, settings: S
 
 
 def describe_cost(cost: float, what: Description) -> str:
-    """A cost, for people."""
+    """Format a cost for messages."""
     if what.head.task == "generate":
         return f"{cost:.2g} nats (KL) from float32's"
     return f"{cost:.2g} (1 - cosine) from float32's"
 
 
 class SelfTest:
-    """Of one model: `expect` computes in float32 before packing, `compare` with the executor that will serve it."""
+    """The test of one model: `compute_reference` computes in float32 before the weights are packed, `compare` with the
+    executor that will serve.
+    """
 
     def __init__(
         self,
@@ -124,10 +129,11 @@ class SelfTest:
         longest: int,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reads the weights once, unless their hash is known.  Raises CheckpointError, and what `check` raises.
+        """Read the weights once to hash them, unless their hash is stored. Raises CheckpointError, and what `check`
+        raises.
 
-        `longest`: tokens that its cache holds, if it has one, else of its longest text.  `check` is called after each
-        MiB that is read.
+        `longest`: tokens that the cache holds, or without a cache those of the longest text. `check` is called after
+        each MiB that is read.
         """
         self.description, self._hashes, self._key = what, weight_hashes(settings), cost_key(place)
         self._costs = read_costs(what, self._hashes, check)
@@ -137,14 +143,15 @@ class SelfTest:
 
     @property
     def _is_due(self) -> bool:
-        """Whether the cost is not known, and there is a text to measure it by."""
+        """Whether the cost is unknown and there is a text to measure it with."""
         return self.cost is None and bool(self._texts)
 
     def compute_reference(self, progress: Callable[[int, int], None]) -> None:
-        """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known.
+        """Compute the reference in float32, reading and freeing the weights of one layer at a time. Does nothing if the
+        cost is known.
 
-        `progress` gets bytes read and bytes in all, often and outside of torch's inference mode: it may let other
-        models have their turns.
+        `progress` gets the bytes read and the bytes in all, often and outside of torch's inference mode: it may let
+        other models compute.
         """
         if not self._is_due:
             return
@@ -173,7 +180,7 @@ class SelfTest:
                 for row in self._compared_rows(text)
             ]
             x = network.final_norm(x)[rows]
-        if self.description.head.task == "generate":  # its matrix may be that of tokens, which was let go of
+        if self.description.head.task == "generate":  # its matrix may be the token embedding, which was freed
             _, head, fill = self._build_empty_network(progress)
             with held(head):
                 x = head(x)
@@ -182,14 +189,16 @@ class SelfTest:
     def _build_empty_network(
         self, progress: Callable[[int, int], None]
     ) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
-        """The network and its head without numbers, and what gives a part of them its own."""
+        """Return the network and its head without weights, and a function that reads the weights of a part of them."""
         network, head = build_on_meta(self.description)
         weights = WeightReader(self.description, network, head, progress)
         return network.eval(), head.eval(), lambda part: weights.load(part, torch.float32, torch.device("cpu"))
 
     @torch.inference_mode()
     def compare(self, executor: Executor) -> None:
-        """Sets the cost, and keeps it unless a file of weights has changed since it was hashed; unless it is known."""
+        """Measure the cost and store it, unless a weight file has changed since it was hashed. Does nothing if the cost
+        is known.
+        """
         if not self._is_due:
             return
         found = torch.cat([executor.step(self._rows_of(text, executor)).clone() for text in self._texts])
@@ -199,7 +208,7 @@ class SelfTest:
         elif self.description.head.task == "generate":
             divergence = Divergence()
             for p, q in zip(torch.split(expected, COMPARED_ROWS), torch.split(found, COMPARED_ROWS), strict=True):
-                divergence.add(p, q, p.argmax(-1))  # which token followed does not matter here
+                divergence.add(p, q, p.argmax(-1))  # the token that followed does not matter for the divergence
             self.cost = divergence.figures.kl_mean
         else:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
@@ -207,7 +216,7 @@ class SelfTest:
             self._costs.store(self._key, self.cost)
 
     def _compared_rows(self, text: list[int]) -> range:
-        """The rows of a text that are compared: of a generator the last ones, of others all."""
+        """Return the rows of a text that are compared: the last ones for a generator, else all."""
         most = COMPARED_ROWS if self.description.head.task == "generate" else len(text)
         return range(max(len(text) - most, 0), len(text))
 
@@ -218,8 +227,9 @@ class SelfTest:
 
 
 def self_test_windows(what: Description, longest: int) -> list[list[int]]:
-    """Windows of the text that comes with polyhead, evenly over it, of at most `longest` tokens; none where the network
-    cannot read them."""
+    """Return evenly spaced windows of the bundled text, of at most `longest` tokens each; none if the network cannot
+    read them.
+    """
     ids = what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids
     opening, closing = what.tokenizer.boundary_tokens
     width = min(WINDOW_TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // WINDOW_COUNT)

@@ -1,4 +1,4 @@
-"""From a checkpoint, or an adapter beside one, to the plain values that are known of a served model."""
+"""The `Model` of a loaded checkpoint or of an adapter: the plain values that are known of a served model."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ log = logging.getLogger("polyhead.loader")
 
 
 def build_model(need: MemoryNeed, loaded: Checkpoint, place: Placement) -> Model:
-    """What is served: no longer texts than the cache holds."""
+    """Describe a loaded checkpoint as a served model. Its longest text is limited by its cache."""
     model = Model(
         name=need.name,
         task="generate" if loaded.decoding else cast(Task, loaded.task),
@@ -50,7 +50,7 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, place: Placement) -> Model
 
 
 def read_generation_defaults(network: Seq2Seq, how: DecodingConfig) -> GenerationDefaults:
-    """As the checkpoint has it."""
+    """Return the generation defaults of an encoder-decoder, as its checkpoint has them."""
     given = len(how.forced_first)
     sampling = Sampling(
         temperature=how.temperature if how.sample else 0.0,
@@ -78,7 +78,7 @@ def read_generation_defaults(network: Seq2Seq, how: DecodingConfig) -> Generatio
 
 
 def build_adapter_model(trunk: Model, name: str, source: str, laid: LoraPlan, number: int) -> Model:
-    """What is served of an adapter: its task and labels, the rest is its trunk's."""
+    """Describe an adapter as a served model: its own task and labels, the rest from its base model."""
     what = laid.description
     return replace(
         trunk,

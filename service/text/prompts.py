@@ -1,7 +1,4 @@
-"""Prompts to be continued: from what a dialect read to the requests that the engine takes.
-
-Knows no HTTP and no tensor.
-"""
+"""Prompts of generators: renders and tokenises the prompts of a call and makes the engine's requests."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +14,16 @@ from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids, input_label
 
 SEED_LIMIT = 1 << 63
-TAG_SEARCH_TOKENS = 16  # tokens of a prompt in which a tag is looked for that ends it
-SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
+TAG_SEARCH_TOKENS = 16  # the last tokens of a prompt, in which a reasoning tag is searched
+SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that answers to near seeds share none
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessages:
-    """Messages for the checkpoint's template, with the `tools` and other `variables` that it may read.
+    """Messages for the chat template, with the `tools` and other `variables` that it may read.
 
-    `continued`: the last message is the beginning of the answer, to be gone on with.  `opened`: the prompt says that an
-    answer follows.
+    `continues_last`: the last message is the beginning of the answer. `opens_answer`: the prompt ends with the header
+    of the answer.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -41,27 +38,28 @@ Prompt = str | tuple[int, ...] | ChatMessages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit.
+    """Prompts to be continued, all with the same options. `field` is their name in the request, `limit_field` that of
+    their token limit.
 
-    Each is answered `count` times, `counted` to the wire: the best of `best_of`, by the mean log-probability of their
-    tokens.  `keep_stop` leaves a stop string that was found at the end of the answer.  Of a prompt that is text only
-    the last `truncate` tokens count; 0: all.
+    Each prompt gets `count` answers (`count_field` in the request): the best of `best_of`, by the mean log probability
+    of their tokens. `keep_stop` leaves a stop string at the end of the answer. Of a text prompt only the last
+    `truncate` tokens are used; 0: all.
     """
 
     field: str
     prompts: tuple[Prompt, ...]
     sampling: Sampling
-    has_seed: bool = False  # the sampling's seed was asked for; otherwise every request draws its own
-    max_tokens: int = 0  # 0: the request does not say
+    has_seed: bool = False  # the request has a seed; otherwise every answer gets a random one
+    max_tokens: int = 0  # 0: not in the request
     default_max_tokens: int = (
-        0  # where the request does not say, as far as the context has room; 0: as many as it leaves
+        0  # the limit without max_tokens, as far as the context allows; 0: the rest of the context
     )
     stops: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
     limit_field: str = "max_tokens"
-    fits_context: bool = False  # where the context leaves fewer than max_tokens, as many as it leaves
+    fits_context: bool = False  # max_tokens is reduced to the rest of the context
     truncate: int = 0
     count: int = 1
     count_field: str = "n"
@@ -69,7 +67,7 @@ class GenerationRequest:
     beams: BeamSearchOptions | None = None
     keep_stop: bool = False
     prompt_logprobs: int = -1  # as in Generate
-    only_scores: bool = False  # nothing is to follow: what is asked for is how likely the prompt is
+    only_scores: bool = False  # nothing is generated: only the prompt's log probabilities are requested
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
     thinking: Thinking | None = None
@@ -77,7 +75,7 @@ class GenerationRequest:
 
     @property
     def token_limit(self) -> int:
-        """Tokens of an answer, as far as the context has room; 0: as many as it leaves."""
+        """The most tokens of an answer, as far as the context allows; 0: the rest of the context."""
         return self.max_tokens or self.default_max_tokens
 
     @property
@@ -88,9 +86,9 @@ class GenerationRequest:
 def read_prompts(
     model: Model, asked: GenerationRequest, call: str, terms: Terms, check: Callable[[], None]
 ) -> list[Generate]:
-    """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
+    """Return the requests of each prompt: one for each attempt, all in one group.
 
-    `check` is called before each prompt, and ends the work by raising.
+    `check` is called before each prompt, and stops the work by raising.
     """
     sampling = build_sampling(model, asked)
     requests = []
@@ -123,7 +121,7 @@ def read_prompts(
 
 
 def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSearchOptions | None:
-    """By the rules that the checkpoint has besides those that can be asked for."""
+    """Add the checkpoint's own beam search rules to those of the request."""
     if beams is None or model.generation_defaults is None:
         return beams
     usual = model.generation_defaults.beams
@@ -137,7 +135,7 @@ def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSe
 
 
 def build_sampling(model: Model, asked: GenerationRequest) -> Sampling:
-    """With the words that must not come as tokens.  All tokens named must be known."""
+    """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have."""
     sampling = asked.sampling
     if model.generation_defaults and asked.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
@@ -153,7 +151,7 @@ def build_sampling(model: Model, asked: GenerationRequest) -> Sampling:
 
 
 def encode_word(model: Model, word: str) -> list[tuple[int, ...]]:
-    """How a word may be written: at the beginning of a text, and, where that is another token, after others."""
+    """Return the tokens of a word at the beginning of a text and, if they differ, after a space."""
     check_characters(model, len(word), "bad_words")
     encodings = model.tokenizer.encode_batch([word.lstrip(), " " + word.lstrip()], special=False, offsets=False)
     alone, after = (tuple(encoding.ids) for encoding in encodings)
@@ -176,7 +174,7 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tu
 
 
 def encode_prompt(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
-    """The text's tokens, or the `last` of them; TooLong before there is a list of them."""
+    """Return the text's tokens, or the last `last` of them. Raises TooLong before the list is built."""
     check_characters(model, len(text), where)
     [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
     check_length(model, min(len(encoding), last or len(encoding)), where)
@@ -184,7 +182,7 @@ def encode_prompt(model: Model, text: str, where: str, *, special: bool, last: i
 
 
 def encode_chat(model: Model, text: str, where: str) -> list[Encoding]:
-    """What a template wrote, the special tokens too: its parts."""
+    """Tokenise the output of a chat template, with its special tokens, and return its parts."""
     check_characters(model, len(text), where)
     return model.tokenizer.encode_quoted(text)
 
@@ -195,8 +193,11 @@ def check_length(model: Model, length: int, where: str) -> None:
 
 
 def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
-    """What the template writes, with all that it was given quoted: only it writes control tokens.  TooLong where it is
-    given more characters than a prompt may have."""
+    """Render the chat template. All values that it gets are quoted, so only the template itself can write control
+    tokens.
+
+    Raises TooLong if the messages have more characters than a prompt may have.
+    """
     if model.chat is None:
         raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
     check_characters(model, characters((prompt.messages, prompt.tools, prompt.variables)), where)
@@ -210,7 +211,7 @@ def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
 
 
 def characters(given: Any) -> int:
-    """How many all texts in a value of JSON's kinds have together."""
+    """Return how many characters all texts in a JSON value have together."""
     count, rest = 0, [given]
     while rest:
         each = rest.pop()
@@ -224,7 +225,7 @@ def characters(given: Any) -> int:
 
 
 def remaining_thinking(model: Model, asked: GenerationRequest, tokens: Sequence[int]) -> Thinking | None:
-    """What of the thinking that is asked for the prompt, which `tokens` are, leaves to the answer."""
+    """Return what applies to the reasoning in the answer: the prompt `tokens` may have begun or ended it already."""
     if asked.thinking is None:
         return None
     match reasoning_state(model, asked.prompts[0], tokens):
@@ -237,7 +238,9 @@ def remaining_thinking(model: Model, asked: GenerationRequest, tokens: Sequence[
 
 
 def reasoning_state(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "may", "does"]:
-    """Whether the answer to `tokens`, which are the `prompt`, begins among thoughts, or may begin with some."""
+    """Whether the answer to the prompt `tokens` begins inside the reasoning ("does"), may begin with it ("may"), or has
+    none ("").
+    """
     begin, end = model.chat_format.begin, model.chat_format.end
     if not end or not isinstance(prompt, ChatMessages):
         return ""
@@ -249,7 +252,9 @@ def reasoning_state(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Lite
 
 
 def max_new_tokens(model: Model, length: int, asked: GenerationRequest, where: str) -> int:
-    """How many tokens may follow a prompt of `length`: as many as wanted, else as usual, else as the context leaves."""
+    """Return how many tokens may follow a prompt of `length`: the requested number, else the default, else the rest of
+    the context. Raises TooLong.
+    """
     check_length(model, length, where)
     limit, wanted = model.max_tokens, asked.max_tokens
     if asked.only_scores:

@@ -1,9 +1,9 @@
-"""From text to tokens: what a dialect read becomes the requests that the engine takes.
+"""Tokenisation: templates, tokenizers and grammars run on threads of their own, which clients share fairly.
 
-Knows no HTTP and no tensor.  The one idea: templates and tokenisers run on a few threads of their own, so that a
-long prompt never holds up the event loop; the longest have one to themselves, so that they wait for each other only,
-and so have grammars that are compiled.  Clients share these threads fairly (`service.concurrency.work_queue`), by
-characters.  The way back, from tokens to text, is `service.text.detokenizer`."""
+A long prompt therefore never blocks the event loop. The longest texts have a thread of their own, so they delay only
+each other; so do grammars that are compiled. Threads are shared between clients by characters
+(`service.concurrency.work_queue`). The way back, from tokens to text, is `service.text.detokenizer`.
+"""
 
 import asyncio
 import math
@@ -40,12 +40,10 @@ from .encoder_inputs import (
 )
 from .prompts import ChatMessages, GenerationRequest, Prompt, encode_chat, read_prompts, remaining_thinking, render_chat
 
-LONG_CHARACTERS = 1 << 18  # characters of one call
-HOLD_SECONDS = 1.0  # seconds for one call until another thread has its thread's place
-CALL_SECONDS = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
-GRAMMAR_CHARACTERS = (
-    1 << 14
-)  # characters of text that take about as long as a small grammar; more for those of a grammar itself
+LONG_CHARACTERS = 1 << 18  # characters of a call that runs on the thread for long texts
+HOLD_SECONDS = 1.0  # seconds of one call until another thread replaces its thread in the pool
+CALL_SECONDS = 60.0  # time limit of one call, in seconds; the longest body, of 8 MiB, takes about ten
+GRAMMAR_CHARACTERS = 1 << 14  # cost of a small grammar, in characters of text; its own characters are added
 TOKENISING_PHRASE = "the text was being made tokens"
 
 T = TypeVar("T")
@@ -53,22 +51,22 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TokenizerJob:
-    """One call of the tokeniser: the wire's name for its texts, how long they are, and for whom, until when."""
+    """One call of the tokenizer: the field of its texts in the request, their length, their client and deadline."""
 
     field: str
     characters: int
     terms: Terms
-    is_abandoned: bool = False  # its request waits for it no more
+    is_abandoned: bool = False  # its request no longer waits for it
 
     def check(self) -> None:
-        """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
+        """Raise Expired if the result is no longer needed. Called between texts, on any thread."""
         if self.is_abandoned or time.perf_counter() >= self.terms.deadline:
             raise Expired(f"the deadline has passed while {TOKENISING_PHRASE}")
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Rows of tokens, `field` to the wire, whose texts are asked for; `plain` without special ones."""
+    """Rows of token ids to be decoded, which are `field` in the request; `plain`: without special tokens."""
 
     rows: Sequence[Sequence[int]]
     field: str = "ids"
@@ -76,11 +74,11 @@ class Decoding:
 
 
 class TextProcessor:
-    """Turns what is asked into requests, on `threads` threads of its own, and one for the longest texts.
+    """Makes requests from text, on `threads` threads, and on one more for the longest texts.
 
-    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows.  `tokenised(model, task,
-    seconds)` is told how long each call took, waiting for a thread included.  Texts that are made tokens at once have
-    room in `headroom`.
+    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows. `tokenised(model, task,
+    seconds)` gets the duration of each call, with its wait for a thread. The memory of texts that are being tokenised
+    is reserved in `headroom`.
     """
 
     def __init__(
@@ -102,8 +100,9 @@ class TextProcessor:
     async def read_prompts(
         self, model: Model, asked: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[Generate]:
-        """One request a prompt, `call` in its id.  Raises BadRequest, EmptyInput or TooLong, naming the prompt, and
-        Expired at the deadline."""
+        """Return one request for each prompt, with `call` in its id. Raises BadRequest, EmptyInput or TooLong, each
+        with the name of the prompt, and Expired at the deadline.
+        """
         with name_model_in_errors(model):
             self._check_count(asked.field, len(asked.prompts))
             self._check_attempts(asked)
@@ -119,12 +118,12 @@ class TextProcessor:
             return [replace(request, guide=guide) async for request in iterate_in_slices(requests)]
 
     def prepare_grammars(self, model: Model) -> None:
-        """Its answers may be asked for in a form: what all forms need is made meanwhile."""
+        """Start to prepare what all grammars of this model need, before a request has one."""
         if model.task == "generate":
             self._grammars.start(lambda: self._guides.prepare(model), compilation_piece(model, None, DEFAULT_TERMS))
 
     async def check_grammars(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
-        """Raises what is wrong with the first one that cannot be compiled."""
+        """Raise the error of the first grammar that cannot be compiled."""
         with name_model_in_errors(model):
             for grammar in grammars:
                 await self.find_guide(model, grammar, None, terms)
@@ -132,8 +131,9 @@ class TextProcessor:
     async def read_inputs(
         self, model: Model, asked: EncodingRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[EncodedInput | BadRequest]:
-        """Each input as requests, `call` in their ids.  Raises as `prompts` does; of an input alone only if all are
-        wanted."""
+        """Return the requests of each input, with `call` in their ids. Raises the errors of `read_prompts`; with
+        `asked.partial` the error of an input is returned in its place.
+        """
         with name_model_in_errors(model):
             self._check_count(asked.field, len(asked.inputs))
             characters = sum(text_length(given) + prompt_length(model, asked, given) for given in asked.inputs)
@@ -144,7 +144,7 @@ class TextProcessor:
     async def tokenize(
         self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = DEFAULT_TERMS
     ) -> list[Encoding]:
-        """The texts, `inputs` to the wire, as they are tokenised.  Raises as `prompts` does."""
+        """Return the tokens of the texts, which are `inputs` in the request. Raises the errors of `read_prompts`."""
         with name_model_in_errors(model):
             self._check_count("inputs", len(texts))
             work = TokenizerJob("inputs", sum(map(len, texts)), terms)
@@ -153,7 +153,7 @@ class TextProcessor:
     async def render_prompt(
         self, model: Model, prompt: str | ChatMessages, field: str, *, special: bool, terms: Terms
     ) -> tuple[str, list[int]]:
-        """A prompt as the model would get it: its text and its tokens.  Raises as `prompts` does."""
+        """Return a prompt as the model would get it: its text and its tokens. Raises the errors of `read_prompts`."""
         with name_model_in_errors(model):
             work = TokenizerJob(field, text_length(prompt), terms)
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
@@ -161,16 +161,18 @@ class TextProcessor:
     async def decode(
         self, model: Model, asked: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
     ) -> list[str]:
-        """The texts of tokens; memory for them is claimed before they are made.  Raises as `prompts` and `claim` do."""
+        """Return the texts of token ids. Claims their memory before they are decoded. Raises the errors of
+        `read_prompts` and of `claim`.
+        """
         with name_model_in_errors(model):
             self._check_count(asked.field, len(asked.rows))
             work = TokenizerJob(asked.field, sum(map(len, asked.rows)), terms)
             return await self._run(model, work, lambda: decode_texts(model, asked, claim, work.check))
 
     async def run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
-        """What `function` returns: it makes tokens of text or text of tokens, on one of these threads.
+        """Return what `function` returns, which tokenises or decodes text, on one of these threads.
 
-        Raises as `prompts` does.
+        Raises the errors of `read_prompts`.
         """
         with name_model_in_errors(model):
             return await self._run(model, job, function)
@@ -200,7 +202,7 @@ class TextProcessor:
     async def find_guide(
         self, model: Model, grammar: Grammar | None, thinking: Thinking | None, terms: Terms
     ) -> Guide | None:
-        """What they ask for; compiled where it is not known."""
+        """Return the guide for a grammar and for reasoning, from the cache or compiled; None if there is neither."""
         if grammar is None and thinking is None:
             return None
         wanted = model, grammar, thinking
@@ -210,7 +212,7 @@ class TextProcessor:
         return await wait_until(terms.deadline, work, "the answer's form was being compiled")
 
     async def _run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
-        """What `function` returns or raises."""
+        """Return what `function` returns, on a thread, or raise its error."""
 
         def run() -> T:
             with self._headroom.reserved(
@@ -240,7 +242,7 @@ def compilation_piece(model: Model, grammar: Grammar | None, terms: Terms) -> Wo
 
 
 async def wait_until(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
-    """What `work` returns or raises.  At the deadline its request waits no longer, though a thread may go on."""
+    """Return what `work` returns, or raise its error. Raises Expired at the deadline; a thread may go on after that."""
     try:
         async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
             return await work
@@ -249,7 +251,7 @@ async def wait_until(deadline: float, work: Coroutine[Any, Any, T], meanwhile: s
 
 
 def text_length(given: Prompt | EncoderInput) -> int:
-    """In characters, about; ids are tokens already, and cost nothing."""
+    """Return the approximate number of characters; 0 for token ids."""
     match given:
         case str():
             return len(given)
@@ -303,7 +305,7 @@ def decode_texts(model: Model, asked: Decoding, claim: MemoryClaim, check: Calla
 
 
 def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: str) -> list[str]:
-    """Each token, of the text in `field`, as the vocabulary spells it.  Memory to write them all is claimed first."""
+    """Return the vocabulary's spelling of each token of the text in `field`. Claims the memory to write them first."""
     counts = Counter(ids)
     pieces = {token: model.tokenizer.piece(token) for token in counts}
     size = sum(count * len(pieces[token].encode()) for token, count in counts.items())
@@ -312,7 +314,7 @@ def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: st
 
 
 def claim_text(claim: MemoryClaim, size: int, what: str, field: str) -> None:
-    """Memory for a text of that many bytes that is made and written.  TooLong where no answer has that many."""
+    """Claim memory for a text of `size` bytes that is made and written. Raises TooLong if no answer may be so long."""
     if size > MOST_WRITTEN:
         raise TooLong(f"{what}: {size} bytes, at most {MOST_WRITTEN} are written", param=field)
     claim.grow(WRITTEN * size, f"{what}, {size} bytes,")

@@ -107,5 +107,5 @@ def test_drafts_are_for_models_that_are_served() -> None:
     assert read_settings({"models": ["a=x"], "drafts": "a=y"}).drafts == {"a": "y"}
     with pytest.raises(SettingsError, match="drafts: no model is called 'b'; there are: a"):
         ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), told=Metrics([]))
-    with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is foretold"):
+    with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is drafted"):
         read_settings({"models": ["a=x"], "drafts": "a=y", "draft_tokens": 0})

@@ -258,7 +258,7 @@ def test_a_collector_that_does_not_answer_holds_up_neither_requests_nor_the_end(
     for _ in range(5):
         assert post(server, "/predict", {"inputs": "a"}, parented(0xF4)).status_code == 200
     assert server.stop() == 0
-    assert "the last traces are left behind" in server.log
+    assert "the last traces are lost" in server.log
     assert "something hangs" not in server.log
     collector.silent.clear()
 
