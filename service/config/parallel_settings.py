@@ -48,7 +48,7 @@ class ParallelSettings(BaseSettings):
     )
     fleet_key: SecretStr = Field(
         SecretStr(""),
-        description="What replicas and those who speak for them know, and nobody else; empty: made and kept by Ray.",
+        description="Secret that only replicas and their routers share; empty: made and kept by Ray.",
     )
 
     @property
@@ -90,7 +90,7 @@ class ParallelSettings(BaseSettings):
     @classmethod
     def check_min_replicas(cls, value: str) -> str:
         if not parse_range(value or "0")[0]:
-            raise ValueError("must be 1 at least: none is started when somebody asks")
+            raise ValueError("must be 1 at least: no replica is started on demand")
         return value
 
 

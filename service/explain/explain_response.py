@@ -65,7 +65,7 @@ def check_weight_count(why: ExplainParameters, subject: ExplainSubject, layout: 
     raw, pairs = count_weights(why, subject, layout)
     told = written_bytes(why, raw, pairs)
     if told > mib << 20 or raw > MAX_ATTENTION_WEIGHTS:
-        most = f"at most {MAX_ATTENTION_WEIGHTS} are computed and {mib} MiB told"
+        most = f"at most {MAX_ATTENTION_WEIGHTS} are computed and {mib} MiB returned"
         size = f"would be {raw} weights, {math.ceil(told / 2**20)} MiB; {most}"
         message = f"layers: this {size}: ask for fewer layers or heads, a top_k, or encoding base64 with dtype float16"
         raise AnswerTooLarge(message, param="layers")

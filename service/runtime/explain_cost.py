@@ -37,8 +37,8 @@ def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
 def max_explain_bytes(size: ModelSize, tokens: int) -> int:
     """Return the most bytes that one explanation of `tokens` tokens can take, over all methods.
 
-    One chunk is computed at a time. The results of all AT_ONCE explanations that are computed in turns are kept
-    meanwhile.
+    One chunk is computed at a time. The results of all MOST_AT_ONCE explanations that are computed in turns are
+    kept meanwhile.
     """
     body, reader = size.config, size.encoder_config
     taken = 0
@@ -54,7 +54,7 @@ def max_explain_bytes(size: ModelSize, tokens: int) -> int:
 @dataclass(frozen=True)
 class WorkLimit:
     """At most `operations` floating-point operations for one explanation by a network of these shapes (see
-    models.explain.operations_of).
+    models.explain.estimate_operations).
     """
 
     config: ModelConfig

@@ -62,14 +62,11 @@ class ExplainerCache:
 
     def __init__(self, engine: Engine, settings: Settings, loader: Loader) -> None:
         self._engine, self._settings, self._loader, self._budget = engine, settings, loader, loader.budget
-        self._source_policy, self._tokenizer_check, self._device = (
-            loader.source_policy,
-            loader.tokenizer_check,
-            loader.placement.device,
-        )
-        self._explainers: OrderedDict[str, LoadedExplainer] = (
-            OrderedDict()
-        )  # by model name, the most recently used last
+
+        self._source_policy, self._tokenizer_check = loader.source_policy, loader.tokenizer_check
+        self._device = loader.placement.device
+        # By model name, the most recently used last.
+        self._explainers: OrderedDict[str, LoadedExplainer] = OrderedDict()
         self._timers: dict[str, Timer] = {}  # by model name, of explainers that are unloaded when idle
         self._unload_tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()  # held while an explainer is loaded or unloaded
@@ -87,8 +84,8 @@ class ExplainerCache:
     async def load(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
         """Load the explainer of a model unless it is loaded. Return the layers and heads of each kind of attention.
 
-        The explainer is not unloaded before the caller awaits again. Raises NoRoom, Expired after `load_seconds`, and
-        Conflict if the source cannot be read any more.
+        The explainer is not unloaded before the caller awaits again. Raises InsufficientMemory, Expired after
+        `load_seconds`, and Conflict if the source cannot be read any more.
         """
         if self.find_worker(model) is None:  # a loaded one does not wait for the load of another
             await self._ensure(model, source)
@@ -100,7 +97,7 @@ class ExplainerCache:
         async with self._lock:
             if self.find_worker(model) is None:
                 await self._unload(model.name)  # an explainer of an older model of that name
-                loading = LoadTask(f"what explains {model.name}", self._settings.load_seconds)
+                loading = LoadTask(f"the explainer of {model.name}", self._settings.load_seconds)
                 await loading.run(self._read_explainer(loading, model, source))
 
     async def unload(self, model: Model) -> None:
@@ -145,9 +142,9 @@ class ExplainerCache:
             try:
                 await self._unload(name)
             except PolyheadError as error:  # the engine is closing
-                log.info("the network that explains %s is not given back: %s", name, error.message)
+                log.info("the explainer of %s could not be unloaded: %s", name, error.message)
             else:
-                log.info("%s was not explained lately: %.0f MiB are free again", name, held / 2**20)
+                log.info("the explainer of %s was idle and is unloaded: %.0f MiB are free again", name, held / 2**20)
 
     async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
@@ -162,11 +159,11 @@ class ExplainerCache:
         self._explainers[model.name] = LoadedExplainer(model, worker, need)
         self._engine.add_worker(worker, BACKGROUND_SHARE * self._settings.weights.get(model.name, 1.0))
         seconds = time.perf_counter() - began
-        log.info("%s can be explained: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
+        log.info("the explainer of %s is ready: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
 
     async def _reserve_memory(self, size: ModelSize) -> MemoryNeed:
         """Reserve the memory that an explainer needs. If too little is free, unload idle explainers first, the least
-        recently used one first. Raises NoRoom.
+        recently used one first. Raises InsufficientMemory.
         """
         need = explainer_memory_need(size, self._settings)
         while need.total > self._budget.free:

@@ -140,9 +140,8 @@ class Loader:
             )
             draft = choose_draft_model(loading.name, what, self._settings, self.tokenizer_check.check_folder)
             size = measure_model(loading.name, what, draft, self._settings.tensor_parallel)
-            choose_placement(
-                self._settings, size.default_precision, size.config
-            )  # raises now what is impossible, before other models are planned
+            # Raises now what is impossible, before other models are planned.
+            choose_placement(self._settings, size.default_precision, size.config)
             return DescribedModel(source, what, size, draft)
 
         with self._time_stage(loading, "describe"):
@@ -161,8 +160,8 @@ class Loader:
             return await run_on_daemon_thread(read)
 
     async def attach(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> LoadedModel:
-        """Attach an adapter to the worker of its base model, and accept requests for it. Raises NoRoom, ModelError or
-        StepFailed.
+        """Attach an adapter to the worker of its base model, and accept requests for it. Raises InsufficientMemory,
+        ModelError or StepFailed.
         """
         began = time.perf_counter()
         with ExitStack() as undo:
@@ -175,7 +174,7 @@ class Loader:
             self._engine.add_adapter(trunk.worker, number, model.name, model.task)
             undo.pop_all()
         size, seconds = beside.need.weights / 2**20, time.perf_counter() - began
-        log.info("%s is ready: laid over %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
+        log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
         return LoadedModel(model, trunk.worker, beside.need, trunk.base_model)
 
     def _attach_on_engine(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> int:
@@ -200,8 +199,8 @@ class Loader:
         """Load a model and return it with a worker that accepts requests.
 
         If a self-test finds that the default precision costs more than `max_kl`, the model is loaded in float32
-        instead. `others` are models that are loaded later, and adapters loaded later need `kept` bytes. Raises NoRoom,
-        Stopped, ModelError, and any error that a checkpoint causes in a library.
+        instead. `others` are models that are loaded later, and adapters loaded later need `kept` bytes. Raises
+        InsufficientMemory, Stopped, ModelError, and any error that a checkpoint causes in a library.
         """
         try:
             return await self._load(loading, described, others, kept)
@@ -224,7 +223,7 @@ class Loader:
         fit in memory.
         """
         log.warning(
-            "%s: %s; and float32 has no room: %s",
+            "%s: %s; and float32 does not fit: %s",
             wide.size.name,
             wide.description.default_precision.reason,
             error.message,
@@ -352,9 +351,8 @@ class Loader:
             return None
         source, size = settings.drafts[name], described.size.draft
         assert size is not None
-        loaded = self._read_checkpoint(
-            loading, DescribedModel(source, described.draft, size), ignore_progress, None
-        )  # never shared between processes
+        # A draft model is never distributed over several processes.
+        loaded = self._read_checkpoint(loading, DescribedModel(source, described.draft, size), ignore_progress, None)
         words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
         executor = self._build_executor(loading, need, loaded, None)
@@ -468,7 +466,8 @@ def describe_precision(suited: DefaultPrecision) -> str:
 
 def describe_torch_fallback(reason: str, place: Placement) -> str:
     """Return why torch computes one model while the compiled step computes others, and what else could be set."""
-    told = f"torch computes it, not the compiled step: {reason}"
+    fallback = f"torch computes it, not the compiled step: {reason}"
     if place.threads == place.torch_threads:
-        return told
-    return f"{told}; it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
+        return fallback
+    threads = f"it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
+    return f"{fallback}; {threads}"

@@ -342,7 +342,7 @@ class MemoryBudget:
         return self.limit - sum(held.total for held in self._reserved)
 
     def plan(self, model: ModelSize, others: Sequence[ModelSize] = (), kept: int = 0) -> MemoryNeed:
-        """Return the memory that a model gets. Raises NoRoom.
+        """Return the memory that a model gets. Raises InsufficientMemory.
 
         If memory is short, its cache is made smaller. As far as possible, `others`, which are loaded later, are left
         the least that they need, and `kept` bytes are left free.
@@ -364,7 +364,7 @@ class MemoryBudget:
         self._reserved.append(need)
 
     def reserve_adapter(self, need: MemoryNeed) -> None:
-        """Reserve what an adapter needs. Raises NoRoom."""
+        """Reserve what an adapter needs. Raises InsufficientMemory."""
         if need.total > self.free:
             free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
             raise InsufficientMemory(f"{need.name} needs {ceil_mib(need.total)} MiB, and {free}")

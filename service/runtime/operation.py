@@ -16,12 +16,8 @@ from ..core.model import LoadState
 from ..core.names import NAME_PATTERN, base_model_name, is_name
 
 Phase = Literal["loading", "draining", "over"]
-EXPECTED_ERRORS = (
-    ModelError,
-    PolyheadError,
-    OSError,
-    MemoryError,
-)  # logged as one sentence; any other error is logged with its traceback
+# Logged as one sentence; any other error is logged with its traceback.
+EXPECTED_ERRORS = (ModelError, PolyheadError, OSError, MemoryError)
 
 log = logging.getLogger("polyhead.registry")
 
@@ -55,9 +51,8 @@ class ModelOperation:
             raise self.error
 
     async def _run(self, work: Coroutine[Any, Any, object]) -> None:
-        self.error = Stopped(
-            f"{redact_locations(self.description)} was broken off", retry_after=1
-        )  # replaced by the real outcome
+        # Replaced by the real outcome, unless this task is cancelled.
+        self.error = Stopped(f"{redact_locations(self.description)} was interrupted", retry_after=1)
         try:
             await work
             self.error = None
@@ -89,13 +84,13 @@ def check_setting_names(settings: Settings) -> None:
                 there = ", ".join(settings.models)
                 raise SettingsError(f"{setting}: no model is called {name!r}; there are: {there}")
             if base := base_model_name(name):
-                raise SettingsError(f"{setting}: {name!r} is computed with its trunk; name {base!r} there")
+                raise SettingsError(f"{setting}: {name!r} is an adapter of {base!r}; name that model there")
 
 
 def base_model_error(trunk: str, state: LoadState | None) -> BadRequest:
     """Return the error of an adapter whose base model could not be loaded."""
     why = state.reason if state else "its load was cancelled"
-    return BadRequest(f"{trunk}, over which it is to be laid, could not be loaded: {why}")
+    return BadRequest(f"{trunk}, its base model, could not be loaded: {why}")
 
 
 def check_name(name: str, param: str) -> None:

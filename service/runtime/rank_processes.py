@@ -118,8 +118,8 @@ def check_adapter_allowed(name: str, settings: Settings) -> None:
     if settings.tensor_parallel > 1:
         base, _, adapter = name.partition(":")
         raise UnsupportedError(
-            f"an adapter is not laid over {base}, which {settings.tensor_parallel} processes compute together; merged "
-            f"it is a model like others: {adapter}=BASE+ADAPTER, which are the two sources, or merge: true over HTTP"
+            f"{base} takes no adapter, since {settings.tensor_parallel} processes compute it together; merge the "
+            f"adapter into a model of its own: {adapter}=BASE+ADAPTER, which are the two sources, or merge: true over HTTP"
         )
 
 

@@ -151,7 +151,9 @@ class ModelRegistry:
         self._states, self._sources, self._base_models = {}, {}, {}
 
     async def load_all(self) -> None:
-        """Load the models of the settings, in order. A model that cannot be loaded is marked broken; nothing is raised."""
+        """Load the models of the settings, in order. A model that cannot be loaded is marked broken;
+        nothing is raised.
+        """
         self._started = time.monotonic()
         change = self._operation = ModelOperation("", "loading the models of the settings")
         described: dict[str, DescribedModel] = {}
@@ -397,7 +399,7 @@ class ModelRegistry:
     def _worker_for(self, model: Model, requests: Sequence[Request]) -> Worker:
         if requests and isinstance(requests[0], ExplainTextRequest):
             if (explainer := self._explainers.find_worker(model)) is None:
-                message = f"the network that explains {model.name} was given back while this was read; send it again"
+                message = f"the explainer of {model.name} was unloaded while the request was read; send it again"
                 raise Unavailable(message, retry_after=1)
             return explainer
         return self._find(model).worker
@@ -407,7 +409,7 @@ class ModelRegistry:
         for served in (*self._retiring, *self._loaded_models.values()):
             if served.model is model:
                 return served
-        raise Unavailable(f"{model.name} was taken away while this was read; send it again", retry_after=1)
+        raise Unavailable(f"{model.name} was removed while the request was read; send it again", retry_after=1)
 
     def _model_status(self, name: str) -> ServedName:
         served = self._loaded_models.get(name)

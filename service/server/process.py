@@ -194,12 +194,14 @@ class ServerProcess(uvicorn.Server):
 
     def log_address(self) -> None:
         """Log the address, and warn if anyone may use the models."""
-        whom = "for this machine only" if self.is_loopback else "for whoever reaches it"
-        log.info("listening on %s, %s; loading models", self.address, whom)
+        clients = "for this machine only" if self.is_loopback else "for all machines that reach it"
+        log.info("listening on %s, %s; loading models", self.address, clients)
         if not self.is_loopback and not self.requires_key:
-            log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
+            log.warning(
+                "no key is required: every client that reaches it may use the models; see --api-key and --keys-file"
+            )
         if self.allows_any_origin and not self.requires_key:
-            log.warning("no key is asked for and cors_origins is *: any web page that a user opens may use the models")
+            log.warning("no key is required and cors_origins is *: any web page that a user opens may use the models")
 
     def on_models_settled(self, registry: LoadedModels, clock: StartTimes) -> None:
         """All models are ready or broken. If none is ready, the server exits."""

@@ -303,7 +303,7 @@ def document_rule(document: Grammar, style: ToolCallStyle) -> str:
         case "choice":
             return " | ".join(dump_json(choice) for choice in json.loads(document.source))
     said = 'together with tools that may be called or not; tool_choice "none" or "required" says which'
-    raise BadRequest(f"{document.field}: is not done {said}", param=document.field)
+    raise BadRequest(f"{document.field}: is not supported {said}", param=document.field)
 
 
 def escape_regex(text: str) -> str:

@@ -338,7 +338,7 @@ def call_tokenizer(write: Callable[[], T]) -> T:
 async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield the items of all `sources` as they arrive, each with the index of its source.
 
-    Sources are started and cancelled in slices of SLICE a turn of the event loop.
+    Sources are started and cancelled in slices of SLICE_SIZE a turn of the event loop.
     """
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:

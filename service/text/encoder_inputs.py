@@ -366,7 +366,7 @@ def check_masks(model: Model, asked: EncodingRequest, request: Encode, where: st
         raise BadRequest(f"{where}: has no {mask or 'mask'} to be filled in", param=where)
     if len(request.rows) * asked.top_k > MAX_MASK_CANDIDATES:
         count = f"{asked.top_k} words for each of {len(request.rows)} masks"
-        message = f"{where}: {count}, at most {MAX_MASK_CANDIDATES} are told"
+        message = f"{where}: {count}, at most {MAX_MASK_CANDIDATES} are returned"
         raise BadRequest(message, param=where)
 
 

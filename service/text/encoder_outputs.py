@@ -178,7 +178,9 @@ class UnsubmittedRequests:
 
 
 def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[Encode]:
-    """Take requests that fit beside `taken` of `ahead` tokens, SLICE at most; none until half of `ahead` is free."""
+    """Take requests that fit beside `taken` of `ahead` tokens, at most SLICE_SIZE; none until half of
+    `ahead` is free.
+    """
     some: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:

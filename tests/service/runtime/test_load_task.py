@@ -374,8 +374,8 @@ def test_what_explains_a_model_has_the_same_deadline(
         before_describing = STAGES["describing"][0]
         with monkeypatch.context() as patched:
             before_describing(patched, hold)
-            limited(patched, "what explains judge")
-            with pytest.raises(Expired, match="the load of what explains judge has taken longer than load_seconds"):
+            limited(patched, "the explainer of judge")
+            with pytest.raises(Expired, match="the load of the explainer of judge has taken longer than load_seconds"):
                 await served.load_explainer(model)
         assert served.memory_budget() == before
         assert await served.load_explainer(model)

@@ -216,7 +216,7 @@ def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_gener
         [late] = served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
         assert [event async for event in late][-1] == Done("length", 3, 4)
         await change.wait_and_raise()
-        with pytest.raises(Unavailable, match="chat was taken away while this was read; send it again"):
+        with pytest.raises(Unavailable, match="chat was removed while the request was read; send it again"):
             served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
 
     serving({"chat": tiny_generator}, act)

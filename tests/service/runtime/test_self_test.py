@@ -157,7 +157,7 @@ def test_without_room_for_float32_the_default_stays_and_says_so(
     monkeypatch.setattr(loader.Loader, "_load", crowded)
     assert served(source, tmp_path, max_kl=MANY).dtype == "int8"
     assert served(source, tmp_path, max_kl=MANY).dtype == "int8"  # the cost is known from the start
-    warnings = [line for line in lines(caplog, "loader") if "float32 has no room" in line]
+    warnings = [line for line in lines(caplog, "loader") if "float32 does not fit" in line]
     assert len(warnings) == 2
     assert all("its answers in int8 are" in warning for warning in warnings)
 

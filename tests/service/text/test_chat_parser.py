@@ -330,9 +330,9 @@ def test_a_form_of_the_answer_where_calls_are_told_apart_by_a_tag_only() -> None
     assert build_answer_grammar(ToolOptions(), FORMATS["plain"], document) == document
     assert build_answer_grammar(ToolOptions(OFFERED, "none"), FORMATS["plain"], document) == document
     for kind in ("regex", "lark"):
-        with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
+        with pytest.raises(BadRequest, match="response_format: is not supported together with tools"):
             build_answer_grammar(ToolOptions(OFFERED), FORMATS["hermes"], replace(document, kind=kind))
-    with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
+    with pytest.raises(BadRequest, match="response_format: is not supported together with tools"):
         build_answer_grammar(ToolOptions(OFFERED), FORMATS["plain"], document)
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_filled(filler: Case) -> None:
     for asked, sentence in [
         ({"inputs": ("no mask",)}, r"inputs: has no \[MASK\] to be filled in"),
         ({"inputs": ("a [MASK]", "none")}, r"inputs\[1\]: has no \[MASK\]"),
-        ({"inputs": ("[MASK] " * 30,), "top_k": 999}, "999 words for each of 30 masks, at most 10000 are told"),
+        ({"inputs": ("[MASK] " * 30,), "top_k": 999}, "999 words for each of 30 masks, at most 10000 are returned"),
         ({"inputs": ("[MASK]",), "targets": ("fox", "foxes and")}, r"targets\[1\]: 'foxes and' is no token of reader"),
         ({"inputs": ((5, 6),)}, "inputs: must be text"),
         ({"inputs": ("[MASK]",), "windows": WindowOptions()}, "reads no windows"),
