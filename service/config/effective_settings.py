@@ -23,14 +23,14 @@ CONFIG_SETTING = "config"  # the setting that names the file itself, so no file 
 
 def find_origins(flags: Mapping[str, Any], settings: Settings) -> dict[str, str]:
     """Return the origin of each setting's value; `settings` were read with the same `flags`."""
-    found = environment_variables()
+    variables = environment_variables()
     document = read_config_file(settings.config) if settings.config else YamlDocument("", {}, {})
 
     def origin(name: str) -> str:
         if name in flags:
             return "arguments" if name == "models" else f"flag --{name.replace('_', '-')}"
-        if name in found:
-            return f"environment {found[name]}"
+        if name in variables:
+            return f"environment {variables[name]}"
         return document.location(name) if name in document.values else "default"
 
     return {name: origin(name) for name in Settings.model_fields}
@@ -71,13 +71,13 @@ def as_json(settings: Settings, origin: Mapping[str, str], keys: tuple[Key, ...]
     every = {
         name: {"value": printable_value(getattr(settings, name)), "origin": where} for name, where in origin.items()
     }
-    found = {key.name: key_fields(key) for key in keys}
-    return orjson.dumps({"settings": every, "keys": found}, option=orjson.OPT_INDENT_2).decode()
+    key_objects = {key.name: key_fields(key) for key in keys}
+    return orjson.dumps({"settings": every, "keys": key_objects}, option=orjson.OPT_INDENT_2).decode()
 
 
 def describe_key(key: Key) -> str:
-    said = key_fields(key)
-    return f"{key.name}: " + ", ".join(f"{name} {value}" for name, value in said.items())
+    fields = key_fields(key)
+    return f"{key.name}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
 def key_fields(key: Key) -> dict[str, Any]:

@@ -38,22 +38,24 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
 
 def expand_switches(arguments: Sequence[str]) -> list[str]:
     """Add =true to boolean flags without a value."""
-    written = list(arguments)
-    for place, word in enumerate(arguments):
-        if word in BOOLEAN_FLAGS and (place + 1 == len(arguments) or arguments[place + 1].lower() not in BOOLEAN_WORDS):
-            written[place] = f"{word}=true"
-    return written
+    expanded = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument in BOOLEAN_FLAGS and (
+            index + 1 == len(arguments) or arguments[index + 1].lower() not in BOOLEAN_WORDS
+        ):
+            expanded[index] = f"{argument}=true"
+    return expanded
 
 
 def build_parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("polyhead serve", description=ABOUT, epilog=ORDER, allow_abbrev=False)
+    parser = argparse.ArgumentParser("polyhead serve", description=ABOUT, epilog=ORDER, allow_abbrev=False)
     for name, field in Settings.model_fields.items():
         if name == "models":
-            made.add_argument("models", nargs="*", metavar="NAME=SOURCE")
+            parser.add_argument("models", nargs="*", metavar="NAME=SOURCE")
         else:
             flag = f"--{name.replace('_', '-')}"
-            made.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
-    return made
+            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
+    return parser
 
 
 def flag_help(field: FieldInfo) -> str:

@@ -98,10 +98,10 @@ def read_key(document: YamlDocument, name: str, faults: list[str]) -> Key | None
         check_key_name(name)
         return KeyEntry.model_validate(document.values[name]).to_key(name)
     except ValidationError as error:
-        said = [describe_key_error(one) for one in error.errors(include_url=False)]
+        errors = [describe_key_error(one) for one in error.errors(include_url=False)]
     except ValueError as error:
-        said = [str(error)]
-    faults += [f"{document.location(name)}: {name[:128]}: {what}" for what in said]
+        errors = [str(error)]
+    faults += [f"{document.location(name)}: {name[:128]}: {fault}" for fault in errors]
     return None
 
 
@@ -144,17 +144,17 @@ def generate_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def make_key_entry(name: str, key: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of `key` for the file; `said` are fields of KeyEntry. Raises SettingsError."""
+def make_key_entry(name: str, key: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of `key` for the file; `fields` are fields of KeyEntry. Raises SettingsError."""
     try:
         check_key_name(name)
         check_key_strength(key)
-        made = KeyEntry.model_validate({"hash": hash_key(key), **said})
+        checked = KeyEntry.model_validate({"hash": hash_key(key), **fields})
     except ValidationError as error:
         raise SettingsError("\n".join(describe_key_error(one) for one in error.errors(include_url=False))) from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    return {name: {"hash": made.hash, "scopes": made.scopes} | made.model_dump(exclude_defaults=True)}
+    return {name: {"hash": checked.hash, "scopes": checked.scopes} | checked.model_dump(exclude_defaults=True)}
 
 
 def check_key_strength(key: str) -> None:
@@ -162,8 +162,7 @@ def check_key_strength(key: str) -> None:
     if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError(
             f"a key that is kept as a hash must have {MIN_KEY_CHARACTERS} characters or more, all of ASCII and none "
-            "a space, got "
-            f"{len(key)}: a short one is found by trying what has its hash"
+            f"a space, got {len(key)}: a short one is found by trying what has its hash"
         )
 
 

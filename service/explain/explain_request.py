@@ -128,19 +128,19 @@ class ExplainSubject:
         return frozenset(index for index, token in enumerate(self.shown_tokens) if token.special)
 
 
-def check_target(model: Model, why: ExplainParameters) -> None:
+def check_target(model: Model, parameters: ExplainParameters) -> None:
     """Raise BadRequest if the target does not fit the model's task."""
     fit = TARGET_FIELDS[model.task]
-    for name in why.target.given_fields:
+    for name in parameters.target.given_fields:
         if name not in fit:
             has = f"there it has {', '.join(fit)}" if fit else "there is nothing to choose"
             message = f"target.{name}: a model of the task {model.task} is not asked so; {has}"
             raise BadRequest(message, param=f"target.{name}")
-    if model.task == "embed" and why.is_attribution and why.target.text is None:
+    if model.task == "embed" and parameters.is_attribution and parameters.target.text is None:
         message = "target.text: a vector is explained by what it is compared with: give the other text"
         raise BadRequest(message, param="target.text")
     for first, second in (("start", "end"), ("end", "start")):
-        if first in why.target.given_fields and second not in why.target.given_fields:
+        if first in parameters.target.given_fields and second not in parameters.target.given_fields:
             raise BadRequest(f"target.{second}: must stand beside target.{first}", param=f"target.{second}")
 
 
@@ -154,11 +154,11 @@ def check_context(model: Model, before: int, said: int) -> None:
 # Goals of encoders
 
 
-def build_encoding_call(model: Model, given: str | tuple[str, str], why: ExplainParameters) -> EncodingRequest:
+def build_encoding_call(model: Model, given: str | tuple[str, str], parameters: ExplainParameters) -> EncodingRequest:
     """Return the call that computes the answer, with the second text of a similarity."""
-    beside = [why.target.text] if model.task == "embed" and why.target.text is not None else []
-    inputs, names = (given, *beside), ("input", *("target.text" for _ in beside))
-    words = (why.target.word,) if why.target.word is not None else ()
+    compared = [parameters.target.text] if model.task == "embed" and parameters.target.text is not None else []
+    inputs, names = (given, *compared), ("input", *("target.text" for _ in compared))
+    words = (parameters.target.word,) if parameters.target.word is not None else ()
     return EncodingRequest(
         field="input",
         inputs=inputs,
@@ -175,8 +175,8 @@ def build_subject(reads: Sequence[EncodedInput]) -> ExplainSubject:
     [request, *_] = first.requests
     part = first.parts[0]
     shown = tuple(show_tokens(part))
-    beside = reads[1].requests[0].tokens if len(reads) > 1 else ()
-    return ExplainSubject(shown, request.tokens, request.segments, compared_tokens=beside)
+    compared = reads[1].requests[0].tokens if len(reads) > 1 else ()
+    return ExplainSubject(shown, request.tokens, request.segments, compared_tokens=compared)
 
 
 def show_tokens(part: Encoding) -> list[ShownToken]:
@@ -187,14 +187,14 @@ def show_tokens(part: Encoding) -> list[ShownToken]:
     ]
 
 
-def choose_goal(model: Model, why: ExplainParameters, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:
+def choose_goal(model: Model, parameters: ExplainParameters, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:
     """Return the goal of an answer. Raises BadRequest if the answer does not contain the target."""
-    return GOAL_CHOICES[model.task](model, why.target, read, reply)
+    return GOAL_CHOICES[model.task](model, parameters.target, read, reply)
 
 
-def similarity_goals(why: ExplainParameters) -> tuple[DescribedGoal, ...]:
+def similarity_goals(parameters: ExplainParameters) -> tuple[DescribedGoal, ...]:
     """Return the goal of an embedding: its similarity to another."""
-    return (DescribedGoal(((0, 0),), {"kind": "similarity", "text": why.target.text}),)
+    return (DescribedGoal(((0, 0),), {"kind": "similarity", "text": parameters.target.text}),)
 
 
 def label_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
@@ -231,16 +231,16 @@ def tag_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encode
     return DescribedGoal(goal, what, chosen[0].score if target.label is None else None)
 
 
-def choose_entities(target: TargetSpec, every: Sequence[Entity]) -> list[Entity]:
+def choose_entities(target: TargetSpec, entities: Sequence[Entity]) -> list[Entity]:
     """Return the target's tokens; without a target, the labelled token with the highest score."""
     if target.token is not None:
-        chosen = [each for each in every if each.index == target.token]
-        wrong = f"target.token: {target.token} is no token of the text, these are: {describe_indexes(every)}"
+        chosen = [each for each in entities if each.index == target.token]
+        wrong = f"target.token: {target.token} is no token of the text, these are: {describe_indexes(entities)}"
     elif target.start is not None and target.end is not None:
-        chosen = [each for each in every if each.start < target.end and each.end > target.start]
+        chosen = [each for each in entities if each.start < target.end and each.end > target.start]
         wrong = f"target.start: no token of the text stands between {target.start} and {target.end}"
     else:
-        sure = [each for each in every if each.label not in OUTSIDE_LABELS]
+        sure = [each for each in entities if each.label not in OUTSIDE_LABELS]
         chosen = [max(sure, key=lambda each: each.score)] if sure else []
         wrong = "target: nothing in the text is labelled; say which token by target.start and target.end"
     if not chosen:
@@ -248,8 +248,8 @@ def choose_entities(target: TargetSpec, every: Sequence[Entity]) -> list[Entity]
     return chosen
 
 
-def describe_indexes(every: Sequence[Entity]) -> str:
-    return f"{every[0].index} to {every[-1].index}" if every else "none"
+def describe_indexes(entities: Sequence[Entity]) -> str:
+    return f"{entities[0].index} to {entities[-1].index}" if entities else "none"
 
 
 def span_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
@@ -292,25 +292,25 @@ GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOu
 # Goals of generators
 
 
-def build_generated_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> ExplainSubject:
+def build_generated_subject(model: Model, prompt: Prompt, request: Generate, tokens: Sequence[int]) -> ExplainSubject:
     """Return a prompt and its answer, each token of which is a goal.
 
     Tokenises the prompt, so it is called on a thread for texts.
     """
-    shown = show_prompt(model, prompt, asked.source or asked.tokens)
-    opening = asked.tokens if asked.source else ()
+    shown = show_prompt(model, prompt, request.source or request.tokens)
+    opening = request.tokens if request.source else ()
     answer = [ShownToken(id, model.tokenizer.piece(id), True, output=True) for id in opening]
     answer += [ShownToken(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), output=True) for id in tokens]
-    first, before = len(shown) + len(opening), len(asked.tokens)
-    told = tuple(
+    first, before = len(shown) + len(opening), len(request.tokens)
+    goals = tuple(
         DescribedGoal(((before - 1 + n, id),), {"kind": "token", "token": first + n, "id": id})
         for n, id in enumerate(tokens)
     )
     return ExplainSubject(
         shown_tokens=(*shown, *answer),
-        tokens=(*asked.tokens, *tokens),
-        source=asked.source,
-        goals=told,
+        tokens=(*request.tokens, *tokens),
+        source=request.source,
+        goals=goals,
         output=model.tokenizer.decode(tokens),
     )
 
@@ -368,37 +368,39 @@ def locate_pieces(pieces: Sequence[bytes], texts: Sequence[str]) -> list[TextPos
 
 
 def build_explain_request(
-    model: Model, why: ExplainParameters, subject: ExplainSubject, id: str, terms: Terms
+    model: Model, parameters: ExplainParameters, subject: ExplainSubject, id: str, terms: Terms
 ) -> ExplainTextRequest:
     return ExplainTextRequest(
         id=id,
         tokens=subject.tokens,
-        method=why.method,
+        method=parameters.method,
         segments=subject.segments,
         source=subject.source,
-        goals=tuple(told.goal for told in subject.goals) if why.is_attribution else (),
-        layers=why.layers,
-        heads=why.heads,
-        steps=why.steps,
-        baseline=choose_baseline(model, why),
+        goals=tuple(described.goal for described in subject.goals) if parameters.is_attribution else (),
+        layers=parameters.layers,
+        heads=parameters.heads,
+        steps=parameters.steps,
+        baseline=choose_baseline(model, parameters),
         kept_rows=subject.special_rows,
-        window=why.window,
+        window=parameters.window,
         compared_tokens=subject.compared_tokens,
         terms=terms,
     )
 
 
-def choose_baseline(model: Model, why: ExplainParameters) -> int:
+def choose_baseline(model: Model, parameters: ExplainParameters) -> int:
     """Return the token of the baseline input; -1: the zero vector."""
     words = model.tokenizer
     known = {"pad": words.pad_id, "mask": words.mask_id, "unk": words.unk_id, "eos": words.eos_id}
     there = {name: id for name, id in known.items() if id is not None}
-    if why.baseline == "zero" or (why.baseline == "auto" and why.method != "occlusion" and "pad" not in there):
-        if why.method == "occlusion":
+    if parameters.baseline == "zero" or (
+        parameters.baseline == "auto" and parameters.method != "occlusion" and "pad" not in there
+    ):
+        if parameters.method == "occlusion":
             message = f"baseline: what is hidden must be a token; {model.name} has {', '.join(there) or 'none'}"
             raise BadRequest(message, param="baseline")
         return -1
-    name = next(iter(there), "") if why.baseline == "auto" else why.baseline
+    name = next(iter(there), "") if parameters.baseline == "auto" else parameters.baseline
     if name not in there:
         has = f"{model.name} has no token for {name or 'nothing'}; there are: {', '.join((*there, 'zero'))}"
         raise BadRequest(f"baseline: {has}", param="baseline")

@@ -12,7 +12,7 @@ from .placement import choose_placement
 
 
 def choose_draft_model(
-    name: str, what: Description, settings: Settings, vet: FolderCheck = accept_folder
+    name: str, description: Description, settings: Settings, vet: FolderCheck = accept_folder
 ) -> Description | None:
     """Describe the draft model that the setting `drafts` gives to the model called `name`; None if there is none.
 
@@ -23,21 +23,23 @@ def choose_draft_model(
     if not source:
         return None
     draft = checkpoint.describe_source(source, vet=vet)
-    if reason := draft_mismatch(what, draft, settings):
+    if reason := draft_mismatch(description, draft, settings):
         raise UnsupportedError(f"{source} cannot draft for {name}: {reason}")
     return draft
 
 
-def draft_mismatch(what: Description, draft: Description, settings: Settings) -> str:
-    """Return why `draft` cannot draft for `what`; empty if it can. Both must generate text, with the same tokenizer and
-    the same cache block size.
+def draft_mismatch(description: Description, draft: Description, settings: Settings) -> str:
+    """Return why `draft` cannot draft for `description`; empty if it can. Both must generate text, with the same
+    tokenizer and the same cache block size.
     """
-    for which, each in (("the model", what), ("the draft", draft)):
+    for role, each in (("the model", description), ("the draft", draft)):
         if each.head.task != "generate":
-            return f"{which} has a head for {each.head.task!r}; both must generate text"
-    ours, theirs = what.tokenizer, draft.tokenizer
+            return f"{role} has a head for {each.head.task!r}; both must generate text"
+    ours, theirs = description.tokenizer, draft.tokenizer
     if not ours.has_same_tokens(theirs):
         counts = f"{theirs.vocab_size} tokens, the model has {ours.vocab_size}"
         return f"its vocabulary ({counts}) is another one; a draft must be of the same family, with the same tokenizer"
-    size, other = (choose_placement(settings, each.default_precision, each.config).block_size for each in (what, draft))
+    size, other = (
+        choose_placement(settings, each.default_precision, each.config).block_size for each in (description, draft)
+    )
     return "" if size == other else f"its cache has blocks of {other} tokens, the model's of {size}; set block_size"

@@ -74,8 +74,8 @@ class ExplainerCache:
 
     def find_worker(self, model: Model) -> ExplainWorker | None:
         """Return the loaded explainer of exactly this model; None if there is none."""
-        watch = self._explainers.get(model.name)
-        return watch.worker if watch and watch.model is model else None
+        explainer = self._explainers.get(model.name)
+        return explainer.worker if explainer and explainer.model is model else None
 
     def held_bytes(self, name: str) -> int:
         """Return the bytes of the budget that the explainer of the model of that name holds; 0 if it is not loaded."""
@@ -109,11 +109,11 @@ class ExplainerCache:
     async def _unload(self, name: str) -> None:
         """Unload it and release its budget, once the operating system has the memory back."""
         self._stop_timer(name)
-        if watch := self._explainers.pop(name, None):
-            await self._engine.remove_worker(watch.worker, 0.0)
-            await self._engine.call(watch.worker.release)
+        if explainer := self._explainers.pop(name, None):
+            await self._engine.remove_worker(explainer.worker, 0.0)
+            await self._engine.call(explainer.worker.release)
             await self._loader.release_memory()
-            self._budget.release(watch.need)
+            self._budget.release(explainer.need)
 
     def _start_timer(self, name: str) -> None:
         """Restart the measurement of idle time."""
@@ -149,11 +149,11 @@ class ExplainerCache:
     async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
         try:
-            what = await run_on_daemon_thread(
+            description = await run_on_daemon_thread(
                 lambda: checkpoint.describe_source(source, self._source_policy, self._tokenizer_check.check_folder)
             )
-            need = await self._reserve_memory(measure_model(model.name, what))
-            worker = await self._load_worker(loading, model, what, need)
+            need = await self._reserve_memory(measure_model(model.name, description))
+            worker = await self._load_worker(loading, model, description, need)
         except ModelError as error:
             raise Conflict(f"{model.name} cannot be read again to be explained: {error}", param="model") from None
         self._explainers[model.name] = LoadedExplainer(model, worker, need)
@@ -168,7 +168,11 @@ class ExplainerCache:
         need = explainer_memory_need(size, self._settings)
         while need.total > self._budget.free:
             idle = next(
-                (name for name, watch in self._explainers.items() if not self._engine.has_open_streams(watch.worker)),
+                (
+                    name
+                    for name, explainer in self._explainers.items()
+                    if not self._engine.has_open_streams(explainer.worker)
+                ),
                 "",
             )
             if not idle:
@@ -178,27 +182,31 @@ class ExplainerCache:
         self._budget.reserve(need)
         return need
 
-    async def _load_worker(self, loading: LoadTask, model: Model, what: Description, need: MemoryNeed) -> ExplainWorker:
-        def breathe() -> None:
+    async def _load_worker(
+        self, loading: LoadTask, model: Model, description: Description, need: MemoryNeed
+    ) -> ExplainWorker:
+        def yield_turn() -> None:
             loading.check()
             self._engine.yield_turn()
 
         with ExitStack() as undo:
             undo.callback(self._budget.release, need)
-            progress = yielding_progress(breathe, loading.check, ignore_progress)
-            worker = await loading.on_engine(self._engine, lambda: self._build_worker(model, what, progress))
-            await loading.on_engine(self._engine, lambda: worker.warm_up(breathe))
+            progress = yielding_progress(yield_turn, loading.check, ignore_progress)
+            worker = await loading.on_engine(self._engine, lambda: self._build_worker(model, description, progress))
+            await loading.on_engine(self._engine, lambda: worker.warm_up(yield_turn))
             undo.pop_all()
         return worker
 
-    def _build_worker(self, model: Model, what: Description, progress: Callable[[int, int], None]) -> ExplainWorker:
+    def _build_worker(
+        self, model: Model, description: Description, progress: Callable[[int, int], None]
+    ) -> ExplainWorker:
         """Read the checkpoint in float32 and build the worker. Called on the engine's thread."""
         loaded = checkpoint.load_described(
-            model.source, what, dtype=torch.float32, device=self._device, progress=progress
+            model.source, description, dtype=torch.float32, device=self._device, progress=progress
         )
-        watched, reads = InstrumentedNetwork(loaded.network, loaded.head), loaded.decoding is not None
-        head = None if reads or isinstance(loaded.head, LanguageHead) else cast(OutputHead, loaded.head)
+        instrumented, is_seq2seq = InstrumentedNetwork(loaded.network, loaded.head), loaded.decoding is not None
+        head = None if is_seq2seq or isinstance(loaded.head, LanguageHead) else cast(OutputHead, loaded.head)
         limit = WorkLimit(loaded.config, loaded.decoder_config, self._settings.explain_gflop * GIGA)
-        worker = ExplainWorker(watched, head, model=model.name, reads=reads, piece=CHUNK_TOKENS)
+        worker = ExplainWorker(instrumented, head, model=model.name, reads=is_seq2seq, piece=CHUNK_TOKENS)
         worker.check_cost = limit.check
         return worker

@@ -79,29 +79,29 @@ def select_rank_device(kind: str, rank: int) -> torch.device:
 
 
 def read_share(
-    asked: ShareRequest, what: Description, group: ProcessGroup, progress: Callable[[int, int], None]
+    request: ShareRequest, description: Description, group: ProcessGroup, progress: Callable[[int, int], None]
 ) -> Checkpoint:
     """Read this rank's share of a checkpoint."""
-    dtype: torch.dtype = getattr(torch, asked.dtype)
-    mine = replace(what, cut_network=partial(shard_network, group=group))
-    return checkpoint.load_described(asked.source, mine, dtype=dtype, device=group.device, progress=progress)
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    shard = replace(description, cut_network=partial(shard_network, group=group))
+    return checkpoint.load_described(request.source, shard, dtype=dtype, device=group.device, progress=progress)
 
 
-def build_share_executor(asked: ShareRequest, loaded: Checkpoint, group: ProcessGroup) -> FollowerExecutor:
+def build_share_executor(request: ShareRequest, loaded: Checkpoint, group: ProcessGroup) -> FollowerExecutor:
     """Build the executor of a share. Its steps are not recorded as CUDA graphs: sums over several devices cannot be,
     yet.
     """
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     weight = loaded.network.tokens.weight
-    kernel = find_kernel(weight.device, weight.dtype) if asked.in_place else None
-    how = PagedAttention(kernel) if kernel else None
-    return FollowerExecutor(group, loaded.network, head, blocks=(asked.blocks, asked.block_size), in_place=how)
+    kernel = find_kernel(weight.device, weight.dtype) if request.in_place else None
+    paged = PagedAttention(kernel) if kernel else None
+    return FollowerExecutor(group, loaded.network, head, blocks=(request.blocks, request.block_size), in_place=paged)
 
 
-def load_share(asked: ShareRequest, group: ProcessGroup) -> FollowerExecutor:
+def load_share(request: ShareRequest, group: ProcessGroup) -> FollowerExecutor:
     """Describe a checkpoint, read this rank's share and build its executor."""
-    what = checkpoint.describe_source(asked.source, SourcePolicy(Path(asked.root), frozenset(asked.known)))
-    return build_share_executor(asked, read_share(asked, what, group, checkpoint.ignore_progress), group)
+    description = checkpoint.describe_source(request.source, SourcePolicy(Path(request.root), frozenset(request.known)))
+    return build_share_executor(request, read_share(request, description, group, checkpoint.ignore_progress), group)
 
 
 class FollowerLoop:
@@ -145,18 +145,18 @@ class FollowerLoop:
         return True
 
 
-def run_follower(joining: RankConfig) -> int:
+def run_follower(config: RankConfig) -> int:
     """Execute messages until the leader ends; returns the exit status."""
     for sig in (signal.SIGINT, signal.SIGTERM):  # the leader may still finish requests; this process ends with it
         signal.signal(sig, signal.SIG_IGN)
-    torch.set_num_threads(joining.threads)
-    following = FollowerLoop(joining.join_group())
-    log.info("rank %d of %d follows", joining.rank, joining.world)
+    torch.set_num_threads(config.threads)
+    loop = FollowerLoop(config.join_group())
+    log.info("rank %d of %d follows", config.rank, config.world)
     while True:
         try:
-            following.handle_message()
+            loop.handle_message()
         except RuntimeError as error:
-            log.warning("rank %d ends: %s", joining.rank, str(error).partition("\n")[0])
+            log.warning("rank %d ends: %s", config.rank, str(error).partition("\n")[0])
             return 1
 
 
@@ -171,10 +171,10 @@ def end_with_leader() -> None:
 
 
 def main() -> None:
-    joining = RankConfig(**json.loads(sys.argv[1]))
+    config = RankConfig(**json.loads(sys.argv[1]))
     end_with_leader()
-    logs.configure_logging(joining.log_format, joining.log_level)
-    os._exit(run_follower(joining))  # other threads may wait for ever in a collective operation
+    logs.configure_logging(config.log_format, config.log_level)
+    os._exit(run_follower(config))  # other threads may wait for ever in a collective operation
 
 
 if __name__ == "__main__":

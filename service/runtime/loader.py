@@ -98,9 +98,9 @@ class LoadedModel:
 class PrecisionCostError(Exception):
     """The default precision of a model costs more accuracy than the setting `max_kl` allows."""
 
-    def __init__(self, place: Placement, cost: float) -> None:
-        super().__init__(f"{place.precision} costs {cost}")
-        self.placement, self.cost = place, cost
+    def __init__(self, placement: Placement, cost: float) -> None:
+        super().__init__(f"{placement.precision} costs {cost}")
+        self.placement, self.cost = placement, cost
 
 
 class Loader:
@@ -134,64 +134,64 @@ class Loader:
         """
 
         def read() -> DescribedModel:
-            what = apply_known_cost(
+            description = apply_known_cost(
                 checkpoint.describe_source(source, self.source_policy, self.tokenizer_check.check_folder),
                 self._settings,
             )
-            draft = choose_draft_model(loading.name, what, self._settings, self.tokenizer_check.check_folder)
-            size = measure_model(loading.name, what, draft, self._settings.tensor_parallel)
+            draft = choose_draft_model(loading.name, description, self._settings, self.tokenizer_check.check_folder)
+            size = measure_model(loading.name, description, draft, self._settings.tensor_parallel)
             # Raises now what is impossible, before other models are planned.
             choose_placement(self._settings, size.default_precision, size.config)
-            return DescribedModel(source, what, size, draft)
+            return DescribedModel(source, description, size, draft)
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
 
-    async def describe_adapter(self, loading: LoadTask, source: str, trunk: BaseModel) -> UnmergedAdapter:
+    async def describe_adapter(self, loading: LoadTask, source: str, base: BaseModel) -> UnmergedAdapter:
         """Describe an adapter of a base model. Raises the same errors as `describe`."""
 
         def read() -> UnmergedAdapter:
             check_adapter_allowed(loading.name, self._settings)
-            laid = trunk.plan_adapter(self.source_policy.locate(source))
-            place = choose_placement(self._settings, trunk.description.default_precision, trunk.description.config)
-            return UnmergedAdapter(source, laid, adapter_memory_need(loading.name, laid, place))
+            plan = base.plan_adapter(self.source_policy.locate(source))
+            placement = choose_placement(self._settings, base.description.default_precision, base.description.config)
+            return UnmergedAdapter(source, plan, adapter_memory_need(loading.name, plan, placement))
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
 
-    async def attach(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> LoadedModel:
+    async def attach(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> LoadedModel:
         """Attach an adapter to the worker of its base model, and accept requests for it. Raises InsufficientMemory,
         ModelError or StepFailed.
         """
         began = time.perf_counter()
         with ExitStack() as undo:
-            self.budget.reserve_adapter(beside.need)
-            undo.callback(self.budget.release, beside.need)
+            self.budget.reserve_adapter(adapter.need)
+            undo.callback(self.budget.release, adapter.need)
             with self._time_stage(loading, "read and pack"):
-                attach = partial(self._attach_on_engine, loading, beside, trunk)
-                number = await loading.on_engine(self._engine, attach, undo=trunk.worker.detach)
-            model = build_adapter_model(trunk.model, beside.need.name, beside.source, beside.plan, number)
-            self._engine.add_adapter(trunk.worker, number, model.name, model.task)
+                attach = partial(self._attach_on_engine, loading, adapter, base)
+                number = await loading.on_engine(self._engine, attach, undo=base.worker.detach)
+            model = build_adapter_model(base.model, adapter.need.name, adapter.source, adapter.plan, number)
+            self._engine.add_adapter(base.worker, number, model.name, model.task)
             undo.pop_all()
-        size, seconds = beside.need.weights / 2**20, time.perf_counter() - began
-        log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
-        return LoadedModel(model, trunk.worker, beside.need, trunk.base_model)
+        size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
+        log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, base.model.name, size, seconds)
+        return LoadedModel(model, base.worker, adapter.need, base.base_model)
 
-    def _attach_on_engine(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> int:
+    def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
         """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
-        what = trunk.base_model.description
-        place = choose_placement(self._settings, what.default_precision, what.config)
-        lora, head = trunk.base_model.load_adapter(beside.plan, place.dtype, place.device)
-        if isinstance(trunk.worker, EncoderWorker):
-            if head is not None and place.instructions:
+        description = base.base_model.description
+        placement = choose_placement(self._settings, description.default_precision, description.config)
+        lora, head = base.base_model.load_adapter(adapter.plan, placement.dtype, placement.device)
+        if isinstance(base.worker, EncoderWorker):
+            if head is not None and placement.instructions:
                 make_head_invariant(head, self._proven_sizes)
             loading.check()
-            return trunk.worker.attach(
-                lora, cast(Task, beside.plan.description.head.task), cast(OutputHead | None, head)
+            return base.worker.attach(
+                lora, cast(Task, adapter.plan.description.head.task), cast(OutputHead | None, head)
             )
-        assert isinstance(trunk.worker, GeneratorWorker)
+        assert isinstance(base.worker, GeneratorWorker)
         loading.check()
-        return trunk.worker.attach(lora)
+        return base.worker.attach(lora)
 
     async def load(
         self, loading: LoadTask, described: DescribedModel, others: Sequence[ModelSize] = (), kept: int = 0
@@ -205,8 +205,8 @@ class Loader:
         try:
             return await self._load(loading, described, others, kept)
         except PrecisionCostError as error:
-            what = prefer_float32(described.description, error.placement, error.cost, self._settings)
-            described = await run_on_daemon_thread(lambda: self._with_description(described, what))
+            description = prefer_float32(described.description, error.placement, error.cost, self._settings)
+            described = await run_on_daemon_thread(lambda: self._with_description(described, description))
         except InsufficientMemory as error:  # the cost was known from an earlier self-test
             if described.description.preferred_precision is None:
                 raise
@@ -217,25 +217,30 @@ class Loader:
             return await self._load_stored_precision(loading, described, error, others, kept)
 
     async def _load_stored_precision(
-        self, loading: LoadTask, wide: DescribedModel, error: InsufficientMemory, others: Sequence[ModelSize], kept: int
+        self,
+        loading: LoadTask,
+        described: DescribedModel,
+        error: InsufficientMemory,
+        others: Sequence[ModelSize],
+        kept: int,
     ) -> LoadedModel:
         """Load the model in the precision that suits how it is stored, although that costs too much: float32 does not
         fit in memory.
         """
         log.warning(
             "%s: %s; and float32 does not fit: %s",
-            wide.size.name,
-            wide.description.default_precision.reason,
+            described.size.name,
+            described.description.default_precision.reason,
             error.message,
         )
-        narrow = await run_on_daemon_thread(
-            lambda: self._with_description(wide, replace(wide.description, preferred_precision=None))
+        stored = await run_on_daemon_thread(
+            lambda: self._with_description(described, replace(described.description, preferred_precision=None))
         )
-        return await self._load(loading, narrow, others, kept, strict=False)
+        return await self._load(loading, stored, others, kept, strict=False)
 
-    def _with_description(self, described: DescribedModel, what: Description) -> DescribedModel:
-        size = measure_model(described.size.name, what, described.draft, self._settings.tensor_parallel)
-        return replace(described, description=what, size=size)
+    def _with_description(self, described: DescribedModel, description: Description) -> DescribedModel:
+        size = measure_model(described.size.name, description, described.draft, self._settings.tensor_parallel)
+        return replace(described, description=description, size=size)
 
     async def _load(
         self,
@@ -249,10 +254,10 @@ class Loader:
         """Load with the description's default precision. Raises PrecisionCostError if that costs too much and `strict`
         is true.
         """
-        place = choose_placement(self._settings, described.size.default_precision, described.size.config)
-        if place.instructions and self._settings.precision == "auto":
+        placement = choose_placement(self._settings, described.size.default_precision, described.size.config)
+        if placement.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.size.name, describe_precision(described.size.default_precision))
-        if self.placement.instructions and not place.instructions:
+        if self.placement.instructions and not placement.instructions:
             log.info(
                 "%s: %s",
                 described.size.name,
@@ -260,9 +265,9 @@ class Loader:
             )
         self.tokenizer_check.close()
         need, began = self.budget.plan(described.size, others, kept), time.perf_counter()
-        part, in_place = None, choose_kernel(place, described.size.config) is not None
+        part, in_place = None, choose_kernel(placement, described.size.config) is not None
         if self._ranks is not None:
-            part = self._ranks.new_model(described.source, self.source_policy, need, place, in_place=in_place)
+            part = self._ranks.new_model(described.source, self.source_policy, need, placement, in_place=in_place)
         async with AsyncExitStack() as undo:
             self.budget.reserve(need)
             undo.callback(self.budget.release, need)
@@ -270,15 +275,15 @@ class Loader:
                 undo.push_async_callback(self._engine.call, part.drop)
             loaded, worker, cost = await self._read_and_pack(loading, described, need, part)
             if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
-                raise PrecisionCostError(place, cost)
+                raise PrecisionCostError(placement, cost)
             read = time.perf_counter()
             with self._time_stage(loading, "warm up"):
                 await loading.on_engine(self._engine, lambda: worker.warm_up(self._yield_callback(loading)))
                 await self._engine.call(trim_heap)  # else the allocator keeps as much memory again as was read
             self._engine.add_worker(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        model = build_model(need, loaded, place)
-        how = f"{place.precision} by {model.executor}" + (
+        model = build_model(need, loaded, placement)
+        how = f"{placement.precision} by {model.executor}" + (
             f", {describe_cost(cost, described.description)}" if cost is not None else ""
         )
         times = read - began, time.perf_counter() - read
@@ -292,15 +297,18 @@ class Loader:
         """Return the checkpoint, a worker that is not warmed up yet, and the measured cost of its precision if there is
         one (see `self_test`).
         """
-        place, test = choose_placement(self._settings, described.size.default_precision, described.size.config), None
+        placement, test = (
+            choose_placement(self._settings, described.size.default_precision, described.size.config),
+            None,
+        )
         engine = self._engine
         with self._time_stage(loading, "read and pack"):
             drafter = await loading.on_engine(engine, lambda: self._build_drafter(loading, described, need))
-            if is_tested(place):
+            if is_tested(placement):
                 longest = need.cache_tokens or described.description.max_tokens
                 loading.stage = "was being tested for what its precision costs"
                 test = await run_on_daemon_thread(
-                    lambda: SelfTest(described.description, place, self._settings, longest, loading.check)
+                    lambda: SelfTest(described.description, placement, self._settings, longest, loading.check)
                 )
                 await loading.on_engine(
                     engine, lambda: test.compute_reference(self._progress_callback(loading, ignore_progress))
@@ -363,27 +371,29 @@ class Loader:
         if the load was ended.
         """
 
-        def breathe() -> None:
+        def yield_turn() -> None:
             loading.check()
             self._engine.yield_turn()
 
-        return breathe
+        return yield_turn
 
-    def _progress_callback(self, loading: LoadTask, heard: LoadProgress) -> Callable[[int, int], None]:
-        return yielding_progress(self._yield_callback(loading), loading.check, heard)
+    def _progress_callback(self, loading: LoadTask, report: LoadProgress) -> Callable[[int, int], None]:
+        return yielding_progress(self._yield_callback(loading), loading.check, report)
 
     def _read_checkpoint(
-        self, loading: LoadTask, described: DescribedModel, heard: LoadProgress, part: DistributedModel | None
+        self, loading: LoadTask, described: DescribedModel, report: LoadProgress, part: DistributedModel | None
     ) -> Checkpoint:
         """Read a checkpoint. For the compiled step the weights themselves are read later, as they are packed. Called on
         the engine's thread, as are the next two.
         """
         if part is not None:
-            return part.read(described.description, self._progress_callback(loading, heard))
-        place = choose_placement(self._settings, described.size.default_precision, described.size.config)
-        read = checkpoint.prepare if place.instructions else checkpoint.load_described
-        progress = self._progress_callback(loading, heard)
-        return read(described.source, described.description, dtype=place.dtype, device=place.device, progress=progress)
+            return part.read(described.description, self._progress_callback(loading, report))
+        placement = choose_placement(self._settings, described.size.default_precision, described.size.config)
+        read = checkpoint.prepare if placement.instructions else checkpoint.load_described
+        progress = self._progress_callback(loading, report)
+        return read(
+            described.source, described.description, dtype=placement.dtype, device=placement.device, progress=progress
+        )
 
     def _build_executor(
         self,
@@ -395,18 +405,18 @@ class Loader:
     ) -> Executor:
         if part is not None:
             return self._executor_hook(part.build_executor(loaded))
-        settings, breathe = self._settings, self._yield_callback(loading)
+        settings, yield_turn = self._settings, self._yield_callback(loading)
 
         @contextmanager
-        def held(part: nn.Module) -> Iterator[None]:
-            loaded.load_weights(part)
+        def load_part(module: nn.Module) -> Iterator[None]:
+            loaded.load_weights(module)
             yield
-            free_weights(part)
+            free_weights(module)
             trim_heap()  # else the allocator keeps the memory of every part
-            breathe()
+            yield_turn()
 
-        make_deterministic(loaded, settings, breathe)
-        executor = build_executor(loaded, settings, need.blocks, held)
+        make_deterministic(loaded, settings, yield_turn)
+        executor = build_executor(loaded, settings, need.blocks, load_part)
         if test is not None:
             test.compare(executor)
         return self._executor_hook(executor)
@@ -432,20 +442,20 @@ class Loader:
 
 
 def yielding_progress(
-    breathe: Callable[[], None], check: Callable[[], None], heard: LoadProgress
+    yield_turn: Callable[[], None], check: Callable[[], None], report: LoadProgress
 ) -> Callable[[int, int], None]:
     """Return a progress callback for code that reads on the engine's thread. It reports the fraction that is read,
-    calls `check` each time, and calls `breathe`, which lets other models compute, every READ_SLICE_S seconds.
+    calls `check` each time, and calls `yield_turn`, which lets other models compute, every READ_SLICE_S seconds.
     """
-    breathed = time.perf_counter()
+    yielded_at = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
-        nonlocal breathed
+        nonlocal yielded_at
         check()
-        heard(min(done / total, 1.0) if total else 0.0)
-        if time.perf_counter() - breathed > READ_SLICE_S:
-            breathe()
-            breathed = time.perf_counter()
+        report(min(done / total, 1.0) if total else 0.0)
+        if time.perf_counter() - yielded_at > READ_SLICE_S:
+            yield_turn()
+            yielded_at = time.perf_counter()
 
     return progress
 
@@ -458,16 +468,16 @@ def known_sources(settings: Settings) -> frozenset[str]:
     return frozenset(part for source in named for part in (source, *source.rpartition("+")[::2]) if part)
 
 
-def describe_precision(suited: DefaultPrecision) -> str:
+def describe_precision(default: DefaultPrecision) -> str:
     """Return the precision for the log, with its reason, and with an alternative."""
-    faster = "; --precision int8 is faster, smaller and less exact" if suited.precision == "float32" else ""
-    return f"{suited.precision}, since {suited.reason}{faster}"
+    faster = "; --precision int8 is faster, smaller and less exact" if default.precision == "float32" else ""
+    return f"{default.precision}, since {default.reason}{faster}"
 
 
-def describe_torch_fallback(reason: str, place: Placement) -> str:
+def describe_torch_fallback(reason: str, placement: Placement) -> str:
     """Return why torch computes one model while the compiled step computes others, and what else could be set."""
     fallback = f"torch computes it, not the compiled step: {reason}"
-    if place.threads == place.torch_threads:
+    if placement.threads == placement.torch_threads:
         return fallback
-    threads = f"it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
+    threads = f"it has {placement.torch_threads} thread, and with --executor torch, for all models, {placement.threads}"
     return f"{fallback}; {threads}"

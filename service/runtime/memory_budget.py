@@ -50,15 +50,15 @@ FLOAT_BYTES = 4
 GROWTH_FACTOR = 3  # a state that grows: the old one, the new one, and its spare capacity
 
 
-def count_head_columns(what: Description) -> int:
+def count_head_columns(description: Description) -> int:
     """Return how many scores the head has for a token or a text; of an embedding its width."""
-    match what.head.task:
+    match description.head.task:
         case "fill":
-            return what.config.vocab_size
+            return description.config.vocab_size
         case "embed":
-            return what.config.width
+            return description.config.width
         case _:
-            return max(len(what.head.labels), 2)
+            return max(len(description.head.labels), 2)
 
 
 @dataclass(frozen=True)
@@ -90,33 +90,33 @@ class ModelSize:
         return self.task in ("generate", "fill")
 
 
-def measure_model(name: str, what: Description, draft: Description | None = None, world: int = 1) -> ModelSize:
+def measure_model(name: str, description: Description, draft: Description | None = None, world: int = 1) -> ModelSize:
     """Measure a described model for `world` processes.
 
     Raises CheckpointError if the files do not hold what the description requires, and UnsupportedError if so many
     processes cannot compute it together.
     """
-    own = what if world == 1 else shard_description(what, Share(0, world))
+    own = description if world == 1 else shard_description(description, Share(0, world))
     return ModelSize(
         name=name,
-        config=what.decoder_config if world == 1 else share_config(what.decoder_config, Share(0, world)),
+        config=description.decoder_config if world == 1 else share_config(description.decoder_config, Share(0, world)),
         world_size=world,
-        encoder_config=what.config if what.head.decoding else None,
-        task="generate" if what.head.decoding else cast(Task, what.head.task),
-        columns=count_head_columns(what),
-        context=what.max_tokens,
+        encoder_config=description.config if description.head.decoding else None,
+        task="generate" if description.head.decoding else cast(Task, description.head.task),
+        columns=count_head_columns(description),
+        context=description.max_tokens,
         checkpoint_size=estimate_load(own),
-        default_precision=what.default_precision,
+        default_precision=description.default_precision,
         draft=measure_model(f"{name}'s draft", draft) if draft else None,
     )
 
 
-def shard_description(what: Description, share: Share) -> Description:
+def shard_description(description: Description, share: Share) -> Description:
     """Return the description of one rank's share. Raises UnsupportedError for encoder-decoders."""
-    if what.head.decoding:
+    if description.head.decoding:
         message = "a network that reads one text and writes another is not shared out; serve it with tensor_parallel 1"
-        raise UnsupportedError(message, file=what.file)
-    return replace(what, cut_network=partial(cut_parameters, share=share))
+        raise UnsupportedError(message, file=description.file)
+    return replace(description, cut_network=partial(cut_parameters, share=share))
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class MemoryNeed:
         return f"{ceil_mib(self.total)} MiB ({parts})"
 
 
-def adapter_memory_need(name: str, laid: LoraPlan, place: Placement) -> MemoryNeed:
+def adapter_memory_need(name: str, plan: LoraPlan, placement: Placement) -> MemoryNeed:
     """Predict the memory of an adapter: its matrices, padded if the compiled step packs them, and its own head."""
-    low, head = laid.parameter_counts
-    each = FLOAT_BYTES * ADAPTER_PADDING if place.instructions else place.dtype.itemsize
-    weights = int(low * each) + head * place.dtype.itemsize
+    low, head = plan.parameter_counts
+    each = FLOAT_BYTES * ADAPTER_PADDING if placement.instructions else placement.dtype.itemsize
+    weights = int(low * each) + head * placement.dtype.itemsize
     return MemoryNeed(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
 
@@ -173,17 +173,17 @@ def memory_need(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed
 
 
 def memory_need_without_draft(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
-    place = choose_placement(settings, model.default_precision, model.config)
+    placement = choose_placement(settings, model.default_precision, model.config)
     largest = largest_step(model, settings, blocks)
-    taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)
+    parts = native_parts(model, placement, largest) if placement.instructions else torch_parts(model, settings, largest)
     return MemoryNeed(
         name=model.name,
-        weights=taken.weights,
-        cache=blocks * taken.block if model.generates else 0,
-        workspace=model.checkpoint_size.tokenizer + taken.computing,
-        loading=model.checkpoint_size.tokenizer + taken.loading,
+        weights=parts.weights,
+        cache=blocks * parts.block if model.generates else 0,
+        workspace=model.checkpoint_size.tokenizer + parts.computing,
+        loading=model.checkpoint_size.tokenizer + parts.loading,
         blocks=blocks,
-        block_size=place.block_size,
+        block_size=placement.block_size,
     )
 
 
@@ -200,51 +200,51 @@ class MemoryParts:
 
 
 def torch_parts(model: ModelSize, settings: Settings, largest: LargestStep) -> MemoryParts:
-    config, place = model.config, choose_placement(settings, model.default_precision, model.config)
-    dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
+    config, placement = model.config, choose_placement(settings, model.default_precision, model.config)
+    dtype, block = placement.dtype, block_bytes(config, placement.block_size, placement.dtype)
     if model.encoder_config is not None:
         return seq2seq_parts(model, model.encoder_config, settings, largest)
     states = largest.rows * config.width * FLOAT_BYTES
     computing = max(forward_bytes(config, dtype, largest), states + head_output_bytes(model, largest))
     if model.generates:
-        before = 0 if dtype.itemsize == 4 else dtype.itemsize  # logits are converted to float32
-        before += dtype.itemsize if model.world_size > 1 else 0  # and gathered from several ranks
-        computing = max(computing, max_sampling_bytes(model, largest, place, before))
+        logit_bytes = 0 if dtype.itemsize == 4 else dtype.itemsize  # logits are converted to float32
+        logit_bytes += dtype.itemsize if model.world_size > 1 else 0  # and gathered from several ranks
+        computing = max(computing, max_sampling_bytes(model, largest, placement, logit_bytes))
         if largest.in_place:  # and the spare block to which padding rows are written
             computing += graph_bytes(config, dtype, settings.max_running) + block
-    proof = self_test_bytes(config, dtype, model.has_vocabulary_head) if settings.deterministic else 0
+    test = self_test_bytes(config, dtype, model.has_vocabulary_head) if settings.deterministic else 0
     return MemoryParts(
         model.checkpoint_size.weight_bytes(dtype),
         block,
         computing + gather_bytes(config, dtype, largest),
-        max(model.checkpoint_size.temporary_bytes(dtype), proof),
+        max(model.checkpoint_size.temporary_bytes(dtype), test),
     )
 
 
-def seq2seq_parts(model: ModelSize, reader: ModelConfig, settings: Settings, largest: LargestStep) -> MemoryParts:
+def seq2seq_parts(model: ModelSize, encoder: ModelConfig, settings: Settings, largest: LargestStep) -> MemoryParts:
     """Bytes of an encoder-decoder. Encoder states and decoder tokens take blocks of the same size; a state exists twice
     while it grows.
     """
-    config, place = model.config, choose_placement(settings, model.default_precision, model.config)
+    config, placement = model.config, choose_placement(settings, model.default_precision, model.config)
     read = replace(largest, rows=max(MAX_SOURCE_TOKENS, model.context), context=model.context, cached=False)
-    computing = max(forward_bytes(reader, place.dtype, read), forward_bytes(config, place.dtype, largest))
+    computing = max(forward_bytes(encoder, placement.dtype, read), forward_bytes(config, placement.dtype, largest))
     logits = largest.sequences * config.vocab_size * FLOAT_BYTES
     return MemoryParts(
-        model.checkpoint_size.weight_bytes(place.dtype),
-        GROWTH_FACTOR * block_bytes(config, place.block_size, place.dtype),
-        computing + 2 * logits + max_sampling_bytes(model, largest, place, 0),
-        model.checkpoint_size.temporary_bytes(place.dtype),
+        model.checkpoint_size.weight_bytes(placement.dtype),
+        GROWTH_FACTOR * block_bytes(config, placement.block_size, placement.dtype),
+        computing + 2 * logits + max_sampling_bytes(model, largest, placement, 0),
+        model.checkpoint_size.temporary_bytes(placement.dtype),
     )
 
 
-def native_parts(model: ModelSize, place: Placement, largest: LargestStep) -> MemoryParts:
-    config, precision = model.config, cast(Precision, place.precision)
-    computing = native.workspace_bytes(config, largest, place.threads, model.generates)
+def native_parts(model: ModelSize, placement: Placement, largest: LargestStep) -> MemoryParts:
+    config, precision = model.config, cast(Precision, placement.precision)
+    computing = native.workspace_bytes(config, largest, placement.threads, model.generates)
     if model.generates:
-        computing += max_sampling_bytes(model, largest, place, 0)
+        computing += max_sampling_bytes(model, largest, placement, 0)
     else:
         computing += head_output_bytes(model, largest)
-    testing = precision_test_bytes(place, config.vocab_size) if model.generates else 0
+    testing = precision_test_bytes(placement, config.vocab_size) if model.generates else 0
     stored = (config, precision, model.generates, model.checkpoint_size.tied, model.checkpoint_size.bits)
     packed, part, kept = native.weight_bytes(*stored), native.loading_bytes(*stored), 0
     if not model.generates:  # torch computes the head, which is made batch-invariant before anything is packed
@@ -254,7 +254,7 @@ def native_parts(model: ModelSize, place: Placement, largest: LargestStep) -> Me
         packed + kept,
         native.native_block_bytes(config, precision),
         computing,
-        part + testing + model.checkpoint_size.temporary_bytes(place.dtype),
+        part + testing + model.checkpoint_size.temporary_bytes(placement.dtype),
     )
 
 
@@ -272,22 +272,22 @@ def head_output_bytes(model: ModelSize, largest: LargestStep) -> int:
     return reading_bytes(model.task, largest.rows, model.columns)
 
 
-def max_sampling_bytes(model: ModelSize, largest: LargestStep, place: Placement, before: int) -> int:
-    """Return the bytes of sampling in the largest step. `before`: bytes of each logit before it is converted to
+def max_sampling_bytes(model: ModelSize, largest: LargestStep, placement: Placement, logit_bytes: int) -> int:
+    """Return the bytes of sampling in the largest step. `logit_bytes`: bytes of each logit before it is converted to
     float32.
     """
-    rows, sorts = min(largest.sequences, largest.rows), not sampling_instructions(place)
-    return sampling_bytes(rows, model.config.vocab_size, before, sorts=sorts)
+    rows, sorts = min(largest.sequences, largest.rows), not sampling_instructions(placement)
+    return sampling_bytes(rows, model.config.vocab_size, logit_bytes, sorts=sorts)
 
 
 def largest_step(model: ModelSize, settings: Settings, blocks: int) -> LargestStep:
-    place = choose_placement(settings, model.default_precision, model.config)
-    in_place = choose_kernel(place, model.config) is not None
+    placement = choose_placement(settings, model.default_precision, model.config)
+    in_place = choose_kernel(placement, model.config) is not None
     if model.generates:
         return LargestStep(
             rows=settings.step_tokens,
             sequences=settings.max_running,
-            context=min(model.context, blocks * place.block_size),
+            context=min(model.context, blocks * placement.block_size),
             cached=True,
             invariant=settings.deterministic,
             in_place=in_place,
@@ -339,7 +339,7 @@ class MemoryBudget:
 
     @property
     def free(self) -> int:
-        return self.limit - sum(held.total for held in self._reserved)
+        return self.limit - sum(reserved.total for reserved in self._reserved)
 
     def plan(self, model: ModelSize, others: Sequence[ModelSize] = (), kept: int = 0) -> MemoryNeed:
         """Return the memory that a model gets. Raises InsufficientMemory.
@@ -376,21 +376,21 @@ class MemoryBudget:
     def describe_shortage(self, model: ModelSize, smallest: MemoryNeed) -> str:
         """Return the error message: the parts of the need, the free memory, and what to change."""
         free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
-        ways = "; or ".join(self.suggest_changes(model, smallest))
-        return f"{model.name} needs {smallest}, and {free}. It would fit with {ways}"
+        changes = "; or ".join(self.suggest_changes(model, smallest))
+        return f"{model.name} needs {smallest}, and {free}. It would fit with {changes}"
 
     def suggest_changes(self, model: ModelSize, smallest: MemoryNeed) -> list[str]:
         """Return changes of which each alone is enough."""
-        ways = [f"{name} {value}" for name, value in self._suggest_settings(model)]
-        gain = [held for held in self._reserved if held.total >= smallest.total - self.free]
+        changes = [f"{name} {value}" for name, value in self._suggest_settings(model)]
+        gain = [reserved for reserved in self._reserved if reserved.total >= smallest.total - self.free]
         if gain:
-            ways.append(f"{min(gain, key=lambda held: held.total).name} unloaded")
-        ways.append(f"memory_mib {math.ceil((smallest.total - self.free + self.limit) / MIB)}, if there is so much")
-        return ways
+            changes.append(f"{min(gain, key=lambda reserved: reserved.total).name} unloaded")
+        changes.append(f"memory_mib {math.ceil((smallest.total - self.free + self.limit) / MIB)}, if there is so much")
+        return changes
 
     def _suggest_settings(self, model: ModelSize) -> list[tuple[str, object]]:
         """Return the settings, each with a value, that would make the model small enough."""
-        settings, ways = self._settings, list[tuple[str, object]]()
+        settings, changes = self._settings, list[tuple[str, object]]()
         if model.generates:
             tokens = smallest_need(model, settings).cache_tokens
             ranges = {
@@ -402,12 +402,12 @@ class MemoryBudget:
             ranges = {"encoder_step_tokens": (1, settings.encoder_step_tokens)}
         for name, (low, high) in ranges.items():
             if low < high and self._fits(model, name, low):
-                ways.append((name, search_highest(low, high, partial(self._fits, model, name))))
-        place = choose_placement(settings, model.default_precision, model.config)
-        smaller = "int8" if place.instructions else "bfloat16"
-        if place.precision == "float32" and self._fits(model, "precision", smaller):
-            ways.append(("precision", smaller))
-        return ways
+                changes.append((name, search_highest(low, high, partial(self._fits, model, name))))
+        placement = choose_placement(settings, model.default_precision, model.config)
+        smaller = "int8" if placement.instructions else "bfloat16"
+        if placement.precision == "float32" and self._fits(model, "precision", smaller):
+            changes.append(("precision", smaller))
+        return changes
 
     def _fits(self, model: ModelSize, setting: str, value: object) -> bool:
         return smallest_need(model, self._settings.model_copy(update={setting: value})).total <= self.free

@@ -39,8 +39,8 @@ class ModelResolver:
         if model is None:
             raise self.unavailable_error(name)
         if model.task not in tasks:
-            what = f"{name} can {TASK_VERBS[model.task]}, it cannot {describe_tasks(tasks)}; models that can:"
-            raise WrongTask(what, param="model").with_names(
+            message = f"{name} can {TASK_VERBS[model.task]}, it cannot {describe_tasks(tasks)}; models that can:"
+            raise WrongTask(message, param="model").with_names(
                 other.name for other in self.ready_models if other.task in tasks
             )
         return model
@@ -54,8 +54,8 @@ class ModelResolver:
         if not fitting:
             raise NotFound(f"no model here can {describe_tasks(tasks)}")
         if len(fitting) > 1:
-            what = (
+            message = (
                 f"several models here can {describe_tasks(tasks)}; name one of them in the address, /models/NAME/...:"
             )
-            raise BadRequest(what).with_names(model.name for model in fitting)
+            raise BadRequest(message).with_names(model.name for model in fitting)
         return fitting[0]

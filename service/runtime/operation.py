@@ -25,8 +25,8 @@ log = logging.getLogger("polyhead.registry")
 class ModelOperation:
     """`name` is the model's, `description` a phrase for messages. Used on the event loop thread, but for `fraction`."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self.description = name, what
+    def __init__(self, name: str, description: str) -> None:
+        self.name, self.description = name, description
         self.phase: Phase = "loading"
         self.fraction = 0.0  # of the file that is read; written on the engine's thread
         self.error: PolyheadError | None = None
@@ -63,17 +63,19 @@ class ModelOperation:
             self._finished.set()
 
 
-def operation_error(what: str, error: Exception) -> PolyheadError:
+def operation_error(description: str, error: Exception) -> PolyheadError:
     """Return the error for the client whose operation failed."""
     if isinstance(error, PolyheadError):
         return error
-    why = f"{redact_locations(what)} failed: {client_message(error)}"
-    return BadRequest(why, param="source") if isinstance(error, EXPECTED_ERRORS) else PolyheadError(why)
+    reason = f"{redact_locations(description)} failed: {client_message(error)}"
+    return BadRequest(reason, param="source") if isinstance(error, EXPECTED_ERRORS) else PolyheadError(reason)
 
 
-def log_failure(what: str, error: Exception) -> None:
+def log_failure(description: str, error: Exception) -> None:
     level = logging.INFO if isinstance(error, Cancelled) else logging.ERROR  # an administrator cancelled it
-    log.log(level, "%s: %s", what, first_line(error), exc_info=None if isinstance(error, EXPECTED_ERRORS) else error)
+    log.log(
+        level, "%s: %s", description, first_line(error), exc_info=None if isinstance(error, EXPECTED_ERRORS) else error
+    )
 
 
 def check_setting_names(settings: Settings) -> None:
@@ -81,16 +83,16 @@ def check_setting_names(settings: Settings) -> None:
     for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
         for name in given:
             if name not in settings.models:
-                there = ", ".join(settings.models)
-                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {there}")
+                names = ", ".join(settings.models)
+                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {names}")
             if base := base_model_name(name):
                 raise SettingsError(f"{setting}: {name!r} is an adapter of {base!r}; name that model there")
 
 
-def base_model_error(trunk: str, state: LoadState | None) -> BadRequest:
+def base_model_error(base_model: str, state: LoadState | None) -> BadRequest:
     """Return the error of an adapter whose base model could not be loaded."""
-    why = state.reason if state else "its load was cancelled"
-    return BadRequest(f"{trunk}, its base model, could not be loaded: {why}")
+    reason = state.reason if state else "its load was cancelled"
+    return BadRequest(f"{base_model}, its base model, could not be loaded: {reason}")
 
 
 def check_name(name: str, param: str) -> None:

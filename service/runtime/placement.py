@@ -50,41 +50,41 @@ class Placement:
 
 
 def choose_placement(
-    settings: Settings, suited: DefaultPrecision | None = None, config: ModelConfig | None = None
+    settings: Settings, default: DefaultPrecision | None = None, config: ModelConfig | None = None
 ) -> Placement:
-    """Place a model whose stored form suits `suited`, with a network of the shape `config`; without them, most models.
+    """Place a model whose stored form suits `default`, with a network of the shape `config`; without them, most models.
 
     Raises SettingsError if a GPU is required and there is none, or if the settings require what only the compiled step
     can do and it is not available. Raises UnsupportedError if they require it, and it is available but cannot compute
     this network.
     """
-    present = torch.cuda.is_available()
-    if settings.device == "cuda" and not present:
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
         raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
-    gpu = present and settings.device != "cpu"
+    gpu = has_gpu and settings.device != "cpu"
     if settings.deterministic and settings.tensor_parallel > 1:
         raise SettingsError("deterministic: sums over processes are not held to the bit; tensor_parallel must be 1")
     if gpu and settings.tensor_parallel > max(torch.cuda.device_count(), 1):
         counts = f"{settings.tensor_parallel} devices are asked for and torch finds {torch.cuda.device_count()} here"
         raise SettingsError(f"tensor_parallel: {counts}; each process has one of its own")
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
-    hindrance, foreign = native_step_obstacle(settings, precision, gpu), unsupported_reason(config) if config else ""
-    if (hindrance or foreign) and (settings.executor == "native" or precision.startswith("int")):
-        wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
-        if hindrance:
-            raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+    obstacle, unsupported = native_step_obstacle(settings, precision, gpu), unsupported_reason(config) if config else ""
+    if (obstacle or unsupported) and (settings.executor == "native" or precision.startswith("int")):
+        requested = "executor: native" if settings.executor == "native" else f"precision: {precision}"
+        if obstacle:
+            raise SettingsError(f"{requested} is asked for and the compiled step cannot be used: {obstacle}")
         raise UnsupportedError(
-            f"{wanted} is asked for, and the compiled step cannot compute this network: {foreign}; torch computes it, "
-            "in float32 or bfloat16, where neither is asked for"
+            f"{requested} is asked for, and the compiled step cannot compute this network: {unsupported}; torch "
+            "computes it, in float32 or bfloat16, where neither is asked for"
         )
-    hindrance = hindrance or foreign
-    if suited and settings.precision == "auto" and not hindrance:
-        precision = suited.precision
+    obstacle = obstacle or unsupported
+    if default and settings.precision == "auto" and not obstacle:
+        precision = default.precision
     threads = settings.threads or max(compute_threads() // settings.tensor_parallel, 1)
     device, dtype = torch.device("cuda" if gpu else "cpu"), precision_dtype(precision)
-    kernel = find_kernel(device, dtype) if hindrance and settings.block_size % PAGE_TOKENS == 0 else None
+    kernel = find_kernel(device, dtype) if obstacle and settings.block_size % PAGE_TOKENS == 0 else None
     size = settings.block_size or (PAGE_TOKENS if kernel else BLOCK_TOKENS)
-    return Placement(device, precision, threads, size, "" if hindrance else runnable_targets()[0], kernel)
+    return Placement(device, precision, threads, size, "" if obstacle else runnable_targets()[0], kernel)
 
 
 def precision_dtype(precision: Precision) -> torch.dtype:

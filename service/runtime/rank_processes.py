@@ -45,15 +45,17 @@ class RankProcesses:
     when a process has ended.
     """
 
-    def __init__(self, settings: Settings, place: Placement, lost: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, placement: Placement, on_lost: Callable[[str], None]) -> None:
         self._numbers = itertools.count(1)
-        self._on_lost = lost
+        self._on_lost = on_lost
         launched = dist.is_torchelastic_launched()
-        self.rank_config = leader_config(settings, place, TORCHRUN_RENDEZVOUS if launched else new_rendezvous_file())
+        self.rank_config = leader_config(
+            settings, placement, TORCHRUN_RENDEZVOUS if launched else new_rendezvous_file()
+        )
         ranks = () if launched else range(1, self.rank_config.world)
         self.children = [start_process(replace(self.rank_config, rank=rank)) for rank in ranks]
         self._watch_threads = [
-            threading.Thread(target=watch_process, args=(rank, child, lost), daemon=True)
+            threading.Thread(target=watch_process, args=(rank, child, on_lost), daemon=True)
             for rank, child in zip(ranks, self.children, strict=True)
         ]
         for thread in self._watch_threads:
@@ -70,12 +72,12 @@ class RankProcesses:
         return group
 
     def new_model(
-        self, source: str, reach: SourcePolicy, need: MemoryNeed, place: Placement, *, in_place: bool
+        self, source: str, policy: SourcePolicy, need: MemoryNeed, placement: Placement, *, in_place: bool
     ) -> "DistributedModel":
         """A model that all ranks are to read, and the cache that each of them needs."""
-        dtype, size = str(place.dtype).removeprefix("torch."), need.block_size if need.blocks else 0
-        asked = ShareRequest(source, str(reach.root), sorted(reach.known), dtype, need.blocks, size, in_place)
-        return DistributedModel(self, next(self._numbers), asked)
+        dtype, size = str(placement.dtype).removeprefix("torch."), need.block_size if need.blocks else 0
+        request = ShareRequest(source, str(policy.root), sorted(policy.known), dtype, need.blocks, size, in_place)
+        return DistributedModel(self, next(self._numbers), request)
 
     def report_lost_step(self) -> None:
         """Report a step that failed in the middle. Usually a process has ended, which its watching thread reports
@@ -91,14 +93,14 @@ class RankProcesses:
 class DistributedModel:
     """A model of which each rank computes a share. The ranks know it by its number."""
 
-    def __init__(self, ranks: RankProcesses, number: int, asked: ShareRequest) -> None:
-        self._processes, self._number, self._request = ranks, number, asked
+    def __init__(self, ranks: RankProcesses, number: int, request: ShareRequest) -> None:
+        self._processes, self._number, self._request = ranks, number, request
 
-    def read(self, what: Description, progress: Callable[[int, int], None]) -> Checkpoint:
+    def read(self, description: Description, progress: Callable[[int, int], None]) -> Checkpoint:
         """Read this process's share, while the other ranks read theirs."""
         group = self._processes.group
         group.broadcast_message([StepCommand.LOAD, self._number, *self._request.encode()])
-        return follower.read_share(self._request, what, group, progress)
+        return follower.read_share(self._request, description, group, progress)
 
     def build_executor(self, loaded: Checkpoint) -> LeaderExecutor:
         """Build the executor once all ranks have read their shares. Raises ModelError if one of them failed."""
@@ -119,18 +121,19 @@ def check_adapter_allowed(name: str, settings: Settings) -> None:
         base, _, adapter = name.partition(":")
         raise UnsupportedError(
             f"{base} takes no adapter, since {settings.tensor_parallel} processes compute it together; merge the "
-            f"adapter into a model of its own: {adapter}=BASE+ADAPTER, which are the two sources, or merge: true over HTTP"
+            f"adapter into a model of its own: {adapter}=BASE+ADAPTER, which are the two sources, or merge: true "
+            "over HTTP"
         )
 
 
-def leader_config(settings: Settings, place: Placement, at: str) -> RankConfig:
+def leader_config(settings: Settings, placement: Placement, at: str) -> RankConfig:
     """Return the configuration of rank 0."""
-    threads, patience = place.torch_threads, settings.hang_seconds
+    threads, patience = placement.torch_threads, settings.hang_seconds
     logged = {"log_format": settings.log_format, "log_level": settings.log_level}
-    return RankConfig(0, settings.tensor_parallel, at, place.device.type, threads, patience, **logged)
+    return RankConfig(0, settings.tensor_parallel, at, placement.device.type, threads, patience, **logged)
 
 
-def torchrun_config(settings: Settings, place: Callable[[], Placement]) -> RankConfig | None:
+def torchrun_config(settings: Settings, placement: Callable[[], Placement]) -> RankConfig | None:
     """Return the configuration of this process if torchrun has started it and it is not rank 0; else None.
 
     Raises SettingsError if torchrun has started another number of processes than the setting `tensor_parallel`.
@@ -143,7 +146,7 @@ def torchrun_config(settings: Settings, place: Callable[[], Placement]) -> RankC
             f"tensor_parallel: torchrun has started {world} processes, and it is {settings.tensor_parallel}; "
             "set it to as many, or leave torchrun out"
         )
-    return replace(leader_config(settings, place(), TORCHRUN_RENDEZVOUS), rank=rank) if rank else None
+    return replace(leader_config(settings, placement(), TORCHRUN_RENDEZVOUS), rank=rank) if rank else None
 
 
 def new_rendezvous_file() -> str:
@@ -157,12 +160,12 @@ def start_process(joining: RankConfig) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
-def watch_process(rank: int, child: subprocess.Popen[bytes], lost: Callable[[str], None]) -> None:
+def watch_process(rank: int, child: subprocess.Popen[bytes], on_lost: Callable[[str], None]) -> None:
     """Wait until a rank process ends, and report any exit status but 0. A process that was closed exits with 0."""
     code = child.wait()
     if code:
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with status {code}"
-        lost(f"rank {rank} of those that compute together {how}")
+        on_lost(f"rank {rank} of those that compute together {how}")
 
 
 def close_inputs(children: list[subprocess.Popen[bytes]]) -> None:

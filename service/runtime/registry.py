@@ -139,8 +139,8 @@ class ModelRegistry:
         Raises Unavailable for a model that was removed: its explainer would be loaded after the model was unloaded.
         """
         self._find(model)
-        trunk = base_model_name(model.name)
-        source = f"{self._sources[trunk]}+{model.source}" if trunk else model.source
+        base = base_model_name(model.name)
+        source = f"{self._sources[base]}+{model.source}" if base else model.source
         with name_model_in_errors(model):
             return await self._explainers.load(model, source)
 
@@ -155,9 +155,9 @@ class ModelRegistry:
         nothing is raised.
         """
         self._started = time.monotonic()
-        change = self._operation = ModelOperation("", "loading the models of the settings")
+        operation = self._operation = ModelOperation("", "loading the models of the settings")
         described: dict[str, DescribedModel] = {}
-        beside: dict[str, UnmergedAdapter] = {}
+        adapters: dict[str, UnmergedAdapter] = {}
         seconds = self._settings.load_seconds
         self._load_tasks = {name: LoadTask(name, seconds, self._progress_callback(name)) for name in self._sources}
         for name in list(self._load_tasks):
@@ -165,18 +165,18 @@ class ModelRegistry:
                 await self._run_first_load(name, lambda one: self._describe_first(one, described))
         for name in list(self._load_tasks):
             if base_model_name(name):
-                await self._run_first_load(name, lambda one: self._describe_adapter_first(one, described, beside))
+                await self._run_first_load(name, lambda one: self._describe_adapter_first(one, described, adapters))
         for name in list(described):
-            await self._run_first_load(name, lambda one: self._load_first(one, described, beside))
-        for name in list(beside):
-            await self._run_first_load(name, lambda one: self._attach_first(one, beside))
-        change.phase = "over"
+            await self._run_first_load(name, lambda one: self._load_first(one, described, adapters))
+        for name in list(adapters):
+            await self._run_first_load(name, lambda one: self._attach_first(one, adapters))
+        operation.phase = "over"
 
     def _progress_callback(self, name: str) -> LoadProgress:
-        def hear(fraction: float) -> None:
+        def report(fraction: float) -> None:
             self._states[name] = LoadState("loading", fraction)
 
-        return hear
+        return report
 
     async def _run_first_load(self, name: str, work: Callable[[LoadTask], Coroutine[Any, Any, None]]) -> None:
         """Run one stage of a model's first load. Any error, also one that a checkpoint causes in a library, marks only
@@ -204,30 +204,30 @@ class ModelRegistry:
         described[loading.name] = await self._loader.describe(loading, self._sources[loading.name])
 
     async def _describe_adapter_first(
-        self, loading: LoadTask, described: Mapping[str, DescribedModel], beside: dict[str, UnmergedAdapter]
+        self, loading: LoadTask, described: Mapping[str, DescribedModel], adapters: dict[str, UnmergedAdapter]
     ) -> None:
-        name, trunk = loading.name, base_model_name(loading.name)
-        if trunk not in described:
-            raise base_model_error(trunk, self._states.get(trunk))
-        beside[name] = await self._loader.describe_adapter(
-            loading, self._sources[name], BaseModel(described[trunk].description)
+        name, base = loading.name, base_model_name(loading.name)
+        if base not in described:
+            raise base_model_error(base, self._states.get(base))
+        adapters[name] = await self._loader.describe_adapter(
+            loading, self._sources[name], BaseModel(described[base].description)
         )
 
-    async def _attach_first(self, loading: LoadTask, beside: dict[str, UnmergedAdapter]) -> None:
-        trunk, mine = base_model_name(loading.name), beside.pop(loading.name)
-        if trunk not in self._loaded_models:
-            raise base_model_error(trunk, self._states.get(trunk))
-        self._publish(await self._loader.attach(loading, mine, self._loaded_models[trunk]))
+    async def _attach_first(self, loading: LoadTask, adapters: dict[str, UnmergedAdapter]) -> None:
+        base, adapter = base_model_name(loading.name), adapters.pop(loading.name)
+        if base not in self._loaded_models:
+            raise base_model_error(base, self._states.get(base))
+        self._publish(await self._loader.attach(loading, adapter, self._loaded_models[base]))
 
     async def _load_first(
-        self, loading: LoadTask, described: dict[str, DescribedModel], beside: Mapping[str, UnmergedAdapter]
+        self, loading: LoadTask, described: dict[str, DescribedModel], adapters: Mapping[str, UnmergedAdapter]
     ) -> None:
         loading.report_progress(0.0)
-        mine = described.pop(loading.name)
-        there = self._states.keys()  # without those that were cancelled meanwhile
-        kept = sum(other.need.total for name, other in beside.items() if name in there)
-        others = [other.size for name, other in described.items() if name in there]
-        self._publish(await self._loader.load(loading, mine, others, kept))
+        model = described.pop(loading.name)
+        remaining = self._states.keys()  # without those that were cancelled meanwhile
+        kept = sum(other.need.total for name, other in adapters.items() if name in remaining)
+        others = [other.size for name, other in described.items() if name in remaining]
+        self._publish(await self._loader.load(loading, model, others, kept))
 
     # Operations
 
@@ -242,22 +242,22 @@ class ModelRegistry:
             raise Conflict(f"{name} is served already; reload it, or unload it first", param="name")
         if name in self._aliases:
             raise Conflict(f"{name} is an alias of {self._aliases[name]}; remove it first", param="name")
-        trunk = self._check_base_model(name, merge=merge)
+        base = self._check_base_model(name, merge=merge)
         if merge:
-            source = f"{self._sources[trunk]}+{source}"
-        change = self._new_operation(name, f"loading {name} from {source}")
-        return self._start_operation(change, self._load(change, source, 0.0, "" if merge else trunk))
+            source = f"{self._sources[base]}+{source}"
+        operation = self._new_operation(name, f"loading {name} from {source}")
+        return self._start_operation(operation, self._load(operation, source, 0.0, "" if merge else base))
 
     def _check_base_model(self, name: str, *, merge: bool) -> str:
         """Return the name of the base model of an adapter, or of the model that it is merged with; empty for any other
         name. Raises an error if the base model is not ready.
         """
-        trunk = base_model_name(name)
-        if merge and not trunk:
+        base = base_model_name(name)
+        if merge and not base:
             raise BadRequest(f"merge: a name like BASE:{name} says with what", param="merge")
-        if trunk and trunk not in self._loaded_models:
-            raise self._unavailable_error(trunk)
-        return trunk
+        if base and base not in self._loaded_models:
+            raise self._unavailable_error(base)
+        return base
 
     def reload(self, name: str, source: str, drain_s: float) -> ModelOperation:
         """Start to load a model again, from its source or from a new one. The old model serves until the new one is
@@ -265,12 +265,12 @@ class ModelRegistry:
         """
         self._check_served_name(name)
         self._check_no_adapters(name, [adapter for adapter in self._base_models if adapter in self._loaded_models])
-        trunk = self._base_models.get(name, "")
-        if trunk and trunk not in self._loaded_models:
-            raise self._unavailable_error(trunk)
+        base = self._base_models.get(name, "")
+        if base and base not in self._loaded_models:
+            raise self._unavailable_error(base)
         source = source or self._sources[name]
-        change = self._new_operation(name, f"reloading {name} from {source}")
-        return self._start_operation(change, self._load(change, source, drain_s, trunk))
+        operation = self._new_operation(name, f"reloading {name} from {source}")
+        return self._start_operation(operation, self._load(operation, source, drain_s, base))
 
     def unload(self, name: str, drain_s: float) -> ModelOperation:
         """Remove a name at once, and start to unload its model. Running requests have `drain_s` seconds to finish.
@@ -284,22 +284,22 @@ class ModelRegistry:
         if aliases:
             raise Conflict(f"{name} has aliases: {join_names(aliases)}; remove them first, or point them elsewhere")
         self._check_no_adapters(name, self._base_models)
-        change = self._new_operation(name, f"unloading {name}")
-        change.phase = "draining"
+        operation = self._new_operation(name, f"unloading {name}")
+        operation.phase = "draining"
         self._forget(name)
-        return self._start_operation(change, self._unload(name, drain_s))
+        return self._start_operation(operation, self._unload(name, drain_s))
 
     def _cancel_load(self, name: str) -> ModelOperation:
         """Cancel a load. The returned operation ends with the load, whatever its outcome."""
-        loading, change = self._load_tasks[name], self._operation
-        assert change is not None
+        loading, operation = self._load_tasks[name], self._operation
+        assert operation is not None
         cancelled = ModelOperation(name, f"cancelling the load of {name}")
         loading.cancel()
         if not loading.is_running:  # at the start of the server, while other models are loaded first
             del self._load_tasks[name]
             self._forget(name)
             loading.finished.set()
-        cancelled.start(change.wait() if change.name else loading.finished.wait())
+        cancelled.start(operation.wait() if operation.name else loading.finished.wait())
         return cancelled
 
     def _forget(self, name: str) -> None:
@@ -327,52 +327,52 @@ class ModelRegistry:
         """The operation in progress, if there is one."""
         return self._operation if self._operation and self._operation.phase != "over" else None
 
-    def _new_operation(self, name: str, what: str) -> ModelOperation:
+    def _new_operation(self, name: str, description: str) -> ModelOperation:
         if self.operation:
             progress = f", {self.operation.fraction:.0%} is read" if self.operation.phase == "loading" else ""
             raise Conflict(
                 f"{redact_locations(self.operation.description)} is going on{progress}; "
                 "models change one after the other"
             )
-        return ModelOperation(name, what)
+        return ModelOperation(name, description)
 
-    def _start_operation(self, change: ModelOperation, work: Coroutine[Any, Any, None]) -> ModelOperation:
-        log.info("%s", change.description)
-        self._operation = change
-        change.start(self._run_operation(change.description, work))
-        return change
+    def _start_operation(self, operation: ModelOperation, work: Coroutine[Any, Any, None]) -> ModelOperation:
+        log.info("%s", operation.description)
+        self._operation = operation
+        operation.start(self._run_operation(operation.description, work))
+        return operation
 
-    async def _run_operation(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_operation(self, description: str, work: Coroutine[Any, Any, None]) -> None:
         """Run an operation and release the memory that it leaves behind. Raises a PolyheadError."""
         outcome = await wait_for_error(work)
         if isinstance(outcome, Exception):
-            log_failure(f"{what} failed", outcome)
-            outcome = operation_error(what, outcome)  # without the traceback, which holds all that was read
+            log_failure(f"{description} failed", outcome)
+            outcome = operation_error(description, outcome)  # without the traceback, which holds all that was read
         if not isinstance(outcome, ENGINE_STOPPED):
             await self._loader.release_memory()
         if outcome is not None:
             raise outcome
 
-    async def _load(self, change: ModelOperation, source: str, drain_s: float, trunk: str) -> None:
-        old = [self._loaded_models[change.name]] if change.name in self._loaded_models else []
-        loading = LoadTask(change.name, self._settings.load_seconds, change.report_progress)
-        self._load_tasks[change.name] = loading
+    async def _load(self, operation: ModelOperation, source: str, drain_s: float, base: str) -> None:
+        old = [self._loaded_models[operation.name]] if operation.name in self._loaded_models else []
+        loading = LoadTask(operation.name, self._settings.load_seconds, operation.report_progress)
+        self._load_tasks[operation.name] = loading
         try:
-            served = await loading.run(self._load_or_attach(loading, source, trunk))
+            served = await loading.run(self._load_or_attach(loading, source, base))
         finally:
-            del self._load_tasks[change.name]
-        if trunk:
-            self._base_models[change.name] = trunk
-        self._sources[change.name] = source
+            del self._load_tasks[operation.name]
+        if base:
+            self._base_models[operation.name] = base
+        self._sources[operation.name] = source
         self._publish(served)  # without an await before it, so a request finds either the old model or the new one
-        change.phase = "draining"
+        operation.phase = "draining"
         while old:
             await self._retire(old.pop(), drain_s)
 
-    async def _load_or_attach(self, loading: LoadTask, source: str, trunk: str) -> LoadedModel:
-        if trunk:
-            beside = await self._loader.describe_adapter(loading, source, self._loaded_models[trunk].base_model)
-            return await self._loader.attach(loading, beside, self._loaded_models[trunk])
+    async def _load_or_attach(self, loading: LoadTask, source: str, base: str) -> LoadedModel:
+        if base:
+            adapter = await self._loader.describe_adapter(loading, source, self._loaded_models[base].base_model)
+            return await self._loader.attach(loading, adapter, self._loaded_models[base])
         return await self._loader.load(loading, await self._loader.describe(loading, source))
 
     async def _unload(self, name: str, drain_s: float) -> None:
@@ -381,11 +381,11 @@ class ModelRegistry:
 
     async def _retire(self, served: LoadedModel, drain_s: float) -> None:
         self._retiring.append(served)
-        late = min(SUBMIT_GRACE_S, drain_s)
-        await asyncio.sleep(late)
+        grace = min(SUBMIT_GRACE_S, drain_s)
+        await asyncio.sleep(grace)
         self._retiring.remove(served)
         await self._explainers.unload(served.model)
-        await self._loader.retire(served, drain_s - late)
+        await self._loader.retire(served, drain_s - grace)
         if served.model.name not in self._states:
             self._observer.record_unloaded(served.model)
 
@@ -433,8 +433,8 @@ class ModelRegistry:
         if self.operation and self.operation.name == name and self.operation.phase == "loading":
             return Unavailable(f"{name} is not ready yet, {self.operation.fraction:.0%} is read", retry_after=1)
         if name not in self._states:
-            there = (*self._states, *self._aliases)
-            return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(there)
+            names = (*self._states, *self._aliases)
+            return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(names)
         state = self._states[name]
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.reason}")

@@ -37,81 +37,91 @@ COMPARED_ROWS = 8  # rows at the end of each window whose predictions are compar
 TESTED_PRECISIONS = ("int8", "int4")
 
 
-def read_costs(what: Description, hashes: FileHashes, check: Callable[[], None]) -> PrecisionCosts:
+def read_costs(description: Description, hashes: FileHashes, check: Callable[[], None]) -> PrecisionCosts:
     """Return the known costs of these weights. Reads all weights to hash them, unless their hashes are stored. Raises
     CheckpointError.
     """
-    return PrecisionCosts(hashes.folder, fingerprint(what, lambda path: hashes.hash_file(path, check)))
+    return PrecisionCosts(hashes.folder, fingerprint(description, lambda path: hashes.hash_file(path, check)))
 
 
-def find_known_costs(what: Description, hashes: FileHashes) -> PrecisionCosts | None:
+def find_known_costs(description: Description, hashes: FileHashes) -> PrecisionCosts | None:
     """Return the known costs without reading weights; None if the hash of a file is not stored."""
-    if not all(hashes.find(path) for path in weight_files(what)):
+    if not all(hashes.find(path) for path in weight_files(description)):
         return None
-    return PrecisionCosts(hashes.folder, fingerprint(what, hashes.find))
+    return PrecisionCosts(hashes.folder, fingerprint(description, hashes.find))
 
 
 def weight_hashes(settings: Settings) -> FileHashes:
     return FileHashes(settings.model_dir / "fidelity")
 
 
-def weight_files(what: Description) -> list[Path]:
+def weight_files(description: Description) -> list[Path]:
     """Return all files from which its tensors are read."""
-    return sorted({path for entry in what.entries.values() for path in entry.files})
+    return sorted({path for entry in description.entries.values() for path in entry.files})
 
 
-def fingerprint(what: Description, hash_of: Callable[[Path], str]) -> str:
+def fingerprint(description: Description, hash_of: Callable[[Path], str]) -> str:
     """Return a SHA-256 of all that the cost depends on: every byte of the weights, how they are converted, and the
     tokens of the test.
     """
-    hashes = {path: hash_of(path) for path in weight_files(what)}
+    hashes = {path: hash_of(path) for path in weight_files(description)}
     tokens = (
-        what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
-        what.tokenizer.boundary_tokens,
+        description.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
+        description.tokenizer.boundary_tokens,
     )
-    network = what.family, what.config, what.head.task, what.head.ignored_names, what.head.decoder_configs
-    found = hashlib.sha256(repr((network, tokens, what.max_tokens)).encode())
-    for name, entry in sorted(what.entries.items()):
+    network = (
+        description.family,
+        description.config,
+        description.head.task,
+        description.head.ignored_names,
+        description.head.decoder_configs,
+    )
+    found = hashlib.sha256(repr((network, tokens, description.max_tokens)).encode())
+    for name, entry in sorted(description.entries.items()):
         source = [hashes[path] for path in entry.files]
         found.update(repr((name, entry.kind, entry.shape, entry.transformation, source)).encode())
     return found.hexdigest()
 
 
-def cost_key(place: Placement) -> str:
-    return f"{place.precision} {place.instructions} {library_hash(place.instructions)}"
+def cost_key(placement: Placement) -> str:
+    return f"{placement.precision} {placement.instructions} {library_hash(placement.instructions)}"
 
 
-def is_tested(place: Placement) -> bool:
+def is_tested(placement: Placement) -> bool:
     """Whether the cost of a model with this placement is measured."""
-    return bool(place.instructions) and place.precision in TESTED_PRECISIONS
+    return bool(placement.instructions) and placement.precision in TESTED_PRECISIONS
 
 
-def precision_test_bytes(place: Placement, vocabulary: int) -> int:
+def precision_test_bytes(placement: Placement, vocabulary: int) -> int:
     """Return the bytes that a generator's self-test keeps while weights are read and packed: its logits in float32."""
-    return WINDOW_COUNT * COMPARED_ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
+    return WINDOW_COUNT * COMPARED_ROWS * vocabulary * torch.float32.itemsize if is_tested(placement) else 0
 
 
-def apply_known_cost(what: Description, settings: Settings) -> Description:
+def apply_known_cost(description: Description, settings: Settings) -> Description:
     """Make float32 the default precision if the usual one is already known to cost more than `max_kl`. Reads no
     weights.
     """
-    place = choose_placement(settings, what.default_precision, what.decoder_config)
-    if settings.precision != "auto" or not is_tested(place):
-        return what
-    costs = find_known_costs(what, weight_hashes(settings))
-    cost = costs.find(cost_key(place)) if costs is not None else None
-    return prefer_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
+    placement = choose_placement(settings, description.default_precision, description.decoder_config)
+    if settings.precision != "auto" or not is_tested(placement):
+        return description
+    costs = find_known_costs(description, weight_hashes(settings))
+    cost = costs.find(cost_key(placement)) if costs is not None else None
+    return (
+        prefer_float32(description, placement, cost, settings)
+        if cost is not None and cost > settings.max_kl
+        else description
+    )
 
 
-def prefer_float32(what: Description, place: Placement, cost: float, settings: Settings) -> Description:
+def prefer_float32(description: Description, placement: Placement, cost: float, settings: Settings) -> Description:
     bound = f"more than max_kl, which is {settings.max_kl:g}"
-    reason = f"its answers in {place.precision} are {describe_cost(cost, what)}, {bound}"
-    return replace(what, preferred_precision=DefaultPrecision("float32", reason))
+    reason = f"its answers in {placement.precision} are {describe_cost(cost, description)}, {bound}"
+    return replace(description, preferred_precision=DefaultPrecision("float32", reason))
 
 
-def describe_cost(cost: float, what: Description) -> str:
+def describe_cost(cost: float, description: Description) -> str:
     """Format a cost for messages."""
-    if what.head.task == "generate":
+    if description.head.task == "generate":
         return f"{cost:.2g} nats (KL) from float32's"
     return f"{cost:.2g} (1 - cosine) from float32's"
 
@@ -123,8 +133,8 @@ class SelfTest:
 
     def __init__(
         self,
-        what: Description,
-        place: Placement,
+        description: Description,
+        placement: Placement,
         settings: Settings,
         longest: int,
         check: Callable[[], None] = lambda: None,
@@ -135,10 +145,10 @@ class SelfTest:
         `longest`: tokens that the cache holds, or without a cache those of the longest text. `check` is called after
         each MiB that is read.
         """
-        self.description, self._hashes, self._key = what, weight_hashes(settings), cost_key(place)
-        self._costs = read_costs(what, self._hashes, check)
+        self.description, self._hashes, self._key = description, weight_hashes(settings), cost_key(placement)
+        self._costs = read_costs(description, self._hashes, check)
         self.cost = self._costs.find(self._key)
-        self._texts = self_test_windows(what, longest) if self.cost is None else []
+        self._texts = self_test_windows(description, longest) if self.cost is None else []
         self._reference = torch.empty(0)
 
     @property
@@ -226,15 +236,17 @@ class SelfTest:
         return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared_rows(text)))
 
 
-def self_test_windows(what: Description, longest: int) -> list[list[int]]:
+def self_test_windows(description: Description, longest: int) -> list[list[int]]:
     """Return evenly spaced windows of the bundled text, of at most `longest` tokens each; none if the network cannot
     read them.
     """
-    ids = what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids
-    opening, closing = what.tokenizer.boundary_tokens
-    width = min(WINDOW_TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // WINDOW_COUNT)
-    if width < 1 or missing_embedding(what, [*ids, *opening, *closing], []):
+    ids = description.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids
+    opening, closing = description.tokenizer.boundary_tokens
+    width = min(
+        WINDOW_TOKENS, min(longest, description.max_tokens) - len(opening) - len(closing), len(ids) // WINDOW_COUNT
+    )
+    if width < 1 or missing_embedding(description, [*ids, *opening, *closing], []):
         return []
     starts = (number * (len(ids) - width) // (WINDOW_COUNT - 1) for number in range(WINDOW_COUNT))
-    closed = [] if what.head.task == "generate" else closing
+    closed = [] if description.head.task == "generate" else closing
     return [opening + ids[start : start + width] + closed for start in starts]

@@ -85,8 +85,8 @@ class TokenizerCheck:
             kill_child(process)
 
 
-def tokenizer_error(source: Path | str, what: str) -> CheckpointError:
-    return CheckpointError(what, file=str(source))
+def tokenizer_error(source: Path | str, reason: str) -> CheckpointError:
+    return CheckpointError(reason, file=str(source))
 
 
 def describe_exit(code: int) -> str:
@@ -95,15 +95,15 @@ def describe_exit(code: int) -> str:
         return f"the tokenizer takes more than {CPU_SECONDS} s of a processor to be read and tried"
     how = f"with signal {-code}" if code < 0 else f"with status {code}"
     limit = f"it may take {MEMORY_BYTES >> 30} GiB of memory"
-    who = "the tokenizers library fails on the tokenizer" if code < 0 else "the tokenizer cannot be tried"
-    return f"{who}: the process that tried it ended {how}; {limit}"
+    subject = "the tokenizers library fails on the tokenizer" if code < 0 else "the tokenizer cannot be tried"
+    return f"{subject}: the process that tried it ended {how}; {limit}"
 
 
-def try_tokenizer(asked: dict[str, Any]) -> CheckpointError | None:
+def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
     """Read the tokenizer of a folder or of a GGUF file's metadata, and tokenise texts; return what is wrong with it."""
-    source = Path(asked["source"])
+    source = Path(request["source"])
     try:
-        tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(asked["fields"])
+        tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(request["fields"])
     except CheckpointError as error:
         return error
     for piece in (*TEXT_PIECES, *vocabulary_pieces(tokenizer)):
@@ -112,12 +112,12 @@ def try_tokenizer(asked: dict[str, Any]) -> CheckpointError | None:
         with suppress(EncodingError, TokenizerError):  # these fail only the request with that text
             [encoding] = tokenizer.encode_batch([text])
             tokenizer.decode(encoding.ids[:TEXT_CHARACTERS])
-        seconds, most = time.process_time() - began, asked["text_seconds"]
-        if seconds > most:
-            said = (
-                f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {most:g} s are the most"
+        seconds, limit = time.process_time() - began, request["text_seconds"]
+        if seconds > limit:
+            cost = (
+                f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {limit:g} s are the most"
             )
-            return tokenizer_error(source, f"the tokenizer takes {said}")
+            return tokenizer_error(source, f"the tokenizer takes {cost}")
     return None
 
 
@@ -146,11 +146,11 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     write_line("")  # ready
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        request = json.loads(line)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (asked["memory"], asked["memory"]))
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # of CPU time, then this process is killed
-        found = try_tokenizer(asked)
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # of CPU time, then this process is killed
+        found = try_tokenizer(request)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_line(json.dumps(error_fields(found)))
 

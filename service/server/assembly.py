@@ -39,15 +39,15 @@ def serve(settings: Settings, executed: ExecutorHook = keep_executor, traces: Re
     every request. Raises SettingsError if the address cannot be listened on, and CheckpointError if quick-start models
     cannot be fetched.
     """
-    if (follows := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
-        return follower.run_follower(follows)
+    if (rank_config := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
+        return follower.run_follower(rank_config)
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
     if not settings.models:
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
-    clock = StartTimes(imported, process_age())
-    app = assemble(settings, lambda registry: process.on_models_settled(registry, clock), executed, traces)
+    times = StartTimes(imported, process_age())
+    app = assemble(settings, lambda registry: process.on_models_settled(registry, times), executed, traces)
     process = ServerProcess(settings, app, listener)
     tune_interpreter()
     process.run(sockets=[listener])
@@ -61,19 +61,19 @@ def assemble(
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
     """Build the application with its engine and models. `settled` is called when every model is ready or broken."""
-    books = Telemetry.from_settings(settings)
+    telemetry = Telemetry.from_settings(settings)
     place = choose_placement(settings)
-    engine = Engine(books, name=place.device.type, threads=place.torch_threads)
-    registry = ModelRegistry(engine, settings, told=books.metrics, executed=executed)
-    server = books.build_server(settings, registry, engine, traces, registry.held_bytes)
+    engine = Engine(telemetry, name=place.device.type, threads=place.torch_threads)
+    registry = ModelRegistry(engine, settings, told=telemetry.metrics, executed=executed)
+    server = telemetry.build_server(settings, registry, engine, traces, registry.held_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         loading = asyncio.create_task(load_models(registry, server.text, settled))
-        aside = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(books.keys))]
+        tasks = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(telemetry.keys))]
         yield
-        for task in (loading, *aside):
+        for task in (loading, *tasks):
             task.cancel()
         await engine.close(0)  # running requests have had their time
         server.text.close()

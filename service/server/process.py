@@ -162,7 +162,7 @@ class ServerProcess(uvicorn.Server):
         server = cast(AppState, app.state.server)
         self.tls = certificate_of(settings)
         super().__init__(
-            build_uvicorn_config(proxied(app, settings), build_connection_limits(settings, server), self.tls)
+            build_uvicorn_config(trust_proxies(app, settings), build_connection_limits(settings, server), self.tls)
         )
         self.exit_code = 0
         self.drain_seconds = settings.drain_seconds
@@ -187,8 +187,8 @@ class ServerProcess(uvicorn.Server):
         if self.probes is not None:
             await self.probes.start()
         self.listening_since = process_age()
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if is_main_thread and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
             signal.signal(signal.SIGHUP, self.handle_exit)
         self.log_address()
 
@@ -203,7 +203,7 @@ class ServerProcess(uvicorn.Server):
         if self.allows_any_origin and not self.requires_key:
             log.warning("no key is required and cors_origins is *: any web page that a user opens may use the models")
 
-    def on_models_settled(self, registry: LoadedModels, clock: StartTimes) -> None:
+    def on_models_settled(self, registry: LoadedModels, times: StartTimes) -> None:
         """All models are ready or broken. If none is ready, the server exits."""
         ready = registry.models()
         if not ready:
@@ -212,9 +212,9 @@ class ServerProcess(uvicorn.Server):
             self.start_draining()
             return
         stages = {
-            "interpreter and imports": clock.imported,
-            "fetch": clock.fetched - clock.imported,
-            "listening": max(self.listening_since - clock.fetched, 0.0),
+            "interpreter and imports": times.imported,
+            "fetch": times.fetched - times.imported,
+            "listening": max(self.listening_since - times.fetched, 0.0),
             **registry.stage_seconds(),
         }
         line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
@@ -248,8 +248,8 @@ class ServerProcess(uvicorn.Server):
         if self.is_draining:
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).stop_keep_alive()
-        over = self.is_draining and (not self.admission.unfinished or time.monotonic() >= self.deadline)
-        return await super().on_tick(counter) or over
+        is_finished = self.is_draining and (not self.admission.unfinished or time.monotonic() >= self.deadline)
+        return await super().on_tick(counter) or is_finished
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first signal starts the drain; the second exits at once, without the engine's thread."""
@@ -276,13 +276,13 @@ class ProbeServer:
 
     def __init__(self, settings: Settings, app: FastAPI, server: AppState) -> None:
         self.listener = bind_socket(settings.host, settings.probe_port, "--probe-port")
-        edge = replace(
+        limits = replace(
             build_connection_limits(settings, server),
             max_connections=PROBE_CONNECTIONS,
             incoming_bodies=IncomingBodies(),
         )
         self.state = ServerState()
-        self.connection = partial(Connection, build_uvicorn_config(ProbeApp(app), edge), self.state, {}, edge=edge)
+        self.connection = partial(Connection, build_uvicorn_config(ProbeApp(app), limits), self.state, {}, edge=limits)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -326,7 +326,7 @@ def certificate_of(settings: Settings) -> ssl.SSLContext | None:
         raise SettingsError(f"tls_cert: is no PEM certificate that fits the private key: {reason}") from None
 
 
-def proxied(app: ASGIApp, settings: Settings) -> ASGIApp:
+def trust_proxies(app: ASGIApp, settings: Settings) -> ASGIApp:
     """Wrap `app` so that it sees the addresses of clients behind trusted proxies."""
     if not settings.proxy_headers:
         return app
@@ -334,7 +334,7 @@ def proxied(app: ASGIApp, settings: Settings) -> ASGIApp:
 
 
 def build_uvicorn_config(
-    app: ASGIApp, edge: ConnectionLimits, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
+    app: ASGIApp, limits: ConnectionLimits, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Config:
     """Return uvicorn's configuration with our connections, behind a TLS handshake if `tls` is given."""
 
@@ -344,8 +344,8 @@ def build_uvicorn_config(
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.BaseProtocol:
-        connection = partial(Connection, config, server_state, app_state, _loop, edge=edge)
-        return connection() if tls is None else Handshake(tls, connection, server_state, edge)
+        connection = partial(Connection, config, server_state, app_state, _loop, edge=limits)
+        return connection() if tls is None else Handshake(tls, connection, server_state, limits)
 
     return uvicorn.Config(
         app,

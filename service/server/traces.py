@@ -48,10 +48,12 @@ class OtelTraces:
     def __init__(self, settings: Settings) -> None:
         if not HAS_OPENTELEMETRY:
             raise SettingsError("otlp_endpoint: to send traces an extra is needed: pip install 'polyhead[otel]'")
-        named = {"service.name": "polyhead", "service.version": VERSION}
+        attributes = {"service.name": "polyhead", "service.version": VERSION}
         self.provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(settings.trace_ratio)),
-            resource=Resource.create(named).merge(OTELResourceDetector().detect()),  # the operator may set another name
+            resource=Resource.create(attributes).merge(
+                OTELResourceDetector().detect()
+            ),  # the operator may set another name
             shutdown_on_exit=False,
         )
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{settings.otlp_endpoint}/v1/traces")))
@@ -100,8 +102,8 @@ class OtelTrace:
             return
         inside = set_span_in_context(self.span)
         for stage, began, ended in record.stages:
-            facts = STAGE_ATTRIBUTES[stage](record.engine) if record.engine and stage in STAGE_ATTRIBUTES else {}
-            span = self.tracer.start_span(stage, inside, attributes=facts, start_time=self.to_epoch(began))
+            attributes = STAGE_ATTRIBUTES[stage](record.engine) if record.engine and stage in STAGE_ATTRIBUTES else {}
+            span = self.tracer.start_span(stage, inside, attributes=attributes, start_time=self.to_epoch(began))
             span.end(self.to_epoch(ended))
         method = "HTTP" if record.method == "other" else record.method
         self.span.update_name(f"{method} {record.route}".rstrip())
@@ -132,8 +134,8 @@ def is_server_error(record: RequestRecord) -> bool:
 
 def request_attributes(record: RequestRecord) -> SpanAttributes:
     """Return the span's attributes, by OpenTelemetry's names for HTTP servers and generative models if it has them."""
-    visit, work = record.context, record.engine
-    facts = {
+    context, work = record.context, record.engine
+    attributes = {
         "http.request.method": "_OTHER" if record.method == "other" else record.method,
         "http.route": record.route,
         "http.response.status_code": record.status,
@@ -142,17 +144,17 @@ def request_attributes(record: RequestRecord) -> SpanAttributes:
         "client.address": record.client,
         "error.type": (record.reason or str(record.status)) if is_server_error(record) else "",
         "gen_ai.operation.name": operation_name(record),
-        "gen_ai.provider.name": "polyhead" if visit.model else "",
-        "gen_ai.request.model": visit.model,
-        "polyhead.request_id": visit.id,
-        "polyhead.task": visit.task,
-        "polyhead.key": visit.owner,
+        "gen_ai.provider.name": "polyhead" if context.model else "",
+        "gen_ai.request.model": context.model,
+        "polyhead.request_id": context.id,
+        "polyhead.task": context.task,
+        "polyhead.key": context.owner,
         "polyhead.outcome": record.outcome,
         "polyhead.reason": record.reason,
         **(token_attributes(work) if work else {}),
         "polyhead.time_to_first_token": record.first_token_seconds or "",
     }
-    return {name: value for name, value in facts.items() if value != ""}
+    return {name: value for name, value in attributes.items() if value != ""}
 
 
 def operation_name(record: RequestRecord) -> str:

@@ -50,21 +50,21 @@ class SpanOptions:
     whole_words: bool = True
 
 
-def find_answers(asking: SpanOptions, context: str, windows: Sequence[ScoredWindow]) -> list[SpanAnswer]:
+def find_answers(options: SpanOptions, context: str, windows: Sequence[ScoredWindow]) -> list[SpanAnswer]:
     """Return the best answers, the most probable first. The context is the second text of each window's pair."""
-    count = asking.top_k * 2 + EXTRA_SPANS if asking.whole_words else asking.top_k
+    count = options.top_k * 2 + EXTRA_SPANS if options.whole_words else options.top_k
     found: dict[str, SpanAnswer] = {}
     none = 1.0
     for window in windows:
         start, end = (position_probabilities(window.encoding, column) for column in window.scores.T)
         none = min(none, float(start[0] * end[0]))
-        for first, last, score in best_spans(start, end, count, asking.max_tokens):
-            begins, ends = span_offsets(window.encoding, first, last, asking.whole_words)
+        for first, last, score in best_spans(start, end, count, options.max_tokens):
+            begins, ends = span_offsets(window.encoding, first, last, options.whole_words)
             text = context[begins:ends]
             known = found.get(text.lower(), SpanAnswer(text, 0.0, begins, ends))
             found[text.lower()] = SpanAnswer(known.text, known.score + score, known.start, known.end)
-    every = [*found.values(), *([SpanAnswer("", none, 0, 0)] if asking.allows_no_answer else [])]
-    return sorted(every, key=lambda answer: -answer.score)[: asking.top_k]
+    every = [*found.values(), *([SpanAnswer("", none, 0, 0)] if options.allows_no_answer else [])]
+    return sorted(every, key=lambda answer: -answer.score)[: options.top_k]
 
 
 def position_probabilities(encoding: Encoding, logits: Probabilities) -> Probabilities:
@@ -104,5 +104,5 @@ def span_offsets(encoding: Encoding, first: int, last: int, whole_words: bool) -
 
 def word_rows(encoding: Encoding, token: int) -> list[int]:
     """Return all tokens of the word that a token belongs to."""
-    mine = encoding.texts[token], encoding.words[token]
-    return [row for row, their in enumerate(zip(encoding.texts, encoding.words, strict=True)) if their == mine]
+    own = encoding.texts[token], encoding.words[token]
+    return [row for row, other in enumerate(zip(encoding.texts, encoding.words, strict=True)) if other == own]

@@ -65,9 +65,9 @@ class ReasoningParser:
     dropped.
     """
 
-    def __init__(self, begin: str, end: str, thinks: Literal["", "may", "does"]) -> None:
+    def __init__(self, begin: str, end: str, reasoning: Literal["", "may", "does"]) -> None:
         self.begin, self.end = begin, end
-        self.state: Literal["", "may", "does", "did"] = thinks
+        self.state: Literal["", "may", "does", "did"] = reasoning
         self.pending, self.has_output = "", False
 
     def push(self, text: str) -> tuple[str, str]:
@@ -90,16 +90,16 @@ class ReasoningParser:
             self.pending = self.pending.lstrip()
         at = self.pending.find(self.end)
         if at < 0:
-            said = self.take(certain_length(self.pending, self.end))
+            taken = self.take(certain_length(self.pending, self.end))
         else:
-            said = self.take(at).rstrip()
+            taken = self.take(at).rstrip()
             self.pending, self.state = self.pending.removeprefix(self.end), "did"
-        self.has_output = self.has_output or bool(said)
-        return said
+        self.has_output = self.has_output or bool(taken)
+        return taken
 
     def take(self, count: int) -> str:
-        said, self.pending = self.pending[:count], self.pending[count:]
-        return said
+        taken, self.pending = self.pending[:count], self.pending[count:]
+        return taken
 
     def close(self) -> tuple[str, str]:
         """Return the reasoning and the text that were held back, at the end of the answer."""
@@ -164,30 +164,33 @@ def merge_parts(parts: Sequence[ChatPart]) -> tuple[ChatPart, ...]:
 
 async def parse_answers(answers: AsyncGenerator[tuple[int, AnswerDelta], None], expected: ExpectedOutput) -> ChatDeltas:
     """Parse `answers`, each with a parser of its own. Closing this generator closes `answers`."""
-    hearings: defaultdict[int, ChatParser] = defaultdict(lambda: ChatParser(expected))
+    parsers: defaultdict[int, ChatParser] = defaultdict(lambda: ChatParser(expected))
     async with aclosing(answers):
         async for index, piece in answers:
-            said = hearings[index].push(piece)
-            if said.parts or said.logprobs or said.finish or said.prompt_logprobs:
-                yield index, said
+            delta = parsers[index].push(piece)
+            if delta.parts or delta.logprobs or delta.finish or delta.prompt_logprobs:
+                yield index, delta
 
 
-async def drop_reasoning(utterances: ChatDeltas) -> ChatDeltas:
+async def drop_reasoning(deltas: ChatDeltas) -> ChatDeltas:
     """Remove the reasoning from the deltas. Its tokens still count."""
-    async with aclosing(utterances):
-        async for index, said in utterances:
-            yield index, replace(said, parts=tuple(part for part in said.parts if not isinstance(part, ReasoningDelta)))
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            yield (
+                index,
+                replace(delta, parts=tuple(part for part in delta.parts if not isinstance(part, ReasoningDelta))),
+            )
 
 
-async def collect_chat_answers(count: int, utterances: ChatDeltas) -> list[ChatDelta]:
+async def collect_chat_answers(count: int, deltas: ChatDeltas) -> list[ChatDelta]:
     """Return `count` whole answers, each as one delta."""
-    return [join_deltas(every) async for every in iterate_in_slices(await collect_parts(count, utterances), 1)]
+    return [join_deltas(every) async for every in iterate_in_slices(await collect_parts(count, deltas), 1)]
 
 
-def join_deltas(utterances: Sequence[ChatDelta]) -> ChatDelta:
+def join_deltas(deltas: Sequence[ChatDelta]) -> ChatDelta:
     return replace(
-        utterances[-1],
-        parts=merge_parts([part for each in utterances for part in each.parts]),
-        logprobs=tuple(token for each in utterances for token in each.logprobs),
-        prompt_logprobs=tuple(token for each in utterances for token in each.prompt_logprobs),
+        deltas[-1],
+        parts=merge_parts([part for each in deltas for part in each.parts]),
+        logprobs=tuple(token for each in deltas for token in each.logprobs),
+        prompt_logprobs=tuple(token for each in deltas for token in each.prompt_logprobs),
     )

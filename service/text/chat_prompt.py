@@ -96,26 +96,26 @@ class ChatPrompt:
     reasoning: ReasoningSettings = ReasoningSettings()
 
 
-def fit_chat(talk: ChatPrompt, model: Model) -> GenerationRequest:
-    """Return the generation call for `talk` with this model's template. Raises BadRequest for what the model does not
-    support.
+def fit_chat(prompt: ChatPrompt, model: Model) -> GenerationRequest:
+    """Return the generation request for `prompt` with this model's template. Raises BadRequest for what the model does
+    not support.
     """
-    [chat] = talk.call.prompts
+    [chat] = prompt.call.prompts
     assert isinstance(chat, ChatMessages)
     format = model.chat_format
-    check_chat(talk, chat, model)
-    grammar = build_answer_grammar(talk.tools, format, talk.call.grammar)
-    chat = add_tools(replace(chat, variables=template_variables(talk.reasoning, chat)), talk.tools, format)
+    check_chat(prompt, chat, model)
+    grammar = build_answer_grammar(prompt.tools, format, prompt.call.grammar)
+    chat = add_tools(replace(chat, variables=template_variables(prompt.reasoning, chat)), prompt.tools, format)
     return replace(
-        talk.call, prompts=(chat,), grammar=grammar, thinking=choose_thinking(talk.reasoning, format, grammar)
+        prompt.call, prompts=(chat,), grammar=grammar, thinking=choose_thinking(prompt.reasoning, format, grammar)
     )
 
 
-def check_chat(talk: ChatPrompt, chat: ChatMessages, model: Model) -> None:
-    field, wanted = talk.tools.field, talk.reasoning.field
-    if value_size([tool.as_template_object for tool in talk.tools.offered]) > MAX_TOOL_CHARACTERS:
+def check_chat(prompt: ChatPrompt, chat: ChatMessages, model: Model) -> None:
+    field, wanted = prompt.tools.field, prompt.reasoning.field
+    if value_size([tool.as_template_object for tool in prompt.tools.offered]) > MAX_TOOL_CHARACTERS:
         raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
-    if talk.reasoning.mode == "on" and not model.chat_format.end:
+    if prompt.reasoning.mode == "on" and not model.chat_format.end:
         raise BadRequest(f"{wanted}: the chat template of {model.name} knows no thinking", param=wanted)
     if chat.variables.get("documents") and not (model.chat and model.chat.uses_variable("documents")):
         raise BadRequest(f"documents: the chat template of {model.name} reads none", param="documents")
@@ -302,8 +302,8 @@ def document_rule(document: Grammar, style: ToolCallStyle) -> str:
             return f"%json {document.source}"
         case "choice":
             return " | ".join(dump_json(choice) for choice in json.loads(document.source))
-    said = 'together with tools that may be called or not; tool_choice "none" or "required" says which'
-    raise BadRequest(f"{document.field}: is not supported {said}", param=document.field)
+    reason = 'together with tools that may be called or not; tool_choice "none" or "required" says which'
+    raise BadRequest(f"{document.field}: is not supported {reason}", param=document.field)
 
 
 def escape_regex(text: str) -> str:

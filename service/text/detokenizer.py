@@ -235,21 +235,25 @@ class Detokenizer:
 
     def take_shown_tokens(self) -> tuple[TokenLogprobs, ...]:
         """Take the tokens that begin before the end of the sent text. The token of an incomplete character waits."""
-        drawn = []
+        logprobs = []
         while self.unshown_tokens and self.unshown_tokens[0].offset < self.shown_length:
-            drawn.append(self.unshown_tokens.popleft())
-        return tuple(drawn)
+            logprobs.append(self.unshown_tokens.popleft())
+        return tuple(logprobs)
 
     def close(self, done: Done) -> AnswerDelta:
         """Return the last delta, with the text that was held back."""
-        asked = done.token in self.stops.tokens
-        piece = self.show((self.stream.push(done.token) if asked and self.stops.keep else "") + self.stream.flush())
+        is_requested = done.token in self.stops.tokens
+        piece = self.show(
+            (self.stream.push(done.token) if is_requested and self.stops.keep else "") + self.stream.flush()
+        )
         self.token_count, self.cached_tokens = done.completion_tokens, done.cached_tokens
         if self.is_stopped:
             return replace(piece, finish="stop", usage=self.usage, stop=self.tail.found)
         finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
-        text, drawn = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
-        return AnswerDelta(text, drawn, finish, self.usage, done.token if asked else "", token_count=self.token_count)
+        text, logprobs = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
+        return AnswerDelta(
+            text, logprobs, finish, self.usage, done.token if is_requested else "", token_count=self.token_count
+        )
 
     def score_top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[ScoredToken, ...]:
         return tuple(self.score_token(id, logprob) for id, logprob in likeliest)
@@ -288,43 +292,43 @@ async def stream_answers(
         call_in_slices(methodcaller("close"), sources)
 
 
-async def stream_answer(begun: Callable[[], Detokenizer], source: EventSource) -> AsyncGenerator[AnswerDelta, None]:
+async def stream_answer(build: Callable[[], Detokenizer], source: EventSource) -> AsyncGenerator[AnswerDelta, None]:
     """Yield the deltas of one answer. Lets other tasks run after every TOKENS tokens, even if all events are there
     already.
     """
-    transcript = call_tokenizer(begun)
+    detokenizer = call_tokenizer(build)
     async for event in source:
         match event:
             case GeneratedToken():
-                if transcript.token_count % TOKENS_PER_SLICE == TOKENS_PER_SLICE - 1:
+                if detokenizer.token_count % TOKENS_PER_SLICE == TOKENS_PER_SLICE - 1:
                     await asyncio.sleep(0)
                 began = perf_counter()
-                piece = call_tokenizer(partial(transcript.push, event))
+                piece = call_tokenizer(partial(detokenizer.push, event))
                 source.timing.record_text(began)
-                if transcript.is_stopped:
+                if detokenizer.is_stopped:
                     source.close(answered=True)
-                    yield replace(piece, finish="stop", usage=transcript.usage, stop=transcript.tail.found)
+                    yield replace(piece, finish="stop", usage=detokenizer.usage, stop=detokenizer.tail.found)
                     return
                 if piece.text or piece.logprobs:
                     yield piece
             case PromptScores():
-                yield AnswerDelta("", prompt_logprobs=await collect_prompt_logprobs(transcript, event))
+                yield AnswerDelta("", prompt_logprobs=await collect_prompt_logprobs(detokenizer, event))
             case Done():
                 began = perf_counter()
-                piece = call_tokenizer(partial(transcript.close, event))
+                piece = call_tokenizer(partial(detokenizer.close, event))
                 source.timing.record_text(began)
                 yield piece
             case Failed():
                 raise event.error
 
 
-async def collect_prompt_logprobs(transcript: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
+async def collect_prompt_logprobs(detokenizer: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
     """Return the prompt's tokens, computed in slices of TOKENS tokens a turn of the event loop."""
-    left, drawn = transcript.prompt_logprobs(event), list[TokenLogprobs]()
+    left, logprobs = detokenizer.prompt_logprobs(event), list[TokenLogprobs]()
     while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
-        drawn += some
+        logprobs += some
         await asyncio.sleep(0)
-    return tuple(drawn)
+    return tuple(logprobs)
 
 
 def call_tokenizer(write: Callable[[], T]) -> T:
@@ -393,7 +397,7 @@ def start_pump(index: int, source: AsyncGenerator[T, None], queue: ItemQueue[T])
 async def collect_answers(count: int, items: AsyncGenerator[tuple[int, AnswerDelta], None]) -> list[AnswerDelta]:
     """Return `count` whole answers, each as one delta."""
     return [
-        join_answer(pieces) async for pieces in iterate_in_slices(await collect_parts(count, items), TOKENS_PER_SLICE)
+        join_answer(deltas) async for deltas in iterate_in_slices(await collect_parts(count, items), TOKENS_PER_SLICE)
     ]
 
 
@@ -407,6 +411,6 @@ async def collect_parts(count: int, items: AsyncGenerator[tuple[int, T], None]) 
 
 
 def join_answer(parts: Sequence[AnswerDelta]) -> AnswerDelta:
-    drawn = tuple(token for part in parts for token in part.logprobs)
+    logprobs = tuple(token for part in parts for token in part.logprobs)
     prompt = tuple(token for part in parts for token in part.prompt_logprobs)
-    return replace(parts[-1], text="".join(part.text for part in parts), logprobs=drawn, prompt_logprobs=prompt)
+    return replace(parts[-1], text="".join(part.text for part in parts), logprobs=logprobs, prompt_logprobs=prompt)

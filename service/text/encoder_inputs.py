@@ -67,7 +67,7 @@ class EncodingRequest:
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
-    aggregation: Aggregation = "none"  # as in entities.Tagging, and the next one
+    aggregation: Aggregation = "none"  # as in entities.TaggingSettings, and the next one
     ignored_labels: frozenset[str] = OUTSIDE_LABELS
     span_options: SpanOptions = DEFAULT_SPAN_OPTIONS
     top_k: int = 5  # candidates for each mask
@@ -130,26 +130,26 @@ def no_check() -> None:
 
 def read_inputs(
     model: Model,
-    asked: EncodingRequest,
+    request: EncodingRequest,
     call: str,
     terms: Terms,
     check: Callable[[], None] = no_check,
 ) -> list[EncodedInput | BadRequest]:
-    """Return for each input its requests, or the error. With `asked.partial` false the first error is raised.
+    """Return for each input its requests, or the error. With `request.partial` false the first error is raised.
 
     Token ids are taken as they are, special tokens included. `check` is called between slices of the texts, and stops
-    the work by raising. Raises TooMany if the windows of all inputs have more than `asked.max_window_tokens` tokens, or
-    if the candidates for their masks would make too long an answer, and AnswerTooLarge if the vectors of their tokens
-    would.
+    the work by raising. Raises TooMany if the windows of all inputs have more than `request.max_window_tokens` tokens,
+    or if the candidates for their masks would make too long an answer, and AnswerTooLarge if the vectors of their
+    tokens would.
     """
-    how, attempt = common_request(model, asked, terms), call_or_return_error if asked.partial else call_or_raise
-    wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
-    prompt = prompt_prefix(model, asked)
-    good = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None]
+    how, attempt = common_request(model, request, terms), call_or_return_error if request.partial else call_or_raise
+    wrong = [attempt(partial(check_input, model, request, index)) for index in range(len(request.inputs))]
+    prompt = prompt_prefix(model, request)
+    good = [given for given, error in zip(request.inputs, wrong, strict=True) if error is None]
     texts = [each for given in good if is_text(given) for each in pair_orders(model, prompt, given)]
-    encoded = encode_texts(model, texts, check, offsets=is_token_level(model, asked))
+    encoded = encode_texts(model, texts, check, offsets=is_token_level(model, request))
     found: list[EncodedInput | BadRequest] = []
-    for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
+    for index, (given, error) in enumerate(zip(request.inputs, wrong, strict=True)):
         if error is None:
             rows = (
                 [next(encoded) for _ in pair_orders(model, prompt, given)]
@@ -157,57 +157,57 @@ def read_inputs(
                 else [TokenIds.from_input(given)]
             )
             mine = replace(how, id=f"{call}-{index}")
-            found.append(attempt(partial(read_input, model, asked, index, rows, mine)))
+            found.append(attempt(partial(read_input, model, request, index, rows, mine)))
         else:
             found.append(error)
-    check_call_size(model, asked, [read for read in found if isinstance(read, EncodedInput)])
+    check_call_size(model, request, [read for read in found if isinstance(read, EncodedInput)])
     return found
 
 
-def check_call_size(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+def check_call_size(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     """Raise TooMany or AnswerTooLarge if all inputs of a call together exceed a limit that each of them may use."""
-    if asked.windows is not None:
-        check_windows(asked, reads)
-    if asked.form == "tokens":
-        check_vectors(model, asked, reads)
-    if asked.form == "" and model.task == "fill":
-        check_mask_candidates(model, asked, reads)
+    if request.windows is not None:
+        check_windows(request, reads)
+    if request.form == "tokens":
+        check_vectors(model, request, reads)
+    if request.form == "" and model.task == "fill":
+        check_mask_candidates(model, request, reads)
 
 
-def check_windows(asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+def check_windows(request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     several = [read.requests for read in reads if len(read.requests) > 1]
     count = sum(map(len, several))
     tokens = sum(len(requests) * len(requests[0].tokens) for requests in several)
-    if tokens > asked.max_window_tokens:
+    if tokens > request.max_window_tokens:
         message = (
-            f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most "
-            f"{asked.max_window_tokens} tokens a call are read in windows (max_tokens_in_flight); "
+            f"{request.field}: would be read in {count} windows of {tokens} tokens together, at most "
+            f"{request.max_window_tokens} tokens a call are read in windows (max_tokens_in_flight); "
             "let windows share less, or send fewer inputs"
         )
-        raise TooMany(message, param=asked.field)
+        raise TooMany(message, param=request.field)
 
 
-def check_vectors(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
-    tokens = sum(len(request.tokens) for read in reads for request in read.requests)
+def check_vectors(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+    tokens = sum(len(text_request.tokens) for read in reads for text_request in read.requests)
     if tokens * model.width > MAX_VECTOR_NUMBERS:
         message = (
-            f"{asked.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MAX_VECTOR_NUMBERS} "
+            f"{request.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MAX_VECTOR_NUMBERS} "
             "numbers a call are answered; send fewer or shorter inputs"
         )
-        raise AnswerTooLarge(message, param=asked.field)
+        raise AnswerTooLarge(message, param=request.field)
 
 
-def check_mask_candidates(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
-    each = min(asked.top_k, len(asked.targets) or model.vocab_size)
+def check_mask_candidates(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+    candidates = min(request.top_k, len(request.targets) or model.vocab_size)
     characters = sum(
-        each * len(request.rows) * (CANDIDATE_CHARACTERS + len(read.source))
+        candidates * len(text_request.rows) * (CANDIDATE_CHARACTERS + len(read.source))
         for read in reads
-        for request in read.requests
+        for text_request in read.requests
     )
     if characters > MAX_FILLED_CHARACTERS:
         message = (
-            f"parameters.top_k: {each} words for each mask, each with its whole text, are about {characters} characters"
-            f", at most {MAX_FILLED_CHARACTERS} a call are answered; ask for fewer words, "
+            f"parameters.top_k: {candidates} words for each mask, each with its whole text, are about {characters} "
+            f"characters, at most {MAX_FILLED_CHARACTERS} a call are answered; ask for fewer words, "
             "or send fewer or shorter texts"
         )
         raise TooMany(message, param="parameters.top_k")
@@ -232,18 +232,18 @@ def encode_texts(
             raise
 
 
-def prompt_prefix(model: Model, asked: EncodingRequest) -> str:
+def prompt_prefix(model: Model, request: EncodingRequest) -> str:
     """Return the text that is put before each input. Raises BadRequest if the model has no prompt of that name."""
-    if asked.prompt and asked.prompt not in model.prompts:
+    if request.prompt and request.prompt not in model.prompts:
         known = ", ".join(filter(None, model.prompts)) or "it has none"
-        message = f"prompt_name: {model.name} has no prompt {asked.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
+        message = f"prompt_name: {model.name} has no prompt {request.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
         raise BadRequest(message, param="prompt_name")
-    return model.prompts.get(asked.prompt, "")
+    return model.prompts.get(request.prompt, "")
 
 
-def prompt_length(model: Model, asked: EncodingRequest, given: EncoderInput) -> int:
+def prompt_length(model: Model, request: EncodingRequest, given: EncoderInput) -> int:
     """Return the characters that are put before an input; 0 for a pair and for token ids."""
-    return len(model.prompts.get(asked.prompt, "")) if isinstance(given, str) else 0
+    return len(model.prompts.get(request.prompt, "")) if isinstance(given, str) else 0
 
 
 def pair_orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
@@ -253,9 +253,9 @@ def pair_orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list
     return [given, (given[1], given[0])] if model.both_orders else [given]
 
 
-def is_token_level(model: Model, asked: EncodingRequest) -> bool:
+def is_token_level(model: Model, request: EncodingRequest) -> bool:
     """Whether the answer refers to tokens."""
-    return asked.needs_offsets or (asked.form == "" and model.task in TOKEN_TASKS)
+    return request.needs_offsets or (request.form == "" and model.task in TOKEN_TASKS)
 
 
 def call_or_raise(function: Callable[[], T]) -> T | BadRequest:
@@ -269,24 +269,26 @@ def call_or_return_error(function: Callable[[], T]) -> T | BadRequest:
         return error
 
 
-def common_request(model: Model, asked: EncodingRequest, terms: Terms) -> Encode:
+def common_request(model: Model, request: EncodingRequest, terms: Terms) -> Encode:
     """Return the fields that all requests of a call share. Raises BadRequest if they do not suit the model."""
-    if asked.dimensions > model.width:
-        message = f"dimensions: {model.name} has {model.width}, got {asked.dimensions}"
+    if request.dimensions > model.width:
+        message = f"dimensions: {model.name} has {model.width}, got {request.dimensions}"
         raise BadRequest(message, param="dimensions")
-    if asked.windows is not None and model.task not in WINDOW_TASKS:
-        message = f"{asked.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
-        raise BadRequest(message, param=asked.field)
+    if request.windows is not None and model.task not in WINDOW_TASKS:
+        message = f"{request.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
+        raise BadRequest(message, param=request.field)
     return Encode(
         id="",
         tokens=(),
-        form=asked.form,
+        form=request.form,
         # spans are compared over the whole context, and the scores of a pair's two orders are added
-        raw=asked.raw or model.task == "span" or model.both_orders,
-        unit=asked.unit,
-        dimensions=asked.dimensions,
-        top_k=asked.top_k,
-        targets=tuple(find_target_token(model, word, f"targets[{index}]") for index, word in enumerate(asked.targets)),
+        raw=request.raw or model.task == "span" or model.both_orders,
+        unit=request.unit,
+        dimensions=request.dimensions,
+        top_k=request.top_k,
+        targets=tuple(
+            find_target_token(model, word, f"targets[{index}]") for index, word in enumerate(request.targets)
+        ),
         terms=terms,
         adapter=model.adapter,
     )
@@ -303,12 +305,12 @@ def find_target_token(model: Model, word: str, where: str) -> int:
     return check_token_ids(model, ids, where)[0]
 
 
-def check_input(model: Model, asked: EncodingRequest, index: int) -> None:
+def check_input(model: Model, request: EncodingRequest, index: int) -> None:
     """Raise BadRequest for what can be rejected before the text is tokenised."""
-    given, where = asked.inputs[index], asked.input_name(index)
+    given, where = request.inputs[index], request.input_name(index)
     if not given or (is_text(given) and not any(given)):
         raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
-    if is_token_level(model, asked) and not is_text(given):
+    if is_token_level(model, request) and not is_text(given):
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
     if model.both_orders and not (is_text(given) and isinstance(given, tuple)):
         raise BadRequest(f"{where}: must be a pair of texts, {model.name} compares them in both orders", param=where)
@@ -316,37 +318,39 @@ def check_input(model: Model, asked: EncodingRequest, index: int) -> None:
         check_token_ids(model, [id for id in given if isinstance(id, int)], where)
     for text in (given,) if isinstance(given, str) else given:
         if isinstance(text, str):
-            check_characters(model, len(text), where, prompt_length(model, asked, given))
+            check_characters(model, len(text), where, prompt_length(model, request, given))
 
 
 def is_text(given: EncoderInput) -> TypeGuard[str | tuple[str, str]]:
     return isinstance(given, str) or isinstance(given[0], str)
 
 
-def read_input(model: Model, asked: EncodingRequest, index: int, rows: Sequence[InputRow], how: Encode) -> EncodedInput:
+def read_input(
+    model: Model, request: EncodingRequest, index: int, rows: Sequence[InputRow], how: Encode
+) -> EncodedInput:
     """Return one input's requests. Raises TooLong, or BadRequest if it has no mask to fill in, or has tokens that the
     network does not have.
     """
-    given, where = asked.inputs[index], asked.input_name(index)
-    if asked.windows is not None and isinstance(rows[0], Encoding):
-        return read_windows(model, asked, index, rows[0].cache_lists(), how)
-    parts = [row.select_rows(some) for row in rows for some in select_rows(model, asked, row, index)]
+    given, where = request.inputs[index], request.input_name(index)
+    if request.windows is not None and isinstance(rows[0], Encoding):
+        return read_windows(model, request, index, rows[0].cache_lists(), how)
+    parts = [row.select_rows(some) for row in rows for some in select_rows(model, request, row, index)]
     for part in parts:
         check_token_ids(model, part.ids, where)  # the tokenizer may have more tokens than the network
     requests = [build_encoding_request(model, part, how) for part in parts]
     if how.form == "" and model.task == "fill":
-        check_masks(model, asked, requests[0], where)
-    told = parts if is_token_level(model, asked) else []
+        check_masks(model, request, requests[0], where)
+    told = parts if is_token_level(model, request) else []
     return EncodedInput(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
 
 
-def read_windows(model: Model, asked: EncodingRequest, index: int, row: Encoding, how: Encode) -> EncodedInput:
+def read_windows(model: Model, request: EncodingRequest, index: int, row: Encoding, how: Encode) -> EncodedInput:
     """Return one input's requests, each computed when it is accessed. Raises the same errors as `read_input`."""
-    found = select_rows(model, asked, row, index)
-    check_token_ids(model, row.ids, asked.input_name(index))  # every token is in some window
+    found = select_rows(model, request, row, index)
+    check_token_ids(model, row.ids, request.input_name(index))  # every token is in some window
     parts = LazySequence(len(found), lambda number: row.select_rows(found[number]))
     requests = LazySequence(len(found), lambda number: build_encoding_request(model, parts[number], how))
-    return EncodedInput(asked.inputs[index], requests, parts)
+    return EncodedInput(request.inputs[index], requests, parts)
 
 
 def build_encoding_request(model: Model, part: InputRow, how: Encode) -> Encode:
@@ -360,30 +364,30 @@ def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:
     return tuple(row for row, id in enumerate(part.ids) if id == model.tokenizer.mask_id)
 
 
-def check_masks(model: Model, asked: EncodingRequest, request: Encode, where: str) -> None:
-    if not request.rows:
+def check_masks(model: Model, request: EncodingRequest, text_request: Encode, where: str) -> None:
+    if not text_request.rows:
         mask = model.tokenizer.piece(model.tokenizer.mask_id) if model.tokenizer.mask_id is not None else ""
         raise BadRequest(f"{where}: has no {mask or 'mask'} to be filled in", param=where)
-    if len(request.rows) * asked.top_k > MAX_MASK_CANDIDATES:
-        count = f"{asked.top_k} words for each of {len(request.rows)} masks"
+    if len(text_request.rows) * request.top_k > MAX_MASK_CANDIDATES:
+        count = f"{request.top_k} words for each of {len(text_request.rows)} masks"
         message = f"{where}: {count}, at most {MAX_MASK_CANDIDATES} are returned"
         raise BadRequest(message, param=where)
 
 
-def select_rows(model: Model, asked: EncodingRequest, row: InputRow, index: int) -> Sequence[Sequence[int]]:
+def select_rows(model: Model, request: EncodingRequest, row: InputRow, index: int) -> Sequence[Sequence[int]]:
     """Return the rows that the model reads: all of them, or fewer if the text is truncated, or those of each window."""
     limit = model.max_tokens
-    if asked.windows is not None:
-        limit = min(asked.windows.size or limit, limit)
+    if request.windows is not None:
+        limit = min(request.windows.size or limit, limit)
     if len(row) <= limit:
         return [range(len(row))]
-    where, pair = asked.input_name(index), isinstance(asked.inputs[index], tuple)
-    if asked.windows is not None:
-        return window_rows(row.texts, limit, asked.windows.overlap, last=int(pair), where=where)
-    if not asked.truncate:
+    where, pair = request.input_name(index), isinstance(request.inputs[index], tuple)
+    if request.windows is not None:
+        return window_rows(row.texts, limit, request.windows.overlap, last=int(pair), where=where)
+    if not request.truncate:
         message = f"{where}: the input has {len(row)} tokens, the model takes {limit}"
-        raise TooLong(f"{message}; {asked.truncation_hint}" if asked.truncation_hint else message, param=where)
-    return [truncate_rows(row.special, limit, side=asked.truncate, pair=pair)]
+        raise TooLong(f"{message}; {request.truncation_hint}" if request.truncation_hint else message, param=where)
+    return [truncate_rows(row.special, limit, side=request.truncate, pair=pair)]
 
 
 def window_rows(

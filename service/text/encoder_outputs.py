@@ -98,15 +98,15 @@ EncoderOutput = ScoreOutput | TagOutput | SpanOutput | FillOutput | TokenVectors
 
 
 async def stream_outputs(
-    model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int
+    model: Model, request: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int
 ) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
     """Yield the output of each of `reads`, in their order.
 
     Submits with the first iteration. The engine has at most `ahead` tokens of them at a time, or one longer text. An
-    error is raised and ends the call; with `asked.partial` it takes the place of its output. Closing the generator
-    aborts the running requests.
+    error is raised and ends the call; with `request.partial` it takes the place of its output. Closing the
+    generator aborts the running requests.
     """
-    requests = (request for read in reads if isinstance(read, EncodedInput) for request in read.requests)
+    requests = (text_request for read in reads if isinstance(read, EncodedInput) for text_request in read.requests)
     weights = 0
     async with aclosing(submit_ahead(requests, submit, ahead)) as sources:
         async for read in iterate_in_slices(reads):
@@ -115,20 +115,20 @@ async def stream_outputs(
                 continue
             outcomes = [await read_event(await anext(sources)) for _ in read.requests]
             failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
-            if failed and not asked.partial:
+            if failed and not request.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await build_output(model, asked, read, events)
+            found = failed[0] if failed else await build_output(model, request, read, events)
             weights += len(found.weights) if isinstance(found, SparseVector) else 0
-            check_weights(asked, weights)
+            check_weights(request, weights)
             yield found
 
 
-def check_weights(asked: EncodingRequest, count: int) -> None:
+def check_weights(request: EncodingRequest, count: int) -> None:
     """Raise AnswerTooLarge for too many weights. Their number is known only once they are computed."""
     if count > MAX_SPARSE_WEIGHTS:
-        message = f"{asked.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
-        raise AnswerTooLarge(message, param=asked.field)
+        message = f"{request.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
+        raise AnswerTooLarge(message, param=request.field)
 
 
 async def submit_ahead(requests: Iterable[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
@@ -139,17 +139,21 @@ async def submit_ahead(requests: Iterable[Encode], submit: Submit, ahead: int) -
     first = True
     try:
         while waiting.next_request is not None or begun:
-            some = take_fitting(waiting, ahead, sum(tokens for tokens, _ in begun))
+            batch = take_fitting(waiting, ahead, sum(tokens for tokens, _ in begun))
             try:
-                begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
+                begun += (
+                    zip((len(text_request.tokens) for text_request in batch), submit(batch), strict=True)
+                    if batch
+                    else ()
+                )
                 first = False
-                if len(some) == SLICE_SIZE:  # there may be capacity for more
+                if len(batch) == SLICE_SIZE:  # there may be capacity for more
                     await asyncio.sleep(0)
                     continue
             except Overloaded:
                 if first:
                     raise
-                waiting.put_back(some)  # requests of other calls use the capacity
+                waiting.put_back(batch)  # requests of other calls use the capacity
                 if not begun:
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -181,16 +185,16 @@ def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[E
     """Take requests that fit beside `taken` of `ahead` tokens, at most SLICE_SIZE; none until half of
     `ahead` is free.
     """
-    some: list[Encode] = []
+    batch: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:
-        return some
-    while len(some) < SLICE_SIZE and waiting.next_request is not None:
-        if len(waiting.next_request.tokens) > room and (taken or some):
+        return batch
+    while len(batch) < SLICE_SIZE and waiting.next_request is not None:
+        if len(waiting.next_request.tokens) > room and (taken or batch):
             break
-        some.append(waiting.take())
-        room -= len(some[-1].tokens)
-    return some
+        batch.append(waiting.take())
+        room -= len(batch[-1].tokens)
+    return batch
 
 
 async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadError:
@@ -210,20 +214,20 @@ async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadE
 
 
 async def build_output(
-    model: Model, asked: EncodingRequest, read: EncodedInput, events: Sequence[tuple[HeadEvent, Usage]]
+    model: Model, request: EncodingRequest, read: EncodedInput, events: Sequence[tuple[HeadEvent, Usage]]
 ) -> EncoderOutput:
     """Build one input's output from the events of its windows. Long work runs on a thread."""
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
         case HeadOutput() if model.both_orders:
             return ScoreOutput(
-                add_pair_orders([event.values for event, _ in events if isinstance(event, HeadOutput)], asked), usage
+                add_pair_orders([event.values for event, _ in events if isinstance(event, HeadOutput)], request), usage
             )
         case HeadOutput(values=values):
             return ScoreOutput(values, usage)
-        case TokenCandidates(candidates=[weights]) if asked.form == "words":
+        case TokenCandidates(candidates=[weights]) if request.form == "words":
             return SparseVector(weights, usage)
-        case TokenOutputs(scores=rows) if asked.form == "tokens":
+        case TokenOutputs(scores=rows) if request.form == "tokens":
             return TokenVectors(rows, usage)
         case TokenCandidates():
             filled = [event for event, _ in events if isinstance(event, TokenCandidates)]
@@ -231,8 +235,8 @@ async def build_output(
         case TokenOutputs():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, TokenOutputs)]
             if model.task == "span":
-                return SpanOutput(await run_tokenizer_work(partial(find_spans, asked, read, tables)), usage)
-            return TagOutput(await run_tokenizer_work(partial(tag_entities, model, asked, read, tables)), usage)
+                return SpanOutput(await run_tokenizer_work(partial(find_spans, request, read, tables)), usage)
+            return TagOutput(await run_tokenizer_work(partial(tag_entities, model, request, read, tables)), usage)
 
 
 async def run_tokenizer_work(work: Callable[[], T]) -> T:
@@ -243,22 +247,22 @@ async def run_tokenizer_work(work: Callable[[], T]) -> T:
         raise PolyheadError(str(error)) from None
 
 
-def add_pair_orders(orders: Sequence[Sequence[float]], asked: EncodingRequest) -> list[float]:
+def add_pair_orders(orders: Sequence[Sequence[float]], request: EncodingRequest) -> list[float]:
     """Add the scores of a pair's two orders, each of which is half of its logits; then apply softmax, unless raw scores
     are requested.
     """
     logits = np.asarray(orders, np.float64).sum(axis=0)
-    return [float(score) for score in (logits if asked.raw else softmax(logits))]
+    return [float(score) for score in (logits if request.raw else softmax(logits))]
 
 
 def tag_entities(
-    model: Model, asked: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
+    model: Model, request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
 ) -> list[Entity]:
     tagging = TaggingSettings(
         tokenizer=model.tokenizer,
         labels=model.labels,
-        aggregation=asked.aggregation,
-        ignored_labels=asked.ignored_labels,
+        aggregation=request.aggregation,
+        ignored_labels=request.ignored_labels,
     )
     text = str(read.source)
     found = [
@@ -269,11 +273,11 @@ def tag_entities(
     return merge_windows(found) if len(tables) > 1 else found
 
 
-def find_spans(asked: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:
+def find_spans(request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:
     context = read.source[1]
     assert isinstance(context, str), "a context is text"
     return find_answers(
-        asked.span_options, context, [ScoredWindow(*each) for each in zip(read.parts, tables, strict=True)]
+        request.span_options, context, [ScoredWindow(*each) for each in zip(read.parts, tables, strict=True)]
     )
 
 
@@ -281,22 +285,22 @@ def fill_candidates(model: Model, read: EncodedInput, filled: TokenCandidates) -
     """Return the candidates for each mask. Their texts have no special tokens if there is a single mask; else the other
     masks remain visible.
     """
-    [request] = read.requests
-    lone = len(request.rows) == 1
+    [text_request] = read.requests
+    lone = len(text_request.rows) == 1
     return [
         [
             MaskCandidate(
                 token,
                 model.tokenizer.decode([token], skip_special=False),
                 score,
-                fill_text(model, request, row, token, plain=lone),
+                fill_text(model, text_request, row, token, plain=lone),
             )
             for token, score in candidates
         ]
-        for row, candidates in zip(request.rows, filled.candidates, strict=True)
+        for row, candidates in zip(text_request.rows, filled.candidates, strict=True)
     ]
 
 
-def fill_text(model: Model, request: Encode, row: int, token: int, *, plain: bool) -> str:
-    ids = (*request.tokens[:row], token, *request.tokens[row + 1 :])
+def fill_text(model: Model, text_request: Encode, row: int, token: int, *, plain: bool) -> str:
+    ids = (*text_request.tokens[:row], token, *text_request.tokens[row + 1 :])
     return model.tokenizer.decode(ids, skip_special=plain)

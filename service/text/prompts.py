@@ -84,36 +84,36 @@ class GenerationRequest:
 
 
 def read_prompts(
-    model: Model, asked: GenerationRequest, call: str, terms: Terms, check: Callable[[], None]
+    model: Model, request: GenerationRequest, call: str, terms: Terms, check: Callable[[], None]
 ) -> list[Generate]:
     """Return the requests of each prompt: one for each attempt, all in one group.
 
     `check` is called before each prompt, and stops the work by raising.
     """
-    sampling = build_sampling(model, asked)
+    sampling = build_sampling(model, request)
     requests = []
-    for index, prompt in enumerate(asked.prompts):
+    for index, prompt in enumerate(request.prompts):
         check()
-        where = input_label(asked.field, index, len(asked.prompts))
-        tokens = prompt_tokens(model, prompt, where, asked.truncate)
+        where = input_label(request.field, index, len(request.prompts))
+        tokens = prompt_tokens(model, prompt, where, request.truncate)
         before = tokens if model.generation_defaults is None else model.generation_defaults.decoder_prompt
-        most = max_new_tokens(model, len(before), asked, where)
-        for number in range(asked.attempts):
-            seed = asked.sampling.seed + number * SEED_STRIDE if asked.has_seed else random.getrandbits(63)
+        most = max_new_tokens(model, len(before), request, where)
+        for number in range(request.attempts):
+            seed = request.sampling.seed + number * SEED_STRIDE if request.has_seed else random.getrandbits(63)
             requests.append(
                 Generate(
-                    id=f"{call}-{index}" if asked.attempts == 1 else f"{call}-{index}-{number}",
+                    id=f"{call}-{index}" if request.attempts == 1 else f"{call}-{index}-{number}",
                     tokens=before,
                     max_tokens=most,
-                    stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
+                    stop_tokens=request.stop_tokens if request.ignore_eos else request.stop_tokens | model.stop_tokens,
                     sampling=replace(sampling, seed=seed % SEED_LIMIT),
-                    logprobs=asked.logprobs if asked.attempts == asked.count else max(asked.logprobs, 0),
+                    logprobs=request.logprobs if request.attempts == request.count else max(request.logprobs, 0),
                     terms=terms,
                     adapter=model.adapter,
-                    group="" if asked.attempts == 1 else f"{call}-{index}",
-                    beams=apply_beam_defaults(model, asked.beams),
-                    prompt_logprobs=-1 if number else asked.prompt_logprobs,
-                    salt=asked.salt,
+                    group="" if request.attempts == 1 else f"{call}-{index}",
+                    beams=apply_beam_defaults(model, request.beams),
+                    prompt_logprobs=-1 if number else request.prompt_logprobs,
+                    salt=request.salt,
                     source=() if model.generation_defaults is None else tokens,
                 )
             )
@@ -134,18 +134,18 @@ def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSe
     )
 
 
-def build_sampling(model: Model, asked: GenerationRequest) -> Sampling:
+def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
     """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have."""
-    sampling = asked.sampling
-    if model.generation_defaults and asked.prompt_logprobs >= 0:
+    sampling = request.sampling
+    if model.generation_defaults and request.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
         raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")
-    check_token_ids(model, list(asked.stop_tokens), "stop_token_ids")
+    check_token_ids(model, list(request.stop_tokens), "stop_token_ids")
     check_token_ids(model, [token for token, _ in sampling.bias], "logit_bias")
     check_token_ids(model, sampling.allowed, "allowed_token_ids")
     for row in sampling.banned:
         check_token_ids(model, row, "bad_words_ids or suppress_tokens")
-    words = [row for word in asked.bad_words for row in encode_word(model, word)]
+    words = [row for word in request.bad_words for row in encode_word(model, word)]
     words += model.generation_defaults.sampling.banned if model.generation_defaults else ()
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
 
@@ -200,7 +200,7 @@ def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
     """
     if model.chat is None:
         raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
-    check_characters(model, characters((prompt.messages, prompt.tools, prompt.variables)), where)
+    check_characters(model, count_characters((prompt.messages, prompt.tools, prompt.variables)), where)
     return model.chat.render(
         prompt.messages,
         add_generation_prompt=prompt.opens_answer and not prompt.continues_last,
@@ -210,7 +210,7 @@ def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
     )
 
 
-def characters(given: Any) -> int:
+def count_characters(given: Any) -> int:
     """Return how many characters all texts in a JSON value have together."""
     count, rest = 0, [given]
     while rest:
@@ -224,15 +224,15 @@ def characters(given: Any) -> int:
     return count
 
 
-def remaining_thinking(model: Model, asked: GenerationRequest, tokens: Sequence[int]) -> Thinking | None:
+def remaining_thinking(model: Model, request: GenerationRequest, tokens: Sequence[int]) -> Thinking | None:
     """Return what applies to the reasoning in the answer: the prompt `tokens` may have begun or ended it already."""
-    if asked.thinking is None:
+    if request.thinking is None:
         return None
-    match reasoning_state(model, asked.prompts[0], tokens):
+    match reasoning_state(model, request.prompts[0], tokens):
         case "does":
-            return replace(asked.thinking, begin="")
+            return replace(request.thinking, begin="")
         case "may":
-            return asked.thinking
+            return request.thinking
         case "":
             return None
 
@@ -246,27 +246,27 @@ def reasoning_state(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Lite
         return ""
     last = model.tokenizer.decode(tokens[-TAG_SEARCH_TOKENS:], skip_special=False).rstrip()
     if prompt.continues_last:
-        said = str(prompt.messages[-1]["content"])
-        return "does" if said.rfind(begin) > said.rfind(end) or last.endswith(begin) else ""
+        text = str(prompt.messages[-1]["content"])
+        return "does" if text.rfind(begin) > text.rfind(end) or last.endswith(begin) else ""
     return "does" if last.endswith(begin) else "" if last.endswith(end) else "may"
 
 
-def max_new_tokens(model: Model, length: int, asked: GenerationRequest, where: str) -> int:
+def max_new_tokens(model: Model, length: int, request: GenerationRequest, where: str) -> int:
     """Return how many tokens may follow a prompt of `length`: the requested number, else the default, else the rest of
     the context. Raises TooLong.
     """
     check_length(model, length, where)
-    limit, wanted = model.max_tokens, asked.max_tokens
-    if asked.only_scores:
+    limit, wanted = model.max_tokens, request.max_tokens
+    if request.only_scores:
         return 0
     if length == limit:
         raise TooLong(
             f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
         )
-    if length + wanted > limit and not asked.fits_context:
+    if length + wanted > limit and not request.fits_context:
         raise TooLong(
-            f"{asked.limit_field}: the prompt has {length} tokens and {wanted} more are asked for, "
+            f"{request.limit_field}: the prompt has {length} tokens and {wanted} more are asked for, "
             f"the model takes {limit}",
-            param=asked.limit_field,
+            param=request.limit_field,
         )
-    return min(asked.token_limit or limit, limit - length)
+    return min(request.token_limit or limit, limit - length)

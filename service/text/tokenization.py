@@ -98,24 +98,24 @@ class TextProcessor:
         self._on_tokenised, self._headroom = tokenised, headroom
 
     async def read_prompts(
-        self, model: Model, asked: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
+        self, model: Model, request: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[Generate]:
         """Return one request for each prompt, with `call` in its id. Raises BadRequest, EmptyInput or TooLong, each
         with the name of the prompt, and Expired at the deadline.
         """
         with name_model_in_errors(model):
-            self._check_count(asked.field, len(asked.prompts))
-            self._check_attempts(asked)
-            work = TokenizerJob(asked.field, sum(map(text_length, asked.prompts)), terms)
-            requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms, work.check))
-            thinking = remaining_thinking(model, asked, requests[0].tokens)
-            guide = await self.find_guide(model, asked.grammar, thinking, terms)
+            self._check_count(request.field, len(request.prompts))
+            self._check_attempts(request)
+            work = TokenizerJob(request.field, sum(map(text_length, request.prompts)), terms)
+            requests = await self._run(model, work, lambda: read_prompts(model, request, call, terms, work.check))
+            thinking = remaining_thinking(model, request, requests[0].tokens)
+            guide = await self.find_guide(model, request.grammar, thinking, terms)
             if guide is None:
                 return requests
-            if asked.beams is not None:
-                field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
+            if request.beams is not None:
+                field = request.grammar.field if request.grammar is not None else "thinking_budget"
                 raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
-            return [replace(request, guide=guide) async for request in iterate_in_slices(requests)]
+            return [replace(text_request, guide=guide) async for text_request in iterate_in_slices(requests)]
 
     def prepare_grammars(self, model: Model) -> None:
         """Start to prepare what all grammars of this model need, before a request has one."""
@@ -129,16 +129,16 @@ class TextProcessor:
                 await self.find_guide(model, grammar, None, terms)
 
     async def read_inputs(
-        self, model: Model, asked: EncodingRequest, call: str, terms: Terms = DEFAULT_TERMS
+        self, model: Model, request: EncodingRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[EncodedInput | BadRequest]:
         """Return the requests of each input, with `call` in their ids. Raises the errors of `read_prompts`; with
-        `asked.partial` the error of an input is returned in its place.
+        `request.partial` the error of an input is returned in its place.
         """
         with name_model_in_errors(model):
-            self._check_count(asked.field, len(asked.inputs))
-            characters = sum(text_length(given) + prompt_length(model, asked, given) for given in asked.inputs)
-            work = TokenizerJob(asked.field, characters, terms)
-            bounded = replace(asked, max_window_tokens=self._window_limit)
+            self._check_count(request.field, len(request.inputs))
+            characters = sum(text_length(given) + prompt_length(model, request, given) for given in request.inputs)
+            work = TokenizerJob(request.field, characters, terms)
+            bounded = replace(request, max_window_tokens=self._window_limit)
             return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
 
     async def tokenize(
@@ -159,15 +159,15 @@ class TextProcessor:
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
 
     async def decode(
-        self, model: Model, asked: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
+        self, model: Model, request: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
     ) -> list[str]:
         """Return the texts of token ids. Claims their memory before they are decoded. Raises the errors of
         `read_prompts` and of `claim`.
         """
         with name_model_in_errors(model):
-            self._check_count(asked.field, len(asked.rows))
-            work = TokenizerJob(asked.field, sum(map(len, asked.rows)), terms)
-            return await self._run(model, work, lambda: decode_texts(model, asked, claim, work.check))
+            self._check_count(request.field, len(request.rows))
+            work = TokenizerJob(request.field, sum(map(len, request.rows)), terms)
+            return await self._run(model, work, lambda: decode_texts(model, request, claim, work.check))
 
     async def run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
         """Return what `function` returns, which tokenises or decodes text, on one of these threads.
@@ -188,15 +188,16 @@ class TextProcessor:
         if count > self._batch_limit:
             raise TooMany(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
 
-    def _check_attempts(self, asked: GenerationRequest) -> None:
-        if len(asked.prompts) * asked.attempts > self._batch_limit:
-            said = (
-                f"{len(asked.prompts)} prompts x {asked.attempts} tries"
-                if len(asked.prompts) > 1
-                else f"{asked.attempts}"
+    def _check_attempts(self, request: GenerationRequest) -> None:
+        if len(request.prompts) * request.attempts > self._batch_limit:
+            attempts = (
+                f"{len(request.prompts)} prompts x {request.attempts} tries"
+                if len(request.prompts) > 1
+                else f"{request.attempts}"
             )
             raise TooMany(
-                f"{asked.count_field}: at most {self._batch_limit} answers a call, got {said}", param=asked.count_field
+                f"{request.count_field}: at most {self._batch_limit} answers a call, got {attempts}",
+                param=request.count_field,
             )
 
     async def find_guide(
@@ -205,10 +206,10 @@ class TextProcessor:
         """Return the guide for a grammar and for reasoning, from the cache or compiled; None if there is neither."""
         if grammar is None and thinking is None:
             return None
-        wanted = model, grammar, thinking
-        if known := self._guides.find_cached(*wanted):
+        key = model, grammar, thinking
+        if known := self._guides.find_cached(*key):
             return known
-        work = self._grammars.run(lambda: self._guides.compile(*wanted), compilation_piece(model, grammar, terms))
+        work = self._grammars.run(lambda: self._guides.compile(*key), compilation_piece(model, grammar, terms))
         return await wait_until(terms.deadline, work, "the answer's form was being compiled")
 
     async def _run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
@@ -291,15 +292,15 @@ def check_listed_length(model: Model, parts: Sequence[Encoding], where: str) -> 
         raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
 
 
-def decode_texts(model: Model, asked: Decoding, claim: MemoryClaim, check: Callable[[], None]) -> list[str]:
-    for index, ids in enumerate(asked.rows):
-        check_token_ids(model, ids, input_label(asked.field, index, len(asked.rows)))
-    counts = Counter(token for ids in asked.rows for token in ids)
+def decode_texts(model: Model, request: Decoding, claim: MemoryClaim, check: Callable[[], None]) -> list[str]:
+    for index, ids in enumerate(request.rows):
+        check_token_ids(model, ids, input_label(request.field, index, len(request.rows)))
+    counts = Counter(token for ids in request.rows for token in ids)
     size = sum(count * len(model.tokenizer.piece_bytes(token)) for token, count in counts.items())
-    claim_text(claim, size, f"{asked.field}: the text of the tokens", asked.field)
+    claim_text(claim, size, f"{request.field}: the text of the tokens", request.field)
     return [
-        model.tokenizer.decode(ids, skip_special=asked.plain)
-        for some in checked_batches(asked.rows, check)
+        model.tokenizer.decode(ids, skip_special=request.plain)
+        for some in checked_batches(request.rows, check)
         for ids in some
     ]
 

@@ -195,8 +195,8 @@ class ToolCallParser:
         self.pending = self.pending[count:]
         return end >= 0 and self.expect_endings("}", self.style.end)
 
-    def expect_endings(self, *wanted: str) -> bool:
-        self.endings = [each for each in wanted if each]
+    def expect_endings(self, *endings: str) -> bool:
+        self.endings = [each for each in endings if each]
         self.step = self.parse_endings
         return True
 
