@@ -17,7 +17,7 @@ RANGE_PATTERN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 class ParallelSettings(BaseSettings):
     """`replica_bounds` and `replica_port_range` are the parsed values of `replicas` and `replica_ports`."""
 
-    ray: bool = Field(False, description="Serve replicas on Ray, and speak for them here; needs the extra ray.")
+    ray: bool = Field(False, description="Serve replicas on Ray, and route requests to them here; needs the extra ray.")
     ray_address: str = Field(
         "",
         description="Of a Ray cluster, auto for the one that this machine is part of; empty: one is started here, and "

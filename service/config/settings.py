@@ -38,10 +38,10 @@ SERVICE_LINK_PATTERN = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TC
 LIBRARY_DEFAULTS = {
     # Texts are tokenised in our own thread pool; a second pool inside it would take cores from the engine.
     "TOKENIZERS_PARALLELISM": "false",
-    # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
-    # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
+    # OpenMP threads wait for each other by spinning, by default for milliseconds. If a core is shared (with the event
+    # loop or another process), the thread that they wait for does not get it, and steps take ten times as long.
     "GOMP_SPINCOUNT": "10000",
-    # Ray lets its workers yield to everything else on the machine; a replica is what the machine is for.
+    # Ray gives its workers a low priority by default; a replica is the main process of its machine.
     "RAY_worker_niceness": "0",
 }
 
@@ -69,8 +69,8 @@ class Settings(ParallelSettings):
         0,
         ge=0,
         le=65535,
-        description="Port on which probes are answered as well, and nothing else: no client of the other port is "
-        "before them in its queue. 0: none.",
+        description="Port on which only probes are answered: there they never wait behind clients of the other "
+        "port. 0: none.",
     )
     tls_cert: str = Field("", description="PEM file with the certificate and its chain: the port then speaks HTTPS.")
     tls_key: str = Field("", description="PEM file with the certificate's private key; empty: it is in tls_cert.")
@@ -118,8 +118,8 @@ class Settings(ParallelSettings):
     prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
     prefix_sharing: Literal["all", "key"] = Field(
         "all",
-        description="Whose requests find each other's prompts in the cache: everybody's, or those of one key only, so "
-        "that nobody learns by the time it takes what others have asked.",
+        description="Whose requests share cached prompts: those of all keys, or only those of the same key, so that "
+        "response times reveal nothing of other clients' prompts.",
     )
     draft_tokens: int = Field(
         8,

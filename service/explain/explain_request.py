@@ -130,10 +130,10 @@ class ExplainSubject:
 
 def check_target(model: Model, parameters: ExplainParameters) -> None:
     """Raise BadRequest if the target does not fit the model's task."""
-    fit = TARGET_FIELDS[model.task]
+    fields = TARGET_FIELDS[model.task]
     for name in parameters.target.given_fields:
-        if name not in fit:
-            has = f"there it has {', '.join(fit)}" if fit else "there is nothing to choose"
+        if name not in fields:
+            has = f"there it has {', '.join(fields)}" if fields else "there is nothing to choose"
             message = f"target.{name}: a model of the task {model.task} is not asked so; {has}"
             raise BadRequest(message, param=f"target.{name}")
     if model.task == "embed" and parameters.is_attribution and parameters.target.text is None:
@@ -144,10 +144,10 @@ def check_target(model: Model, parameters: ExplainParameters) -> None:
             raise BadRequest(f"target.{second}: must stand beside target.{first}", param=f"target.{second}")
 
 
-def check_context(model: Model, before: int, said: int) -> None:
+def check_context(model: Model, before: int, answer: int) -> None:
     """Raise TooLong if so long an answer after so long a prompt exceeds the model's context."""
-    if before + said > model.max_tokens:
-        message = f"target.text: {said} tokens after {before}, the model takes {model.max_tokens}"
+    if before + answer > model.max_tokens:
+        message = f"target.text: {answer} tokens after {before}, the model takes {model.max_tokens}"
         raise TooLong(message, param="target.text")
 
 
@@ -227,8 +227,14 @@ def tag_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encode
     columns = [label_column(model, each.label if target.label is None else target.label) for each in chosen]
     goal = tuple((each.index, column) for each, column in zip(chosen, columns, strict=True))
     name = model.labels[columns[0]]
-    what = {"kind": "tag", "token": chosen[0].index, "label": name, "start": chosen[0].start, "end": chosen[-1].end}
-    return DescribedGoal(goal, what, chosen[0].score if target.label is None else None)
+    description = {
+        "kind": "tag",
+        "token": chosen[0].index,
+        "label": name,
+        "start": chosen[0].start,
+        "end": chosen[-1].end,
+    }
+    return DescribedGoal(goal, description, chosen[0].score if target.label is None else None)
 
 
 def choose_entities(target: TargetSpec, entities: Sequence[Entity]) -> list[Entity]:
@@ -265,9 +271,9 @@ def span_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encod
     if not rows:
         message = f"target.start: no token of the context stands between {start} and {end}"
         raise BadRequest(message, param="target.start")
-    what = {"kind": "span", "start": start, "end": end, "text": context[start:end]}
+    description = {"kind": "span", "start": start, "end": end, "text": context[start:end]}
     same = (start, end) == (best.start, best.end)
-    return DescribedGoal(((rows[0], 0), (rows[-1], 1)), what, best.score if same else None)
+    return DescribedGoal(((rows[0], 0), (rows[-1], 1)), description, best.score if same else None)
 
 
 def mask_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
@@ -276,8 +282,8 @@ def mask_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encod
         message = f"target.mask: the text has {len(masks)} masks, counted from 0, got {number}"
         raise BadRequest(message, param="target.mask")
     best = masks[number][0]
-    what = {"kind": "word", "mask": number, "word": best.text, "id": best.token}
-    return DescribedGoal(((read.requests[0].rows[number], best.token),), what, best.score)
+    description = {"kind": "word", "mask": number, "word": best.text, "id": best.token}
+    return DescribedGoal(((read.requests[0].rows[number], best.token),), description, best.score)
 
 
 GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOutput], DescribedGoal]] = {

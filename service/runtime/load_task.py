@@ -35,8 +35,8 @@ class LoadTask:
     described".
     """
 
-    def __init__(self, name: str, seconds: float, hear: Callable[[float], None] = ignore_progress) -> None:
-        self.name, self.report_progress, self.stage = name, hear, WAITING_STAGE
+    def __init__(self, name: str, seconds: float, report: Callable[[float], None] = ignore_progress) -> None:
+        self.name, self.report_progress, self.stage = name, report, WAITING_STAGE
         self.is_running, self.finished = False, asyncio.Event()  # the code that began the load sets the event
         self._seconds, self._seconds_left = seconds, seconds or math.inf
         self._error: PolyheadError | None = None  # the reason it was ended

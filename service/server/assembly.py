@@ -62,8 +62,8 @@ def assemble(
 ) -> FastAPI:
     """Build the application with its engine and models. `settled` is called when every model is ready or broken."""
     telemetry = Telemetry.from_settings(settings)
-    place = choose_placement(settings)
-    engine = Engine(telemetry, name=place.device.type, threads=place.torch_threads)
+    placement = choose_placement(settings)
+    engine = Engine(telemetry, name=placement.device.type, threads=placement.torch_threads)
     registry = ModelRegistry(engine, settings, told=telemetry.metrics, executed=executed)
     server = telemetry.build_server(settings, registry, engine, traces, registry.held_bytes)
 

@@ -243,7 +243,7 @@ class ServerProcess(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening: not while requests are running and have time. Clients with idle connections are
-        disconnected meanwhile, so that they connect to another server: here they would be rejected.
+        disconnected meanwhile, so that they connect to another server: here their requests would be rejected.
         """
         if self.is_draining:
             for connection in list(self.server_state.connections):
@@ -259,7 +259,7 @@ class ServerProcess(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.unfinished:
-            log.warning("%d requests are cut: they had their time", self.admission.unfinished)
+            log.warning("%d requests are aborted: their time is over", self.admission.unfinished)
         self.exit_timer.start()
         await self.stop_engine()  # its streams end with an error in the form of their dialect
         await super().shutdown(sockets)

@@ -99,8 +99,8 @@ class TokenIds:
     ids: list[int]
 
     @classmethod
-    def from_input(cls, given: EncoderInput) -> "TokenIds":
-        return cls([id for id in given if isinstance(id, int)])
+    def from_input(cls, source: EncoderInput) -> "TokenIds":
+        return cls([id for id in source if isinstance(id, int)])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -142,22 +142,22 @@ def read_inputs(
     or if the candidates for their masks would make too long an answer, and AnswerTooLarge if the vectors of their
     tokens would.
     """
-    how, attempt = common_request(model, request, terms), call_or_return_error if request.partial else call_or_raise
+    common, attempt = common_request(model, request, terms), call_or_return_error if request.partial else call_or_raise
     wrong = [attempt(partial(check_input, model, request, index)) for index in range(len(request.inputs))]
     prompt = prompt_prefix(model, request)
-    good = [given for given, error in zip(request.inputs, wrong, strict=True) if error is None]
-    texts = [each for given in good if is_text(given) for each in pair_orders(model, prompt, given)]
+    good = [source for source, error in zip(request.inputs, wrong, strict=True) if error is None]
+    texts = [each for source in good if is_text(source) for each in pair_orders(model, prompt, source)]
     encoded = encode_texts(model, texts, check, offsets=is_token_level(model, request))
     found: list[EncodedInput | BadRequest] = []
-    for index, (given, error) in enumerate(zip(request.inputs, wrong, strict=True)):
+    for index, (source, error) in enumerate(zip(request.inputs, wrong, strict=True)):
         if error is None:
             rows = (
-                [next(encoded) for _ in pair_orders(model, prompt, given)]
-                if is_text(given)
-                else [TokenIds.from_input(given)]
+                [next(encoded) for _ in pair_orders(model, prompt, source)]
+                if is_text(source)
+                else [TokenIds.from_input(source)]
             )
-            mine = replace(how, id=f"{call}-{index}")
-            found.append(attempt(partial(read_input, model, request, index, rows, mine)))
+            own = replace(common, id=f"{call}-{index}")
+            found.append(attempt(partial(read_input, model, request, index, rows, own)))
         else:
             found.append(error)
     check_call_size(model, request, [read for read in found if isinstance(read, EncodedInput)])
@@ -241,16 +241,16 @@ def prompt_prefix(model: Model, request: EncodingRequest) -> str:
     return model.prompts.get(request.prompt, "")
 
 
-def prompt_length(model: Model, request: EncodingRequest, given: EncoderInput) -> int:
+def prompt_length(model: Model, request: EncodingRequest, source: EncoderInput) -> int:
     """Return the characters that are put before an input; 0 for a pair and for token ids."""
-    return len(model.prompts.get(request.prompt, "")) if isinstance(given, str) else 0
+    return len(model.prompts.get(request.prompt, "")) if isinstance(source, str) else 0
 
 
-def pair_orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
+def pair_orders(model: Model, prompt: str, source: str | tuple[str, str]) -> list[str | tuple[str, str]]:
     """Return the text, or the pair in every order in which the model reads it."""
-    if isinstance(given, str):
-        return [prompt + given]
-    return [given, (given[1], given[0])] if model.both_orders else [given]
+    if isinstance(source, str):
+        return [prompt + source]
+    return [source, (source[1], source[0])] if model.both_orders else [source]
 
 
 def is_token_level(model: Model, request: EncodingRequest) -> bool:
@@ -307,56 +307,56 @@ def find_target_token(model: Model, word: str, where: str) -> int:
 
 def check_input(model: Model, request: EncodingRequest, index: int) -> None:
     """Raise BadRequest for what can be rejected before the text is tokenised."""
-    given, where = request.inputs[index], request.input_name(index)
-    if not given or (is_text(given) and not any(given)):
+    source, where = request.inputs[index], request.input_name(index)
+    if not source or (is_text(source) and not any(source)):
         raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
-    if is_token_level(model, request) and not is_text(given):
+    if is_token_level(model, request) and not is_text(source):
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
-    if model.both_orders and not (is_text(given) and isinstance(given, tuple)):
+    if model.both_orders and not (is_text(source) and isinstance(source, tuple)):
         raise BadRequest(f"{where}: must be a pair of texts, {model.name} compares them in both orders", param=where)
-    if not is_text(given):
-        check_token_ids(model, [id for id in given if isinstance(id, int)], where)
-    for text in (given,) if isinstance(given, str) else given:
+    if not is_text(source):
+        check_token_ids(model, [id for id in source if isinstance(id, int)], where)
+    for text in (source,) if isinstance(source, str) else source:
         if isinstance(text, str):
-            check_characters(model, len(text), where, prompt_length(model, request, given))
+            check_characters(model, len(text), where, prompt_length(model, request, source))
 
 
-def is_text(given: EncoderInput) -> TypeGuard[str | tuple[str, str]]:
-    return isinstance(given, str) or isinstance(given[0], str)
+def is_text(source: EncoderInput) -> TypeGuard[str | tuple[str, str]]:
+    return isinstance(source, str) or isinstance(source[0], str)
 
 
 def read_input(
-    model: Model, request: EncodingRequest, index: int, rows: Sequence[InputRow], how: Encode
+    model: Model, request: EncodingRequest, index: int, rows: Sequence[InputRow], common: Encode
 ) -> EncodedInput:
     """Return one input's requests. Raises TooLong, or BadRequest if it has no mask to fill in, or has tokens that the
     network does not have.
     """
-    given, where = request.inputs[index], request.input_name(index)
+    source, where = request.inputs[index], request.input_name(index)
     if request.windows is not None and isinstance(rows[0], Encoding):
-        return read_windows(model, request, index, rows[0].cache_lists(), how)
+        return read_windows(model, request, index, rows[0].cache_lists(), common)
     parts = [row.select_rows(some) for row in rows for some in select_rows(model, request, row, index)]
     for part in parts:
         check_token_ids(model, part.ids, where)  # the tokenizer may have more tokens than the network
-    requests = [build_encoding_request(model, part, how) for part in parts]
-    if how.form == "" and model.task == "fill":
+    requests = [build_encoding_request(model, part, common) for part in parts]
+    if common.form == "" and model.task == "fill":
         check_masks(model, request, requests[0], where)
-    told = parts if is_token_level(model, request) else []
-    return EncodedInput(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
+    token_parts = parts if is_token_level(model, request) else []
+    return EncodedInput(source, tuple(requests), tuple(part for part in token_parts if isinstance(part, Encoding)))
 
 
-def read_windows(model: Model, request: EncodingRequest, index: int, row: Encoding, how: Encode) -> EncodedInput:
+def read_windows(model: Model, request: EncodingRequest, index: int, row: Encoding, common: Encode) -> EncodedInput:
     """Return one input's requests, each computed when it is accessed. Raises the same errors as `read_input`."""
     found = select_rows(model, request, row, index)
     check_token_ids(model, row.ids, request.input_name(index))  # every token is in some window
     parts = LazySequence(len(found), lambda number: row.select_rows(found[number]))
-    requests = LazySequence(len(found), lambda number: build_encoding_request(model, parts[number], how))
+    requests = LazySequence(len(found), lambda number: build_encoding_request(model, parts[number], common))
     return EncodedInput(request.inputs[index], requests, parts)
 
 
-def build_encoding_request(model: Model, part: InputRow, how: Encode) -> Encode:
+def build_encoding_request(model: Model, part: InputRow, common: Encode) -> Encode:
     segments = tuple(part.segments) if any(part.segments) else ()
-    rows = mask_rows(model, part) if how.form == "" and model.task == "fill" else ()
-    return replace(how, tokens=tuple(part.ids), segments=segments, rows=rows)
+    rows = mask_rows(model, part) if common.form == "" and model.task == "fill" else ()
+    return replace(common, tokens=tuple(part.ids), segments=segments, rows=rows)
 
 
 def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:

@@ -51,9 +51,7 @@ class GenerationRequest:
     sampling: Sampling
     has_seed: bool = False  # the request has a seed; otherwise every answer gets a random one
     max_tokens: int = 0  # 0: not in the request
-    default_max_tokens: int = (
-        0  # the limit without max_tokens, as far as the context allows; 0: the rest of the context
-    )
+    default_max_tokens: int = 0  # the limit if max_tokens is 0, as far as the context allows; 0: no other limit
     stops: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
