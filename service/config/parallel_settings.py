@@ -48,7 +48,7 @@ class ParallelSettings(BaseSettings):
     )
     fleet_key: SecretStr = Field(
         SecretStr(""),
-        description="Secret that only replicas and their routers share; empty: made and kept by Ray.",
+        description="Key that only replicas and their routers have; empty: made and kept by Ray.",
     )
 
     @property

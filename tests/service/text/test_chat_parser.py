@@ -1,4 +1,4 @@
-"""What is told apart in an answer, however it arrives; how tools are told, and what calls of them must look like."""
+"""The parts of a chat answer, however its text is split; tools in the prompt; the grammar of tool calls."""
 
 import asyncio
 import json
@@ -161,7 +161,7 @@ def heard(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop")
 
 
 def plain(parts: Sequence[ChatPart]) -> list[Any]:
-    """Without ids, which are drawn."""
+    """Return the parts without call ids, which are random."""
     return [replace(part, id="") if isinstance(part, ToolCallStart) else part for part in parts]
 
 
@@ -370,7 +370,7 @@ def test_calls_in_a_list() -> None:
 
 
 def fits(tools: ToolOptions, style: ToolCallStyle, text: str) -> bool:
-    """Whether it may be an answer, byte by byte."""
+    """Whether the grammar accepts the answer, byte by byte."""
     grammar = build_answer_grammar(tools, ChatFormat(style), None)
     assert grammar
     matcher = LLMatcher(LLTokenizer("byte"), grammar.source)

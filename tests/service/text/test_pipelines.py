@@ -1,4 +1,6 @@
-"""From texts to answers of heads that look at tokens: as pipelines answer, in windows, and few at a time."""
+"""Outputs of token-level heads: equal to those of transformers' pipelines, in windows, and few at a time in
+the engine.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -61,7 +63,7 @@ LONG = "The quick brown fox, in Paris: unbelievable jumping! Größere naïve ca
 
 
 class Case:
-    """A model as it is served, below HTTP."""
+    """A served model, without HTTP."""
 
     def __init__(self, folder: Path, task: Any, **others: Any) -> None:
         self.folder, self.worker = folder, worker(folder)
@@ -187,7 +189,7 @@ def test_a_text_may_be_too_long(tagger: Case, finder: Case) -> None:
 
 
 def test_the_windows_of_one_call_are_bounded_together(tagger: Case) -> None:
-    """Each input alone has few enough; and those that fit in one window do not count."""
+    """Each input alone is within the limit; inputs that fit in one window do not count."""
     long = EncodingRequest(
         field="inputs",
         inputs=("a " * 900, "a " * 900, "short"),
@@ -337,7 +339,7 @@ def request(tokens: int) -> Encode:
 
 
 class Slow:
-    """An engine that answers when it is told to, and may have no room."""
+    """An engine that answers on command, and may be full."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
