@@ -118,7 +118,7 @@ def warming(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
 
 
 STAGES: dict[str, tuple[Patch, str]] = {
-    "describing": (before(loader.checkpoint, "describe"), "was being described"),
+    "describing": (before(loader.checkpoint, "describe_source"), "was being described"),
     "tokenizer": (before(Tokenizer, "from_folder"), "was being described"),
     "testing": (testing, "was being tested for what its precision costs"),
     "reading": (reading, "was being read and packed"),

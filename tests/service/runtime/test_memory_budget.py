@@ -375,10 +375,10 @@ HOLES = """
 import asyncio
 from polyhead.service.resources import process_info as upkeep
 
-upkeep.SLACK, upkeep.GLANCE_S = 8 << 20, 0.02
+upkeep.TRIM_GROWTH, upkeep.TRIM_INTERVAL_S = 8 << 20, 0.02
 
 async def run():
-    watching = asyncio.create_task(upkeep.keep_low())
+    watching = asyncio.create_task(upkeep.trim_heap_forever())
     await asyncio.sleep(0.1)
     kept = [bytearray(100_000) for _ in range(600)]  # too small to be mapped
     del kept[1::2]
@@ -404,7 +404,7 @@ import torch
 from tests.support.growth import forget, resident
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.registry import ModelRegistry
 from polyhead.service.config.settings import Settings
 
 async def run(warm, *sources):
@@ -412,12 +412,12 @@ async def run(warm, *sources):
     engine = Engine(Metrics([]), threads=1)
     engine.start()
     known = Settings(device="cpu", model_root="/", threads=1, cache_tokens=512, max_running=4, step_tokens=64)
-    registry = Registry(engine, known, told=Metrics([]))
-    await registry.load("warm", warm).end()
+    registry = ModelRegistry(engine, known, told=Metrics([]))
+    await registry.load("warm", warm).wait_and_raise()
     forget()
     base = resident("VmRSS")
     for number, source in enumerate(sources):
-        await registry.load(f"model-{number}", source).end()
+        await registry.load(f"model-{number}", source).wait_and_raise()
     print(resident("VmHWM") - base)
     await engine.close(0)
 

@@ -150,7 +150,7 @@ def test_without_room_for_float32_the_default_stays_and_says_so(
     real = loader.Loader._load
 
     async def crowded(self: Any, loading: Any, described: Any, *rest: Any, **more: Any) -> Any:
-        if described.sized.suited.precision == "float32":
+        if described.size.default_precision.precision == "float32":
             raise loader.InsufficientMemory("no room")
         return await real(self, loading, described, *rest, **more)
 
@@ -179,7 +179,7 @@ def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
         block_size = 16
 
         def step(self, rows: Any) -> torch.Tensor:
-            return torch.full((len(rows.wanted), what.config.vocab_size), math.nan)
+            return torch.full((len(rows.output_rows), what.config.vocab_size), math.nan)
 
     test.compare(Broken())  # type: ignore[arg-type]
     assert test.cost == math.inf

@@ -304,7 +304,7 @@ def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
     code = (
         "import sys\nfrom polyhead.service.cli import main as cli\nfrom polyhead.service.config import settings\n"
         "import polyhead.service.api.app\n"
-        "cli.traced(settings.read({}))\n"
+        "cli.choose_tracing(settings.read_settings({}))\n"
         "assert not [name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
     )
     environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
@@ -319,7 +319,7 @@ def test_without_the_extra_it_is_named() -> None:
     code = (
         "import sys\nsys.modules.update({'opentelemetry.sdk': None, 'opentelemetry.exporter': None})\n"
         "from polyhead.service.cli import main as cli\nfrom polyhead.service.config import settings\n"
-        "try:\n    cli.traced(settings.read({'otlp_endpoint': 'http://127.0.0.1:1'}))\n"
+        "try:\n    cli.choose_tracing(settings.read_settings({'otlp_endpoint': 'http://127.0.0.1:1'}))\n"
         "except settings.SettingsError as error:\n    print(error)"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -162,7 +162,7 @@ def test_answers_are_found_in_the_windows_of_a_long_context(finder: Case) -> Non
     assert isinstance(whole, SpanOutput)
     assert (short.answers[0].text, len(short.answers)) == ("Paris, of course"[slice(*span(short))], 1)
     assert LONG[slice(*span(whole))] == whole.answers[0].text
-    [cut] = finder.replies((question, LONG), truncate="right", asking=SpanOptions(top_k=3))
+    [cut] = finder.replies((question, LONG), truncate="right", span_options=SpanOptions(top_k=3))
     assert len(cut.answers) == 3
     reading = EncodingRequest(field="inputs", inputs=((question, LONG),), windows=WindowOptions(overlap=8, size=40))
     [read] = read_inputs(finder.model, reading, "call", DEFAULT_TERMS)

@@ -245,7 +245,7 @@ def test_stop_tokens_and_seeds(talker: Model) -> None:
     one, two = prompts(talker, "a", "a", stop_tokens=frozenset({9}))
     assert one.stop_tokens == {2, 9}
     assert one.sampling.seed != two.sampling.seed
-    one, two = prompts(talker, "a", "a", ignore_eos=True, sampling=Sampling(seed=7), seeded=True)
+    one, two = prompts(talker, "a", "a", ignore_eos=True, sampling=Sampling(seed=7), has_seed=True)
     assert (one.stop_tokens, one.sampling.seed, two.sampling.seed) == (frozenset(), 7, 7)
 
 
