@@ -171,8 +171,8 @@ def test_the_file_is_read_again_when_it_changes_and_only_if_it_can_be_used(serve
     ("host", "key", "whom", "warned"),
     [
         ("127.0.0.1", "", "for this machine only", False),
-        ("0.0.0.0", "", "for whoever reaches it", True),
-        ("0.0.0.0", "x", "for whoever reaches it", False),
+        ("0.0.0.0", "", "for all machines that reach it", True),
+        ("0.0.0.0", "x", "for all machines that reach it", False),
     ],
 )
 def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
@@ -183,7 +183,7 @@ def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
     with closing(bind_socket(host, 0)) as listener, caplog.at_level(logging.INFO, "polyhead"):
         process.ServerProcess(Settings(host=host), app, listener).log_address()
     assert f"{whom}; loading models" in caplog.text
-    assert ("no key is asked for: whoever reaches it may use the models" in caplog.text) is warned
+    assert ("no key is required: every client that reaches it may use the models" in caplog.text) is warned
 
 
 def test_a_server_whose_keys_cannot_be_read_does_not_begin(tmp_path: Path) -> None:
