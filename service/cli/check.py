@@ -1,7 +1,6 @@
-"""What models would take, before they are served: the work of `polyhead check`.
+"""`polyhead check`: the memory that models would take, computed from their descriptions without reading weights.
 
-Knows descriptions and the budget; reads no weights.  The one idea: it plans as a starting server does, one model after
-the other in one budget, so that what it says fits is what will be loaded.
+It plans as a starting server does, one model after the other in one budget, so its result is what will be loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,11 +35,11 @@ from ..runtime.self_test import apply_known_cost
 from ..runtime.tokenizer_check import TokenizerCheck
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
-EXPLAIN_HEADER = "to explain"  # the column of what a network that explains takes beside
+EXPLAIN_HEADER = "to explain"  # header of the column for explanations
 
 
 def parse_sources(sources: Sequence[str]) -> dict[str, str]:
-    """NAME=SOURCE as for serve; a source alone is called "model", the next one "model-2"."""
+    """Read NAME=SOURCE arguments as serve does.  A source without a name is called "model", the next one "model-2"."""
     models: dict[str, str] = {}
     for number, given in enumerate(sources, 1):
         name, equals, source = given.partition("=")
@@ -53,8 +52,11 @@ def parse_sources(sources: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`said` is a table in MiB with what to say below it, empty where there is no model to say it of; `refused` has a
-    sentence for each source that cannot be loaded; `fits`: all of them can be loaded, and fit."""
+    """The result of a check.
+
+    `report` is a table in MiB with notes below it, empty if no model could be described.  `errors` has a sentence for
+    each source that cannot be loaded.  `fits`: all of them can be loaded, and fit.
+    """
 
     report: str
     errors: tuple[str, ...]
@@ -62,13 +64,15 @@ class CheckResult:
 
 
 def check_models(settings: Settings) -> CheckResult:
-    """A source that is refused does not keep the others from being checked, and takes no room from them."""
+    """Check all models of the settings.  A source that cannot be loaded takes no memory, and the others are still
+    checked.
+    """
     vetting = TokenizerCheck()
     described, models, adapters, refused = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
-    explained = dict[str, MemoryNeed]()  # by model's name, if explanations are on
+    explained = dict[str, MemoryNeed]()  # by model, if explanations are enabled
     for name in sorted(
         settings.models, key=lambda name: bool(base_model_name(name))
-    ):  # adapters after what they lie over
+    ):  # adapters after their base models
         try:
             if base_model_name(name):
                 adapters.append(adapter_need(name, described, settings))
@@ -96,7 +100,7 @@ def check_models(settings: Settings) -> CheckResult:
 def plan_memory(
     models: Sequence[ModelSize], adapters: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed], settings: Settings
 ) -> tuple[str, bool]:
-    """What there is to say of those that can be loaded, and whether they fit."""
+    """Plan the memory of the models that can be loaded.  Returns the report, and whether they fit."""
     kept = sum(adapter.total for adapter in adapters)
     free = memory_limit(settings.model_copy(update={"memory_mib": 0}), choose_placement(settings).device)
     budget = MemoryBudget(settings.memory_mib * MIB or free, settings)
@@ -122,16 +126,16 @@ def plan_memory(
 
 
 def describe_explain_shortage(explained: Mapping[str, MemoryNeed], free: int) -> str:
-    """Which models have too little room for a network that explains them."""
+    """Name the models that the rest of the memory is too small to explain; empty if there is none."""
     large = [f"{name} ({ceil_mib(need.total)})" for name, need in explained.items() if need.total > free]
     return f"{ceil_mib(free)} MiB are left for explanations: too few for {', '.join(large)}" if large else ""
 
 
 def adapter_need(name: str, described: Mapping[str, Description], settings: Settings) -> MemoryNeed:
-    """Of an adapter over one of the models.  UnsupportedError where that model is refused itself."""
+    """Return the memory of an adapter.  Raises UnsupportedError if its base model cannot be loaded."""
     trunk = described.get(base_model_name(name))
     if trunk is None:
-        raise UnsupportedError(f"{base_model_name(name)}, which it is laid over, is refused itself")
+        raise UnsupportedError(f"{base_model_name(name)}, its base model, cannot be loaded")
     laid = BaseModel(trunk).plan_adapter(ANYWHERE.locate(settings.models[name]))
     return adapter_memory_need(name, laid, choose_placement(settings, trunk.default_precision, trunk.config))
 

@@ -1,7 +1,7 @@
-"""Whether a checkpoint answers the same whatever it is computed beside: the work of `polyhead verify-determinism`.
+"""`polyhead verify-determinism`: whether answers depend on what is computed in the same batch.
 
-Knows workers and requests, no HTTP and no engine.  The one idea: ask everything once alone, then again under conditions
-that change the arithmetic's shapes (company, chunks, stored prefixes, preemption), and compare to the bit.
+All requests are computed alone first, then under conditions that change the shapes of the arithmetic (batches, chunks,
+cached prefixes, preemption), and compared bit by bit.  It uses workers directly, without the engine.
 """
 
 import math
@@ -41,12 +41,12 @@ from ..engine.worker import RequestTiming, StepReport, Worker
 from ..runtime.executor_choice import build_executor, build_sampler, make_deterministic
 from ..runtime.placement import choose_placement
 
-SMALL_BLOCK = 4  # tokens in a block of a small cache, which answers outgrow more often
-MIN_BATCH, MAX_BATCH = 2, 32  # requests at once
+SMALL_BLOCK = 4  # tokens in a block of a small cache; answers need new blocks more often
+MIN_BATCH, MAX_BATCH = 2, 32  # requests in a batch
 USUAL_PROMPT, LONG_PROMPT = 40, 320  # tokens of most prompts, and of every 25th, at most
 LONG_PROMPT_EVERY = 25
-CACHE_DIVISOR = 6  # of a small cache in what the largest batch would fill
-USUAL_ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which outgrow several blocks
+CACHE_DIVISOR = 6  # the small cache has this part of the tokens of the largest batch
+USUAL_ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which needs several blocks
 TOP_LOGPROBS = 5  # alternatives whose probabilities are compared too
 SAMPLINGS = (
     Sampling(temperature=0),
@@ -59,7 +59,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 @dataclass(eq=False, slots=True)
 class RecordedRequest:
-    """A ticket that keeps its answer."""
+    """A request handle that keeps the events of its answer."""
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
@@ -72,7 +72,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class Condition:
-    """What is computed beside a request, and how: `waves` are the requests asked at once, by number, of `worker()`."""
+    """A condition of computing: `batches` are the requests computed together, by number, on `make_worker()`."""
 
     name: str
     batches: list[list[int]]
@@ -82,7 +82,9 @@ class Condition:
 
 @dataclass(frozen=True)
 class ConditionResult:
-    """How many of all answers equal those given alone; `difference` is the largest of a probability or number."""
+    """How many answers equal those computed alone.  `max_difference` is the largest difference of a probability or
+    number.
+    """
 
     condition: str
     equal: int
@@ -92,7 +94,7 @@ class ConditionResult:
 
 
 def load_checkpoint(settings: Settings) -> Checkpoint:
-    """The first model of the settings, as a server would load it, in this thread."""
+    """Load the first model of the settings, as a server would, in this thread."""
     place = choose_placement(settings)
     torch.set_num_threads(place.torch_threads)
     loaded = load(next(iter(settings.models.values())), dtype=place.dtype, device=place.device)
@@ -103,7 +105,9 @@ def load_checkpoint(settings: Settings) -> Checkpoint:
 def verify(
     loaded: Checkpoint, settings: Settings, requests: Sequence[Request], told: ProgressCallback
 ) -> list[ConditionResult]:
-    """One verdict a condition; `told` hears of the condition, of requests answered and of all there are."""
+    """Return one result for each condition.  `told` is called with the condition, the answered requests and their
+    total.
+    """
     first, *others = list_conditions(loaded, settings, requests)
     alone, _ = run_condition(first, requests, told)
     return [compare_answers(condition, alone, *run_condition(condition, requests, told)) for condition in others]
@@ -119,7 +123,7 @@ def compare_answers(
 
 
 def comparable_events(events: list[Event]) -> list[object]:
-    """What of an answer must not change: all but how much of the prompt was found stored."""
+    """Return what must be equal in two answers: all but the number of cached prompt tokens."""
 
     def kept(event: Event) -> object:
         match event:
@@ -134,7 +138,7 @@ def comparable_events(events: list[Event]) -> list[object]:
 
 
 def max_difference(one: list[Event], other: list[Event]) -> float:
-    """The largest of a probability, or of an encoder's number, as far as both say the same tokens."""
+    """Return the largest difference of a probability or of an encoder's number, up to the first different token."""
     worst = 0.0
     for a, b in zip(one, other, strict=False):
         if isinstance(a, GeneratedToken) and isinstance(b, GeneratedToken):
@@ -150,7 +154,7 @@ def max_difference(one: list[Event], other: list[Event]) -> float:
 
 
 def encoder_values(event: Event) -> Sequence[float]:
-    """What an encoder's answer says."""
+    """Return the numbers in an encoder's event."""
     match event:
         case HeadOutput(values):
             return values
@@ -165,7 +169,7 @@ def encoder_values(event: Event) -> Sequence[float]:
 def run_condition(
     condition: Condition, requests: Sequence[Request], told: ProgressCallback
 ) -> tuple[list[list[Event]], list[StepReport]]:
-    """The events of every request under a condition, and the reports of all steps."""
+    """Compute all requests under a condition.  Returns the events of each, and the reports of all steps."""
     answers: list[list[Event]] = [[] for _ in requests]
     reports: list[StepReport] = []
     done = 0
@@ -180,7 +184,7 @@ def run_condition(
 
 
 def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[RecordedRequest], list[StepReport]]:
-    """ModelError if one of them fails."""
+    """Compute requests together.  Raises ModelError if one of them fails."""
     questions = [RecordedRequest(request) for request in requests]
     for question in questions:
         worker.validate(question.request)
@@ -197,7 +201,7 @@ def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[Recorde
 
 
 def list_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> list[Condition]:
-    """The first is that of being alone."""
+    """List the conditions; the first one computes each request alone."""
     generator = isinstance(loaded.head, LanguageHead)
     return list((generator_conditions if generator else encoder_conditions)(loaded, settings, requests))
 
@@ -209,7 +213,7 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
     size, sampler = place.block_size, build_sampler(place)
     roomy = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
     most = max(sum(needs[number] for number in wave) for wave in waves)
-    fixed = place.instructions or place.kernel is not None  # the size of a block decides who attends
+    fixed = place.instructions or place.kernel is not None  # the block size then changes the order of sums
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
     tight = build_executor(
         loaded, small, math.ceil(max(*needs, most // CACHE_DIVISOR) / choose_placement(small).block_size)
@@ -223,7 +227,7 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
 
         return made
 
-    kept = worker()()  # finds what it has computed before
+    kept = worker()()  # keeps its cache between conditions
     yield Condition("alone", [[number] for number in range(len(needs))], worker(), describe_nothing)
     yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, lambda: kept, describe_nothing)
     yield Condition("prefix found in the cache", waves, lambda: kept, describe_cached_tokens)
@@ -257,7 +261,7 @@ def describe_preemptions(reports: list[StepReport]) -> str:
 
 
 def shuffle_batches(count: int) -> list[list[int]]:
-    """All numbers, shuffled, in batches of any size from SMALLEST to LARGEST."""
+    """Return all numbers below `count`, shuffled, in batches of random sizes from MIN_BATCH to MAX_BATCH."""
     choice = Random(count)
     numbers = choice.sample(range(count), count)
     waves = []
@@ -269,7 +273,7 @@ def shuffle_batches(count: int) -> list[list[int]]:
 
 
 def random_requests(loaded: Checkpoint, count: int) -> list[Request]:
-    """Prompts or texts of random tokens and lengths; to be continued greedily and in three seeded ways."""
+    """Return requests of random tokens and lengths.  Generators sample greedily and in three seeded ways."""
     choice = Random(0)
     room = loaded.max_tokens - USUAL_ANSWER
     made = []
@@ -281,18 +285,18 @@ def random_requests(loaded: Checkpoint, count: int) -> list[Request]:
 
 
 def read_requests(loaded: Checkpoint, path: Path) -> list[Request]:
-    """A prompt or text a line.  ModelError where there is none, or one is too long."""
+    """Read one prompt or text per line.  Raises ModelError if there is none, or one is too long."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not lines:
-        raise ModelError(f"{path} holds no prompts: one a line is wanted")
+        raise ModelError(f"{path} has no prompts: write one per line")
     room = loaded.max_tokens - (USUAL_ANSWER if loaded.task == "generate" else 0)
     encoded = [tuple(each.ids) for each in loaded.tokenizer.encode_batch(lines)]
     for number, tokens in enumerate(encoded):
         if not 0 < len(tokens) <= room:
-            raise ModelError(f"{path}: prompt {number + 1} has {len(tokens)} tokens; 1 to {room} are wanted")
+            raise ModelError(f"{path}: prompt {number + 1} has {len(tokens)} tokens; 1 to {room} are allowed")
     return [build_request(loaded, number, tokens) for number, tokens in enumerate(encoded)]
 
 
@@ -308,7 +312,7 @@ def build_request(loaded: Checkpoint, number: int, tokens: tuple[int, ...]) -> R
 
 
 def format_table(verdicts: Sequence[ConditionResult]) -> str:
-    """The verdicts for people."""
+    """Format the results as a table."""
     rows = [(v.condition, f"{v.equal} of {v.total}", f"{v.max_difference:.1e}", v.note) for v in verdicts]
     rows.insert(0, ("condition", "equal to alone", "largest difference", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

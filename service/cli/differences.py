@@ -1,6 +1,5 @@
-"""How far answers and states of one network are from another's, text by text: what `polyhead quality` reports.
-
-It computes no network.  The other network is called the reference.
+"""How far outputs and states of one network are from those of another, the reference, text by text: the figures of
+`polyhead quality`.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from polyhead.models.quantization.divergence import Divergence
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text, or a pair of texts, as a network reads it."""
+    """The token ids of a text or a pair of texts."""
 
     tokens: list[int]
     segments: list[int]  # empty: all 0
@@ -22,9 +21,9 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a network says of one text: next-token logits [T, V], probabilities [N, L], or a vector [1, W].
+    """What a network computes for one text: next-token logits [T, V], probabilities [N, L], or a vector [1, W].
 
-    `picked` [N, ..] are the labels that follow from probabilities; empty of others.
+    `predicted_labels` [N, ..] follow from probabilities; empty for other outputs.
     """
 
     values: Tensor
@@ -32,42 +31,42 @@ class ModelOutput:
 
 
 class Comparison(Protocol):
-    """Of answers with the reference's; grows text by text."""
+    """Collects the outputs of two networks, text by text, and computes figures of their differences."""
 
     def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
-        """What both say of one text."""
+        """Add the outputs of both for one text."""
 
     def figures(self) -> dict[str, float]:
-        """For programs."""
+        """Return the figures by name."""
 
     def table_rows(self) -> list[tuple[str, str]]:
-        """For people: what is measured, and its figures."""
+        """Return rows of a name and formatted figures."""
 
 
 class LayerErrors:
-    """Of the states that each layer hands on: their distance from the reference's, over the length of those.
+    """The relative error of each layer's output states: distance to the reference's over its norm.
 
-    The mean over tokens of each token's own ratio: a few tokens have states a hundred times as long as the others.
+    It is the mean of each token's own ratio, since a few tokens have states a hundred times as long as the others.
     """
 
     def __init__(self) -> None:
         self._sums, self._count = torch.zeros(0), 0
 
     def add(self, expected: Tensor, found: Tensor) -> None:
-        """[depth, T, W] of both."""
+        """Add states [depth, T, W] of both."""
         ratios = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
         sums = ratios.double().sum(-1)
         self._sums = sums if not self._count else self._sums + sums
         self._count += ratios.size(1)
 
     def means(self) -> list[float]:
-        """[depth]"""
+        """Return the mean error of each layer, [depth]."""
         means: list[float] = (self._sums / self._count).tolist()
         return means
 
 
 class NextTokenComparison:
-    """Of next-token distributions."""
+    """Compares next-token distributions."""
 
     def __init__(self) -> None:
         self._divergence = Divergence()
@@ -83,7 +82,7 @@ class NextTokenComparison:
         found = self._divergence.figures
         return [
             ("KL divergence, nats", f"mean {found.kl_mean:.5f}  p99 {found.kl_p99:.5f}  largest {found.kl_max:.5f}"),
-            ("same likeliest token", f"{found.top1_agreement:.2%} of {found.tokens}"),
+            ("same most likely token", f"{found.top1_agreement:.2%} of {found.tokens}"),
             ("perplexity", f"{found.perplexity:.4f}, of the reference {found.reference_perplexity:.4f}"),
             (
                 "change of log p of the next token",
@@ -93,7 +92,7 @@ class NextTokenComparison:
 
 
 class LabelComparison:
-    """Of labels and their probabilities: of texts, of tokens, of where answers start and end."""
+    """Compares labels and their probabilities, of texts, of tokens, or of the start and end of a span."""
 
     def __init__(self) -> None:
         self._changes: list[Tensor] = []
@@ -123,7 +122,7 @@ class LabelComparison:
 
 
 class ScoreComparison:
-    """Of one number a pair of texts: which of two pairs has the larger."""
+    """Compares one score per pair of texts: the changes, and whether two pairs are ranked alike."""
 
     def __init__(self) -> None:
         self._expected: list[float] = []
@@ -154,7 +153,7 @@ class ScoreComparison:
 
 
 class VectorComparison:
-    """Of one vector a text."""
+    """Compares one vector per text."""
 
     def __init__(self) -> None:
         self._cosines: list[float] = []

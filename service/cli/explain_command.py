@@ -1,7 +1,7 @@
-"""Why a model answers so, asked and answered in this process: the work of `polyhead explain`.
+"""`polyhead explain`: explains an answer in this process.
 
-Knows no method and no network.  The one idea: the application that serves is asked over no wire, so what is told here
-is what POST /v1/explain tells, with its checks and its sentences, and there is no second way to it.
+It sends a request to the application over ASGI, without a socket, so its result and its checks are those of POST
+/v1/explain.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from . import plotting as canvas
 from .checkpoint_source import REFERENCE_SETTINGS, resolve_source
 from .explain_figures import JsonObject
 
-BASE_URL = "http://127.0.0.1"  # nobody listens there
-POLL_S = 1.0  # how often it is seen to that the engine still runs
-CLIENT_TIMEOUT_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
-LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # nobody waits for what is asked here, and nobody else can ask
+BASE_URL = "http://127.0.0.1"  # no socket: requests go to the application
+POLL_S = 1.0  # seconds between two checks that the engine still runs
+CLIENT_TIMEOUT_S = 86_400.0  # no timeout: the user can stop the command
+LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # limits that protect other clients are lifted
     "explain": True,
     "explain_gflop": 1 << 40,
     "explain_idle_seconds": 0,
@@ -48,14 +48,14 @@ TARGET_FIELDS = {
     "fill": "word",
     "embed": "text",
     "generate": "text",
-}  # targets, by task
-TOP_TOKENS = 5  # tokens that are told for each row
+}  # field of the target, by task
+TOP_TOKENS = 5  # tokens shown for each row
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
 class ExplainArguments:
-    """What `polyhead explain` was asked for.  `options` are fields of the request, as far as they were given."""
+    """The arguments of `polyhead explain`.  `options` are the fields of the request that were given."""
 
     model: str
     texts: tuple[str, ...]
@@ -65,7 +65,9 @@ class ExplainArguments:
 
 
 def explain_model(wanted: ExplainArguments, tell: Callable[[str], object]) -> None:
-    """Tell why, and write the figure.  ModelError where it cannot be done, SettingsError where settings are wrong."""
+    """Print the explanation, and write the figure.  Raises ModelError if it cannot be computed, SettingsError if
+    settings are wrong.
+    """
     if wanted.plot:
         canvas.check_plot_path(wanted.plot)
     mine = read_settings({})
@@ -81,7 +83,7 @@ def explain_model(wanted: ExplainArguments, tell: Callable[[str], object]) -> No
 
 @contextmanager
 def silence_logs() -> Iterator[None]:
-    """What the application says of itself while it works is not what was asked for; errors are heard."""
+    """Log errors only, while the application works."""
     log = logging.getLogger("polyhead")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -92,7 +94,7 @@ def silence_logs() -> Iterator[None]:
 
 
 async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str, Any]:
-    """What the application answers, once its model is there."""
+    """Send the request once the model is loaded, and return the answer.  Raises ModelError."""
     settled: asyncio.Future[ModelRegistry] = asyncio.get_running_loop().create_future()
     app = assemble(settings, settled.set_result)
     async with app.router.lifespan_context(app):
@@ -113,7 +115,7 @@ async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str
 
 
 def build_body(wanted: ExplainArguments, model: Model) -> dict[str, Any]:
-    """The body.  A second text beside one that is made a vector of is what that is compared with."""
+    """Build the request's body.  The second text of an embedder is the target to compare with."""
     first, *second = wanted.texts
     body: dict[str, Any] = {"model": model.name, "input": first, **wanted.options}
     if second and model.task == "embed":
@@ -129,19 +131,19 @@ def build_body(wanted: ExplainArguments, model: Model) -> dict[str, Any]:
 
 
 def parse_target(given: str, model: Model) -> Any:
-    """An object as JSON, or the one word that says enough."""
+    """Read --target: a JSON object, or the one word that the task needs."""
     if given.lstrip().startswith("{"):
         try:
             return json.loads(given)
         except ValueError as error:
-            raise ModelError(f"--target: is no JSON: {error}") from None
+            raise ModelError(f"--target: is not JSON: {error}") from None
     if model.task not in TARGET_FIELDS:
         raise ModelError(f'--target: for the task {model.task} an object is wanted, as in {{"start": 0, "end": 4}}')
     return {TARGET_FIELDS[model.task]: given}
 
 
 def parse_numbers(option: str, given: str) -> list[int]:
-    """0,5 or 0-3."""
+    """Read a list of numbers and ranges, as in 0,5 or 0-3."""
     chosen = list[int]()
     for part in given.split(","):
         if not (match := RANGE.fullmatch(part.strip())):
@@ -151,11 +153,11 @@ def parse_numbers(option: str, given: str) -> list[int]:
     return chosen
 
 
-# What is told
+# Output
 
 
 def format_answer(answer: JsonObject) -> str:
-    """For people: a token a line, or the strongest few of each."""
+    """Format the answer as text: a line per token, or the strongest few tokens per row."""
     head = [f"wrote {answer['output']!r}"] if answer["output"] else []
     return "\n".join([*head, *format_lines(answer)])
 
@@ -183,7 +185,9 @@ def token_score_lines(tokens: Sequence[str], each: JsonObject) -> list[str]:
 
 
 def attention_lines(tokens: Sequence[str], entry: JsonObject) -> list[str]:
-    """Of each row the columns it looks at most; what looks across does so to write the next token."""
+    """Format the columns with the largest weights of each row.  A row of cross-attention is named by the token it
+    predicts.
+    """
     mean, shown = figures.attention_weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
     names = [*tokens[1:], figures.END_LABEL] if entry["kind"] == "cross" else tokens
     rows = [strongest_tokens(shown, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]

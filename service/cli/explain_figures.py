@@ -1,9 +1,9 @@
-"""What POST /v1/explain answers, as a figure for a paper: `drawn(answer)`.
+"""Draws the answer of POST /v1/explain, and of `polyhead heads`, as a figure for a paper.
 
-Knows the answer's fields and nothing of models, requests or files (service.cli.plotting has those).  The one idea:
-what was asked decides the form.  Weights are maps, rows looking at columns; attributions of one target are bars, a
-bar a token; those of many, of which each is a token that was written, are a map again; an encoder-decoder's are its
-alignment."""
+The kind of answer decides the form.  Attention weights are maps of rows that attend to columns.  Attributions of one
+target are bars, one per token; those of several targets are a map.  Cross-attention of an encoder-decoder is an
+alignment.
+"""
 
 import base64
 import textwrap
@@ -22,13 +22,13 @@ from .plotting import CELL_INCHES, HAS_MATPLOTLIB, LABEL_POINTS, AxisLabel, Labe
 if HAS_MATPLOTLIB:
     from matplotlib.figure import Figure
 
-MIN_WIDTH = 3.4  # inches: a column of a paper
-MARGIN = 1.0  # for labels, beside or below what is drawn
-BARS_PER_ROW = 60  # bars side by side
-MIN_MAP_SIDE = 0.6  # inches of the side of a small map
-BAR_ROW_HEIGHT = 1.5  # inches of a row of bars
+MIN_WIDTH = 3.4  # inches: the width of a column of a paper
+MARGIN = 1.0  # inches for labels beside and below a plot
+BARS_PER_ROW = 60  # bars in a row
+MIN_MAP_SIDE = 0.6  # inches, smallest side of a map
+BAR_ROW_HEIGHT = 1.5  # inches, height of a row of bars
 MAX_QUOTE = 40  # characters
-END_LABEL = "(end)"  # what is written when nothing more is
+END_LABEL = "(end)"  # the label of the end of the text
 SPACE_MARK = "␣"
 BYTE_ALPHABET = byte_alphabet()
 BYTE_LEVEL_MARKS = [letter for letter, byte in BYTE_ALPHABET.items() if byte in b" \n"]
@@ -45,7 +45,7 @@ FloatArray = NDArray[np.float32]
 
 
 def draw_answer(told: JsonObject) -> "Figure":
-    """Every number of the answer, but of alignments the mean of the heads that it has."""
+    """Draw an answer.  All its numbers are shown; of an alignment, the mean over heads."""
     with canvas.fixed_style():
         kinds = {entry["kind"]: entry for entry in told.get("attention", ())}
         targets = told.get("attributions", ())
@@ -66,7 +66,7 @@ def token_labels(told: JsonObject, indexes: Sequence[int]) -> list[AxisLabel]:
 
 
 def token_texts(told: JsonObject) -> list[str]:
-    """What tokens stand for, with a mark for a space: pieces that are bytes in disguise cannot be read."""
+    """Return the tokens' texts.  Byte-level pieces are decoded, with a mark for a space."""
     pieces = [str(token["token"]) for token in told["tokens"]]
     if not any(mark in piece for piece in pieces for mark in BYTE_LEVEL_MARKS):
         return pieces
@@ -78,7 +78,7 @@ def decode_piece(piece: str) -> str:
 
 
 def attention_weights(entry: JsonObject) -> FloatArray:
-    """[L, H, Q, K], however they were asked for; of those of which only the largest were, the others are 0."""
+    """Return attention weights [L, H, Q, K] from any of the answer's encodings.  With `top`, missing weights are 0."""
     if "top" not in entry:
         values = entry["values"]
         if isinstance(values, Mapping):
@@ -92,12 +92,12 @@ def attention_weights(entry: JsonObject) -> FloatArray:
 
 
 def add_model_title(figure: "Figure", told: JsonObject, more: Sequence[str] = ()) -> "Figure":
-    """Whose answer it is above, what there is to say of it below."""
+    """Add the model's name and the method as a title, and lines as a caption."""
     return add_captions(figure, f"{told['model']}: {METHOD_TITLES[told['method']]}", more)
 
 
 def add_captions(figure: "Figure", above: str, below: Sequence[str]) -> "Figure":
-    """A title and a caption, in lines that have room."""
+    """Add a title and a caption, wrapped to the figure's width."""
     letters = int(figure.get_figwidth() * 72 / (LABEL_POINTS * 0.6))
     title, *lines = (textwrap.fill(escape_undrawable(line), letters) for line in (above, *below))
     figure.suptitle(title, fontsize=LABEL_POINTS + 1, parse_math=False)
@@ -111,7 +111,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def draw_single_map(shown: LabelledMatrix, scale: canvas.Scale, axis: tuple[str, str]) -> "Figure":
-    """One map; `axis` says what its rows and its columns are."""
+    """Draw one map; `axis` names its rows and its columns."""
     rows, columns = (canvas.cell_inches(count) for count in shown.values.shape)
     height, width = shown.values.shape[0] * rows, shown.values.shape[1] * columns
     figure = new_figure(width + MARGIN + 0.6, max(height, 0.8) + MARGIN + 0.5)
@@ -125,7 +125,7 @@ def draw_single_map(shown: LabelledMatrix, scale: canvas.Scale, axis: tuple[str,
 
 
 def draw_alignment(told: JsonObject, entry: JsonObject) -> "Figure":
-    """What was written over what was read (Bahdanau et al. 2015, figure 3)."""
+    """Draw generated tokens over source tokens (Bahdanau et al. 2015, figure 3)."""
     mean = attention_weights(entry).mean((0, 1))
     shown = LabelledMatrix(mean, next_token_labels(told, entry["rows"]), token_labels(told, entry["columns"]), "cross")
     figure = draw_single_map(shown, "share", ("written", "read"))
@@ -133,7 +133,7 @@ def draw_alignment(told: JsonObject, entry: JsonObject) -> "Figure":
 
 
 def next_token_labels(told: JsonObject, rows: Sequence[int]) -> list[AxisLabel]:
-    """Who looks from a token's row does so to write the next one."""
+    """Return the label of the token after each row: a row's attention is used to predict the next token."""
     last = len(told["tokens"]) - 1
     return [AxisLabel(END_LABEL, True) if row == last else token_labels(told, [row + 1])[0] for row in rows]
 
@@ -146,13 +146,15 @@ def describe_heads(entry: JsonObject) -> str:
 
 
 def format_range(numbers: Sequence[int]) -> str:
-    """Neighbours as a range."""
+    """Format consecutive numbers as a range, others as a list."""
     whole = list(numbers) == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
 def draw_rollout(told: JsonObject, entry: JsonObject) -> "Figure":
-    """The matrix, and below it the row of the token that answers (Abnar and Zuidema 2020, arXiv:2005.00928)."""
+    """Draw rollout or flow as a map, and below it the row of the predicting token (Abnar and Zuidema 2020,
+    arXiv:2005.00928).
+    """
     values, rows, columns = (
         attention_weights(entry)[0, 0],
         token_labels(told, entry["rows"]),
@@ -171,19 +173,19 @@ def draw_rollout(told: JsonObject, entry: JsonObject) -> "Figure":
     canvas.add_colour_bar(figure, mapped, grid[0])
     if len(answering):
         canvas.draw_bars(grid[1], answering, columns, canvas.bar_colours(answering))
-        grid[1].set(xlim=(0, len(answering)), ylabel="the row that answers")
-    return add_model_title(figure, told, ["rows look at columns, through all layers"])
+        grid[1].set(xlim=(0, len(answering)), ylabel="the predicting row")
+    return add_model_title(figure, told, ["rows attend to columns, through all layers"])
 
 
 def answer_row(told: JsonObject, entry: JsonObject) -> FloatArray:
-    """The row of the token that answers, over the columns of the matrix."""
+    """Return the attributions of the predicting token for the columns of the map; empty if there are none."""
     if not told.get("attributions"):
         return np.empty(0, np.float32)
     return np.asarray(told["attributions"][0]["tokens"], np.float32)[entry["columns"]]
 
 
 def draw_attention_maps(told: JsonObject, entry: JsonObject) -> "Figure":
-    """One map a head, layers below each other; of one head a large one."""
+    """Draw one map per head, layers below each other; a large one if there is only one."""
     values, rows, columns = (
         attention_weights(entry),
         token_labels(told, entry["rows"]),
@@ -192,7 +194,7 @@ def draw_attention_maps(told: JsonObject, entry: JsonObject) -> "Figure":
     depth, heads, _, count = values.shape
     if depth == heads == 1:
         figure = draw_single_map(LabelledMatrix(values[0, 0], rows, columns, map_name(entry, 0, 0)), "share", ("", ""))
-        return add_model_title(figure, told, [f"{describe_heads(entry)}: rows look at columns"])
+        return add_model_title(figure, told, [f"{describe_heads(entry)}: rows attend to columns"])
     inches = max(canvas.cell_inches(count * heads), MIN_MAP_SIDE / count)
     width, height = inches * count * heads, inches * len(rows) * depth
     figure = new_figure(width + MARGIN + 0.6, height + MARGIN + 0.15 * depth)
@@ -206,7 +208,7 @@ def draw_attention_maps(told: JsonObject, entry: JsonObject) -> "Figure":
         canvas.label_axis(axes, rows if head == 0 else (), "y", inches)
         canvas.label_axis(axes, columns if layer == depth - 1 else (), "x", inches)
     canvas.add_colour_bar(figure, mapped, grid)
-    return add_model_title(figure, told, ["rows look at columns"])
+    return add_model_title(figure, told, ["rows attend to columns"])
 
 
 def map_name(entry: JsonObject, layer: int, head: int) -> str:
@@ -214,17 +216,17 @@ def map_name(entry: JsonObject, layer: int, head: int) -> str:
 
 
 def draw_target_map(told: JsonObject) -> "Figure":
-    """A row for each token that was written, or other target."""
+    """Draw attributions of several targets as a map with a row for each."""
     every = told["attributions"]
     values = np.asarray([each["tokens"] for each in every], np.float32)
     rows = [AxisLabel(escape_undrawable(target_label(told, each["target"]))) for each in every]
     shown = LabelledMatrix(values, rows, token_labels(told, range(values.shape[1])), "attributions")
-    figure = draw_single_map(shown, "signed", ("written", "because of"))
+    figure = draw_single_map(shown, "signed", ("target", "because of"))
     return add_model_title(figure, told, describe_completeness(every))
 
 
 def draw_token_bars(told: JsonObject, each: JsonObject) -> "Figure":
-    """A bar a token, in as many rows as it takes."""
+    """Draw attributions of one target as bars, in as many rows as needed."""
     values = np.asarray(each["tokens"], np.float32)
     starts = range(0, max(len(values), 1), BARS_PER_ROW)
     longest = min(len(values), BARS_PER_ROW)
@@ -241,7 +243,7 @@ def draw_token_bars(told: JsonObject, each: JsonObject) -> "Figure":
 
 
 def describe_target_score(told: JsonObject, target: JsonObject) -> str:
-    """What is explained, and how sure the model is of it."""
+    """Describe the target with its score and its probability."""
     figures = [f"score {target['score']:.3f}"] if target.get("score") is not None else []
     if target.get("probability") is not None:
         figures.append(f"probability {target['probability']:.3f}")
@@ -267,7 +269,7 @@ def describe_target(told: JsonObject, target: JsonObject) -> str:
 
 
 def target_label(told: JsonObject, target: JsonObject) -> str:
-    """The same as a label."""
+    """Return the target as an axis label."""
     return str(token_texts(told)[target["token"]] if "token" in target else target.get("label") or target["text"])
 
 
@@ -276,7 +278,9 @@ def shorten_quote(text: str) -> str:
 
 
 def describe_completeness(every: Sequence[JsonObject]) -> list[str]:
-    """Whether attributions add up to what they are to explain (Sundararajan et al. 2017, arXiv:1703.01365)."""
+    """Say whether attributions add up to the change of the score (completeness, Sundararajan et al. 2017,
+    arXiv:1703.01365).
+    """
     found = [each["completeness"] for each in every if each.get("completeness")]
     if not found:
         return []
@@ -287,13 +291,11 @@ def describe_completeness(every: Sequence[JsonObject]) -> list[str]:
             f"attributions add up to {worst['sum']:.3f}, scores differ from the baseline's by {worst['difference']:.3f}"
         )
         line += f": delta {worst['delta']:.2g}"
-    return [line if all(each["holds"] for each in found) else f"{line}; that is too much, take more steps"]
+    return [line if all(each["holds"] for each in found) else f"{line}; the difference is large, take more steps"]
 
 
 def draw_importance(told: JsonObject, name: str) -> "Figure":
-    """What service.cli.head_importance found: layers below each other, a cell a head, a dot where it is more than
-    chance.
-    """
+    """Draw the importance of heads: a row per layer, a cell per head, a dot where it is significant."""
     heads = told["heads"]
     parts = list(dict.fromkeys(head["part"] for head in heads))
     sizes = [max(head["layer"] for head in heads if head["part"] == part) + 1 for part in parts]
@@ -315,7 +317,7 @@ def draw_importance(told: JsonObject, name: str) -> "Figure":
 
 
 def short_name(source: str) -> str:
-    """The end of a path, whose last folder many call by the same name."""
+    """Return the last two parts of a path: many models share the name of their last folder."""
     return "/".join(Path(source).parts[-2:])
 
 
@@ -325,7 +327,7 @@ def describe_importance(told: JsonObject) -> str:
 
 
 def draw_head_map(axes: Any, heads: Sequence[JsonObject], shared: Any) -> Any:
-    """The map of one part's heads."""
+    """Draw the map of one part's heads."""
     depth, width = (max(head[name] for head in heads) + 1 for name in ("layer", "head"))
     values = np.zeros((depth, width), np.float32)
     for head in heads:

@@ -1,8 +1,8 @@
-"""The side that speaks: what the routes take for a registry and an engine, and are many replicas.
+"""The fleet: it stands in for the registry and the engine in a process that serves HTTP, and routes to many replicas.
 
-Knows no HTTP, no tensor, and not who starts replicas.  The one idea: a stream here is the same Stream that an engine
-gives out, with a line to a replica where the engine's thread would be; so deadlines, slow readers and counting are one
-code, and a replica that is lost is one error in the streams that it had begun to answer, and nothing in the others.
+A stream is the engine's Stream.  Its context sends over a connection to a replica instead of calling the engine's
+thread, so deadlines, slow readers and counting use the same code.  If a replica is lost, the streams that it had begun
+to answer end with an error; all others are sent to another replica.
 """
 
 import asyncio
@@ -50,21 +50,21 @@ log = logging.getLogger("polyhead.fleet")
 
 @dataclass(eq=False, slots=True)
 class RoutedRequest:
-    """A request under way: to which replica, under which number, and how it was counted there."""
+    """A request that was sent to a replica, with its number on the connection and its counts for routing."""
 
     model: Model
     stream: Stream
     number: int
     routing: RoutingRequest
     connection: ReplicaConnection = field(init=False)
-    uncached_tokens: int = 0  # tokens of its prompt that are not stored there
-    is_unanswered: bool = True  # nothing was said of it yet
-    was_rerouted: bool = False  # it was sent before
-    result_events: int = 0  # events so far that are neither tokens nor its end
-    is_over: bool = False  # the replica has said the last of it
+    uncached_tokens: int = 0  # prompt tokens that are not in the replica's cache
+    is_unanswered: bool = True  # no event of it was received yet
+    was_rerouted: bool = False  # it was sent to another replica before
+    result_events: int = 0  # events so far that are neither a token nor an end
+    is_over: bool = False  # the last event of it was received
 
     def accepts(self, event: object) -> bool:
-        """Whether a replica that keeps to the rules can say this of it."""
+        """Whether a correct replica can send `event` next for this request."""
         request = self.stream.request
         match event:
             case RequestStarted(waited):
@@ -87,34 +87,37 @@ class RoutedRequest:
 
     @property
     def can_reroute(self) -> bool:
-        """Whether another replica can be asked instead."""
+        """Whether another replica can compute it instead."""
         return self.is_unanswered and not self.was_rerouted and not isinstance(self.stream.request, ExplainTextRequest)
 
 
 class Fleet:
-    """Lives on the event loop thread.  `names` are those of the models that replicas are to serve; `heard` is told of
-    each model when the first replica of it is there."""
+    """A registry and an engine whose models are computed by replicas.  It lives on the event loop thread.
+
+    `names` are the models that replicas are to serve.  `on_model_available` is called with each model when its first
+    replica connects.
+    """
 
     def __init__(
         self, names: Sequence[str], books: Telemetry, secret: str, routed: CreatePolicy = PrefixAffinity
     ) -> None:
         self.on_model_available: Callable[[Model], None] = lambda model: None  # noqa: ARG005
-        random = Random()  # nothing is kept secret by it
+        random = Random()  # not used for cryptography
         self.replicas = ReplicaSet(names, ConnectionContext(secret, self), random)
         self._telemetry, self._policy = books, routed(random)
         self._numbers = count(1)
         self._routed: dict[Stream, RoutedRequest] = {}
         self._by_number: dict[int, RoutedRequest] = {}
         self._links: dict[tuple[str, WorkerTask], StreamContext] = {}
-        self._tokens_by_owner: Counter[str] = Counter()  # of open requests, by owner
+        self._tokens_by_owner: Counter[str] = Counter()  # prompt tokens of open requests, by owner
         self._answer_lengths: dict[str, AnswerLengths] = {}
-        self._explainers: dict[str, ReplicaConnection] = {}  # by model, who has been asked to get ready for it
+        self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
         self._is_closing = False
 
-    # What a registry is asked
+    # The registry's interface
 
     def update_replicas(self, deployment: str, replicas: Mapping[str, Address]) -> None:
-        """These are all the replicas of a deployment, by name."""
+        """Set the replicas of a deployment, by name."""
         self.replicas.update_replicas(deployment, replicas)
 
     def names(self) -> list[str]:
@@ -139,11 +142,11 @@ class Fleet:
         return self.replicas.resolver().resolve_only(tasks)
 
     def stage_seconds(self) -> Mapping[str, float]:
-        """Nothing: replicas are started by others."""
+        """Empty: replicas are loaded in other processes."""
         return {}
 
     def memory_budget(self) -> tuple[int, int]:
-        """None of it is here."""
+        """Zero: models use no memory of this process."""
         return 0, 0
 
     @property
@@ -167,7 +170,10 @@ class Fleet:
         return streams
 
     async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
-        """One replica explains a model's answers: the one that was asked first, while it is there."""
+        """Load the explainer of a model on one replica and return its layout: layers and heads by kind of attention.
+
+        The same replica explains the model as long as it is connected.  Raises Unavailable if there is none.
+        """
         with name_model_in_errors(model):
             lines = self.replicas.eligible_for(model)
             if self._explainers.get(model.name) not in self.replicas.connections_for(model.name):
@@ -180,7 +186,7 @@ class Fleet:
                 raise layout
             return dict(layout)
 
-    # What an engine is asked
+    # The engine's interface
 
     @property
     def alive(self) -> bool:
@@ -194,7 +200,7 @@ class Fleet:
         return self._tokens_by_owner[owner]
 
     def stalled(self) -> float:
-        """Replicas see to that themselves, and are not sent anything meanwhile."""
+        """Zero: a replica that stalls reports itself as not ready and is sent no requests."""
         return 0.0
 
     def failing(self) -> list[str]:
@@ -210,13 +216,13 @@ class Fleet:
         return counts
 
     async def close(self) -> None:
-        """Take nothing new, fail what is there, hang up."""
+        """Accept no new requests, abort the open ones and close all connections."""
         self._is_closing = True
         for stream in list(self._routed):
             stream.abort(Stopped("the server is shutting down", retry_after=1))
         await asyncio.gather(*(line.close() for line in self.replicas))
 
-    # What lines say
+    # Calls of connections (ConnectionListener)
 
     def on_connected(self, line: ReplicaConnection) -> None:
         line.models = {name: model for name, model in line.models.items() if name in self.replicas.names()}
@@ -231,7 +237,9 @@ class Fleet:
         self.replicas.retire_leaving()
 
     def on_events(self, line: ReplicaConnection, events: Sequence[tuple[int, Any]]) -> None:
-        """Raises FrameError for what no replica says.  What is said of a request that is over is dropped."""
+        """Deliver events, by request number.  Events of a request that is over are dropped.  Raises FrameError for an
+        event that a correct replica never sends.
+        """
         for ticket, event in events:
             sent = self._by_number.get(ticket)
             if sent is not None and sent.connection is line:
@@ -240,7 +248,8 @@ class Fleet:
                 self._receive_event(sent, event)
 
     def on_lost(self, line: ReplicaConnection) -> None:
-        """What it had begun to answer ends with an error; the rest is asked elsewhere."""
+        """End the requests that the replica had begun to answer with an error, and send the others to another replica.
+        """
         there = [sent for sent in self._routed.values() if sent.connection is line]
         for name in line.models if there or not (line.will_leave or self._is_closing) else ():
             self._telemetry.metrics.record_lost_replica(name)
@@ -267,10 +276,12 @@ class Fleet:
         sent.is_unanswered = False
         sent.stream.receive(event)
 
-    # How it is done
+    # Routing
 
     def _eligible_connections(self, model: Model, requests: Sequence[Request]) -> Sequence[ReplicaConnection]:
-        """Where they may be sent; explanations to who was asked to get ready for them."""
+        """Return the connections that the requests may be sent to.  Explanations go to the replica that has loaded the
+        explainer.
+        """
         lines = self.replicas.eligible_for(model)
         if not any(isinstance(request, ExplainTextRequest) for request in requests):
             return lines
@@ -279,7 +290,7 @@ class Fleet:
         return [self._explainers[model.name]]
 
     def _register(self, model: Model, stream: Stream) -> RoutedRequest:
-        """It is under way from now on; `_send` says whither."""
+        """Register a request before `_send` chooses its connection."""
         request = stream.request
         sent = RoutedRequest(model, stream, next(self._numbers), self._routing_request(model, request))
         self._routed[stream] = self._by_number[sent.number] = sent
@@ -294,7 +305,9 @@ class Fleet:
         return RoutingRequest(request.prompt_tokens, expected, block_keys(model, request, block), block)
 
     def _send(self, lines: Sequence[ReplicaConnection], sents: Sequence[RoutedRequest]) -> None:
-        """Each to the replica where it has least to wait for; those of a group together, those of a line at once."""
+        """Send each request to the replica that the policy chooses; the requests of one group go to the same replica.
+        Each connection gets one frame.
+        """
         together: dict[str, ReplicaConnection] = {}
         frames: dict[ReplicaConnection, list[RoutedRequest]] = {}
         for sent in sents:
@@ -319,7 +332,7 @@ class Fleet:
         return next(line for line in lines if line.candidate is candidate)
 
     def _reroute(self, sents: Sequence[RoutedRequest], error: PolyheadError) -> None:
-        """To other replicas, once; where there are none they fail with `error`."""
+        """Send the requests to other replicas, once.  Without another replica they fail with `error`."""
         for name in {sent.model.name for sent in sents}:
             those = [sent for sent in sents if sent.model.name == name]
             left = {sent.connection for sent in those}
@@ -360,7 +373,7 @@ class Fleet:
         if not self._tokens_by_owner[owner]:
             del self._tokens_by_owner[owner]
         sent.connection.candidate.remove_request(sent.number)
-        if not sent.is_over:  # from this side: the client left, or has all it wanted, or its time is up
+        if not sent.is_over:  # ended on this side: the client left, a stop string was found, or the deadline passed
             sent.connection.send("drop", sent.number, ended.outcome == "done")
         if ended.task == "generate" and ended.outcome == "done":
             self._answer_lengths[sent.model.name].add(ended.completion_tokens)
@@ -368,7 +381,7 @@ class Fleet:
 
 
 def block_keys(model: Model, request: Generate, block: int) -> tuple[BlockKey, ...]:
-    """The names of its prompt's full blocks, as far as a router is concerned: models share nothing."""
+    """Return the keys of the prompt's full blocks.  The model's name is part of the key: models share no blocks."""
     if not block or request.source:
         return ()
     keys, parent = [], root_key(0, f"{model.name}\0{request.salt}")

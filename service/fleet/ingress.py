@@ -1,6 +1,5 @@
-"""The application of a process that speaks for replicas and computes nothing itself.
-
-Knows no torch, and not who starts replicas: `find` lists them.
+"""The application of a process that serves HTTP for replicas.  It does not import torch, and finds replicas through
+`find`.
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -29,7 +28,7 @@ def assemble_ingress(
     routed: CreatePolicy = PrefixAffinity,
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
-    """`find` tells the fleet for ever which replicas there are; `secret` is what they know."""
+    """Build the application.  `find` runs for ever and updates the fleet's replicas; `secret` is shared with them."""
     books = Telemetry.from_settings(settings)
     fleet = Fleet(list(settings.models), books, secret, routed)
     server = books.build_server(settings, fleet, fleet, traces)
@@ -44,7 +43,7 @@ def assemble_ingress(
         yield
         for task in aside:
             task.cancel()
-        await fleet.close()  # what was in flight has had its time
+        await fleet.close()  # requests in flight had their drain time before this
         server.text.close()
         await traces.close()
 

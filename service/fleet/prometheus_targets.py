@@ -1,7 +1,4 @@
-"""Where Prometheus finds the pages of replicas: its HTTP service discovery, said by whoever speaks for them.
-
-Knows of replicas no more than their lines.
-"""
+"""The metrics addresses of replicas, for Prometheus' HTTP service discovery."""
 
 from typing import Any, cast
 

@@ -1,7 +1,6 @@
-"""A connection to one replica, and what it says of itself.
+"""The connection from an ingress to one replica: handshake, messages, and reconnecting while the replica is listed.
 
-Knows no request's meaning and no route.  The one idea: the line is kept as long as the replica is listed, and made
-again when it breaks; whoever was asked over it hears at once that it did.
+It does not interpret requests.  If the connection breaks, the listener is told at once.
 """
 
 import asyncio
@@ -36,14 +35,14 @@ from .frames import (
 from .routing import Candidate
 
 CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 15.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
-MAX_BLOCKS = 1 << 20  # of a replica's cache, as far as their names are remembered
+SILENCE_TIMEOUT_S = 15.0  # a replica reports its load twice a second; after this silence it counts as lost
+MAX_BLOCKS = 1 << 20  # of a replica's cache whose keys are remembered, at most
 PORT_COUNT = 1 << 16
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two tries to reach one that is listed
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two attempts to connect
 
 Address = tuple[str, int]
 
-# Types of what follows each word that a replica may say.
+# The fields of each message that a replica may send.
 HELLO_FIELDS = row_validator(int, str, int, tuple[tuple[str, bytes], ...], dict[str, str], int, int)
 EVENT_FIELDS = row_validator(tuple[tuple[int, Any], ...])
 LOAD_FIELDS = row_validator(int, tuple[str, ...], tuple[str, ...] | None)
@@ -54,53 +53,60 @@ log = logging.getLogger("polyhead.fleet")
 
 
 class ConnectionListener(Protocol):
-    """Who hears what a replica says.  `Line.models` and the like are set before."""
+    """Receives what replicas send.  The attributes of the connection are updated before each call."""
 
     def on_connected(self, line: "ReplicaConnection") -> None: ...
 
     def on_events(self, line: "ReplicaConnection", events: Sequence[tuple[int, Any]]) -> None: ...
 
     def on_leaving(self, line: "ReplicaConnection") -> None:
-        """It will leave."""
+        """The replica will leave."""
 
     def on_lost(self, line: "ReplicaConnection") -> None:
-        """What was asked over it is not answered any more."""
+        """The connection is lost; its open requests are not answered."""
 
 
 @dataclass(frozen=True)
 class ConnectionContext:
-    """What all lines of a fleet share: the secret, who hears what is said, and models, each read once, by what they are
-    made of: replicas of one model share it."""
+    """What all connections of a fleet share: the secret, the listener, and the models by their digest.
+
+    Replicas of one model share one Model object.
+    """
 
     secret: str
     listener: ConnectionListener
     known_models: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
 
     def decode_model(self, mark: str, told: bytes) -> Model:
-        """Raises FrameError for what is no model, or not the one that `mark` stands for."""
+        """Decode a model, or return the known one with this digest.  Raises FrameError if the data is no model or has
+        another digest.
+        """
         if (known := self.known_models.get(mark)) is not None:
             return known
         model = unpack(told)
         if not isinstance(model, Model) or model_digest(model) != mark:
-            raise FrameError("what it says of a model is not what the model's mark stands for")
+            raise FrameError("the data of a model does not match its digest")
         self.known_models[mark] = model
         return model
 
 
 class ReplicaConnection:
-    """Lives on the event loop thread.  `candidate` is what is known of the replica's queue and cache."""
+    """A connection to a replica.  It lives on the event loop thread.
+
+    `candidate` is what is known of the replica's queue and cache, for routing.
+    """
 
     def __init__(self, name: str, address: Address, circle: ConnectionContext) -> None:
         self.name, self.address = name, address
         self.candidate = Candidate(name)
         self.models: Mapping[str, Model] = {}
         self.broken: Mapping[str, str] = {}  # models that it could not load, and why
-        self.loaded_names: Collection[str] | None = None  # of its models those that are loaded; None: all
-        self.metrics_address: Address = "", 0  # where its metrics are
+        self.loaded_names: Collection[str] | None = None  # the models in its memory; None: all of them
+        self.metrics_address: Address = "", 0  # host and port of its metrics
         self.block_tokens = 0  # tokens in a block of its caches
-        self.will_leave = False  # it will leave, and takes something new only while nobody else does
-        self.is_retired = False  # it takes nothing new
-        self.unready_reasons: Sequence[str] = ()  # why nothing should be sent there now
+        self.will_leave = False  # it gets new requests only while no other replica can take them
+        self.is_retired = False  # it gets no new requests
+        self.unready_reasons: Sequence[str] = ()  # why it should get no requests now
         self._context = circle
         self._writer: StreamWriter | None = None
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
@@ -121,7 +127,7 @@ class ReplicaConnection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests should be sent there."""
+        """Whether new requests should be sent to this replica."""
         return self.is_open and not self.is_retired and not self.unready_reasons
 
     def send(self, *words: Any) -> None:
@@ -129,7 +135,9 @@ class ReplicaConnection:
             self._writer.write(encode_frame(words))
 
     async def call(self, way: str, *words: Any) -> Any:
-        """What it answers; ConnectionError if it is lost before, or is not there."""
+        """Send a message and return its answer.  Raises ConnectionError if the replica is not connected or is lost
+        meanwhile.
+        """
         if self._writer is None:
             raise ConnectionError(f"replica {self.name} is not connected")
         number = next(self._numbers)
@@ -141,14 +149,15 @@ class ReplicaConnection:
             del self._pending_calls[number]
 
     def unlist(self) -> None:
-        """It is not to be had any more, once somebody else is."""
+        """Mark the replica as no longer listed: it is retired when another one can take its requests."""
         self._is_listed, self.will_leave = False, True
 
     def retire(self) -> None:
-        """Nothing new is asked there; once all is answered, and it is not listed, the line is closed."""
+        """Send no new requests.  The connection is closed once all requests are answered and the replica is not listed.
+        """
         if not self.is_retired:
             self.is_retired = True
-            self.send("left")  # nothing new comes after this
+            self.send("left")  # no requests follow this message
         if not self._is_listed and not self.candidate.open_requests:
             self._task.cancel()
 
@@ -164,8 +173,8 @@ class ReplicaConnection:
                 self._disconnect()
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
-            elif outcome is not None:  # it may be of another version, and be replaced
-                log.error("replica %s at %s:%d says what is not known here: %s", self.name, *self.address, outcome)
+            elif outcome is not None:  # it may have another version and be replaced soon
+                log.error("replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome)
             await asyncio.sleep(self._retry_pause_s)
             self._retry_pause_s = min(2 * self._retry_pause_s, MAX_RETRY_S)
 
@@ -183,7 +192,7 @@ class ReplicaConnection:
         return reader, writer
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Both show that they know the secret."""
+        """Prove to each other that both know the secret.  Raises FrameError."""
         theirs, ours = await reader.readexactly(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
         writer.write(ours + compute_proof(self._context.secret, "asks", theirs))
         if not hmac.compare_digest(
@@ -210,16 +219,16 @@ class ReplicaConnection:
         self._context.listener.on_lost(self)
         self.candidate = Candidate(self.name)
 
-    # What it may say
+    # Messages of the replica
 
     def _on_hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
         broken, kept, block = told
         if version != PROTOCOL_VERSION:
-            raise FrameError(f"it speaks version {version}, and version {PROTOCOL_VERSION} is spoken here")
+            raise FrameError(f"it has protocol version {version}, this process has {PROTOCOL_VERSION}")
         if name != self.name:
-            raise FrameError(f"another one answers there: {name}")
+            raise FrameError(f"another replica answers at its address: {name}")
         if not (0 <= seen < PORT_COUNT and kept >= 0 and 0 <= block <= MAX_BLOCKS):
-            raise FrameError(f"it says of itself what cannot be: port {seen}, {kept} blocks of {block} tokens")
+            raise FrameError(f"its hello message has impossible values: port {seen}, {kept} blocks of {block} tokens")
         self._retry_pause_s = MIN_RETRY_S
         self.metrics_address = self.address[0], seen
         self.block_tokens = block
@@ -230,11 +239,11 @@ class ReplicaConnection:
 
     def _on_load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
         if elsewhere < 0:
-            raise FrameError(f"it says that {elsewhere} tokens are queued there")
+            raise FrameError(f"its load message has {elsewhere} queued tokens")
         self.candidate.queued_by_others, self.unready_reasons, self.loaded_names = elsewhere, reasons, held
 
     def has_loaded(self, name: str) -> bool:
-        """Whether it need not be loaded first."""
+        """Whether the model is in the replica's memory."""
         return self.loaded_names is None or name in self.loaded_names
 
     def _on_leaving(self) -> None:

@@ -1,7 +1,7 @@
-"""Who is there: the replicas that are listed, the models they have, and which of them may be asked.
+"""The set of replicas: their connections, the models that they have, and which of them a request may be sent to.
 
-Knows no request.  The one idea: a model is ready while any replica takes requests for it; while one is replaced by a
-newer one both are there, each for what was read for it.
+A model is ready while at least one replica takes requests for it.  While a replica is replaced by a newer one both are
+connected, and each gets the requests that were read for its version of the model.
 """
 
 import logging
@@ -14,27 +14,27 @@ from ..runtime.model_resolver import ModelResolver
 from .replica_connection import Address, ConnectionContext, ReplicaConnection
 
 SPILL_TOKENS = (
-    4096  # tokens that wait at those who hold a model beyond what waits elsewhere, before it is loaded there too
+    4096  # extra queued tokens at replicas that have loaded a model before a request goes to one that must load it
 )
 
 log = logging.getLogger("polyhead.fleet")
 
 
 class ReplicaSet:
-    """`names` are those of the models that replicas are to serve."""
+    """The replicas of all deployments; `names` are the models that they are to serve."""
 
     def __init__(self, names: Sequence[str], circle: ConnectionContext, random: Random) -> None:
         self._names, self._context, self._random = tuple(names), circle, random
         self._connections: dict[tuple[str, str], ReplicaConnection] = {}  # by deployment and replica
-        self._unlisted: list[ReplicaConnection] = []  # that have something to end
-        self._failures: dict[str, str] = {}  # models that no replica could be started for, and why
+        self._unlisted: list[ReplicaConnection] = []  # no longer listed, with open requests
+        self._failures: dict[str, str] = {}  # by model, why no replica could be started
         self._target_counts: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[ReplicaConnection]:
         return iter((*self._connections.values(), *self._unlisted))
 
     def update_replicas(self, deployment: str, replicas: Mapping[str, Address]) -> None:
-        """These are all the replicas of a deployment, by name."""
+        """Set the replicas of a deployment, by name: connect to the new ones and retire those that are gone."""
         for key, line in list(self._connections.items()):
             if key[0] == deployment and replicas.get(key[1]) != line.address:
                 line.unlist()
@@ -45,20 +45,22 @@ class ReplicaSet:
         self.retire_leaving()
 
     def retire_leaving(self) -> None:
-        """Those who will leave go as soon as each of their models has somebody who stays: not before, or there would be
-        nobody to ask while Ray has stopped the one and not yet said where the other is."""
+        """Retire leaving replicas whose models are all served by replicas that stay.
+
+        Not before: Ray may stop a replica before it lists its successor.
+        """
         for line in [line for line in self if line.will_leave]:
             if not line.is_open or all(self._staying_for(name) for name in line.models):
                 line.retire()
         self._unlisted = [line for line in self._unlisted if line.is_open]
 
     def set_target(self, names: Collection[str], wanted: int, why: str) -> None:
-        """So many replicas of these there should be; `why` none could be started, nothing: that is over."""
+        """Set how many replicas the models should have, and why none could be started (empty: no failure)."""
         for name in names:
             self._target_counts[name], self._failures[name] = wanted, why
 
     def target_counts(self) -> Mapping[str, int]:
-        """Replicas of each model that there should be, where that was said."""
+        """Return how many replicas each model should have, where this is known."""
         return self._target_counts
 
     def names(self) -> list[str]:
@@ -68,7 +70,7 @@ class ReplicaSet:
         return {name: self.model_state(name) for name in self._names}
 
     def models(self) -> list[Model]:
-        """Of each model that is ready one; where some replicas have a newer one already, now the one, now the other."""
+        """Return each ready model once.  If replicas have different versions of it, a random one of them."""
         lines = [(name, self.connections_for(name)) for name in self._names]
         return [self._random.choice(having).models[name] for name, having in lines if having]
 
@@ -77,14 +79,14 @@ class ReplicaSet:
         return [self.known_model(name, ready.get(name)) for name in self._names]
 
     def queued_tokens(self) -> Iterable[tuple[str, str, int]]:
-        """Model, replica, and the tokens queued there."""
+        """Yield model, replica address and its queued tokens."""
         for line in self._connections.values():
             host, port = line.address
             for name in line.models if line.is_open else ():
                 yield name, f"{host}:{port}", line.candidate.queued_tokens
 
     def metrics_addresses(self) -> Iterable[tuple[str, str, Address]]:
-        """Of all that are connected: deployment, name, and where its metrics are."""
+        """Yield deployment, name and metrics address of each connected replica."""
         return (
             (deployment, line.name, line.metrics_address)
             for (deployment, _), line in self._connections.items()
@@ -92,11 +94,12 @@ class ReplicaSet:
         )
 
     def ready_counts(self) -> Mapping[str, int]:
-        """Replicas of each model that take requests."""
+        """Return how many replicas take requests for each model."""
         return {name: len(self.connections_for(name)) for name in self._names}
 
     def connections_for(self, name: str) -> list[ReplicaConnection]:
-        """Lines to replicas that take requests for a model; to those that will leave only if nobody stays."""
+        """Return the connections to replicas that take requests for a model; to leaving ones only if no other is left.
+        """
         return self._staying_for(name) or [
             line for line in self if line.is_open and not line.is_retired and name in line.models
         ]
@@ -107,9 +110,12 @@ class ReplicaSet:
         ]
 
     def eligible_for(self, model: Model) -> list[ReplicaConnection]:
-        """Where requests for it may be sent: to those that compute just this model, and well, if there are any.
+        """Return the connections that requests for `model` may be sent to.  Raises Unavailable or NotFound if there is
+        none.
 
-        A request that was read for a model that is being replaced just now can be answered by its successor.
+        Replicas with exactly this model come first, then those whose version has the same tokenizer: they can answer a
+        request that was read for the version being replaced.  Replicas that report a problem are left out if others
+        remain.  Replicas of a pool that have the model in memory are preferred, up to SPILL_TOKENS.
         """
         having = self.connections_for(model.name)
         same = [line for line in having if line.models[model.name] is model]
