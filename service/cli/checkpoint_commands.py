@@ -68,9 +68,13 @@ def print_progress(what: str, done: int, total: int) -> None:
 def explain(
     model: Source,
     text: Annotated[str, typer.Argument(help="The text that the model reads.", show_default=False)],
-    second: Annotated[str, typer.Argument(help="The second text of a pair, or the text that a vector is compared with.")] = "",
+    second: Annotated[
+        str, typer.Argument(help="The second text of a pair, or the text that a vector is compared with.")
+    ] = "",
     method: Annotated[Method, typer.Option(help="The method of explanation.")] = "attention",
-    target: Annotated[str, typer.Option(help="A label, a word, a text, or a JSON object; by default the most likely.")] = "",
+    target: Annotated[
+        str, typer.Option(help="A label, a word, a text, or a JSON object; by default the most likely.")
+    ] = "",
     layers: Annotated[str, typer.Option(help="Layers of attention, as in 0,5 or 0-3; by default all.")] = "",
     heads: Annotated[str, typer.Option(help="Heads of attention, in the same form.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Steps of integrated gradients.")] = 50,
@@ -126,7 +130,8 @@ def quality(
     source: Source,
     text: Annotated[str, typer.Option(help="A file of text to read instead of the one that comes with polyhead.")] = "",
     precision: Annotated[
-        Literal["auto", "float32", "int8", "int4"], typer.Option(help="The precision that is compared; auto: as it would be served.")
+        Literal["auto", "float32", "int8", "int4"],
+        typer.Option(help="The precision that is compared; auto: as it would be served."),
     ] = "auto",
     tokens: Annotated[
         int, typer.Option(min=0, max=8192, help="Tokens of the text to read; 0: 448 for a generator, else about 2,048.")

@@ -138,7 +138,7 @@ def parse_target(given: str, model: Model) -> Any:
         except ValueError as error:
             raise ModelError(f"--target: is not JSON: {error}") from None
     if model.task not in TARGET_FIELDS:
-        raise ModelError(f'--target: for the task {model.task} an object is wanted, as in {{"start": 0, "end": 4}}')
+        raise ModelError(f'--target: for the task {model.task} an object is expected, as in {{"start": 0, "end": 4}}')
     return {TARGET_FIELDS[model.task]: given}
 
 
@@ -147,7 +147,7 @@ def parse_numbers(option: str, given: str) -> list[int]:
     chosen = list[int]()
     for part in given.split(","):
         if not (match := RANGE.fullmatch(part.strip())):
-            raise ModelError(f"{option}: numbers are wanted, as in 0,5 or 0-3, not {given!r}")
+            raise ModelError(f"{option}: numbers are expected, as in 0,5 or 0-3, not {given!r}")
         first = int(match[1])
         chosen += range(first, int(match[2] or first) + 1)
     return chosen

@@ -206,9 +206,7 @@ class SpanMetric(TokenMetric):
         context, answer = row.text("context"), row.text("answer")
         start = int(row.number("start")) if row.has_field("start") else context.find(answer)
         if start < 0 or context[start : start + len(answer)] != answer:
-            raise row.field_error(
-                "answer", f"is not in the context{f' at {start}' if row.has_field('start') else ''}"
-            )
+            raise row.field_error("answer", f"is not in the context{f' at {start}' if row.has_field('start') else ''}")
         window = self.encode((row.text("question"), context))
         within = [at for at, text in enumerate(window.texts) if text == 1]
         spans = ((at, *window.offsets[at]) for at in within)
@@ -240,9 +238,7 @@ class SimilarityMetric(TokenMetric):
 
     def read_sample(self, row: LabelledRow) -> Sample | None:
         if not (row.has_field("text_pair") and row.has_field("score")):
-            raise row.field_error(
-                "score", "vectors have no labels: the fields text, text_pair and score are needed"
-            )
+            raise row.field_error("score", "vectors have no labels: the fields text, text_pair and score are needed")
         prompt = self.loaded.prompts.get("", "")
         texts = (to_text(self.encode(prompt + row.text(name))) for name in ("text", "text_pair"))
         return Sample(tuple(texts), score=row.number("score"))

@@ -73,7 +73,8 @@ class HeadsArguments:
 
 
 def rank_heads(wanted: HeadsArguments, tell: Callable[[str], object], say: ProgressCallback) -> None:
-    """Print the figures of the whole network, then the importance of each head; write the figure.  Raises ModelError.
+    """Print the figures of the whole network, then the importance of each head; write the figure.  Raises
+    ModelError.
     """
     if wanted.plot:
         canvas.check_plot_path(wanted.plot)

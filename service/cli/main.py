@@ -42,7 +42,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def main_options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=show_version, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -162,7 +164,9 @@ def models() -> None:
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as in training/recipes.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for the result; by default runs/NAME.")] = None,
-    smoke: Annotated[bool, typer.Option(help="A test of seconds: a tiny network, a few generated texts, no downloads.")] = False,
+    smoke: Annotated[
+        bool, typer.Option(help="A test of seconds: a tiny network, a few generated texts, no downloads.")
+    ] = False,
     resume: Annotated[bool, typer.Option(help="Continue the run that is saved in that folder.")] = False,
 ) -> None:
     """Train by a recipe."""
@@ -269,7 +273,9 @@ def key(
     models: Annotated[str, typer.Option(help="Models it may use; * matches any characters.")] = "*",
     requests: Annotated[int, typer.Option("--requests-per-minute", min=0, help="0: no limit.")] = 0,
     tokens: Annotated[int, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers; 0: no limit.")] = 0,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read the key from standard input instead of generating one.")] = False,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Read the key from standard input instead of generating one.")
+    ] = False,
 ) -> None:
     """Generate a key: its entry for the file of --keys-file goes to standard output, the key itself to standard error.
 

@@ -47,9 +47,7 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, say: Pro
 def describe_source(source: str) -> Description:
     path = ANYWHERE.locate(source)
     if path.is_file() or adapter.is_adapter(path):
-        message = (
-            "only a safetensors folder can be quantised, not a GGUF file or an adapter; name the folder it was made from"
-        )
+        message = "only a safetensors folder can be quantised, no GGUF file or adapter; name the folder it was made from"
         raise UnsupportedError(message, file=str(path))
     what = checkpoint.describe_source(str(path))
     if what.head.task == "translate":

@@ -13,7 +13,8 @@ from .client import ApiClient, ClientError
 
 
 def write_output(text: str) -> None:
-    """Write to standard output.  On a terminal, control characters except newlines and tabs are escaped as in the log.
+    """Write to standard output.  On a terminal, control characters except newlines and tabs are escaped as in the
+    log.
     """
     sys.stdout.write(escape_for_terminal(text, sys.stdout))
     sys.stdout.flush()

@@ -248,7 +248,8 @@ class Fleet:
                 self._receive_event(sent, event)
 
     def on_lost(self, line: ReplicaConnection) -> None:
-        """End the requests that the replica had begun to answer with an error, and send the others to another replica.
+        """End the requests that the replica had begun to answer with an error, and send the others to another
+        replica.
         """
         there = [sent for sent in self._routed.values() if sent.connection is line]
         for name in line.models if there or not (line.will_leave or self._is_closing) else ():

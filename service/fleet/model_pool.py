@@ -69,7 +69,8 @@ class ModelPool:
             change.exception()  # marks the exception as retrieved: the caller may be gone
 
     async def _load_in_turn(self, name: str) -> None:
-        """Load a model, then evict others beyond the limit.  A model that cannot be loaded evicts none for the limit.
+        """Load a model, then evict others beyond the limit.  A model that cannot be loaded evicts none for the
+        limit.
         """
         if name not in self._recently_used:
             while not await self._try_load(name):

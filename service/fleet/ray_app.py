@@ -230,7 +230,9 @@ def application(args: Mapping[str, Any]) -> ray_serve.Application:
     secret = cluster_secret(settings)
     deployments = {name: engine_deployment(name, own, secret) for name, own in split_settings(settings).items()}
     if INGRESS_NAME in deployments:
-        raise SettingsError(f"models: {INGRESS_NAME} is the name of the HTTP deployment; give the model or the pool another name")
+        raise SettingsError(
+            f"models: {INGRESS_NAME} is the name of the HTTP deployment; give the model or the pool another name"
+        )
     ingress = ray_serve.deployment(
         name=INGRESS_NAME,
         max_ongoing_requests=settings.max_connections,

@@ -153,7 +153,8 @@ class ReplicaConnection:
         self._is_listed, self.will_leave = False, True
 
     def retire(self) -> None:
-        """Send no new requests.  The connection is closed once all requests are answered and the replica is not listed.
+        """Send no new requests.  The connection is closed once all requests are answered and the replica is not
+        listed.
         """
         if not self.is_retired:
             self.is_retired = True
@@ -174,7 +175,9 @@ class ReplicaConnection:
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
             elif outcome is not None:  # it may have another version and be replaced soon
-                log.error("replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome)
+                log.error(
+                    "replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome
+                )
             await asyncio.sleep(self._retry_pause_s)
             self._retry_pause_s = min(2 * self._retry_pause_s, MAX_RETRY_S)
 

@@ -98,7 +98,8 @@ class ReplicaSet:
         return {name: len(self.connections_for(name)) for name in self._names}
 
     def connections_for(self, name: str) -> list[ReplicaConnection]:
-        """Return the connections to replicas that take requests for a model; to leaving ones only if no other is left.
+        """Return the connections to replicas that take requests for a model; to leaving ones only if no other is
+        left.
         """
         return self._staying_for(name) or [
             line for line in self if line.is_open and not line.is_retired and name in line.models

@@ -76,7 +76,8 @@ class Candidate:
         return len(keys)
 
     def cost(self, ask: RoutingRequest) -> int:
-        """Return the tokens to compute before the request's first token: the queue and the uncached part of its prompt.
+        """Return the tokens to compute before the request's first token: the queue and the uncached part of its
+        prompt.
         """
         return self.queued_tokens + ask.prompt_tokens - self.stored_blocks(ask.block_keys) * ask.block_tokens
 

@@ -39,7 +39,8 @@ class UnauthenticatedConnections:
         self._connections.pop(writer, None)
 
     def log_refusal(self, error: Exception) -> None:
-        """Log why a connection was refused.  Those within one second are counted, and the next line has their number.
+        """Log why a connection was refused.  Those within one second are counted, and the next line has their
+        number.
         """
         now = self._clock()
         if now - self._logged < LOG_INTERVAL_S:

@@ -1,7 +1,7 @@
-"""Writes what was learned as a PEFT folder: low-rank matrices and head under the names of the base checkpoint.
+"""Writes an adapter as a PEFT folder: low-rank matrices and head under the names of the base checkpoint.
 
-It doesn't know how they were learned.  Nothing here states a family's names: the base checkpoint's own names, run
-through the family's renames, say which of theirs became ours, and that table is read backwards.
+The names are not listed here.  The base checkpoint's own names are run through the family's renames, and the resulting
+table is read backwards.
 """
 
 import json
@@ -21,7 +21,7 @@ from ..loop.errors import RecipeError
 from ..loop.lora_training import LoraConfig, LoraLinear
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-PEFT_TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's words for what a head does
+PEFT_TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's names, by kind of head
 HEAD_MODULES = (
     "{prefix}.pooler.dense",
     "{prefix}.pooler",
@@ -38,7 +38,7 @@ HEAD_MODULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedAdapter:
-    """All that goes into the folder.  `base` is the folder trained on, `base_name` what others know it by."""
+    """The content of the folder.  `base` is the folder that was trained on, `base_name` its public name."""
 
     base: Path
     base_name: str
@@ -95,7 +95,9 @@ def body_names(base: Path, family: Family) -> dict[str, str]:
 
 
 def check_layer_names(base: Path, family: Family, layers: Iterable[str]) -> None:
-    """RecipeError where the base's files hold a layer transposed, or as one with others: PEFT would adapt it so."""
+    """Raise RecipeError if the base's files store a layer transposed or fused with others: PEFT would adapt the stored
+    layer.
+    """
     if missing := sorted(set(layers) - body_names(base, family).keys()):
         raise RecipeError(f"lora.targets: {missing[0]} is stored transposed or as one with others; name other layers")
 
@@ -108,7 +110,7 @@ def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
         if any(re.search(pattern, bare) for pattern, _ in spec.renames):
             [(ours, _)] = rename_weight(family, spec.renames, bare, torch.empty(0, device="meta"))
             module = ours.removeprefix("head.").removesuffix(".weight")
-            if "." not in module:  # another family's name that begins as this one's
+            if "." not in module:  # a name of another family with the same beginning
                 names[module] = theirs
     return names
 
@@ -132,9 +134,9 @@ def peft_config(adapter: TrainedAdapter, targets: list[str], saved: list[str]) -
 
 
 def labels_config(architecture: str, kind: str, labels: Sequence[str]) -> dict[str, object]:
-    """What a new head changes in the base's config.json."""
+    """Return what a new head changes in the base's config.json."""
     config: dict[str, object] = {"architectures": [architecture]}
-    if kind != "span":  # what a span begins and ends with has no name
+    if kind != "span":  # the scores of a span have no names
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}
     if kind == "classify" and len(labels) > 1:

@@ -1,8 +1,8 @@
-"""Items of many lengths to batches of about as many tokens each.
+"""Packs items of different lengths into batches of about equally many tokens.
 
-It doesn't know what an item is.  The one idea: all items of an epoch, shuffled, are one row of tokens, and the row is
-cut in equal parts.  So no batch is a small rest, and every epoch has equally many.  Of some neighbouring batches the
-items are sorted by length before they are cut: what is alike is computed side by side at the least cost.
+The shuffled items of an epoch are one row of tokens, cut into equal parts, so no batch is a small rest and all epochs
+have equally many batches.  Within some neighbouring batches, items are sorted by length first: equal lengths are
+cheaper to compute together.
 """
 
 import random
@@ -13,14 +13,15 @@ from typing import TypeVar
 from .errors import RecipeError
 
 Item = TypeVar("Item")
-NEIGHBOURS = 32  # batches whose items are sorted
+NEIGHBOURS = 32  # batches whose items are sorted together
 
 
 def pack_items(items: Sequence[Item], sizes: Sequence[int], most: int, draw: random.Random) -> list[list[Item]]:
-    """Batches of at most `most` tokens, in an order that `draw` decides; RecipeError if items are too long for that.
+    """Return batches of at most `most` tokens, shuffled by `draw`.  Raises RecipeError if items are too long for that.
 
-    An item belongs to the part in which its first token lies, so no part is empty if none is shorter than an item, and
-    none overflows if parts are shorter than `most` by one.  Neighbours may share one item more than their part.
+    An item belongs to the part with its first token.  So no part is empty if each is longer than an item, and none is
+    too long if parts are shorter than `most` by one item.  Neighbouring parts may differ from their share by one more
+    item.
     """
     total, longest = sum(sizes), max(sizes, default=0)
     if most < 4 * longest:
@@ -39,7 +40,7 @@ def pack_items(items: Sequence[Item], sizes: Sequence[int], most: int, draw: ran
 
 
 def cut_evenly(rows: Sequence[int], sizes: Sequence[int], count: int) -> list[list[int]]:
-    """So many parts of the rows in their order, as equal as their sizes let them be."""
+    """Cut rows into `count` parts, in order and of as equal size as possible."""
     total = sum(sizes[row] for row in rows)
     parts: list[list[int]] = [[] for _ in range(count)]
     starts = accumulate((sizes[row] for row in rows), initial=0)

@@ -1,8 +1,8 @@
-"""A generator made ready to read texts and pairs whole (Radford et al. 2018, section 3.3).
+"""Adds the tokens [START], [DELIM] and [EXTRACT] to a generator, for reading texts and pairs (Radford et al. 2018,
+section 3.3).
 
-It doesn't know what is learned of them.  The one idea: [START], [DELIM] and [EXTRACT] are the tokenizer's own to put
-round texts, so whoever reads the folder that is written, here or elsewhere, reads what was learned from.  The state at
-[EXTRACT], the last, is the one that has seen all others.
+The tokenizer itself puts them around texts, so every program that loads the written folder reads what was trained.  The
+state at [EXTRACT], the last token, has attended to all others.
 """
 
 import json
@@ -30,14 +30,16 @@ ARCHITECTURE = "GPT2LMHeadModel"
 
 
 def add_delimiters(folder: Path, out: Path, seed: int) -> Path:
-    """The generator in `folder`, written to `out` with three more tokens, whose rows are drawn from the seed.
+    """Write the generator in `folder` to `out`, with three more tokens whose embeddings are random from the seed.
 
-    RecipeError if it is none of those that can be written here.
+    Raises RecipeError if its architecture cannot be written here.
     """
     trunk = load(str(folder))
     config = read_json(folder / "config.json")
     if config["architectures"] != [ARCHITECTURE]:
-        raise RecipeError(f"trunk.delimited: {folder} is no {ARCHITECTURE}; leave it out, or name a trunk that is")
+        raise RecipeError(
+            f"trunk.delimited: {folder} is not a {ARCHITECTURE}; leave it out, or name a trunk that is one"
+        )
     write_tokenizer(folder, out)
     words = Tokenizer.from_folder(out)
     torch.manual_seed(seed)
@@ -48,12 +50,14 @@ def add_delimiters(folder: Path, out: Path, seed: int) -> Path:
 
 
 def write_tokenizer(folder: Path, out: Path) -> None:
-    """RecipeError if there is no tokenizer.json, or one that puts tokens round texts already."""
+    """Write the tokenizer with the new tokens.  Raises RecipeError without a tokenizer.json, or if it already adds
+    tokens to texts.
+    """
     if not (folder / TOKENIZER_FILE).is_file():
         raise RecipeError(f"trunk.delimited: {folder} has no {TOKENIZER_FILE} to add tokens to")
     backend = Backend.from_file(str(folder / TOKENIZER_FILE))
     if backend.encode("").ids:
-        raise RecipeError(f"trunk.delimited: {folder} puts tokens round texts already; leave it out")
+        raise RecipeError(f"trunk.delimited: {folder} already puts tokens around texts; leave it out")
     backend.add_special_tokens(list(DELIMITERS))
     ids = [(token, backend.token_to_id(token)) for token in DELIMITERS]
     backend.post_processor = processors.TemplateProcessing(
@@ -62,7 +66,8 @@ def write_tokenizer(folder: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     backend.save(str(out / TOKENIZER_FILE))
     said = read_json(folder / TOKENIZER_CONFIG_FILE, {})
-    # Who pads a batch finds the last token by what is no padding: anything but [EXTRACT] will do.
+    # A classifier finds the last token as the last one that is not padding, so any token but [EXTRACT] serves as
+    # padding.
     (out / TOKENIZER_CONFIG_FILE).write_text(
         json.dumps({"pad_token": said.get("eos_token") or DELIMITERS[0], **said}, indent=2) + "\n"
     )
@@ -70,7 +75,7 @@ def write_tokenizer(folder: Path, out: Path) -> None:
 
 @torch.no_grad()
 def grow_embeddings(network: Transformer, words: Tokenizer) -> None:
-    """Rows for the new tokens, as small as first ones are."""
+    """Add embeddings for the new tokens, as small as initial weights."""
     known = network.tokens.weight
     size = max(len(known), words.vocab_size)
     grown = nn.Embedding(size, known.size(1))

@@ -1,4 +1,4 @@
-"""What a recipe says of a transformer's size."""
+"""The size of a transformer, as a recipe gives it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from ..loop.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSize:
-    """A transformer's: features, layers, heads, features inside (0: four times those outside)."""
+    """Width, layers, heads and MLP width (0: four times the width) of a transformer."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -24,7 +24,9 @@ class TransformerSize:
     dropout: DropoutRate = 0.0
 
     def model_config(self, tokens: int, most: int, **others: Any) -> ModelConfig:
-        """Over so many tokens, of which `most` are read at once.  RecipeError if heads don't divide the width."""
+        """Return the configuration for `tokens` vocabulary entries and sequences of `most` tokens.  Raises RecipeError
+        if heads don't divide the width.
+        """
         if self.width % self.heads:
             raise RecipeError(f"network.heads: {self.width} features cannot be shared evenly among {self.heads} heads")
         return ModelConfig(

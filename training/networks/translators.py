@@ -1,7 +1,4 @@
-"""The networks that read one sequence and write another, as a recipe names them: a Transformer and a recurrent one.
-
-It doesn't know how they are taught.
-"""
+"""The encoder-decoders that a recipe can train from scratch: a Transformer and a recurrent network."""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +23,14 @@ from .network_size import TransformerSize
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderSize(TransformerSize):
-    """Two stacks of `depth` layers each; the norm stands behind what is added, as it was first, or before."""
+    """Two stacks of `depth` layers each, with post-norm (the original) or pre-norm."""
 
     norm: Literal["post", "pre"] = "post"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentSize:
-    """A recurrent network's (models.recurrent): its `hidden` width, or `parameters`, to which a width comes nearest."""
+    """A recurrent network (models.recurrent): its `hidden` width, or the number of `parameters` to approximate."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -58,7 +55,9 @@ class RecurrentSize:
 
 
 def build_transformer(shape: EncoderDecoderSize, words: Tokenizer, most: int) -> list[nn.Module]:
-    """The Transformer (Vaswani et al. 2017): positions by sines, embeddings times the root of the width, and tied."""
+    """Build the Transformer (Vaswani et al. 2017): sinusoidal positions, embeddings scaled by the root of the width,
+    tied.
+    """
     halves = [
         shape.model_config(
             words.vocab_size,
@@ -85,7 +84,7 @@ def build_transformer(shape: EncoderDecoderSize, words: Tokenizer, most: int) ->
 
 def build_recurrent(shape: RecurrentSize, words: Tokenizer, most: int) -> list[nn.Module]:
     said = {name: value for name, value in asdict(shape).items() if name != "parameters"}
-    said["hidden"] = shape.hidden or 2  # for both directions
+    said["hidden"] = shape.hidden or 2  # even, for both directions
     ids: dict[str, Any] = {
         "start": required_id(words.bos_id),
         "end": required_id(words.eos_id),

@@ -1,9 +1,9 @@
-"""The objective of encoders: hidden tokens from those around them, and whether one text follows another.
+"""The objective of encoders: masked tokens, and whether one text follows another (Devlin et al. 2019,
+arXiv:1810.04805).
 
-Devlin et al. 2019 (arXiv:1810.04805).  Knows no networks but their states.  Of a pair's tokens some are to be told (15
-in 100, or more where there is little computing: Wettig et al. 2023, arXiv:2202.08005): of these 80 % are hidden, 10 %
-are others, 10 % stand as they are.  The one idea: where the second text of a pair is not what follows the first, it is
-that of another pair of the batch, so a batch has as many tokens however it is drawn.
+15 % of a pair's tokens are predicted, or more with little compute (Wettig et al. 2023, arXiv:2202.08005).  Of these, 80
+% are masked, 10 % replaced by random tokens, 10 % unchanged.  A second text that does not follow is taken from another
+pair of the batch, so the batch's number of tokens does not depend on chance.
 """
 
 import random
@@ -30,7 +30,7 @@ SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 
 @dataclass(frozen=True)
 class TextPair:
-    """Two texts, one of which follows the other."""
+    """Token ids of two texts, the second of which follows the first."""
 
     first: list[int]
     second: list[int]
@@ -38,7 +38,7 @@ class TextPair:
 
 @dataclass(frozen=True)
 class MaskedPair:
-    """A sequence as it is shown; the `rows` that are to be told, and what stands there."""
+    """A masked sequence; `rows` are predicted, and `targets` are their original tokens."""
 
     tokens: list[int]
     segments: list[int]
@@ -48,7 +48,9 @@ class MaskedPair:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedObjective:
-    """`limit` tokens are read at once.  Without a head for what follows, hidden tokens are all that is learned."""
+    """Masked-token and next-text prediction over sequences of `limit` tokens.  Without `next_head`, masked tokens
+    only.
+    """
 
     network: Transformer
     head: MaskHead
@@ -61,7 +63,7 @@ class MaskedObjective:
         return [self.network, self.head, *([self.next_head] if self.next_head is not None else [])]
 
     def items(self, examples: Sequence[Example[Any]]) -> list[TextPair]:
-        """Sentences of a document in turn, as many as there is room for on either side."""
+        """Return pairs of consecutive sentences, as many on each side as there is room for."""
         found = []
         for example in examples:
             texts = self.tokenizer.encode_batch(
@@ -72,7 +74,7 @@ class MaskedObjective:
 
     @torch.no_grad()
     def initialise_bias(self, items: Sequence[TextPair]) -> None:
-        """How often words come is where the bias of their logits begins: no rates are spent on learning it."""
+        """Set the output bias to the log frequencies of tokens, so that no steps are spent on learning them."""
         told = torch.tensor([token for item in items for side in (item.first, item.second) for token in side])
         counts = torch.bincount(told, minlength=self.tokenizer.vocab_size) + 1
         self.head.output.bias.copy_((counts / counts.sum()).log())
@@ -85,7 +87,7 @@ class MaskedObjective:
         return (hidden, len(items)) if self.next_head is not None else (hidden,)
 
     def loss_parts(self, items: Sequence[TextPair], draw: random.Random) -> dict[str, LossPart]:
-        """What of the pairs is hidden, and, if that is learned, whether they belong together."""
+        """Return the losses of masked tokens and, with `next_head`, of the second text."""
         shown, apart = swap_seconds(items, draw) if self.next_head is not None else (list(items), [])
         veiled = [self.mask_pair(pair, draw) for pair in shown]
         device = self.network.tokens.weight.device
@@ -116,23 +118,24 @@ class MaskedObjective:
             if chance < MASK_SHARE:
                 tokens[row] = mask
             elif chance < MASK_SHARE + RANDOM_SHARE:
-                tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # behind the special ones
+                tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # after the special tokens
         return MaskedPair(tokens, segments, rows, right)
 
     def hidden_count(self, text: Sequence[int]) -> int:
-        """How many of a text's tokens are to be told; of each text its own share, whatever stands beside it."""
+        """Return how many tokens of a text are predicted; it depends on this text only."""
         return round(self.hidden_share * len(text))
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        """Of hidden tokens and of pairs: the share told rightly."""
+        """Return loss and accuracy of masked tokens, and accuracy of next-text prediction."""
         figures = {"loss": sum(means.values()), "masked accuracy": right["hidden"], "masked loss": means["hidden"]}
         return figures | ({"next accuracy": right["follows"]} if "follows" in right else {})
 
 
 def pair_sentences(texts: Sequence[list[int]], room: int) -> list[TextPair]:
-    """Sentences in turn, no more than half of `room` on a side, so that any first text fits with any second.
+    """Return pairs of consecutive sentences with at most half of `room` on each side, so any first text fits any
+    second.
 
-    A sentence that there is no room for is several; a side that is left alone is cut in two.
+    A longer sentence is cut.  A side without a partner is cut in two.
     """
     half = room // 2
     sides: list[list[list[int]]] = []
@@ -148,7 +151,7 @@ def pair_sentences(texts: Sequence[list[int]], room: int) -> list[TextPair]:
 
 
 def halve_text(texts: list[list[int]]) -> TextPair:
-    """Cut at the end of the sentence that is nearest to the middle; one alone in its middle."""
+    """Cut texts at the end of the sentence nearest to the middle; a single one in its middle."""
     if len(texts) == 1:
         middle = len(texts[0]) // 2
         return TextPair(texts[0][:middle], texts[0][middle:])
@@ -158,9 +161,9 @@ def halve_text(texts: list[list[int]]) -> TextPair:
 
 
 def swap_seconds(items: Sequence[TextPair], draw: random.Random) -> tuple[list[TextPair], list[int]]:
-    """About half of the pairs with each other's second texts; 1 for those, 0 for the others.
+    """Exchange the second texts of about half of the pairs; returns 1 for those and 0 for the others.
 
-    The second texts go round, so none comes back to its own.  One pair alone has nobody to change with.
+    The second texts are rotated, so none returns to its own pair.  A single pair is left unchanged.
     """
     moved = [row for row in range(len(items)) if draw.random() < 0.5]
     if len(moved) < 2:

@@ -1,7 +1,8 @@
-"""The objective of whatever reads one sequence and writes another: each token of a translation from those before it.
+"""The objective of encoder-decoders: predicting each token of a translation from the source and the tokens before it.
 
-Knows no network but by what all have in common (models.seq2seq.protocol).  What was written so far is given (teacher
-forcing, Williams and Zipser 1989), and the loss is a mean over tokens, not over sentences."""
+The tokens before are the right ones (teacher forcing, Williams and Zipser 1989).  The loss is a mean over tokens, not
+over sentences.  It works with any network of models.seq2seq.protocol.
+"""
 
 import math
 import random
@@ -22,7 +23,7 @@ from .objective import LossPart
 
 @dataclass(frozen=True)
 class TranslationPair:
-    """What is read and what is to be written, each with its end."""
+    """Token ids of source and target, each with its end token."""
 
     source: list[int]
     target: list[int]
@@ -30,9 +31,9 @@ class TranslationPair:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationObjective:
-    """Pairs of which a side has more than `limit` tokens are left out.
+    """Next-token prediction of translations.  Pairs with more than `limit` tokens on a side are left out.
 
-    `smoothing`: the share of the target that is spread over all words.
+    `smoothing` is the share of the target that is spread over all tokens.
     """
 
     network: Seq2Seq
@@ -68,7 +69,7 @@ class TranslationObjective:
         }
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        """Of tokens, given what stands before them: cross-entropy in nats, perplexity, the share told rightly."""
+        """Return cross-entropy in nats, perplexity, and the share of right predictions."""
         return {"loss": means["written"], "perplexity": math.exp(means["written"]), "accuracy": right["written"]}
 
     @property

@@ -1,6 +1,6 @@
-"""How good translations are: BLEU (Papineni et al. 2002) and chrF (Popović 2015) of what is written, by sacrebleu.
+"""Scores of generated translations: BLEU (Papineni et al. 2002) and chrF (Popović 2015), computed by sacrebleu.
 
-Knows no network but by what all have in common.  What is written is the likeliest token each time.
+Decoding is greedy.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if HAS_SACREBLEU:
 def score_translations(
     objective: TranslationObjective, examples: Sequence[Example[Any]], tokens: int
 ) -> dict[str, float]:
-    """Of examples whose source fits, about so many `tokens` at a time; none where sacrebleu is missing."""
+    """Score the translations of examples whose source fits, about `tokens` at a time.  Empty without sacrebleu."""
     if not HAS_SACREBLEU:
         return {}
     sources = objective.encode([example.text for example in examples])

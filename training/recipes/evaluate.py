@@ -1,6 +1,5 @@
-"""How well a checkpoint does on texts: on those that a recipe holds out, or on those in a file.
-
-It doesn't know who made the checkpoint: it is read as it is served.
+"""Measures a checkpoint on a recipe's held-out part, or on texts in a file.  It loads the checkpoint as a server
+does.
 """
 
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ from ..tasks.task import measure_task as measure_lesson
 from . import finetune_recipe as recipe
 from . import network_recipe as whole
 
-BATCH_TEXTS = 16  # as many tokens as so many of the longest texts
+BATCH_TEXTS = 16  # tokens of a batch, in numbers of the longest texts
 
 
 def evaluate_checkpoint(folder: Path, what: Path) -> dict[str, float]:
-    """Of a folder that generates or fills in: RecipeError if it does neither."""
+    """Measure a folder that generates, fills in or translates.  Raises RecipeError for other tasks."""
     checkpoint = load(str(folder))
     limit = checkpoint.max_tokens
     if what.suffix == ".toml":
@@ -38,7 +37,7 @@ def evaluate_checkpoint(folder: Path, what: Path) -> dict[str, float]:
         raise RecipeError(f"{what}: name a .tsv, of which a line is a sentence, a tab and its translation")
     items = objective.items(examples)
     if not items:
-        raise RecipeError(f"{what}: there is nothing in it to be told")
+        raise RecipeError(f"{what}: it has no tokens to predict")
     tokens = BATCH_TEXTS * max(map(objective.size, items))
     written = score_translations(objective, examples, tokens) if isinstance(objective, TranslationObjective) else {}
     return measure_objective(objective, items, tokens) | written
@@ -60,7 +59,7 @@ def choose_objective(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
 
 
 def read_examples(what: Path, folder: Path) -> Sequence[Example[Any]]:
-    """What a recipe holds out, or a file's paragraphs, as one document."""
+    """Read a recipe's held-out part, or a file as one document."""
     if what.suffix == ".toml":
         data = whole.read_recipe(what).data
         corpus = TEXT_SOURCES[data.source].read_corpus(folder.absolute().parent / "downloads")
@@ -73,12 +72,12 @@ def read_examples(what: Path, folder: Path) -> Sequence[Example[Any]]:
         return [Example(text, None, "file", what.name)]
     pairs = [line.split("\t") for line in text.splitlines() if line]
     if wrong := next((number for number, pair in enumerate(pairs, 1) if len(pair) != 2), 0):
-        raise RecipeError(f"{what}: line {wrong} is no sentence, a tab and its translation")
+        raise RecipeError(f"{what}: line {wrong} is not a sentence, a tab and its translation")
     return [Example(ours, theirs, "file", ours) for ours, theirs in pairs]
 
 
 def evaluate_task(folder: Path, what: Path) -> dict[str, float]:
-    """Of what a recipe made of its trunk: an adapter, or the whole of it."""
+    """Measure what a finetune recipe made of its base model: an adapter or a whole model."""
     read = recipe.read_recipe(what)
     runs = folder.absolute().parent.parent
     source = TASK_SOURCES[read.data.source]

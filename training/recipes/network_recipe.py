@@ -1,7 +1,6 @@
-"""A recipe of a whole network: one TOML file that says from what, as what and how it is learned.  `run` follows it.
+"""Network recipes: one TOML file that describes a network, its data and its training from scratch.  `run` runs it.
 
-It doesn't know how steps are taken, what networks are made of, or how files are written.  The one idea: a run's folder
-has all that it takes to go on, to measure and to export: the recipe as it was read, the vocabulary, the weights.
+A run's folder has everything needed to resume, measure and export it: the recipe, the vocabulary and the weights.
 """
 
 import json
@@ -46,8 +45,11 @@ def check_source(source: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkData:
-    """`tokens` are those of a batch, at most; `context` those read at once.  `words` is the size of the vocabulary,
-    which is learned from the same texts.  `validation` and `held_out` are shares of the sources."""
+    """The data of a recipe.
+
+    `tokens` is the size of a batch, at most; `context` the length of a sequence; `words` the size of the vocabulary,
+    which is learned from the same texts.  `validation` and `held_out` are shares of the sources.
+    """
 
     source: Annotated[str, AfterValidator(check_source)]
     tokens: PositiveInt
@@ -59,9 +61,10 @@ class NetworkData:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRecipe:
-    """All that a run depends on.  `network` has its `kind` and what its shape wants.
+    """Everything that a run depends on.
 
-    `smoothing` of the target is for translations alone, the share of `hidden` tokens for those who are to tell them.
+    `network` has its `kind` and the fields of its size.  `smoothing` of the targets is for translation only, the share
+    of `hidden` tokens for masked language models only.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -80,14 +83,14 @@ class NetworkRecipe:
         return NETWORKS[self.network["kind"]]
 
     def network_size(self, path: Path) -> Any:
-        """What is said of the network; RecipeError names the field at fault."""
+        """Return the network's size.  Raises RecipeError that names the wrong field."""
         said = {name: value for name, value in self.network.items() if name != "kind"}
         return validate(self.network_kind.size_type, said, path, "network")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkResult:
-    """What came of it: a folder that can be served, how large it is, what it learned from, how well it does."""
+    """The result of a run: a folder that can be served, its size, its data and its figures."""
 
     model: str
     parameters: int
@@ -100,7 +103,7 @@ class NetworkResult:
 
 
 def read_recipe(path: Path) -> NetworkRecipe:
-    """The recipe in a file; RecipeError names the field at fault."""
+    """Read the recipe in a file.  Raises RecipeError that names the wrong field."""
     recipe = validate(NetworkRecipe, read_toml(path), path)
     kind = recipe.network.get("kind")
     if kind not in NETWORKS:
@@ -111,14 +114,14 @@ def read_recipe(path: Path) -> NetworkRecipe:
         fit = ", ".join(name for name, texts in TEXT_SOURCES.items() if texts.is_translated == translates)
         raise RecipeError(f"{path}: data.source: a network of kind {kind!r} learns from one of {fit}")
     if recipe.smoothing and not translates:
-        raise RecipeError(f"{path}: smoothing: only translations have it")
+        raise RecipeError(f"{path}: smoothing: only translation networks have it")
     if recipe.hidden != HIDDEN_SHARE and recipe.network_kind.objective != "masked":
         raise RecipeError(f"{path}: hidden: a network of kind {kind!r} has no tokens hidden from it")
     return recipe
 
 
 def smoke_recipe(recipe: NetworkRecipe) -> NetworkRecipe:
-    """The same in a few seconds: a tiny network, a few steps, a few made-up texts."""
+    """Return the recipe changed to run in a few seconds: a tiny network, a few steps, a few generated texts."""
     data = replace(recipe.data, tokens=256, context=32, words=320, validation=0.2, held_out=0.2)
     network = {**recipe.network, **recipe.network_kind.smoke_size}
     return replace(recipe, data=data, plan=recipe.plan.smoke_plan(), network=network, threads=1)
@@ -126,7 +129,7 @@ def smoke_recipe(recipe: NetworkRecipe) -> NetworkRecipe:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A recipe, ready to be followed: its texts divided and read, its network and what it is taught."""
+    """A recipe with its data split and encoded, its network and its objective."""
 
     recipe: NetworkRecipe
     vocabulary: Tokenizer
@@ -136,10 +139,10 @@ class PreparedRun:
 
 
 def run(path: Path, out: Path, *, quick: bool = False, resume: bool = False) -> NetworkResult:
-    """Follow the recipe.  `out` gets model/, metrics.jsonl, loss.png, result.json, and what it takes to `resume`.
+    """Run the recipe.  `out` gets model/, metrics.jsonl, loss.png, result.json, and the files to `resume` from.
 
-    `quick`: in its smoke form, in which nothing is fetched.  RecipeError says what is wrong with the recipe or the run,
-    CheckpointError what is wrong with a download; downloads are kept beside `out`.
+    `quick`: a smoke run without downloads.  Raises RecipeError for a wrong recipe or run, CheckpointError for a wrong
+    download.  Downloads are kept in the folder of `out`.
     """
     recipe = smoke_recipe(read_recipe(path)) if quick else read_recipe(path)
     torch.set_num_threads(recipe.threads)
@@ -167,7 +170,7 @@ def prepare_run(recipe: NetworkRecipe, out: Path, downloads: Path, quick: bool, 
     corpus = texts.create_sample() if quick else texts.read_corpus(downloads)
     split = split_by_source(corpus, recipe.data.validation, recipe.data.held_out)
     if empty := [part for part, examples in vars(split).items() if not examples]:
-        raise RecipeError(f"data: nothing falls to {empty[0]}; give it a share of the sources between 0 and 1")
+        raise RecipeError(f"data: {empty[0]} would be empty; give it a share of the sources between 0 and 1")
     if not again:
         shutil.rmtree(out / VOCABULARY_FOLDER, ignore_errors=True)
         said = [each for example in split.train for each in (example.text, example.label) if each is not None]
@@ -181,7 +184,7 @@ def prepare_run(recipe: NetworkRecipe, out: Path, downloads: Path, quick: bool, 
 
 
 def build_modules(recipe: NetworkRecipe, words: Tokenizer) -> list[nn.Module]:
-    """The network, from the recipe's seed."""
+    """Build the network's modules, initialised from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     shape = recipe.network_size(Path(RECIPE_FILE))
     device = choose_device(recipe.device)
@@ -227,7 +230,7 @@ def measure_run(course: PreparedRun, learned: dict[str, float], note: str) -> Ne
 
 
 def write_model(recipe: NetworkRecipe, words: Tokenizer, modules: Sequence[nn.Module], known: Path, out: Path) -> None:
-    """The vocabulary's files and the network's, a folder that can be served."""
+    """Write the vocabulary's files and the network's: a folder that can be served."""
     out.mkdir(parents=True, exist_ok=True)
     for file in known.iterdir():
         if not file.is_dir():
@@ -236,9 +239,9 @@ def write_model(recipe: NetworkRecipe, words: Tokenizer, modules: Sequence[nn.Mo
 
 
 def export_run(folder: Path, out: Path) -> None:
-    """What a run has learned so far, at its best where that is watched, as a folder that can be served."""
+    """Write a run's current weights, or the best if a figure is watched, as a folder that can be served."""
     if not (folder / RECIPE_FILE).exists():
-        raise RecipeError(f"{folder}: no run of a whole network: it has no {RECIPE_FILE}")
+        raise RecipeError(f"{folder}: not a run of a network recipe: it has no {RECIPE_FILE}")
     recipe = validate(NetworkRecipe, json.loads((folder / RECIPE_FILE).read_text()), folder / RECIPE_FILE)
     words = Tokenizer.from_folder(folder / VOCABULARY_FOLDER)
     modules = build_modules(recipe, words)

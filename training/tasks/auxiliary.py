@@ -1,7 +1,8 @@
-"""What is learned beside a lesson: every token of its texts from those before it (Radford et al. 2018, section 3.2).
+"""The auxiliary loss of a task: predicting every token of its texts from those before it (Radford et al. 2018, section
+3.2).
 
-It doesn't know the lesson.  The one idea: what is lost is L2 + weight * L1, L2 the lesson's and L1 what pretraining
-lost, a mean over the texts' own tokens; those that stand round texts are nobody's to tell.
+The total loss is L2 + weight * L1: L2 is the task's loss and L1 the language model's, a mean over the texts' own
+tokens.  Special tokens are not predicted.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ from ..loop.entropy import mean_entropy
 
 
 def special_tokens(words: Tokenizer) -> frozenset[int]:
-    """The tokens that no text has."""
+    """Return the ids of special tokens."""
     return frozenset(token for token in range(words.vocab_size) if words.is_special(token))
 
 
 @dataclass(frozen=True)
 class LanguageModelLoss:
-    """What weighs so much beside the lesson; tokens `apart` need not be told."""
+    """A language model loss with a weight.  `excluded_tokens` are not predicted."""
 
     weight: float
     excluded_tokens: frozenset[int]
@@ -32,7 +33,7 @@ class LanguageModelLoss:
         return len(self.next_token_targets(sequences)[1])
 
     def next_token_targets(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Of sequences laid end to end the rows behind which a token of a text comes, and those tokens."""
+        """Return the rows of concatenated sequences whose next token is predicted, and those tokens."""
         rows: list[int] = []
         right: list[int] = []
         start = 0
@@ -45,7 +46,7 @@ class LanguageModelLoss:
         return rows, right
 
     def loss(self, network: Transformer, states: Tensor, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """From the [T, W] states of sequences laid end to end; what tells a word is the matrix that it is read by."""
+        """Return the weighted loss from states [T, W] of concatenated sequences.  Scores use the embedding matrix."""
         rows, right = (
             torch.tensor(each, dtype=torch.long, device=states.device) for each in self.next_token_targets(sequences)
         )

@@ -1,8 +1,8 @@
-"""The lesson of answers that stand in a text: where one begins, and where it ends (Devlin et al. 2019, section 4.2).
+"""The task of extracting an answer from a text: where it begins and ends (Devlin et al. 2019, section 4.2).
 
-It doesn't know what is asked.  A question and its text are read together; the tokens of the text are compared as a
-beginning, and again as an end.  The first token of all stands for what is not there: an answer behind what is read.
-Figures are SQuAD's (Rajpurkar et al. 2016): what is said, in the same words or in some of them.
+Question and text are read together, and the tokens of the text are scored as the beginning and as the end.  The first
+token stands for an answer that is beyond the truncated text.  The figures are SQuAD's exact match and F1 (Rajpurkar et
+al. 2016).
 """
 
 import re
@@ -21,15 +21,18 @@ from ..loop.errors import RecipeError
 from .task import EmbedTexts, Figures, TaskBatch
 from .text_reader import EncodedText, TextReader
 
-MAX_ANSWER_TOKENS = 30  # tokens of an answer
+MAX_ANSWER_TOKENS = 30  # tokens of an answer, at most
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 REMOVE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True)
 class SpanItem:
-    """A question and a text as they were read; `rows` are the first token and those of the text, `right` the two of
-    them between which the answer stands."""
+    """An encoded question and text.
+
+    `rows` are the first token and those of the text; `targets` are the indexes in `rows` of the answer's first and last
+    token.
+    """
 
     encoded: EncodedText
     rows: list[int]
@@ -39,13 +42,13 @@ class SpanItem:
     kind: str
 
     def answer_text(self, first: int, last: int) -> str:
-        """What stands in the text between two of its rows."""
+        """Return the text between two of the rows."""
         return self.text[self.encoded.offsets[self.rows[first]][0] : self.encoded.offsets[self.rows[last]][1]]
 
 
 @dataclass(frozen=True)
 class SpanTask:
-    """Two choices a question: where its answer begins and where it ends."""
+    """Extraction of an answer: two choices per question, its beginning and its end."""
 
     kind: Literal["span"] = "span"
 
@@ -96,11 +99,13 @@ class SpanTask:
 
 
 def build_item(example: Example[tuple[int, int]], read: EncodedText) -> SpanItem:
-    """RecipeError if nothing tells the tokens of the text from those of the question."""
+    """Build an item.  Raises RecipeError if the encoding does not separate text and question."""
     rows = [row for row, (start, end) in enumerate(read.offsets) if read.segments[row] == 1 and end > start]
     if not rows:
         shown = f"{example.text[0][:60]!r}"
-        raise RecipeError(f"trunk, data.most_tokens: no token of the second text is read, or none is marked: {shown}")
+        raise RecipeError(
+            f"trunk, data.most_tokens: no token of the second text is read, or segments do not mark them: {shown}"
+        )
     begins, ends = example.label
     found = [at for at, row in enumerate(rows, 1) if read.offsets[row][1] > begins and read.offsets[row][0] < ends]
     whole = bool(found) and read.offsets[rows[-1]][1] >= ends
@@ -115,7 +120,9 @@ def build_item(example: Example[tuple[int, int]], read: EncodedText) -> SpanItem
 
 
 def best_span(begins: Tensor, ends: Tensor) -> tuple[int, int]:
-    """The likeliest place [first, last] of at most LONGEST tokens, of [L] scores each; the first of them is none."""
+    """Return the best span [first, last] of at most MAX_ANSWER_TOKENS tokens, from scores [L] of each end.  Index 0 is
+    never chosen.
+    """
     both = begins[1:, None] + ends[None, 1:]
     allowed = torch.ones_like(both, dtype=torch.bool).triu().tril(MAX_ANSWER_TOKENS - 1)
     first, last = divmod(int(both.masked_fill(~allowed, -torch.inf).argmax()), len(both))
@@ -135,11 +142,11 @@ def squad_figures(items: Sequence[SpanItem], said: Sequence[str]) -> Figures:
 
 
 def answer_words(text: str) -> list[str]:
-    """Its words, without case, punctuation and articles."""
+    """Return the text's words, without case, punctuation and articles."""
     return ARTICLES.sub(" ", text.lower().translate(REMOVE_PUNCTUATION)).split()
 
 
 def f1(said: Sequence[str], right: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall, of words."""
+    """Return the F1 score of two bags of words."""
     common = (Counter(said) & Counter(right)).total()
     return 2 * common / (len(said) + len(right)) if common else float(list(said) == list(right))

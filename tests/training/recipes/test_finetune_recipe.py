@@ -314,7 +314,7 @@ def test_the_recipe_of_the_quick_start_is_read() -> None:
         ("epochs = 2", "epochs = 2\nepoch = 3", r"plan\.epoch"),
         ('source = "vader"', 'source = "imdb"', r"data\.source"),
         ('kind = "wheel"', 'kind = "wheel"\nhash = "0"', r"trunk\.package\.hash"),
-        ("[lora]", "[lora", "no TOML"),
+        ("[lora]", "[lora", "is not TOML"),
     ],
 )
 def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_path: Path) -> None:

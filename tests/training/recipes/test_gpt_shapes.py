@@ -123,7 +123,7 @@ def test_a_trunk_that_puts_tokens_round_texts_already_is_refused(
 ) -> None:
     with pytest.raises(RecipeError, match=r"trunk\.delimited: .* is no GPT2LMHeadModel"):
         add_delimiters(tiny_embedder, tmp_path, 0)
-    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* puts tokens round texts already"):
+    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* already puts tokens around texts"):
         add_delimiters(add_delimiters(trunk, tmp_path / "once", 0), tmp_path / "twice", 0)
 
 
@@ -232,7 +232,7 @@ def test_what_a_folder_says_of_orders_is_checked(runs: dict[str, Path], tmp_path
 def test_an_adapter_cannot_say_that_both_orders_are_read(tmp_path: Path) -> None:
     text = (RECIPES / "gpt-similar.toml").read_text().replace("dropout = 0.1", "").replace("fresh = false", "")
     (tmp_path / "x.toml").write_text(text + '\n[lora]\nrank = 2\nalpha = 4.0\ntargets = ["mlp.up"]\n')
-    with pytest.raises(RecipeError, match="lora: an adapter cannot say how paraphrases are read"):
+    with pytest.raises(RecipeError, match="lora: an adapter has no field for how paraphrases are read"):
         recipe.read_recipe(tmp_path / "x.toml")
 
 

@@ -382,7 +382,7 @@ def test_candidates_are_others_hard_and_easy_in_turn() -> None:
     assert all(rows[n][0] == n - 1 for n in range(1, 60) if n not in (7, 8))
     kin = [sum(examples[other].domain == examples[row].domain for other in others) for row, others in enumerate(rows)]
     assert min(kin) >= 10
-    with pytest.raises(RecipeError, match="40 passages are too few to find one among 20 others"):
+    with pytest.raises(RecipeError, match="40 passages are too few to rank one among 20 others"):
         PairTask().items(examples[:40], lambda texts: [EncodedText([], [], [], is_truncated=False) for _ in texts])  # type: ignore[arg-type]
 
 
@@ -423,7 +423,7 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
         seen = score_batch(served.network, served.head, packed)
         closed = served.head.close(raw)
     assert closed.shape == (MEASURED_PASSAGES, 1)
-    torch.testing.assert_close(seen, raw.T)  # query and passage told apart, as they are when served
+    torch.testing.assert_close(seen, raw.T)  # query and passage in different segments, as in serving
     assert ((closed > 0) & (closed < 1)).all()
 
 
