@@ -41,12 +41,12 @@ EXPLAIN_HEADER = "to explain"  # header of the column for explanations
 def parse_sources(sources: Sequence[str]) -> dict[str, str]:
     """Read NAME=SOURCE arguments as serve does.  A source without a name is called "model", the next one "model-2"."""
     models: dict[str, str] = {}
-    for number, given in enumerate(sources, 1):
-        name, equals, source = given.partition("=")
+    for number, argument in enumerate(sources, 1):
+        name, equals, source = argument.partition("=")
         if equals and is_name(name):
             models[name] = source
         else:
-            models["model" if number == 1 else f"model-{number}"] = given
+            models["model" if number == 1 else f"model-{number}"] = argument
     return models
 
 
@@ -78,36 +78,38 @@ def check_models(settings: Settings) -> CheckResult:
                 adapters.append(adapter_need(name, described, settings))
                 explained |= {name: replace(explained[base_model_name(name)], name=name)} if settings.explain else {}
             else:
-                what = unwrap(
+                description = unwrap(
                     attempt(partial(checkpoint.describe_source, settings.models[name], vet=vetting.check_folder))
                 )
-                what = apply_known_cost(what, settings)
-                draft = choose_draft_model(name, what, settings, vetting.check_folder)
-                models.append(measure_model(name, what, draft, settings.tensor_parallel))
-                described[name] = what
+                description = apply_known_cost(description, settings)
+                draft = choose_draft_model(name, description, settings, vetting.check_folder)
+                models.append(measure_model(name, description, draft, settings.tensor_parallel))
+                described[name] = description
                 explained |= (
-                    {name: explainer_memory_need(measure_model(name, what), settings)} if settings.explain else {}
+                    {name: explainer_memory_need(measure_model(name, description), settings)}
+                    if settings.explain
+                    else {}
                 )
         except (ModelError, PolyheadError) as error:
             refused.append(f"{name}: {error}")
     vetting.close()
     if not models:
         return CheckResult("", tuple(refused), fits=False)
-    said, fits = plan_memory(models, adapters, explained, settings)
-    return CheckResult(said, tuple(refused), fits=fits and not refused)
+    report, fits = plan_memory(models, adapters, explained, settings)
+    return CheckResult(report, tuple(refused), fits=fits and not refused)
 
 
 def plan_memory(
     models: Sequence[ModelSize], adapters: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed], settings: Settings
 ) -> tuple[str, bool]:
     """Plan the memory of the models that can be loaded.  Returns the report, and whether they fit."""
-    kept = sum(adapter.total for adapter in adapters)
+    adapter_bytes = sum(adapter.total for adapter in adapters)
     free = memory_limit(settings.model_copy(update={"memory_mib": 0}), choose_placement(settings).device)
     budget = MemoryBudget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):
         try:
-            plan = budget.plan(model, models[number + 1 :], kept)
+            plan = budget.plan(model, models[number + 1 :], adapter_bytes)
             budget.reserve(plan)
         except InsufficientMemory as error:
             complaints.append(error.message)
@@ -118,11 +120,11 @@ def plan_memory(
             budget.reserve_adapter(adapter)
         except InsufficientMemory as error:
             complaints.append(error.message)
-    said = complaints or [describe_cache_shortage(model, plan) for model, plan in zip(models, needs, strict=True)]
+    notes = complaints or [describe_cache_shortage(model, plan) for model, plan in zip(models, needs, strict=True)]
     if not complaints:
-        said.append(describe_explain_shortage(explained, budget.free))
-    lines = [format_table([*needs, *adapters], explained), describe_limit(settings, free), *filter(None, said)]
-    return "\n".join(lines), not complaints
+        notes.append(describe_explain_shortage(explained, budget.free))
+    parts = [format_table([*needs, *adapters], explained), describe_limit(settings, free), *filter(None, notes)]
+    return "\n".join(parts), not complaints
 
 
 def describe_explain_shortage(explained: Mapping[str, MemoryNeed], free: int) -> str:
@@ -133,11 +135,11 @@ def describe_explain_shortage(explained: Mapping[str, MemoryNeed], free: int) ->
 
 def adapter_need(name: str, described: Mapping[str, Description], settings: Settings) -> MemoryNeed:
     """Return the memory of an adapter.  Raises UnsupportedError if its base model cannot be loaded."""
-    trunk = described.get(base_model_name(name))
-    if trunk is None:
+    base = described.get(base_model_name(name))
+    if base is None:
         raise UnsupportedError(f"{base_model_name(name)}, its base model, cannot be loaded")
-    laid = BaseModel(trunk).plan_adapter(ANYWHERE.locate(settings.models[name]))
-    return adapter_memory_need(name, laid, choose_placement(settings, trunk.default_precision, trunk.config))
+    laid = BaseModel(base).plan_adapter(ANYWHERE.locate(settings.models[name]))
+    return adapter_memory_need(name, laid, choose_placement(settings, base.default_precision, base.config))
 
 
 def describe_cache_shortage(model: ModelSize, planned: MemoryNeed) -> str:

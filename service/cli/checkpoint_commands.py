@@ -96,8 +96,8 @@ def explain(
     from .explain_command import explain_model as work
 
     options = {"method": method, "steps": steps, "baseline": baseline, "window": window, "max_tokens": max_tokens}
-    named = {"target": target, "layers": layers, "heads": heads}
-    options |= {name: given for name, given in named.items() if given}
+    selections = {"target": target, "layers": layers, "heads": heads}
+    options |= {name: value for name, value in selections.items() if value}
     with exit_on_error(), exit_on_interrupt():
         work(ExplainArguments(model, (text, second) if second else (text,), options, plot, as_json), print_text)
 
@@ -170,10 +170,10 @@ def verify_determinism(
 
     chosen = {"deterministic": deterministic, "precision": precision}
     with exit_on_error():
-        asked = settings.read_settings({"models": {"verified": source}, **chosen})
-        loaded = determinism.load_checkpoint(asked)
+        read = settings.read_settings({"models": {"verified": source}, **chosen})
+        loaded = determinism.load_checkpoint(read)
         requests = determinism.read_requests(loaded, prompts) if prompts else determinism.random_requests(loaded, count)
-        verdicts = determinism.verify(loaded, asked, requests, print_progress)
+        verdicts = determinism.verify(loaded, read, requests, print_progress)
     typer.echo(determinism.format_table(verdicts))
     if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
         raise report_failure("answers depend on the batch")

@@ -22,15 +22,15 @@ def open_checkpoint(source: str) -> Checkpoint:
     Raises ModelError if it cannot be read, SettingsError if the settings do not allow it.
     """
     settings = read_settings(REFERENCE_SETTINGS)
-    place = choose_placement(settings)
-    torch.set_num_threads(place.torch_threads)
-    return load(resolve_source(source, settings.model_dir), dtype=place.dtype, device=place.device)
+    placement = choose_placement(settings)
+    torch.set_num_threads(placement.torch_threads)
+    return load(resolve_source(source, settings.model_dir), dtype=placement.dtype, device=placement.device)
 
 
 def resolve_source(source: str, folder: Path) -> str:
     """Return the source of a quick-start model by its name, else `source` itself.  An existing path comes first."""
-    known = quickstart.sources(folder)
-    if source not in known or Path(source).exists():
+    quickstart_sources = quickstart.sources(folder)
+    if source not in quickstart_sources or Path(source).exists():
         return source
     quickstart.fetch_all(folder)
-    return known[source]
+    return quickstart_sources[source]

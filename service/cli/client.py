@@ -25,18 +25,18 @@ class ApiClient:
     def find_model(self, task: str) -> str:
         """Return the name of the first ready model for `task`."""
         served = self._request("GET", "/v1/models")["data"]
-        fitting = [model["id"] for model in served if model["task"] == task]
-        if not fitting:
+        names = [model["id"] for model in served if model["task"] == task]
+        if not names:
             others = ", ".join(model["id"] for model in served) or "none is ready yet"
             raise ClientError(f"{self.url} serves no model to {task}; it serves: {others}")
-        return str(fitting[0])
+        return str(names[0])
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Generator[str]:
         """Yield the answer as it is generated."""
-        asked: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
+        body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
         if max_tokens:
-            asked["max_tokens"] = max_tokens
-        with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
+            body["max_tokens"] = max_tokens
+        with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
                 raise ClientError(error_message(response))

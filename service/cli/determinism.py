@@ -95,22 +95,24 @@ class ConditionResult:
 
 def load_checkpoint(settings: Settings) -> Checkpoint:
     """Load the first model of the settings, as a server would, in this thread."""
-    place = choose_placement(settings)
-    torch.set_num_threads(place.torch_threads)
-    loaded = load(next(iter(settings.models.values())), dtype=place.dtype, device=place.device)
+    placement = choose_placement(settings)
+    torch.set_num_threads(placement.torch_threads)
+    loaded = load(next(iter(settings.models.values())), dtype=placement.dtype, device=placement.device)
     make_deterministic(loaded, settings)
     return loaded
 
 
 def verify(
-    loaded: Checkpoint, settings: Settings, requests: Sequence[Request], told: ProgressCallback
+    loaded: Checkpoint, settings: Settings, requests: Sequence[Request], report_progress: ProgressCallback
 ) -> list[ConditionResult]:
-    """Return one result for each condition.  `told` is called with the condition, the answered requests and their
-    total.
+    """Return one result for each condition.  `report_progress` is called with the condition, the answered requests
+    and their total.
     """
     first, *others = list_conditions(loaded, settings, requests)
-    alone, _ = run_condition(first, requests, told)
-    return [compare_answers(condition, alone, *run_condition(condition, requests, told)) for condition in others]
+    alone, _ = run_condition(first, requests, report_progress)
+    return [
+        compare_answers(condition, alone, *run_condition(condition, requests, report_progress)) for condition in others
+    ]
 
 
 def compare_answers(
@@ -142,10 +144,10 @@ def max_difference(one: list[Event], other: list[Event]) -> float:
     worst = 0.0
     for a, b in zip(one, other, strict=False):
         if isinstance(a, GeneratedToken) and isinstance(b, GeneratedToken):
-            theirs = {**dict(b.top), b.id: b.logprob}
+            other_logprobs = {**dict(b.top), b.id: b.logprob}
             for token, logprob in (*a.top, (a.id, a.logprob)):
-                if token in theirs:
-                    worst = max(worst, abs(math.exp(logprob) - math.exp(theirs[token])))
+                if token in other_logprobs:
+                    worst = max(worst, abs(math.exp(logprob) - math.exp(other_logprobs[token])))
             if a.id != b.id:
                 break
         else:
@@ -167,7 +169,7 @@ def encoder_values(event: Event) -> Sequence[float]:
 
 
 def run_condition(
-    condition: Condition, requests: Sequence[Request], told: ProgressCallback
+    condition: Condition, requests: Sequence[Request], report_progress: ProgressCallback
 ) -> tuple[list[list[Event]], list[StepReport]]:
     """Compute all requests under a condition.  Returns the events of each, and the reports of all steps."""
     answers: list[list[Event]] = [[] for _ in requests]
@@ -179,7 +181,7 @@ def run_condition(
             answers[number] = question.events
         reports += steps
         done += len(wave)
-        told(condition.name, done, len(requests))
+        report_progress(condition.name, done, len(requests))
     return answers, reports
 
 
@@ -193,8 +195,8 @@ def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[Recorde
     while worker.has_work:
         step = worker.step()
         reports.append(step.report)
-        for ticket, event in step.events:
-            ticket.receive(event)
+        for handle, event in step.events:
+            handle.receive(event)
             if isinstance(event, Failed):
                 raise ModelError(f"a request failed: {event.error.message}")
     return questions, reports
@@ -209,14 +211,14 @@ def list_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[R
 def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
     waves = shuffle_batches(len(needs))
-    place = choose_placement(settings)
-    size, sampler = place.block_size, build_sampler(place)
+    placement = choose_placement(settings)
+    size, sampler = placement.block_size, build_sampler(placement)
     roomy = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
-    most = max(sum(needs[number] for number in wave) for wave in waves)
-    fixed = place.instructions or place.kernel is not None  # the block size then changes the order of sums
+    largest = max(sum(needs[number] for number in wave) for wave in waves)
+    fixed = placement.instructions or placement.kernel is not None  # the block size then changes the order of sums
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
     tight = build_executor(
-        loaded, small, math.ceil(max(*needs, most // CACHE_DIVISOR) / choose_placement(small).block_size)
+        loaded, small, math.ceil(max(*needs, largest // CACHE_DIVISOR) / choose_placement(small).block_size)
     )
 
     def worker(executor: Executor = roomy, **budgets: Any) -> Callable[[], Worker]:
@@ -227,10 +229,10 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
 
         return made
 
-    kept = worker()()  # keeps its cache between conditions
+    shared = worker()()  # keeps its cache between conditions
     yield Condition("alone", [[number] for number in range(len(needs))], worker(), describe_nothing)
-    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, lambda: kept, describe_nothing)
-    yield Condition("prefix found in the cache", waves, lambda: kept, describe_cached_tokens)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, lambda: shared, describe_nothing)
+    yield Condition("prefix found in the cache", waves, lambda: shared, describe_cached_tokens)
     yield Condition("in chunks of 7 tokens", waves, worker(token_budget=48, prefill_chunk=7), describe_nothing)
     yield Condition("preempted in a small cache", waves, worker(tight), describe_preemptions)
 
@@ -276,12 +278,12 @@ def random_requests(loaded: Checkpoint, count: int) -> list[Request]:
     """Return requests of random tokens and lengths.  Generators sample greedily and in three seeded ways."""
     choice = Random(0)
     room = loaded.max_tokens - USUAL_ANSWER
-    made = []
+    requests = []
     for number in range(count):
         length = choice.randint(1, max(1, min(USUAL_PROMPT if number % LONG_PROMPT_EVERY else LONG_PROMPT, room)))
         tokens = tuple(choice.randrange(loaded.config.vocab_size) for _ in range(length))
-        made.append(build_request(loaded, number, tokens))
-    return made
+        requests.append(build_request(loaded, number, tokens))
+    return requests
 
 
 def read_requests(loaded: Checkpoint, path: Path) -> list[Request]:
@@ -305,9 +307,9 @@ def build_request(loaded: Checkpoint, number: int, tokens: tuple[int, ...]) -> R
         halves = (len(tokens) // 2, len(tokens) - len(tokens) // 2)
         pair = (0,) * halves[0] + (1,) * halves[1] if loaded.config.segments > 1 and number % 3 == 0 else ()
         return Encode(str(number), tokens, segments=pair)
-    way = SAMPLINGS[number % len(SAMPLINGS)]
+    chosen = SAMPLINGS[number % len(SAMPLINGS)]
     answer = min(USUAL_ANSWER if number % 4 else LONG_ANSWER, loaded.max_tokens - len(tokens))
-    sampling = Sampling(way.temperature, way.top_k, way.top_p, way.min_p, seed=number)
+    sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, seed=number)
     return Generate(str(number), tokens, answer, loaded.stop_tokens, sampling, logprobs=TOP_LOGPROBS)
 
 

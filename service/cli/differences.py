@@ -33,7 +33,7 @@ class ModelOutput:
 class Comparison(Protocol):
     """Collects the outputs of two networks, text by text, and computes figures of their differences."""
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:
         """Add the outputs of both for one text."""
 
     def figures(self) -> dict[str, float]:
@@ -52,9 +52,9 @@ class LayerErrors:
     def __init__(self) -> None:
         self._sums, self._count = torch.zeros(0), 0
 
-    def add(self, expected: Tensor, found: Tensor) -> None:
+    def add(self, expected: Tensor, actual: Tensor) -> None:
         """Add states [depth, T, W] of both."""
-        ratios = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+        ratios = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
         sums = ratios.double().sum(-1)
         self._sums = sums if not self._count else self._sums + sums
         self._count += ratios.size(1)
@@ -71,22 +71,22 @@ class NextTokenComparison:
     def __init__(self) -> None:
         self._divergence = Divergence()
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
-        self._divergence.add(expected.values[:-1], found.values[:-1], torch.tensor(passage.tokens[1:]))
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:
+        self._divergence.add(expected.values[:-1], actual.values[:-1], torch.tensor(passage.tokens[1:]))
 
     def figures(self) -> dict[str, float]:
-        found = asdict(self._divergence.figures)
-        return {"predictions": found.pop("tokens"), **found}
+        actual = asdict(self._divergence.figures)
+        return {"predictions": actual.pop("tokens"), **actual}
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self._divergence.figures
+        actual = self._divergence.figures
         return [
-            ("KL divergence, nats", f"mean {found.kl_mean:.5f}  p99 {found.kl_p99:.5f}  largest {found.kl_max:.5f}"),
-            ("same most likely token", f"{found.top1_agreement:.2%} of {found.tokens}"),
-            ("perplexity", f"{found.perplexity:.4f}, of the reference {found.reference_perplexity:.4f}"),
+            ("KL divergence, nats", f"mean {actual.kl_mean:.5f}  p99 {actual.kl_p99:.5f}  largest {actual.kl_max:.5f}"),
+            ("same most likely token", f"{actual.top1_agreement:.2%} of {actual.tokens}"),
+            ("perplexity", f"{actual.perplexity:.4f}, of the reference {actual.reference_perplexity:.4f}"),
             (
                 "change of log p of the next token",
-                f"mean {found.logprob_change_mean:.5f}  largest {found.logprob_change_max:.5f}",
+                f"mean {actual.logprob_change_mean:.5f}  largest {actual.logprob_change_max:.5f}",
             ),
         ]
 
@@ -98,9 +98,9 @@ class LabelComparison:
         self._changes: list[Tensor] = []
         self._agreements: list[Tensor] = []
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
-        self._changes.append((found.values - expected.values).abs().flatten(1).amax(1))
-        self._agreements.append((found.predicted_labels == expected.predicted_labels).all(-1))
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:  # noqa: ARG002
+        self._changes.append((actual.values - expected.values).abs().flatten(1).amax(1))
+        self._agreements.append((actual.predicted_labels == expected.predicted_labels).all(-1))
 
     def figures(self) -> dict[str, float]:
         changes, agrees = torch.cat(self._changes), torch.cat(self._agreements)
@@ -113,10 +113,10 @@ class LabelComparison:
         }
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self.figures()
-        mean, most = found["probability_change_mean"], found["probability_change_max"]
+        actual = self.figures()
+        mean, most = actual["probability_change_mean"], actual["probability_change_max"]
         return [
-            ("same label", f"{found['label_agreement']:.2%} of {found['answers']}, in {found['texts']} texts"),
+            ("same label", f"{actual['label_agreement']:.2%} of {actual['answers']}, in {actual['texts']} texts"),
             ("change of a probability", f"mean of each answer's largest {mean:.5f}  largest {most:.5f}"),
         ]
 
@@ -128,15 +128,15 @@ class ScoreComparison:
         self._expected: list[float] = []
         self._found: list[float] = []
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:  # noqa: ARG002
         self._expected.append(expected.values.flatten()[-1].item())
-        self._found.append(found.values.flatten()[-1].item())
+        self._found.append(actual.values.flatten()[-1].item())
 
     def figures(self) -> dict[str, float]:
-        expected, found = torch.tensor(self._expected), torch.tensor(self._found)
+        expected, actual = torch.tensor(self._expected), torch.tensor(self._found)
         first, second = torch.triu_indices(len(expected), len(expected), 1)
-        order = [(scores[first] - scores[second]).sign() for scores in (expected, found)]
-        change = (found - expected).abs()
+        order = [(scores[first] - scores[second]).sign() for scores in (expected, actual)]
+        change = (actual - expected).abs()
         return {
             "texts": len(expected),
             "order_agreement": float((order[0] == order[1]).double().mean()),
@@ -145,10 +145,10 @@ class ScoreComparison:
         }
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self.figures()
+        actual = self.figures()
         return [
-            ("same order of two pairs of texts", f"{found['order_agreement']:.2%}, of {found['texts']} pairs"),
-            ("change of a score", f"mean {found['score_change_mean']:.5f}  largest {found['score_change_max']:.5f}"),
+            ("same order of two pairs of texts", f"{actual['order_agreement']:.2%}, of {actual['texts']} pairs"),
+            ("change of a score", f"mean {actual['score_change_mean']:.5f}  largest {actual['score_change_max']:.5f}"),
         ]
 
 
@@ -158,8 +158,8 @@ class VectorComparison:
     def __init__(self) -> None:
         self._cosines: list[float] = []
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
-        one, other = expected.values.flatten().double(), found.values.flatten().double()
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:  # noqa: ARG002
+        one, other = expected.values.flatten().double(), actual.values.flatten().double()
         self._cosines.append(torch.cosine_similarity(one, other, dim=0).item())
 
     def figures(self) -> dict[str, float]:
@@ -172,9 +172,9 @@ class VectorComparison:
         }
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self.figures()
-        cosines = "mean {cosine_mean:.6f}  p1 {cosine_p1:.6f}  least {cosine_min:.6f}".format(**found)
-        return [("cosine with the reference's vector", f"{cosines}, of {found['texts']} texts")]
+        actual = self.figures()
+        cosines = "mean {cosine_mean:.6f}  p1 {cosine_p1:.6f}  least {cosine_min:.6f}".format(**actual)
+        return [("cosine with the reference's vector", f"{cosines}, of {actual['texts']} texts")]
 
 
 COMPARISONS: dict[str, type[NextTokenComparison | LabelComparison | ScoreComparison | VectorComparison]] = {

@@ -64,21 +64,21 @@ class ExplainArguments:
     as_json: bool
 
 
-def explain_model(wanted: ExplainArguments, tell: Callable[[str], object]) -> None:
+def explain_model(arguments: ExplainArguments, print_text: Callable[[str], object]) -> None:
     """Print the explanation, and write the figure.  Raises ModelError if it cannot be computed, SettingsError if
     settings are wrong.
     """
-    if wanted.plot:
-        canvas.check_plot_path(wanted.plot)
-    mine = read_settings({})
-    name = figures.short_name(wanted.model)
+    if arguments.plot:
+        canvas.check_plot_path(arguments.plot)
+    defaults = read_settings({})
+    name = figures.short_name(arguments.model)
     name = name if is_name(name) else "model"
-    settings = read_settings({**LOCAL_SETTINGS, "models": {name: resolve_source(wanted.model, mine.model_dir)}})
+    settings = read_settings({**LOCAL_SETTINGS, "models": {name: resolve_source(arguments.model, defaults.model_dir)}})
     with silence_logs():
-        answer = asyncio.run(post_explain(settings, wanted))
-    tell(json.dumps(answer, ensure_ascii=False) if wanted.as_json else format_answer(answer))
-    if wanted.plot:
-        canvas.save_figure(figures.draw_answer(answer), wanted.plot)
+        answer = asyncio.run(post_explain(settings, arguments))
+    print_text(json.dumps(answer, ensure_ascii=False) if arguments.as_json else format_answer(answer))
+    if arguments.plot:
+        canvas.save_figure(figures.draw_answer(answer), arguments.plot)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def silence_logs() -> Iterator[None]:
         log.setLevel(before)
 
 
-async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str, Any]:
+async def post_explain(settings: Settings, arguments: ExplainArguments) -> dict[str, Any]:
     """Send the request once the model is loaded, and return the answer.  Raises ModelError."""
     settled: asyncio.Future[ModelRegistry] = asyncio.get_running_loop().create_future()
     app = assemble(settings, settled.set_result)
@@ -108,46 +108,46 @@ async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url=BASE_URL, timeout=CLIENT_TIMEOUT_S
         ) as client:
-            answer = await client.post("/v1/explain", json=build_body(wanted, ready[0]))
+            answer = await client.post("/v1/explain", json=build_body(arguments, ready[0]))
     if answer.is_success:
         return dict(answer.json())
     raise ModelError(answer.json()["error"]["message"])
 
 
-def build_body(wanted: ExplainArguments, model: Model) -> dict[str, Any]:
+def build_body(arguments: ExplainArguments, model: Model) -> dict[str, Any]:
     """Build the request's body.  The second text of an embedder is the target to compare with."""
-    first, *second = wanted.texts
-    body: dict[str, Any] = {"model": model.name, "input": first, **wanted.options}
+    first, *second = arguments.texts
+    body: dict[str, Any] = {"model": model.name, "input": first, **arguments.options}
     if second and model.task == "embed":
         body["target"] = {"text": second[0]}
     elif second:
         body["input"] = [first, *second]
-    if given := wanted.options.get("target"):
-        body["target"] = parse_target(given, model)
+    if target := arguments.options.get("target"):
+        body["target"] = parse_target(target, model)
     for name in ("layers", "heads"):
         if name in body:
             body[name] = parse_numbers(f"--{name}", body[name])
-    return body if wanted.as_json else body | {"encoding": "base64"}
+    return body if arguments.as_json else body | {"encoding": "base64"}
 
 
-def parse_target(given: str, model: Model) -> Any:
+def parse_target(value: str, model: Model) -> Any:
     """Read --target: a JSON object, or the one word that the task needs."""
-    if given.lstrip().startswith("{"):
+    if value.lstrip().startswith("{"):
         try:
-            return json.loads(given)
+            return json.loads(value)
         except ValueError as error:
             raise ModelError(f"--target: is not JSON: {error}") from None
     if model.task not in TARGET_FIELDS:
         raise ModelError(f'--target: for the task {model.task} an object is expected, as in {{"start": 0, "end": 4}}')
-    return {TARGET_FIELDS[model.task]: given}
+    return {TARGET_FIELDS[model.task]: value}
 
 
-def parse_numbers(option: str, given: str) -> list[int]:
+def parse_numbers(option: str, value: str) -> list[int]:
     """Read a list of numbers and ranges, as in 0,5 or 0-3."""
     chosen = list[int]()
-    for part in given.split(","):
+    for part in value.split(","):
         if not (match := RANGE.fullmatch(part.strip())):
-            raise ModelError(f"{option}: numbers are expected, as in 0,5 or 0-3, not {given!r}")
+            raise ModelError(f"{option}: numbers are expected, as in 0,5 or 0-3, not {value!r}")
         first = int(match[1])
         chosen += range(first, int(match[2] or first) + 1)
     return chosen
@@ -188,16 +188,16 @@ def attention_lines(tokens: Sequence[str], entry: JsonObject) -> list[str]:
     """Format the columns with the largest weights of each row.  A row of cross-attention is named by the token it
     predicts.
     """
-    mean, shown = figures.attention_weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
+    mean, columns = figures.attention_weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
     names = [*tokens[1:], figures.END_LABEL] if entry["kind"] == "cross" else tokens
-    rows = [strongest_tokens(shown, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]
+    rows = [strongest_tokens(columns, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]
     return [f"{entry['kind']} attention, {figures.describe_heads(entry)}", *rows]
 
 
 def strongest_tokens(tokens: Sequence[str], name: str, values: Sequence[float]) -> str:
     array = np.asarray(values)
-    places = [place for place in np.argsort(-np.abs(array), kind="stable")[:TOP_TOKENS].tolist() if array[place]]
-    return f"{name}: " + ", ".join(f"{tokens[place]} {array[place]:+.3f}" for place in places)
+    indexes = [index for index in np.argsort(-np.abs(array), kind="stable")[:TOP_TOKENS].tolist() if array[index]]
+    return f"{name}: " + ", ".join(f"{tokens[index]} {array[index]:+.3f}" for index in indexes)
 
 
 def escape_text(text: str) -> str:

@@ -64,13 +64,13 @@ class TaskMetric(Protocol):
     def reduce_states(self, sample: Sample, states: Tensor) -> Tensor:
         """Reduce one text's [T, W] states to what the figures need."""
 
-    def sample_sums(self, sample: Sample, seen: Sequence[Tensor]) -> tuple[float, ...]:
+    def sample_sums(self, sample: Sample, reduced: Sequence[Tensor]) -> tuple[float, ...]:
         """Return the figures of a sample, summed over its units."""
 
     def unit_count(self, sample: Sample) -> int:
         """Return the number of a sample's units: texts, words or tokens."""
 
-    def figures(self, samples: Sequence[Sample], told: Figures) -> Figures:
+    def figures(self, samples: Sequence[Sample], sums: Figures) -> Figures:
         """Return [N, F] numbers whose means are the figures, from the [N, F] sums of samples."""
 
 
@@ -89,22 +89,22 @@ class TokenMetric:
         return encoding.select_rows(truncate_rows(encoding.special, limit, side="right", pair=isinstance(text, tuple)))
 
     def reduce_states(self, sample: Sample, states: Tensor) -> Tensor:
-        rows, right = list(sample.rows), torch.tensor(sample.targets)
+        rows, targets = list(sample.rows), torch.tensor(sample.targets)
         hits = loss = 0.0
         for at in range(0, len(rows), LOGIT_ROWS):
-            raw, wanted = head_scores(self.loaded, states, rows[at : at + LOGIT_ROWS]), right[at : at + LOGIT_ROWS]
-            loss += F.cross_entropy(raw, wanted, reduction="sum").item()
-            hits += (raw.argmax(-1) == wanted).sum().item()
+            raw, expected = head_scores(self.loaded, states, rows[at : at + LOGIT_ROWS]), targets[at : at + LOGIT_ROWS]
+            loss += F.cross_entropy(raw, expected, reduction="sum").item()
+            hits += (raw.argmax(-1) == expected).sum().item()
         return torch.tensor([hits, loss], dtype=torch.float64)
 
-    def sample_sums(self, sample: Sample, seen: Sequence[Tensor]) -> tuple[float, ...]:  # noqa: ARG002
-        return tuple(seen[0].tolist())
+    def sample_sums(self, sample: Sample, reduced: Sequence[Tensor]) -> tuple[float, ...]:  # noqa: ARG002
+        return tuple(reduced[0].tolist())
 
     def unit_count(self, sample: Sample) -> int:
         return len(sample.rows)
 
-    def figures(self, samples: Sequence[Sample], told: Figures) -> Figures:  # noqa: ARG002
-        return told
+    def figures(self, samples: Sequence[Sample], sums: Figures) -> Figures:  # noqa: ARG002
+        return sums
 
 
 class TagMetric(TokenMetric):
@@ -120,8 +120,8 @@ class TagMetric(TokenMetric):
         found = [(begins[start], tag) for start, tag in zip(starts, tags, strict=True) if start in begins]
         if not found:
             return None
-        rows, right = zip(*found, strict=True)
-        return Sample((to_text(encoding),), right, rows)
+        rows, targets = zip(*found, strict=True)
+        return Sample((to_text(encoding),), targets, rows)
 
 
 class MaskedTokenMetric(TokenMetric):
@@ -151,8 +151,8 @@ class TranslationMetric(TokenMetric):
 
     def read_sample(self, row: LabelledRow) -> Sample | None:
         source, target = (tuple(self.encode(row.text(name)).ids) for name in ("text", "translation"))
-        given = (cast(Seq2Seq, self.loaded.head).start_token, *target[:-1])
-        return Sample((InputTokens(given, source=source),), target, tuple(range(len(target))))
+        decoder_input = (cast(Seq2Seq, self.loaded.head).start_token, *target[:-1])
+        return Sample((InputTokens(decoder_input, source=source),), target, tuple(range(len(target))))
 
 
 class LabelMetric(TokenMetric):
@@ -172,8 +172,8 @@ class LabelMetric(TokenMetric):
     def reduce_states(self, sample: Sample, states: Tensor) -> Tensor:  # noqa: ARG002
         return head_scores(self.loaded, states, [0])[0]
 
-    def sample_sums(self, sample: Sample, seen: Sequence[Tensor]) -> tuple[float, ...]:
-        raw = torch.stack(list(seen)).sum(0)
+    def sample_sums(self, sample: Sample, reduced: Sequence[Tensor]) -> tuple[float, ...]:
+        raw = torch.stack(list(reduced)).sum(0)
         loss = F.cross_entropy(raw, torch.tensor(sample.targets[0])).item()
         return float(raw.argmax().item() == sample.targets[0]), loss
 
@@ -189,12 +189,12 @@ class MultiLabelMetric(LabelMetric):
             return (0,) if row.choice("label", ("0", "1")) else ()
         return tuple(row.choices("label", self.loaded.labels))
 
-    def sample_sums(self, sample: Sample, seen: Sequence[Tensor]) -> tuple[float, ...]:
-        raw = seen[0]
-        right = torch.zeros_like(raw)
-        right[list(sample.targets)] = 1
-        loss = F.binary_cross_entropy_with_logits(raw, right, reduction="sum").item()
-        return float(torch.equal(raw > 0, right > 0)), loss
+    def sample_sums(self, sample: Sample, reduced: Sequence[Tensor]) -> tuple[float, ...]:
+        raw = reduced[0]
+        expected = torch.zeros_like(raw)
+        expected[list(sample.targets)] = 1
+        loss = F.binary_cross_entropy_with_logits(raw, expected, reduction="sum").item()
+        return float(torch.equal(raw > 0, expected > 0)), loss
 
 
 class SpanMetric(TokenMetric):
@@ -213,19 +213,19 @@ class SpanMetric(TokenMetric):
         found = [at for at, begins, ends in spans if begins < start + len(answer) and ends > start]
         if not found or window.offsets[found[-1]][1] < start + len(answer):
             return None
-        right = (found[0], found[-1])
-        return Sample((to_text(window),), right, (0, *within), window=window, context=context, answer=answer)
+        targets = (found[0], found[-1])
+        return Sample((to_text(window),), targets, (0, *within), window=window, context=context, answer=answer)
 
     def reduce_states(self, sample: Sample, states: Tensor) -> Tensor:  # noqa: ARG002
         return head_scores(self.loaded, states, list(range(len(states))))
 
-    def sample_sums(self, sample: Sample, seen: Sequence[Tensor]) -> tuple[float, ...]:
+    def sample_sums(self, sample: Sample, reduced: Sequence[Tensor]) -> tuple[float, ...]:
         assert sample.window is not None
         rows = list(sample.rows)
-        right = torch.tensor([rows.index(row) for row in sample.targets])
-        loss = F.cross_entropy(seen[0][rows].T, right, reduction="sum").item()
-        found = find_answers(SpanOptions(), sample.context, [ScoredWindow(sample.window, seen[0].numpy())])
-        return float(bool(found) and answer_words(found[0].text) == answer_words(sample.answer)), loss
+        targets = torch.tensor([rows.index(row) for row in sample.targets])
+        loss = F.cross_entropy(reduced[0][rows].T, targets, reduction="sum").item()
+        spans = find_answers(SpanOptions(), sample.context, [ScoredWindow(sample.window, reduced[0].numpy())])
+        return float(bool(spans) and answer_words(spans[0].text) == answer_words(sample.answer)), loss
 
     def unit_count(self, sample: Sample) -> int:  # noqa: ARG002
         return 1
@@ -246,25 +246,25 @@ class SimilarityMetric(TokenMetric):
     def reduce_states(self, sample: Sample, states: Tensor) -> Tensor:  # noqa: ARG002
         return pooled_vectors(cast(Pooler, self.loaded.head), states[None])[0]
 
-    def sample_sums(self, sample: Sample, seen: Sequence[Tensor]) -> tuple[float, ...]:  # noqa: ARG002
-        return (F.cosine_similarity(seen[0], seen[1], dim=0).item(),)
+    def sample_sums(self, sample: Sample, reduced: Sequence[Tensor]) -> tuple[float, ...]:  # noqa: ARG002
+        return (F.cosine_similarity(reduced[0], reduced[1], dim=0).item(),)
 
     def unit_count(self, sample: Sample) -> int:  # noqa: ARG002
         return 1
 
-    def figures(self, samples: Sequence[Sample], told: Figures) -> Figures:
+    def figures(self, samples: Sequence[Sample], sums: Figures) -> Figures:
         """Return the correlation, as terms of pairs whose mean it is.
 
         Errors of differences then come out right as well (the infinitesimal jackknife, Efron 1982; ranks are taken as
         given).
         """
-        ours, theirs = (
-            standardised_ranks(told[:, 0]),
+        predicted, rated = (
+            standardised_ranks(sums[:, 0]),
             standardised_ranks(np.array([sample.score for sample in samples])),
         )
-        together = ours * theirs
-        whole = together.mean()
-        return np.asarray(whole + together - whole * (ours**2 + theirs**2) / 2)[:, None]
+        products = predicted * rated
+        correlation = products.mean()
+        return np.asarray(correlation + products - correlation * (predicted**2 + rated**2) / 2)[:, None]
 
 
 TASK_METRICS: Mapping[str, Callable[[Checkpoint], TaskMetric]] = {
@@ -305,6 +305,6 @@ def answer_words(answer: str) -> list[str]:
 
 def standardised_ranks(values: Figures) -> Figures:
     """Return ranks with mean 0 and deviation 1; equal values get their mean rank.  All 0 if all values are equal."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return np.asarray((ranks - ranks.mean()) / (ranks.std() or 1.0))

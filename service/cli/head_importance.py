@@ -72,21 +72,23 @@ class HeadsArguments:
     as_json: bool
 
 
-def rank_heads(wanted: HeadsArguments, tell: Callable[[str], object], say: ProgressCallback) -> None:
+def rank_heads(
+    arguments: HeadsArguments, print_text: Callable[[str], object], report_progress: ProgressCallback
+) -> None:
     """Print the figures of the whole network, then the importance of each head; write the figure.  Raises
     ModelError.
     """
-    if wanted.plot:
-        canvas.check_plot_path(wanted.plot)
-    rows = labelled.read_rows(wanted.data, wanted.limit)
-    trial = HeadAblation(open_checkpoint(wanted.model), rows)
-    if not wanted.as_json:
-        tell(format_summary(trial))
-    found = trial.ablate_heads(say)
-    told = as_dict(trial, found)
-    tell(json.dumps(told, ensure_ascii=False) if wanted.as_json else format_table(found))
-    if wanted.plot:
-        canvas.save_figure(figures.draw_importance(told, figures.short_name(wanted.model)), wanted.plot)
+    if arguments.plot:
+        canvas.check_plot_path(arguments.plot)
+    rows = labelled.read_rows(arguments.data, arguments.limit)
+    trial = HeadAblation(open_checkpoint(arguments.model), rows)
+    if not arguments.as_json:
+        print_text(format_summary(trial))
+    results = trial.ablate_heads(report_progress)
+    result = as_dict(trial, results)
+    print_text(json.dumps(result, ensure_ascii=False) if arguments.as_json else format_table(results))
+    if arguments.plot:
+        canvas.save_figure(figures.draw_importance(result, figures.short_name(arguments.model)), arguments.plot)
 
 
 class HeadAblation:
@@ -108,7 +110,7 @@ class HeadAblation:
         self._baseline_figures = self._measure_figures()
         self.baseline = dict(zip(self.metric.names, self._mean_figures(self._baseline_figures), strict=True))
 
-    def ablate_heads(self, say: ProgressCallback) -> list[HeadImportance]:
+    def ablate_heads(self, report_progress: ProgressCallback) -> list[HeadImportance]:
         """Measure the network without each head; the most important head comes first."""
         every = [
             (part, layer, head)
@@ -116,15 +118,15 @@ class HeadAblation:
             for layer in range(depth)
             for head in range(heads)
         ]
-        found = []
-        for number, silent in enumerate(every):
-            say("heads ablated", number, len(every))
-            found.append(HeadImportance(*silent, self._ablate({silent})))
-        say("heads ablated", len(every), len(every))
-        return sorted(found, key=lambda head: -head.importance)
+        results = []
+        for number, head_key in enumerate(every):
+            report_progress("heads ablated", number, len(every))
+            results.append(HeadImportance(*head_key, self._ablate({head_key})))
+        report_progress("heads ablated", len(every), len(every))
+        return sorted(results, key=lambda head: -head.importance)
 
-    def _ablate(self, silent: set[tuple[AttentionPart, int, int]]) -> dict[str, FigureChange]:
-        self.instrumented.silenced = silent
+    def _ablate(self, head_keys: set[tuple[AttentionPart, int, int]]) -> dict[str, FigureChange]:
+        self.instrumented.silenced = head_keys
         try:
             now = self._measure_figures()
         finally:
@@ -138,28 +140,28 @@ class HeadAblation:
     def _measure_figures(self) -> Figures:
         """Return the figures of all samples, [N, F]."""
         owners = [(sample, number) for sample in self.samples for number in range(len(sample.texts))]
-        seen: list[Any] = [None] * len(owners)
-        for places, texts in self._batches:
+        reduced: list[Any] = [None] * len(owners)
+        for indexes, texts in self._batches:
             states = self.instrumented.states(texts)
-            for place, each in zip(places, states, strict=True):
-                seen[place] = self.metric.reduce_states(owners[place][0], each)
-        told, at = [], 0
+            for index, each in zip(indexes, states, strict=True):
+                reduced[index] = self.metric.reduce_states(owners[index][0], each)
+        sums, at = [], 0
         for sample in self.samples:
-            told.append(self.metric.sample_sums(sample, seen[at : at + len(sample.texts)]))
+            sums.append(self.metric.sample_sums(sample, reduced[at : at + len(sample.texts)]))
             at += len(sample.texts)
-        return self.metric.figures(self.samples, np.array(told, np.float64))
+        return self.metric.figures(self.samples, np.array(sums, np.float64))
 
 
 def batch_by_length(texts: Sequence[InputTokens]) -> Iterator[tuple[list[int], list[InputTokens]]]:
     """Yield batches of texts of equal lengths, with their indexes."""
-    alike: dict[tuple[int, int], list[int]] = {}
-    for place, text in enumerate(texts):
-        alike.setdefault((len(text.source), len(text.tokens)), []).append(place)
-    for lengths, places in alike.items():
+    by_length: dict[tuple[int, int], list[int]] = {}
+    for index, text in enumerate(texts):
+        by_length.setdefault((len(text.source), len(text.tokens)), []).append(index)
+    for lengths, indexes in by_length.items():
         count = max(1, BATCH_TOKENS // sum(lengths))
-        for at in range(0, len(places), count):
-            some = places[at : at + count]
-            yield some, [texts[place] for place in some]
+        for at in range(0, len(indexes), count):
+            batch = indexes[at : at + count]
+            yield batch, [texts[index] for index in batch]
 
 
 def compare_figures(before: Figures, after: Figures, counts: Figures) -> list[FigureChange]:
@@ -186,12 +188,12 @@ def format_summary(trial: HeadAblation) -> str:
 
 def describe_majority(trial: HeadAblation) -> str:
     """Describe the accuracy of always predicting the most frequent label."""
-    right = [label for sample in trial.samples for label in sample.targets]
-    if trial.loaded.task not in ("classify", "tag") or not right:
+    labels = [label for sample in trial.samples for label in sample.targets]
+    if trial.loaded.task not in ("classify", "tag") or not labels:
         return ""
-    most = max(set(right), key=lambda label: (right.count(label), -label))
-    share = right.count(most) / trial.counts.sum()
-    return f"; always {trial.loaded.labels[most]} would be right in {share:.4f}"
+    majority = max(set(labels), key=lambda label: (labels.count(label), -label))
+    share = labels.count(majority) / trial.counts.sum()
+    return f"; always {trial.loaded.labels[majority]} would be right in {share:.4f}"
 
 
 def format_table(heads: Sequence[HeadImportance]) -> str:

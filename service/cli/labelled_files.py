@@ -24,8 +24,8 @@ class LabelledRow:
     line: int
     values: Mapping[str, Any]
 
-    def field_error(self, field: str, what: str) -> ModelError:
-        return ModelError(f"{self.file}, line {self.line}: {field}: {what}")
+    def field_error(self, field: str, problem: str) -> ModelError:
+        return ModelError(f"{self.file}, line {self.line}: {field}: {problem}")
 
     def has_field(self, field: str) -> bool:
         return self.values.get(field) not in (None, "")
@@ -66,8 +66,8 @@ class LabelledRow:
 
     def _value(self, field: str) -> Any:
         if field not in self.values or self.values[field] is None:
-            there = ", ".join(map(str, self.values)) or "none"
-            raise self.field_error(field, f"is missing; there are: {there}")
+            present = ", ".join(map(str, self.values)) or "none"
+            raise self.field_error(field, f"is missing; there are: {present}")
         return self.values[field]
 
     def _choice(self, field: str, value: object, names: tuple[str, ...]) -> int:
@@ -83,8 +83,8 @@ class LabelledRow:
 
 
 def shorten_repr(value: object) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:60]}..."
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def read_rows(path: Path, limit: int = 0) -> list[LabelledRow]:

@@ -140,11 +140,11 @@ def best_seconds(work: Callable[[], object]) -> float:
 def measure_processor(cores: int) -> Iterator[BenchFigure]:
     cache = last_cache_bytes()
     free = machine.spendable_memory(torch.device("cpu"))
-    places = {
+    sizes = {
         "memory": min(4 * cache, MAX_MEMORY_BYTES, free // 4),
         "last-level cache": min(cache // 2, MAX_CACHED_BYTES, free // 4),
     }
-    for what, size in places.items():
+    for what, size in sizes.items():
         numbers = torch.from_numpy(map_pages(size).view(np.float32))  # large pages, as weights have
         numbers.fill_(1.0)
         for threads in thread_counts(cores):
@@ -162,27 +162,27 @@ def measure_processor(cores: int) -> Iterator[BenchFigure]:
 def measure_torch_products(threads: int) -> Iterator[BenchFigure]:
     """Measure the product of a square matrix with itself."""
     for what, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        whole = torch.randn(SIDE, SIDE).to(dtype)
-        yield BenchFigure(what, "torch.mm", threads, measure_operations(whole, torch.mm), "GFLOPS")
+        matrix = torch.randn(SIDE, SIDE).to(dtype)
+        yield BenchFigure(what, "torch.mm", threads, measure_operations(matrix, torch.mm), "GFLOPS")
     codes = torch.randint(-128, 128, (SIDE, SIDE), dtype=torch.int8)
     yield BenchFigure("int8", "torch._int_mm", threads, measure_operations(codes, torch._int_mm), "GOPS")
 
 
-def measure_operations(whole: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
-    """Return 10^9 operations a second, for the largest corner of `whole` that takes at most MAX_SECONDS.
+def measure_operations(matrix: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
+    """Return 10^9 operations a second, for the largest corner of `matrix` that takes at most MAX_SECONDS.
 
     Without instructions for a type, torch computes one number at a time, and the whole matrix would take minutes.
     """
     side = MIN_SIDE
-    while 8 * time_once(corner_product(whole, side, multiply)) < MAX_SECONDS and side < len(whole):
+    while 8 * time_once(corner_product(matrix, side, multiply)) < MAX_SECONDS and side < len(matrix):
         side *= 2
-    return 2 * side**3 / best_seconds(corner_product(whole, side, multiply)) / 1e9
+    return 2 * side**3 / best_seconds(corner_product(matrix, side, multiply)) / 1e9
 
 
 def corner_product(
-    whole: torch.Tensor, side: int, multiply: Callable[[torch.Tensor, torch.Tensor], object]
+    matrix: torch.Tensor, side: int, multiply: Callable[[torch.Tensor, torch.Tensor], object]
 ) -> Callable[[], object]:
-    corner = whole[:side, :side].contiguous()
+    corner = matrix[:side, :side].contiguous()
     return lambda: multiply(corner, corner)
 
 
@@ -196,13 +196,13 @@ def measure_compiled_product(precision: Precision, threads: int) -> BenchFigure:
     """Measure [ROWS, SIDE] times [SIDE, SIDE] on each thread; rows are quantised on the way, as in a step."""
     pack = PackedNetwork(load_library(runnable_targets()[0]), SQUARE_CONFIG, precision)
     linear = pack.pack_linear([nn.Linear(SIDE, SIDE, bias=False)])
-    places = [(torch.randn(ROWS, SIDE), torch.empty(ROWS, SIDE)) for _ in range(threads)]
+    buffers = [(torch.randn(ROWS, SIDE), torch.empty(ROWS, SIDE)) for _ in range(threads)]
 
-    def multiply(place: tuple[torch.Tensor, torch.Tensor]) -> None:
-        pack.library.polyhead_multiply(linear, place[0].data_ptr(), ROWS, place[1].data_ptr())
+    def multiply(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+        pack.library.polyhead_multiply(linear, pair[0].data_ptr(), ROWS, pair[1].data_ptr())
 
     with ThreadPoolExecutor(threads) as pool:
-        took = best_seconds(lambda: list(pool.map(multiply, places)))
+        took = best_seconds(lambda: list(pool.map(multiply, buffers)))
     operations = threads * 2 * ROWS * SIDE * SIDE / 1e9
     return BenchFigure(
         precision, "compiled step", threads, operations / took, "GOPS" if precision == "int8" else "GFLOPS"

@@ -32,8 +32,8 @@ app.add_typer(bench, name="bench")
 app.add_typer(cli_checkpoint.app)
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         from ..core.version import VERSION
 
         typer.echo(f"polyhead {VERSION}")
@@ -78,8 +78,8 @@ def choose_server(chosen: Any) -> Any:
         from ..server.assembly import serve
 
         if chosen.pools or chosen.replicas != "1":
-            what = "pools" if chosen.pools else "replicas"
-            raise SettingsError(f"{what}: one process serves all models once; --ray serves replicas of them")
+            setting = "pools" if chosen.pools else "replicas"
+            raise SettingsError(f"{setting}: one process serves all models once; --ray serves replicas of them")
         return serve
     try:
         from ..fleet import ray_app as scale
@@ -226,15 +226,15 @@ def check(ctx: typer.Context) -> None:
     from .check import check_models, parse_sources
 
     with exit_on_error():
-        given = flags.parse_flags(ctx.args)
-        if "models" not in given:
+        values = flags.parse_flags(ctx.args)
+        if "models" not in values:
             raise settings.SettingsError("name a model to check: polyhead check SOURCE")
-        found = check_models(settings.read_settings(given | {"models": parse_sources(given["models"])}))
-    if found.report:
-        typer.echo(found.report)
-    for sentence in found.errors:
+        result = check_models(settings.read_settings(values | {"models": parse_sources(values["models"])}))
+    if result.report:
+        typer.echo(result.report)
+    for sentence in result.errors:
         report_failure(sentence)
-    if not found.fits:
+    if not result.fits:
         raise typer.Exit(1)
 
 
@@ -260,9 +260,9 @@ def config(
         typer.echo(effective.settings_schema())
         return
     with exit_on_error():
-        given = flags.parse_flags(ctx.args)
-        chosen = settings.read_settings(given)
-        origins, keys = effective.find_origins(given, chosen), Keys(chosen).all
+        values = flags.parse_flags(ctx.args)
+        chosen = settings.read_settings(values)
+        origins, keys = effective.find_origins(values, chosen), Keys(chosen).all
     typer.echo((effective.as_json if as_json else effective.as_yaml)(chosen, origins, keys))
 
 
@@ -287,18 +287,18 @@ def key(
 
     given = sys.stdin.readline().strip() if stdin else keys.generate_key()
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
-    said = {"scopes": split_list(scopes), "models": split_list(models)} | {
+    permissions = {"scopes": split_list(scopes), "models": split_list(models)} | {
         what: most for what, most in limits.items() if most
     }
     with exit_on_error():
-        entry = keys.make_key_entry(name, given, said)
+        entry = keys.make_key_entry(name, given, permissions)
     if not stdin:
         typer.echo(f"the key of {name}, shown this once: {given}", err=True)
     typer.echo(yaml.safe_dump(entry, sort_keys=False), nl=False)
 
 
-def split_list(given: str) -> list[str]:
-    return [part.strip() for part in given.split(",") if part.strip()]
+def split_list(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 @bench.callback()
@@ -316,8 +316,8 @@ def bench_machine(
     settings.set_library_defaults()
     from .machine_bench import measure_machine
 
-    found = measure_machine()
-    typer.echo(found.as_json() if as_json else found.as_text())
+    report = measure_machine()
+    typer.echo(report.as_json() if as_json else report.as_text())
 
 
 def main() -> None:

@@ -125,8 +125,8 @@ def label_axis(axes: Any, labels: Sequence[AxisLabel], axis: Literal["x", "y"], 
     shown = labels if points >= MIN_POINTS else ()
     along = axes.xaxis if axis == "x" else axes.yaxis
     turned = {"rotation": 90} if axis == "x" else {}
-    places = [number + 0.5 for number in range(len(shown))]
-    along.set_ticks(places, [label.text for label in shown], fontsize=points, parse_math=False, **turned)
+    centres = [number + 0.5 for number in range(len(shown))]
+    along.set_ticks(centres, [label.text for label in shown], fontsize=points, parse_math=False, **turned)
     along.set_tick_params(length=0, pad=2)
     for tick, label in zip(along.get_ticklabels(), shown, strict=True):
         tick.set_color(GREY if label.is_special else "black")
@@ -144,21 +144,21 @@ def bar_colours(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(mpl.colormaps[COLOURS[scale]](shared_norm([values], scale)(values)), np.float32)
 
 
-def draw_matrix(axes: Any, shown: LabelledMatrix, colours: "Normalize", scale: Scale) -> Any:
+def draw_matrix(axes: Any, matrix: LabelledMatrix, colours: "Normalize", scale: Scale) -> Any:
     """Draw a matrix, first row on top.  Returns the mappable for a colour bar."""
-    rows, columns = shown.values.shape
-    if shown.values.size * shown.map_count <= MAX_VECTOR_CELLS:
-        drawn = axes.pcolormesh(shown.values, cmap=COLOURS[scale], norm=colours, edgecolor="face", linewidth=0.2)
+    rows, columns = matrix.values.shape
+    if matrix.values.size * matrix.map_count <= MAX_VECTOR_CELLS:
+        drawn = axes.pcolormesh(matrix.values, cmap=COLOURS[scale], norm=colours, edgecolor="face", linewidth=0.2)
     else:
         drawn = axes.imshow(
-            shown.values, cmap=COLOURS[scale], norm=colours, extent=(0, columns, rows, 0), interpolation="none"
+            matrix.values, cmap=COLOURS[scale], norm=colours, extent=(0, columns, rows, 0), interpolation="none"
         )
-    drawn.set_gid(shown.name)
+    drawn.set_gid(matrix.name)
     axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="auto")
     axes.spines[:].set(linewidth=0.4, color=GREY)
     axes.tick_params(length=0)
-    if shown.title:
-        axes.set_title(shown.title, parse_math=False, pad=3)
+    if matrix.title:
+        axes.set_title(matrix.title, parse_math=False, pad=3)
     return drawn
 
 
@@ -172,8 +172,8 @@ def add_colour_bar(figure: "Figure", mapped: Any, axes: Any) -> None:
 
 def draw_bars(axes: Any, values: NDArray[np.float32], labels: Sequence[AxisLabel], shades: NDArray[np.float32]) -> None:
     """Draw a bar for each number, with its label below."""
-    places = np.arange(len(values)) + 0.5
-    drawn = axes.bar(places, values, width=0.86, color=shades, edgecolor=GREY, linewidth=0.3)
+    centres = np.arange(len(values)) + 0.5
+    drawn = axes.bar(centres, values, width=0.86, color=shades, edgecolor=GREY, linewidth=0.3)
     for number, bar in enumerate(drawn):
         bar.set_gid(f"bar-{number}")
     axes.axhline(0, color="black", linewidth=0.5)

@@ -73,12 +73,16 @@ class QualityArguments:
 BatchOutput = tuple[list[ModelOutput], Tensor]  # an output per text, and states [depth, T, W]
 
 
-def measure_quality(wanted: QualityArguments, tell: Callable[[str], object], say: ProgressCallback) -> None:
+def measure_quality(
+    arguments: QualityArguments, print_text: Callable[[str], object], report_progress: ProgressCallback
+) -> None:
     """Print the report.  Raises ModelError if it cannot be measured, SettingsError if settings are wrong."""
-    settings = read_settings({"precision": wanted.precision})
-    text = read_text(Path(wanted.text)) if wanted.text else TEXT_FILE.read_text(encoding="utf-8")
-    report = QualityMeasurement(resolve_source(wanted.source, settings.model_dir), settings).measure(text, wanted, say)
-    tell(json.dumps(report.as_dict(), ensure_ascii=False) if wanted.as_json else report.as_table())
+    settings = read_settings({"precision": arguments.precision})
+    text = read_text(Path(arguments.text)) if arguments.text else TEXT_FILE.read_text(encoding="utf-8")
+    report = QualityMeasurement(resolve_source(arguments.source, settings.model_dir), settings).measure(
+        text, arguments, report_progress
+    )
+    print_text(json.dumps(report.as_dict(), ensure_ascii=False) if arguments.as_json else report.as_table())
 
 
 def read_text(path: Path) -> str:
@@ -152,22 +156,24 @@ class QualityMeasurement:
         self.reference = settings.model_copy(update=REFERENCE_CHANGES)
         self.placement = self._choose_placement(settings)
 
-    def measure(self, text: str, wanted: QualityArguments, say: ProgressCallback) -> QualityReport:
+    def measure(self, text: str, arguments: QualityArguments, report_progress: ProgressCallback) -> QualityReport:
         """Compute with both networks and compare."""
-        named, task = wanted.text or "the text that comes with polyhead", self.description.head.task
-        steps = (cut_windows if task == "generate" else cut_batches)(self.description, text, named, wanted.tokens)
-        expected = list(self.run_batches(self.reference, steps, say))
+        text_name, task = arguments.text or "the text that comes with polyhead", self.description.head.task
+        steps = (cut_windows if task == "generate" else cut_batches)(
+            self.description, text, text_name, arguments.tokens
+        )
+        expected = list(self.run_batches(self.reference, steps, report_progress))
         return_free_memory()
         comparison, layers = new_comparison(task), LayerErrors()
-        for step, (answers, states) in zip(steps, self.run_batches(self.settings, steps, say), strict=True):
-            right, right_states = expected.pop(0)
-            for passage, one, other in zip(step, right, answers, strict=True):
+        for step, (answers, states) in zip(steps, self.run_batches(self.settings, steps, report_progress), strict=True):
+            expected_output, expected_states = expected.pop(0)
+            for passage, one, other in zip(step, expected_output, answers, strict=True):
                 comparison.add(passage, one, other)
-            layers.add(right_states, states)
+            layers.add(expected_states, states)
         return QualityReport(
-            source=wanted.source,
+            source=arguments.source,
             task=task,
-            text=named,
+            text=text_name,
             tokens=sum(len(passage.tokens) for step in steps for passage in step),
             served=self._describe_placement(self.placement),
             reference=self._describe_placement(self._choose_placement(self.reference)),
@@ -178,18 +184,22 @@ class QualityMeasurement:
     def _choose_placement(self, settings: Settings) -> Placement:
         return choose_placement(settings, self.description.default_precision, self.description.decoder_config)
 
-    def _describe_placement(self, place: Placement) -> str:
-        return f"{place.precision} by {executor_name(place, self.description.decoder_config)}"
+    def _describe_placement(self, placement: Placement) -> str:
+        return f"{placement.precision} by {executor_name(placement, self.description.decoder_config)}"
 
     def run_batches(
-        self, settings: Settings, steps: Sequence[TextBatch], say: ProgressCallback
+        self, settings: Settings, steps: Sequence[TextBatch], report_progress: ProgressCallback
     ) -> Iterator[BatchOutput]:
         """Yield the output of each batch.  The network is in memory until the last one is taken."""
-        place = self._choose_placement(settings)
-        torch.set_num_threads(place.torch_threads)
-        begin = checkpoint.prepare if place.instructions else checkpoint.load_described
+        placement = self._choose_placement(settings)
+        torch.set_num_threads(placement.torch_threads)
+        begin = checkpoint.prepare if placement.instructions else checkpoint.load_described
         loaded = begin(
-            self.source, self.description, dtype=place.dtype, device=place.device, progress=checkpoint.ignore_progress
+            self.source,
+            self.description,
+            dtype=placement.dtype,
+            device=placement.device,
+            progress=checkpoint.ignore_progress,
         )
 
         @contextmanager
@@ -200,62 +210,66 @@ class QualityMeasurement:
 
         make_deterministic(loaded, settings)
         longest = max(len(passage.tokens) for step in steps for passage in step)
-        blocks = math.ceil(longest / place.block_size) if loaded.task == "generate" else 0
+        blocks = math.ceil(longest / placement.block_size) if loaded.task == "generate" else 0
         executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, blocks, held))
         for number, step in enumerate(steps):
-            say(f"{place.precision}: steps", number, len(steps))
+            report_progress(f"{placement.precision}: steps", number, len(steps))
             answers, states = run_batch(loaded, executor, step)
             if not all(each.values.isfinite().all() for each in answers):
-                raise ModelError(f"{self.source}: in {place.precision} its output has values that are not finite")
+                raise ModelError(f"{self.source}: in {placement.precision} its output has values that are not finite")
             yield answers, states
-        say(f"{place.precision}: steps", len(steps), len(steps))
+        report_progress(f"{placement.precision}: steps", len(steps), len(steps))
 
 
-def cut_windows(what: Description, text: str, named: str, tokens: int) -> list[TextBatch]:
+def cut_windows(description: Description, text: str, text_name: str, tokens: int) -> list[TextBatch]:
     """Cut a generator's text into windows of consecutive tokens, evenly over the text, one per batch."""
-    opening = what.tokenizer.boundary_tokens[0]
-    ids = what.tokenizer.encode(text, special=False).ids
-    width, total = min(WINDOW_TOKENS, what.max_tokens) - len(opening), min(tokens or GENERATOR_TOKENS, len(ids))
+    opening = description.tokenizer.boundary_tokens[0]
+    ids = description.tokenizer.encode(text, special=False).ids
+    width, total = min(WINDOW_TOKENS, description.max_tokens) - len(opening), min(tokens or GENERATOR_TOKENS, len(ids))
     if width < 2:
-        raise UnsupportedError(f"it reads {what.max_tokens} tokens, which is too few to compare", file=what.file)
+        raise UnsupportedError(
+            f"it reads {description.max_tokens} tokens, which is too few to compare", file=description.file
+        )
     if total < MIN_TOKENS:
-        raise ModelError(f"{named}: {total} tokens of it are read; at least {MIN_TOKENS} are needed")
+        raise ModelError(f"{text_name}: {total} tokens of it are read; at least {MIN_TOKENS} are needed")
     count = max(math.ceil(total / width), min(MIN_WINDOWS, total // MIN_TOKENS))
     size = total // count
     starts = (number * (len(ids) - size) // max(count - 1, 1) for number in range(count))
-    return [[check_tokens(what, opening + ids[start : start + size], [])] for start in starts]
+    return [[check_tokens(description, opening + ids[start : start + size], [])] for start in starts]
 
 
-def cut_batches(what: Description, text: str, named: str, tokens: int) -> list[TextBatch]:
+def cut_batches(description: Description, text: str, text_name: str, tokens: int) -> list[TextBatch]:
     """Take sentences evenly over the text, or pairs of neighbours, in batches."""
     sentences = [line.strip() for line in SENTENCE_END.split(text) if len(line.strip()) > 1]
-    paired = what.head.task in ("rank", "span") or what.head.both_orders
+    paired = description.head.task in ("rank", "span") or description.head.both_orders
     if paired:
-        encoded = what.tokenizer.encode_batch([*pairwise(sentences)])
+        encoded = description.tokenizer.encode_batch([*pairwise(sentences)])
     else:
-        prompt = what.head.prompts.get("", "")
-        encoded = what.tokenizer.encode_batch([prompt + sentence for sentence in sentences])
+        prompt = description.head.prompts.get("", "")
+        encoded = description.tokenizer.encode_batch([prompt + sentence for sentence in sentences])
     if len(encoded) < MIN_TEXTS:
-        raise ModelError(f"{named} has {len(sentences)} sentences; at least {MIN_TEXTS} are needed")
-    usual = GENERATOR_TOKENS if what.head.task == "fill" else ENCODER_TOKENS
+        raise ModelError(f"{text_name} has {len(sentences)} sentences; at least {MIN_TEXTS} are needed")
+    usual = GENERATOR_TOKENS if description.head.task == "fill" else ENCODER_TOKENS
     every = math.ceil(sum(map(len, encoded)) / (tokens or usual))
-    some = encoded[:: max(1, min(every, len(encoded) // MIN_TEXTS))]
-    texts = [truncate_text(what, each, paired=paired) for each in some]
+    chosen = encoded[:: max(1, min(every, len(encoded) // MIN_TEXTS))]
+    texts = [truncate_text(description, each, paired=paired) for each in chosen]
     return [texts[start : start + BATCH_TEXTS] for start in range(0, len(texts), BATCH_TEXTS)]
 
 
-def truncate_text(what: Description, encoding: Encoding, *, paired: bool) -> EncodedText:
+def truncate_text(description: Description, encoding: Encoding, *, paired: bool) -> EncodedText:
     """Truncate an encoding on the right."""
-    if len(encoding) > what.max_tokens:
-        encoding = encoding.select_rows(truncate_rows(encoding.special, what.max_tokens, side="right", pair=paired))
-    return check_tokens(what, encoding.ids, encoding.segments if any(encoding.segments) else [])
+    if len(encoding) > description.max_tokens:
+        encoding = encoding.select_rows(
+            truncate_rows(encoding.special, description.max_tokens, side="right", pair=paired)
+        )
+    return check_tokens(description, encoding.ids, encoding.segments if any(encoding.segments) else [])
 
 
-def check_tokens(what: Description, tokens: list[int], segments: list[int]) -> EncodedText:
+def check_tokens(description: Description, tokens: list[int], segments: list[int]) -> EncodedText:
     """Return the text's tokens.  Raises ModelError for an id without an embedding."""
-    if reason := missing_embedding(what, tokens, segments):
-        raise ModelError(f"{what.file}: {reason}")
-    return EncodedText(tokens, segments if what.config.segments else [])
+    if reason := missing_embedding(description, tokens, segments):
+        raise ModelError(f"{description.file}: {reason}")
+    return EncodedText(tokens, segments if description.config.segments else [])
 
 
 @torch.inference_mode()

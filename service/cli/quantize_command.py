@@ -23,7 +23,7 @@ MIB = 1 << 20
 ProgressCallback = Callable[[str, int, int], None]
 
 
-def quantize(source: str, out: Path, precision: str, text: Path | None, say: ProgressCallback) -> str:
+def quantize(source: str, out: Path, precision: str, text: Path | None, report_progress: ProgressCallback) -> str:
     """Write `out`, and return a sentence with the sizes.  Raises ModelError if it cannot be done."""
     if out.is_symlink() and not out.exists():
         raise ModelError(f"{out} is a link to a missing path; name a folder that is new or empty")
@@ -31,15 +31,17 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, say: Pro
         raise ModelError(f"{out} exists already; name a folder that is new or empty")
     if (text is not None) != (precision == "int4"):
         raise ModelError("int4 needs --text, a file of text similar to the model's input; int8 takes none")
-    what = describe_source(source)
-    save.find_coded_matrices(what, save.SCHEMES[precision])
-    save.list_copied_files(Path(what.file).parent)
-    grids = None if text is None else calibrate_matrices(source, what, text, say)
+    description = describe_source(source)
+    save.find_coded_matrices(description, save.SCHEMES[precision])
+    save.list_copied_files(Path(description.file).parent)
+    grids = None if text is None else calibrate_matrices(source, description, text, report_progress)
     try:
-        save.write_quantized(what, out, grids, lambda done, total: say("tensors written", done, total))
+        save.write_quantized(
+            description, out, grids, lambda done, total: report_progress("tensors written", done, total)
+        )
     except OSError as error:
         raise ModelError(f"{out}: the folder cannot be written: {error.strerror or error}") from None
-    before = sum(entry.size for entry in what.entries.values() if entry.encoding)
+    before = sum(entry.size for entry in description.entries.values() if entry.encoding)
     after = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return f"{out}: weights of {after / MIB:.1f} MiB, {before / MIB:.1f} MiB before"
 
@@ -47,22 +49,32 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, say: Pro
 def describe_source(source: str) -> Description:
     path = ANYWHERE.locate(source)
     if path.is_file() or adapter.is_adapter(path):
-        message = "only a safetensors folder can be quantised, no GGUF file or adapter; name the folder it was made from"
+        message = (
+            "only a safetensors folder can be quantised, no GGUF file or adapter; name the folder it was made from"
+        )
         raise UnsupportedError(message, file=str(path))
-    what = checkpoint.describe_source(str(path))
-    if what.head.task == "translate":
-        raise UnsupportedError("translation models are not quantised", file=what.file)
-    return what
+    description = checkpoint.describe_source(str(path))
+    if description.head.task == "translate":
+        raise UnsupportedError("translation models are not quantised", file=description.file)
+    return description
 
 
-def calibrate_matrices(source: str, what: Description, text: Path, say: ProgressCallback) -> dict[str, Int4Matrix]:
+def calibrate_matrices(
+    source: str, description: Description, text: Path, report_progress: ProgressCallback
+) -> dict[str, Int4Matrix]:
     """Return the calibrated int4 matrices by name."""
     loaded = checkpoint.load_described(
-        source, what, dtype=torch.float32, device="cpu", progress=lambda done, total: say("bytes read", done, total)
+        source,
+        description,
+        dtype=torch.float32,
+        device="cpu",
+        progress=lambda done, total: report_progress("bytes read", done, total),
     )
-    shown = read_sequences(loaded, text)
+    calibration = read_sequences(loaded, text)
     head = save.untied_head(loaded.network, loaded.head)
-    return calibrate(loaded.network, head, shown, lambda done, total: say("layers calibrated", done, total))
+    return calibrate(
+        loaded.network, head, calibration, lambda done, total: report_progress("layers calibrated", done, total)
+    )
 
 
 def read_sequences(loaded: Checkpoint, text: Path) -> list[list[int]]:

@@ -26,10 +26,10 @@ class QueuedTokensPolicy:
         """Return the number of replicas for `queued` tokens, at least one."""
         return max(math.ceil(queued / self.target), 1)
 
-    def __call__(self, asked: Any) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Return the target number of replicas and an empty policy state."""
-        told: Mapping[Any, float] = (asked.aggregated_metrics or {}).get(QUEUED_TOKENS_STAT, {})
-        if not told:  # no replica has reported yet
-            return asked.target_num_replicas, {}
-        low, high = asked.capacity_adjusted_min_replicas, asked.capacity_adjusted_max_replicas
-        return min(max(self.replicas_needed(sum(told.values())), low), high), {}
+        queued: Mapping[Any, float] = (context.aggregated_metrics or {}).get(QUEUED_TOKENS_STAT, {})
+        if not queued:  # no replica has reported yet
+            return context.target_num_replicas, {}
+        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(max(self.replicas_needed(sum(queued.values())), low), high), {}

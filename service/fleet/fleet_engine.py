@@ -99,12 +99,12 @@ class Fleet:
     """
 
     def __init__(
-        self, names: Sequence[str], books: Telemetry, secret: str, routed: CreatePolicy = PrefixAffinity
+        self, names: Sequence[str], telemetry: Telemetry, secret: str, routed: CreatePolicy = PrefixAffinity
     ) -> None:
         self.on_model_available: Callable[[Model], None] = lambda model: None  # noqa: ARG005
         random = Random()  # not used for cryptography
         self.replicas = ReplicaSet(names, ConnectionContext(secret, self), random)
-        self._telemetry, self._policy = books, routed(random)
+        self._telemetry, self._policy = telemetry, routed(random)
         self._numbers = count(1)
         self._routed: dict[Stream, RoutedRequest] = {}
         self._by_number: dict[int, RoutedRequest] = {}
@@ -162,9 +162,9 @@ class Fleet:
         if self._is_closing:
             raise Unavailable("the server is shutting down", retry_after=1)
         with name_model_in_errors(model):
-            lines = self._eligible_connections(model, requests)
+            connections = self._eligible_connections(model, requests)
             streams = [Stream(request, self._link_of(model, request)) for request in requests]
-            self._send(lines, [self._register(model, stream) for stream in streams])
+            self._send(connections, [self._register(model, stream) for stream in streams])
         for stream in streams:
             stream.start()
         return streams
@@ -175,9 +175,9 @@ class Fleet:
         The same replica explains the model as long as it is connected.  Raises Unavailable if there is none.
         """
         with name_model_in_errors(model):
-            lines = self.replicas.eligible_for(model)
+            connections = self.replicas.eligible_for(model)
             if self._explainers.get(model.name) not in self.replicas.connections_for(model.name):
-                self._explainers[model.name] = min(lines, key=lambda each: each.name)
+                self._explainers[model.name] = min(connections, key=lambda each: each.name)
             try:
                 layout = await self._explainers[model.name].call("watch", model.name)
             except ConnectionError as error:
@@ -208,11 +208,11 @@ class Fleet:
 
     def counts(self) -> dict[tuple[str, WorkerTask], RequestCounts]:
         counts: dict[tuple[str, WorkerTask], RequestCounts] = {}
-        for (model, duty), link in self._links.items():
-            begun = Counter(
+        for (model, task), link in self._links.items():
+            started = Counter(
                 bool(sent.stream.timing.started) for sent in self._routed.values() if sent.stream.context is link
             )
-            counts[model, duty] = RequestCounts(begun[False], begun[True])
+            counts[model, task] = RequestCounts(started[False], started[True])
         return counts
 
     async def close(self) -> None:
@@ -220,46 +220,46 @@ class Fleet:
         self._is_closing = True
         for stream in list(self._routed):
             stream.abort(Stopped("the server is shutting down", retry_after=1))
-        await asyncio.gather(*(line.close() for line in self.replicas))
+        await asyncio.gather(*(connection.close() for connection in self.replicas))
 
     # Calls of connections (ConnectionListener)
 
-    def on_connected(self, line: ReplicaConnection) -> None:
-        line.models = {name: model for name, model in line.models.items() if name in self.replicas.names()}
-        for name, model in line.models.items():
-            log.info("%s has a replica: %s at %s:%d", name, line.name, *line.address)
+    def on_connected(self, connection: ReplicaConnection) -> None:
+        connection.models = {name: model for name, model in connection.models.items() if name in self.replicas.names()}
+        for name, model in connection.models.items():
+            log.info("%s has a replica: %s at %s:%d", name, connection.name, *connection.address)
             self._telemetry.metrics.record_loaded(model)
             self.on_model_available(model)
 
         self.replicas.retire_leaving()
 
-    def on_leaving(self, line: ReplicaConnection) -> None:  # noqa: ARG002
+    def on_leaving(self, connection: ReplicaConnection) -> None:  # noqa: ARG002
         self.replicas.retire_leaving()
 
-    def on_events(self, line: ReplicaConnection, events: Sequence[tuple[int, Any]]) -> None:
+    def on_events(self, connection: ReplicaConnection, events: Sequence[tuple[int, Any]]) -> None:
         """Deliver events, by request number.  Events of a request that is over are dropped.  Raises FrameError for an
         event that a correct replica never sends.
         """
-        for ticket, event in events:
-            sent = self._by_number.get(ticket)
-            if sent is not None and sent.connection is line:
+        for number, event in events:
+            sent = self._by_number.get(number)
+            if sent is not None and sent.connection is connection:
                 if not sent.accepts(event):
                     raise FrameError(f"a request is not answered like this: {str(event)[:200]}")
                 self._receive_event(sent, event)
 
-    def on_lost(self, line: ReplicaConnection) -> None:
+    def on_lost(self, connection: ReplicaConnection) -> None:
         """End the requests that the replica had begun to answer with an error, and send the others to another
         replica.
         """
-        there = [sent for sent in self._routed.values() if sent.connection is line]
-        for name in line.models if there or not (line.will_leave or self._is_closing) else ():
+        affected = [sent for sent in self._routed.values() if sent.connection is connection]
+        for name in connection.models if affected or not (connection.will_leave or self._is_closing) else ():
             self._telemetry.metrics.record_lost_replica(name)
-        gone = Stopped("the replica that computed this was lost; send it again", retry_after=1)
-        unheard = [sent for sent in there if sent.can_reroute]
-        for sent in there:
+        error = Stopped("the replica that computed this was lost; send it again", retry_after=1)
+        movable = [sent for sent in affected if sent.can_reroute]
+        for sent in affected:
             if not sent.can_reroute:
-                self._fail(sent, gone)
-        self._reroute(unheard, gone)
+                self._fail(sent, error)
+        self._reroute(movable, error)
         self.replicas.retire_leaving()
 
     def _receive_event(self, sent: RoutedRequest, event: Event | RequestStarted) -> None:
@@ -283,9 +283,9 @@ class Fleet:
         """Return the connections that the requests may be sent to.  Explanations go to the replica that has loaded the
         explainer.
         """
-        lines = self.replicas.eligible_for(model)
+        connections = self.replicas.eligible_for(model)
         if not any(isinstance(request, ExplainTextRequest) for request in requests):
-            return lines
+            return connections
         if self._explainers.get(model.name) not in self.replicas.connections_for(model.name):
             raise Unavailable(f"the replica that explains {model.name} was lost; send it again", retry_after=1)
         return [self._explainers[model.name]]
@@ -302,50 +302,52 @@ class Fleet:
         if not isinstance(request, Generate):
             return RoutingRequest(request.prompt_tokens)
         expected = self._answer_lengths.setdefault(model.name, AnswerLengths()).expected_tokens(request.max_tokens)
-        block = next((line.block_tokens for line in self.replicas.connections_for(model.name)), 0)
+        block = next((connection.block_tokens for connection in self.replicas.connections_for(model.name)), 0)
         return RoutingRequest(request.prompt_tokens, expected, block_keys(model, request, block), block)
 
-    def _send(self, lines: Sequence[ReplicaConnection], sents: Sequence[RoutedRequest]) -> None:
+    def _send(self, connections: Sequence[ReplicaConnection], to_send: Sequence[RoutedRequest]) -> None:
         """Send each request to the replica that the policy chooses; the requests of one group go to the same replica.
         Each connection gets one frame.
         """
-        together: dict[str, ReplicaConnection] = {}
+        group_connections: dict[str, ReplicaConnection] = {}
         frames: dict[ReplicaConnection, list[RoutedRequest]] = {}
-        for sent in sents:
+        for sent in to_send:
             group = sent.stream.request.group if isinstance(sent.stream.request, Generate) else ""
-            line = together.get(group) or self._choose_connection(lines, sent)
+            connection = group_connections.get(group) or self._choose_connection(connections, sent)
             if group:
-                together[group] = line
-            sent.uncached_tokens = line.candidate.add_request(sent.number, sent.routing)
-            sent.connection = line
-            frames.setdefault(line, []).append(sent)
-        for line, those in frames.items():
-            rows = tuple((sent.number, sent.uncached_tokens, sent.stream.request) for sent in those)
+                group_connections[group] = connection
+            sent.uncached_tokens = connection.candidate.add_request(sent.number, sent.routing)
+            sent.connection = connection
+            frames.setdefault(connection, []).append(sent)
+        for connection, batch in frames.items():
+            rows = tuple((sent.number, sent.uncached_tokens, sent.stream.request) for sent in batch)
             try:
-                line.send("ask", those[0].model.name, those[0].routing.expected_tokens, rows)
+                connection.send("ask", batch[0].model.name, batch[0].routing.expected_tokens, rows)
             except FrameError as error:
-                for sent in those:
+                for sent in batch:
                     self._fail(sent, BadRequest(f"it cannot be sent to a replica: {error}"))
 
-    def _choose_connection(self, lines: Sequence[ReplicaConnection], sent: RoutedRequest) -> ReplicaConnection:
-        candidate, why = self._policy.choose(sent.routing, [line.candidate for line in lines])
+    def _choose_connection(self, connections: Sequence[ReplicaConnection], sent: RoutedRequest) -> ReplicaConnection:
+        candidate, why = self._policy.choose(sent.routing, [connection.candidate for connection in connections])
         self._telemetry.metrics.record_routed(sent.model.name, why)
-        return next(line for line in lines if line.candidate is candidate)
+        return next(connection for connection in connections if connection.candidate is candidate)
 
-    def _reroute(self, sents: Sequence[RoutedRequest], error: PolyheadError) -> None:
+    def _reroute(self, to_send: Sequence[RoutedRequest], error: PolyheadError) -> None:
         """Send the requests to other replicas, once.  Without another replica they fail with `error`."""
-        for name in {sent.model.name for sent in sents}:
-            those = [sent for sent in sents if sent.model.name == name]
-            left = {sent.connection for sent in those}
-            for sent in those:
+        for name in {sent.model.name for sent in to_send}:
+            batch = [sent for sent in to_send if sent.model.name == name]
+            left = {sent.connection for sent in batch}
+            for sent in batch:
                 sent.connection.candidate.remove_request(sent.number)
                 sent.was_rerouted = True
             with suppress(Unavailable):
-                if lines := [line for line in self.replicas.eligible_for(those[0].model) if line not in left]:
-                    self._telemetry.metrics.record_rerouted(name, len(those))
-                    self._send(lines, those)
+                if connections := [
+                    connection for connection in self.replicas.eligible_for(batch[0].model) if connection not in left
+                ]:
+                    self._telemetry.metrics.record_rerouted(name, len(batch))
+                    self._send(connections, batch)
                     continue
-            for sent in those:
+            for sent in batch:
                 self._fail(sent, error)
 
     def _fail(self, sent: RoutedRequest, error: PolyheadError) -> None:
@@ -353,11 +355,11 @@ class Fleet:
         sent.stream.receive(Failed(error))
 
     def _link_of(self, model: Model, request: Request) -> StreamContext:
-        duty: WorkerTask = "explain" if isinstance(request, ExplainTextRequest) else model.task
-        if (model.name, duty) not in self._links:
-            link = StreamContext(model.name, duty, self._on_ended, lambda _: None, self._hold, self._resume)
-            self._links[model.name, duty] = link
-        return self._links[model.name, duty]
+        task: WorkerTask = "explain" if isinstance(request, ExplainTextRequest) else model.task
+        if (model.name, task) not in self._links:
+            link = StreamContext(model.name, task, self._on_ended, lambda _: None, self._hold, self._resume)
+            self._links[model.name, task] = link
+        return self._links[model.name, task]
 
     def _hold(self, stream: Stream) -> None:
         sent = self._routed[stream]

@@ -101,10 +101,10 @@ def dataclass_codec(kind: type) -> Codec:
     names = [field.name for field in fields(kind)]
     of_types = row_validator(*(WIRE_FIELD_TYPES.get(field.type, field.type) for field in fields(kind)))
 
-    def value(*told: Any) -> Any:
-        return kind(**dict(zip(names, of_types(told), strict=True)))
+    def value(*row: Any) -> Any:
+        return kind(**dict(zip(names, of_types(row), strict=True)))
 
-    return Codec(lambda whole: [getattr(whole, name) for name in names], value)
+    return Codec(lambda instance: [getattr(instance, name) for name in names], value)
 
 
 def float_table_codec(kind: type, buffer: str) -> Codec:
@@ -129,8 +129,8 @@ def encode_terms(terms: Terms) -> FieldRow:
     return terms.owner, terms.priority, terms.deadline - perf_counter(), terms.trace
 
 
-def decode_terms(*told: Any) -> Terms:
-    owner, priority, seconds, trace = validate_terms(told)
+def decode_terms(*row: Any) -> Terms:
+    owner, priority, seconds, trace = validate_terms(row)
     return Terms(owner, priority, seconds + perf_counter(), trace)
 
 
@@ -142,10 +142,10 @@ def encode_error(error: PolyheadError) -> FieldRow:
     return type(error).__name__, error.message, error.param, error.retry_after, error.model, error.task
 
 
-def decode_error(*told: Any) -> PolyheadError:
-    name, message, param, retry_after, *whose = validate_error(told)
+def decode_error(*row: Any) -> PolyheadError:
+    name, message, param, retry_after, *context = validate_error(row)
     error = ERROR_TYPES.get(name, PolyheadError)(message, param=param, retry_after=retry_after)
-    error.model, error.task = whose
+    error.model, error.task = context
     return error
 
 
@@ -239,17 +239,17 @@ MessageRoute = tuple[
 ]  # a validator of a message's fields, and the function that gets them
 
 
-def dispatch_message(ways: Mapping[str, MessageRoute], words: Any) -> None:
+def dispatch_message(routes: Mapping[str, MessageRoute], message: Any) -> None:
     """Call the function that the message's first field names with its other fields.  Raises FrameError if the name is
     unknown or the fields have other types.
     """
-    if not (isinstance(words, tuple) and words and isinstance(words[0], str) and words[0] in ways):
+    if not (isinstance(message, tuple) and message and isinstance(message[0], str) and message[0] in routes):
         raise FrameError("its first field is no known message type")
-    of_types, function = ways[words[0]]
+    of_types, function = routes[message[0]]
     try:
-        rest = of_types(words[1:])
+        rest = of_types(message[1:])
     except ValueError as error:
-        raise FrameError(f"{words[0]}: {next(iter(str(error).splitlines()))}") from None
+        raise FrameError(f"{message[0]}: {next(iter(str(error).splitlines()))}") from None
     function(*rest)
 
 
@@ -265,11 +265,11 @@ def encode_frame(value: Any) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-async def read_frame(reader: StreamReader, most: int = MAX_FRAME_BYTES) -> Any:
+async def read_frame(reader: StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> Any:
     """Read the next frame.  Raises FrameError for a bad one and IncompleteReadError at the end of the connection."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    if length > most:
-        raise FrameError(f"a frame of {length} bytes is announced; at most {most} are read")
+    if length > max_bytes:
+        raise FrameError(f"a frame of {length} bytes is announced; at most {max_bytes} are read")
     return unpack(await reader.readexactly(length))
 
 

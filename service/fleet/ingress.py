@@ -29,16 +29,16 @@ def assemble_ingress(
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
     """Build the application.  `find` runs for ever and updates the fleet's replicas; `secret` is shared with them."""
-    books = Telemetry.from_settings(settings)
-    fleet = Fleet(list(settings.models), books, secret, routed)
-    server = books.build_server(settings, fleet, fleet, traces)
+    telemetry = Telemetry.from_settings(settings)
+    fleet = Fleet(list(settings.models), telemetry, secret, routed)
+    server = telemetry.build_server(settings, fleet, fleet, traces)
     fleet.on_model_available = server.text.prepare_grammars
-    books.metrics.watch_replicas(fleet.replicas)
+    telemetry.metrics.watch_replicas(fleet.replicas)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         aside = [
-            start_background_task(work) for work in (find(fleet), trim_heap_forever(), watch_keys_file(books.keys))
+            start_background_task(work) for work in (find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys))
         ]
         yield
         for task in aside:

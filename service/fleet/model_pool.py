@@ -24,10 +24,10 @@ class ModelPool:
     gets `drain_s` seconds to finish its requests.
     """
 
-    def __init__(self, registry: ModelRegistry, sources: Mapping[str, str], most: int, drain_s: float) -> None:
+    def __init__(self, registry: ModelRegistry, sources: Mapping[str, str], max_loaded: int, drain_s: float) -> None:
         self.models: dict[str, Model] = {}  # all models that can be loaded
         self.broken: dict[str, str] = {}
-        self._registry, self._sources, self._max_loaded, self._drain_s = registry, sources, most, drain_s
+        self._registry, self._sources, self._max_loaded, self._drain_s = registry, sources, max_loaded, drain_s
         self._recently_used: OrderedDict[str, None] = OrderedDict()  # the most recently used at the end
         self._load_lock = asyncio.Lock()
         self._load_tasks: set[asyncio.Task[Model]] = set()

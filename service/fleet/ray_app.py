@@ -77,9 +77,9 @@ class DiscoveryRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        if (told := here.LISTENERS.get(self._deployment_id.name)) is not None:
-            known = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS_STAT) for replica in replicas}
-            told({name: (address[0], address[1]) for name, address in known.items() if address})
+        if (callback := here.LISTENERS.get(self._deployment_id.name)) is not None:
+            addresses = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS_STAT) for replica in replicas}
+            callback({name: (address[0], address[1]) for name, address in addresses.items() if address})
 
 
 class EngineReplica:
@@ -186,8 +186,8 @@ async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) ->
 def error_sentence(message: str) -> str:
     """Return our error's sentence out of Ray's message, or the message's last line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("polyhead.service.core.errors.")]
-    return (ours or lines or [""])[-1].rpartition("polyhead.service.core.errors.")[2]
+    own_errors = [line for line in lines if line.startswith("polyhead.service.core.errors.")]
+    return (own_errors or lines or [""])[-1].rpartition("polyhead.service.core.errors.")[2]
 
 
 def engine_deployment(name: str, settings: Settings, secret: str) -> ray_serve.Application:
@@ -254,11 +254,11 @@ def with_quickstart(settings: Settings) -> Settings:
 
 def cluster_secret(settings: Settings) -> str:
     """Return the secret of the cluster: the setting, or one that the first process generates and stores in Ray."""
-    if given := settings.fleet_key.get_secret_value():
-        return given
+    if configured := settings.fleet_key.get_secret_value():
+        return configured
     internal_kv._internal_kv_put(SECRET_KEY, token_urlsafe(32).encode(), overwrite=False, namespace=NAMESPACE.encode())
-    kept = internal_kv._internal_kv_get(SECRET_KEY, namespace=NAMESPACE.encode())
-    return kept.decode()
+    stored = internal_kv._internal_kv_get(SECRET_KEY, namespace=NAMESPACE.encode())
+    return stored.decode()
 
 
 def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
@@ -283,8 +283,8 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
     }
 
     async def find(fleet: Fleet) -> None:
-        async with asyncio.TaskGroup() as together:
-            together.create_task(watch_deployments(fleet, deployed))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch_deployments(fleet, deployed))
             while not all(state.is_final for state in fleet.states().values()):
                 await asyncio.sleep(ADDRESS_INTERVAL_S)
             process.on_models_settled(fleet, clock)

@@ -89,10 +89,12 @@ class Replica:
     def __init__(self, settings: Settings, name: str, secret: str, executed: ExecutorHook = keep_executor) -> None:
         self.name, self._secret = name, secret
         self._drain_s = settings.drain_seconds
-        books, place = Telemetry.from_settings(settings), choose_placement(settings)
-        self.engine = Engine(StepObserver(books.metrics), name=place.device.type, threads=place.torch_threads)
-        self.registry = ModelRegistry(self.engine, settings, told=books.metrics, executed=executed)
-        self.server = books.build_server(settings, self.registry, self.engine, NO_TRACING, self.registry.held_bytes)
+        telemetry, placement = Telemetry.from_settings(settings), choose_placement(settings)
+        self.engine = Engine(
+            StepObserver(telemetry.metrics), name=placement.device.type, threads=placement.torch_threads
+        )
+        self.registry = ModelRegistry(self.engine, settings, told=telemetry.metrics, executed=executed)
+        self.server = telemetry.build_server(settings, self.registry, self.engine, NO_TRACING, self.registry.held_bytes)
         self.pool = (
             ModelPool(self.registry, settings.models, settings.pool_models, self._drain_s) if settings.pools else None
         )
@@ -118,20 +120,25 @@ class Replica:
             await self.registry.load_all()
         if not self.models:
             raise Unavailable("; ".join(f"{name}: {why}" for name, why in self.broken.items()))
-        asked, seen = bind_socket(host, ports), bind_socket(host, ports)
+        ingress_socket, http_socket = bind_socket(host, ports), bind_socket(host, ports)
         # The event loop accepts up to TAKEN connections in each of a few turns before it can close the first. Others
         # wait in the kernel.
-        self._listener = await asyncio.start_server(self._accept, sock=asked, backlog=ACCEPT_BATCH)
-        asked.listen(LISTEN_BACKLOG)
-        self._http_port = int(seen.getsockname()[1])
-        self._http_server = ReplicaHttpServer(self.server, seen)
+        self._listener = await asyncio.start_server(self._accept, sock=ingress_socket, backlog=ACCEPT_BATCH)
+        ingress_socket.listen(LISTEN_BACKLOG)
+        self._http_port = int(http_socket.getsockname()[1])
+        self._http_server = ReplicaHttpServer(self.server, http_socket)
         await self._http_server.start()
         self._background_tasks = [
             start_background_task(self._send_load()),
             start_background_task(watch_keys_file(self.server.keys)),
         ]
-        log.info("%s answers on %s:%d, its metrics are on %s:%d", self.name, *asked.getsockname(), *seen.getsockname())
-        return int(asked.getsockname()[1])
+        log.info(
+            "%s answers on %s:%d, its metrics are on %s:%d",
+            self.name,
+            *ingress_socket.getsockname(),
+            *http_socket.getsockname(),
+        )
+        return int(ingress_socket.getsockname()[1])
 
     def failure_reasons(self) -> list[str]:
         """Return why Ray should replace this replica; empty if it should not."""
@@ -179,8 +186,8 @@ class Replica:
     def hello_message(self) -> tuple[Any, ...]:
         """Return the hello message: models with their digests, failures, port and cache size."""
         models = tuple((model_digest(model), pack(model)) for model in self.models)
-        kept, size = self.registry.cache_size()
-        return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, dict(self.broken), kept, size)
+        block_count, size = self.registry.cache_size()
+        return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, dict(self.broken), block_count, size)
 
     async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self._unauthenticated.add(writer)
@@ -206,9 +213,9 @@ class Replica:
     async def _send_load(self) -> None:
         while True:
             await asyncio.sleep(LOAD_INTERVAL_S)
-            reasons, held = tuple(self.server.unready_reasons()), self.pool.loaded_names if self.pool else None
+            reasons, loaded = tuple(self.server.unready_reasons()), self.pool.loaded_names if self.pool else None
             for visitor in self._connections:
-                visitor.send("load", self.queued_tokens - visitor.load.queued_tokens, reasons, held)
+                visitor.send("load", self.queued_tokens - visitor.load.queued_tokens, reasons, loaded)
 
 
 def bind_socket(host: str, ports: Iterable[int]) -> socket.socket:
@@ -235,12 +242,12 @@ async def authenticate(secret: str, reader: StreamReader, writer: StreamWriter) 
 
     No other byte of the peer is read before that.
     """
-    ours = secrets.token_bytes(NONCE_BYTES)
-    writer.write(ours)
-    theirs, shown = await reader.readexactly(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
-    if not hmac.compare_digest(shown, compute_proof(secret, "asks", ours)):
+    own_nonce = secrets.token_bytes(NONCE_BYTES)
+    writer.write(own_nonce)
+    peer_nonce, peer_proof = await reader.readexactly(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
+    if not hmac.compare_digest(peer_proof, compute_proof(secret, "asks", own_nonce)):
         raise FrameError("it does not know the secret")
-    writer.write(compute_proof(secret, "answers", theirs))
+    writer.write(compute_proof(secret, "answers", peer_nonce))
 
 
 class IngressConnection:
@@ -282,36 +289,36 @@ class IngressConnection:
         with suppress(OSError):
             await self._writer.wait_closed()
 
-    def send(self, *words: Any) -> None:
+    def send(self, *fields: Any) -> None:
         if not self._writer.is_closing():
-            self._writer.write(encode_frame(words))
+            self._writer.write(encode_frame(fields))
 
     # Messages of the ingress
 
     def _on_ask(self, name: str, answer: int, requests: Sequence[tuple[int, int, Request]]) -> None:
-        for ticket, left, request in requests:
-            if not isinstance(request, Request) or ticket in self._open_numbers:
+        for number, left, request in requests:
+            if not isinstance(request, Request) or number in self._open_numbers:
                 raise FrameError("it sent what is no request, or a number that is in use")
             if not (answer >= 0 and 0 <= left <= request.prompt_tokens):
                 raise FrameError(
                     f"{left} tokens are left to compute of {request.prompt_tokens}, and {answer} to answer"
                 )
-            self._open_numbers.add(ticket)
-            self.load.add_request(ticket, RoutingRequest(left, answer))
-        self._start_task(self._submit(name, [(ticket, request) for ticket, _, request in requests]))
+            self._open_numbers.add(number)
+            self.load.add_request(number, RoutingRequest(left, answer))
+        self._start_task(self._submit(name, [(number, request) for number, _, request in requests]))
 
-    def _drop(self, ticket: int, answered: bool) -> None:
-        self._finish_request(ticket)
-        if stream := self._streams.pop(ticket, None):
+    def _drop(self, number: int, answered: bool) -> None:
+        self._finish_request(number)
+        if stream := self._streams.pop(number, None):
             stream.close(answered=answered)
 
-    def _hold(self, ticket: int) -> None:
-        if ticket in self._open_numbers:
-            self._paused[ticket] = asyncio.Event()
+    def _hold(self, number: int) -> None:
+        if number in self._open_numbers:
+            self._paused[number] = asyncio.Event()
 
-    def _resume(self, ticket: int) -> None:
-        if held := self._paused.pop(ticket, None):
-            held.set()
+    def _resume(self, number: int) -> None:
+        if paused := self._paused.pop(number, None):
+            paused.set()
 
     def _on_watch(self, number: int, name: str) -> None:
         self._start_task(self._send_layout(number, name))
@@ -338,63 +345,63 @@ class IngressConnection:
             ready = [replace(request, adapter=model.adapter) for request in guided]  # adapter numbers differ by replica
             streams = self._replica.registry.submit(model, ready)
         except PolyheadError as error:
-            for ticket, _ in requests:
-                self._add_event(ticket, Failed(error))
+            for number, _ in requests:
+                self._add_event(number, Failed(error))
             return
-        for (ticket, _), stream in zip(requests, streams, strict=True):
-            if ticket in self._open_numbers:
-                self._streams[ticket] = stream
-                self._start_task(self._forward_events(ticket, stream))
+        for (number, _), stream in zip(requests, streams, strict=True):
+            if number in self._open_numbers:
+                self._streams[number] = stream
+                self._start_task(self._forward_events(number, stream))
             else:  # the request was dropped meanwhile
                 stream.close()
 
     async def _with_guide(self, model: Model, request: Request) -> Request:
         """Return the request with its guide compiled, if it has one."""
-        if isinstance(request, Generate) and isinstance(asked := request.guide, GuideSpec):
+        if isinstance(request, Generate) and isinstance(spec := request.guide, GuideSpec):
             with name_model_in_errors(model):
                 text = self._replica.server.text
-                guide = await text.find_guide(model, asked.grammar, asked.thinking, request.terms)
+                guide = await text.find_guide(model, spec.grammar, spec.thinking, request.terms)
             return replace(request, guide=guide)
         return request
 
-    async def _forward_events(self, ticket: int, stream: Stream) -> None:
-        begun = False
+    async def _forward_events(self, number: int, stream: Stream) -> None:
+        is_started = False
         async for event in stream:
-            if not begun and stream.timing.started:
-                begun = True
-                self._add_event(ticket, RequestStarted(stream.timing.started - stream.submitted))
-            self._add_event(ticket, event)
-            if held := self._paused.get(ticket):
-                await held.wait()
+            if not is_started and stream.timing.started:
+                is_started = True
+                self._add_event(number, RequestStarted(stream.timing.started - stream.submitted))
+            self._add_event(number, event)
+            if paused := self._paused.get(number):
+                await paused.wait()
             await self._writer.drain()  # returns at once unless the send buffer is full
-        self._streams.pop(ticket, None)
+        self._streams.pop(number, None)
 
-    def _add_event(self, ticket: int, event: Event | RequestStarted) -> None:
+    def _add_event(self, number: int, event: Event | RequestStarted) -> None:
         """Queue an event.  All events of one turn of the event loop are sent in one frame."""
         match event:
             case GeneratedToken():
-                self.load.count_token(ticket)
+                self.load.count_token(number)
             case Done() | Failed():
-                self._finish_request(ticket)
+                self._finish_request(number)
             case _:
                 pass
         if not self._unsent_events:
             asyncio.get_running_loop().call_soon(self._send_events)
-        self._unsent_events.append((ticket, event))
+        self._unsent_events.append((number, event))
 
-    def _finish_request(self, ticket: int) -> None:
-        self._open_numbers.discard(ticket)
-        self.load.remove_request(ticket)
-        self._resume(ticket)
+    def _finish_request(self, number: int) -> None:
+        self._open_numbers.discard(number)
+        self.load.remove_request(number)
+        self._resume(number)
 
     def _send_events(self) -> None:
-        said, self._unsent_events = tuple(self._unsent_events), []
+        events, self._unsent_events = tuple(self._unsent_events), []
         try:
-            self.send("said", said)
+            self.send("said", events)
         except FrameError as error:
-            for ticket in {ticket for ticket, _ in said}:
-                self._drop(ticket, answered=False)
-                self.send("said", ((ticket, Failed(AnswerTooLarge(f"it cannot be sent: {error}"))),))
+            for number in {number for number, _ in events}:
+                self._drop(number, answered=False)
+                self.send("said", ((number, Failed(AnswerTooLarge(f"it cannot be sent: {error}"))),))
 
     async def _send_layout(self, number: int, name: str) -> None:
         try:

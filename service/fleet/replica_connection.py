@@ -55,14 +55,14 @@ log = logging.getLogger("polyhead.fleet")
 class ConnectionListener(Protocol):
     """Receives what replicas send.  The attributes of the connection are updated before each call."""
 
-    def on_connected(self, line: "ReplicaConnection") -> None: ...
+    def on_connected(self, connection: "ReplicaConnection") -> None: ...
 
-    def on_events(self, line: "ReplicaConnection", events: Sequence[tuple[int, Any]]) -> None: ...
+    def on_events(self, connection: "ReplicaConnection", events: Sequence[tuple[int, Any]]) -> None: ...
 
-    def on_leaving(self, line: "ReplicaConnection") -> None:
+    def on_leaving(self, connection: "ReplicaConnection") -> None:
         """The replica will leave."""
 
-    def on_lost(self, line: "ReplicaConnection") -> None:
+    def on_lost(self, connection: "ReplicaConnection") -> None:
         """The connection is lost; its open requests are not answered."""
 
 
@@ -77,13 +77,13 @@ class ConnectionContext:
     listener: ConnectionListener
     known_models: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
 
-    def decode_model(self, mark: str, told: bytes) -> Model:
+    def decode_model(self, mark: str, data: bytes) -> Model:
         """Decode a model, or return the known one with this digest.  Raises FrameError if the data is no model or has
         another digest.
         """
-        if (known := self.known_models.get(mark)) is not None:
-            return known
-        model = unpack(told)
+        if (known_model := self.known_models.get(mark)) is not None:
+            return known_model
+        model = unpack(data)
         if not isinstance(model, Model) or model_digest(model) != mark:
             raise FrameError("the data of a model does not match its digest")
         self.known_models[mark] = model
@@ -130,11 +130,11 @@ class ReplicaConnection:
         """Whether new requests should be sent to this replica."""
         return self.is_open and not self.is_retired and not self.unready_reasons
 
-    def send(self, *words: Any) -> None:
+    def send(self, *fields: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode_frame(words))
+            self._writer.write(encode_frame(fields))
 
-    async def call(self, way: str, *words: Any) -> Any:
+    async def call(self, message: str, *fields: Any) -> Any:
         """Send a message and return its answer.  Raises ConnectionError if the replica is not connected or is lost
         meanwhile.
         """
@@ -142,7 +142,7 @@ class ReplicaConnection:
             raise ConnectionError(f"replica {self.name} is not connected")
         number = next(self._numbers)
         self._pending_calls[number] = asyncio.get_running_loop().create_future()
-        self.send(way, number, *words)
+        self.send(message, number, *fields)
         try:
             return await self._pending_calls[number]
         finally:
@@ -188,26 +188,26 @@ class ReplicaConnection:
     async def _connect(self) -> tuple[StreamReader, StreamWriter]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*self.address)
-            with ExitStack() as undo:
-                undo.callback(writer.close)
+            with ExitStack() as cleanup:
+                cleanup.callback(writer.close)
                 await self._authenticate(reader, writer)
-                undo.pop_all()
+                cleanup.pop_all()
         return reader, writer
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Prove to each other that both know the secret.  Raises FrameError."""
-        theirs, ours = await reader.readexactly(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-        writer.write(ours + compute_proof(self._context.secret, "asks", theirs))
+        peer_nonce, own_nonce = await reader.readexactly(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        writer.write(own_nonce + compute_proof(self._context.secret, "asks", peer_nonce))
         if not hmac.compare_digest(
-            await reader.readexactly(NONCE_BYTES), compute_proof(self._context.secret, "answers", ours)
+            await reader.readexactly(NONCE_BYTES), compute_proof(self._context.secret, "answers", own_nonce)
         ):
             raise FrameError("it does not know the secret")
 
     async def _read_messages(self, reader: StreamReader) -> None:
         while True:
             async with asyncio.timeout(SILENCE_TIMEOUT_S):
-                words = await read_frame(reader)
-            dispatch_message(self._routes, words)
+                message = await read_frame(reader)
+            dispatch_message(self._routes, message)
             if self.is_retired and not self._is_listed and not self.candidate.open_requests:
                 return
 
@@ -225,25 +225,27 @@ class ReplicaConnection:
     # Messages of the replica
 
     def _on_hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
-        broken, kept, block = told
+        broken, cache_blocks, block = told
         if version != PROTOCOL_VERSION:
             raise FrameError(f"it has protocol version {version}, this process has {PROTOCOL_VERSION}")
         if name != self.name:
             raise FrameError(f"another replica answers at its address: {name}")
-        if not (0 <= seen < PORT_COUNT and kept >= 0 and 0 <= block <= MAX_BLOCKS):
-            raise FrameError(f"its hello message has impossible values: port {seen}, {kept} blocks of {block} tokens")
+        if not (0 <= seen < PORT_COUNT and cache_blocks >= 0 and 0 <= block <= MAX_BLOCKS):
+            raise FrameError(
+                f"its hello message has impossible values: port {seen}, {cache_blocks} blocks of {block} tokens"
+            )
         self._retry_pause_s = MIN_RETRY_S
         self.metrics_address = self.address[0], seen
         self.block_tokens = block
-        self.candidate = Candidate(name, min(kept, MAX_BLOCKS))
+        self.candidate = Candidate(name, min(cache_blocks, MAX_BLOCKS))
         self.models = {model.name: model for model in (self._context.decode_model(*told) for told in models)}
         self.broken, self.is_retired, self.will_leave = broken, False, not self._is_listed
         self._context.listener.on_connected(self)
 
-    def _on_load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
+    def _on_load(self, elsewhere: int, reasons: Sequence[str], loaded: Sequence[str] | None) -> None:
         if elsewhere < 0:
             raise FrameError(f"its load message has {elsewhere} queued tokens")
-        self.candidate.queued_by_others, self.unready_reasons, self.loaded_names = elsewhere, reasons, held
+        self.candidate.queued_by_others, self.unready_reasons, self.loaded_names = elsewhere, reasons, loaded
 
     def has_loaded(self, name: str) -> bool:
         """Whether the model is in the replica's memory."""

@@ -35,9 +35,9 @@ class ReplicaSet:
 
     def update_replicas(self, deployment: str, replicas: Mapping[str, Address]) -> None:
         """Set the replicas of a deployment, by name: connect to the new ones and retire those that are gone."""
-        for key, line in list(self._connections.items()):
-            if key[0] == deployment and replicas.get(key[1]) != line.address:
-                line.unlist()
+        for key, connection in list(self._connections.items()):
+            if key[0] == deployment and replicas.get(key[1]) != connection.address:
+                connection.unlist()
                 self._unlisted.append(self._connections.pop(key))
         for name, address in replicas.items():
             if (deployment, name) not in self._connections:
@@ -49,10 +49,10 @@ class ReplicaSet:
 
         Not before: Ray may stop a replica before it lists its successor.
         """
-        for line in [line for line in self if line.will_leave]:
-            if not line.is_open or all(self._staying_for(name) for name in line.models):
-                line.retire()
-        self._unlisted = [line for line in self._unlisted if line.is_open]
+        for connection in [connection for connection in self if connection.will_leave]:
+            if not connection.is_open or all(self._staying_for(name) for name in connection.models):
+                connection.retire()
+        self._unlisted = [connection for connection in self._unlisted if connection.is_open]
 
     def set_target(self, names: Collection[str], wanted: int, why: str) -> None:
         """Set how many replicas the models should have, and why none could be started (empty: no failure)."""
@@ -71,8 +71,8 @@ class ReplicaSet:
 
     def models(self) -> list[Model]:
         """Return each ready model once.  If replicas have different versions of it, a random one of them."""
-        lines = [(name, self.connections_for(name)) for name in self._names]
-        return [self._random.choice(having).models[name] for name, having in lines if having]
+        connections = [(name, self.connections_for(name)) for name in self._names]
+        return [self._random.choice(having).models[name] for name, having in connections if having]
 
     def model_statuses(self) -> list[ServedName]:
         ready = {model.name: model for model in self.models()}
@@ -80,17 +80,17 @@ class ReplicaSet:
 
     def queued_tokens(self) -> Iterable[tuple[str, str, int]]:
         """Yield model, replica address and its queued tokens."""
-        for line in self._connections.values():
-            host, port = line.address
-            for name in line.models if line.is_open else ():
-                yield name, f"{host}:{port}", line.candidate.queued_tokens
+        for connection in self._connections.values():
+            host, port = connection.address
+            for name in connection.models if connection.is_open else ():
+                yield name, f"{host}:{port}", connection.candidate.queued_tokens
 
     def metrics_addresses(self) -> Iterable[tuple[str, str, Address]]:
         """Yield deployment, name and metrics address of each connected replica."""
         return (
-            (deployment, line.name, line.metrics_address)
-            for (deployment, _), line in self._connections.items()
-            if line.is_open
+            (deployment, connection.name, connection.metrics_address)
+            for (deployment, _), connection in self._connections.items()
+            if connection.is_open
         )
 
     def ready_counts(self) -> Mapping[str, int]:
@@ -102,12 +102,16 @@ class ReplicaSet:
         left.
         """
         return self._staying_for(name) or [
-            line for line in self if line.is_open and not line.is_retired and name in line.models
+            connection
+            for connection in self
+            if connection.is_open and not connection.is_retired and name in connection.models
         ]
 
     def _staying_for(self, name: str) -> list[ReplicaConnection]:
         return [
-            line for line in self._connections.values() if line.is_open and not line.will_leave and name in line.models
+            connection
+            for connection in self._connections.values()
+            if connection.is_open and not connection.will_leave and name in connection.models
         ]
 
     def eligible_for(self, model: Model) -> list[ReplicaConnection]:
@@ -119,22 +123,27 @@ class ReplicaSet:
         remain.  Replicas of a pool that have the model in memory are preferred, up to SPILL_TOKENS.
         """
         having = self.connections_for(model.name)
-        same = [line for line in having if line.models[model.name] is model]
-        alike = same or [line for line in having if line.models[model.name].tokenizer.parts == model.tokenizer.parts]
-        if not alike:
+        same = [connection for connection in having if connection.models[model.name] is model]
+        compatible = same or [
+            connection
+            for connection in having
+            if connection.models[model.name].tokenizer.parts == model.tokenizer.parts
+        ]
+        if not compatible:
             raise self.unavailable_error(model.name)
-        fit = [line for line in alike if line.is_ready] or alike
-        holding = [line for line in fit if line.has_loaded(model.name)]
+        fit = [connection for connection in compatible if connection.is_ready] or compatible
+        holding = [connection for connection in fit if connection.has_loaded(model.name)]
         least, idlest = (
-            min((line.candidate.queued_tokens for line in lines), default=SPILL_TOKENS) for lines in (holding, fit)
+            min((connection.candidate.queued_tokens for connection in connections), default=SPILL_TOKENS)
+            for connections in (holding, fit)
         )
         return holding if holding and least - idlest < SPILL_TOKENS else fit
 
     def model_state(self, name: str) -> LoadState:
         if self.connections_for(name):
             return LoadState("ready", 1.0)
-        told = (line.broken[name] for line in self._connections.values() if name in line.broken)
-        why = next(told, self._failures.get(name, ""))
+        reasons = (connection.broken[name] for connection in self._connections.values() if name in connection.broken)
+        why = next(reasons, self._failures.get(name, ""))
         return LoadState("broken", reason=why) if why else LoadState("waiting")
 
     def known_model(self, name: str, model: Model | None) -> ServedName:

@@ -50,8 +50,8 @@ class Candidate:
     other routers have queued there, as the replica reports.
     """
 
-    def __init__(self, name: str, kept: int = 0) -> None:
-        self.name, self.cache_blocks, self.queued_by_others = name, kept, 0
+    def __init__(self, name: str, cache_blocks: int = 0) -> None:
+        self.name, self.cache_blocks, self.queued_by_others = name, cache_blocks, 0
         self._queued_here = 0
         self._remaining: dict[Hashable, RemainingTokens] = {}
         self.block_keys: OrderedDict[BlockKey, None] = (
@@ -114,8 +114,8 @@ class AnswerLengths:
     def __init__(self, expected: float = 64) -> None:
         self._mean = expected
 
-    def expected_tokens(self, most: int) -> int:
-        return min(round(self._mean), most)
+    def expected_tokens(self, limit: int) -> int:
+        return min(round(self._mean), limit)
 
     def add(self, tokens: int) -> None:
         self._mean += (tokens - self._mean) * (1 - 0.5 ** (1 / HALF_LIFE))

@@ -99,14 +99,14 @@ def sizes_allow(one: frozenset[str], other: frozenset[str], threshold: float) ->
     return min(len(one), len(other)) >= threshold * max(len(one), len(other))
 
 
-def group_names(examples: Sequence[Example[Any]], alike: bool = True, threshold: float = 0.6) -> list[str]:
+def group_names(examples: Sequence[Example[Any]], group_similar: bool = True, threshold: float = 0.6) -> list[str]:
     """Return the group of each example, named after its alphabetically first source, so that order does not matter."""
     sets = DisjointSets(len(examples))
     first: dict[tuple[str, str], int] = {}
     for index, example in enumerate(examples):
         for key in [(example.domain, example.source), *(("subject", subject) for subject in example.subjects)]:
             sets.join(index, first.setdefault(key, index))
-    if alike:
+    if group_similar:
         for one, other in near_duplicates([join_texts(example.text) for example in examples], threshold):
             sets.join(one, other)
     names: dict[int, str] = {}

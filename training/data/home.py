@@ -39,8 +39,13 @@ def read_pairs(folder: Path) -> Corpus[str]:
     for english in sorted(folder.glob(f"*/{FILE.format('en')}")):
         german = english.with_name("de.json")
         if german.exists():
-            ours, theirs = dict(flatten_strings(read_json(english))), dict(flatten_strings(read_json(german)))
-            pairs |= {(ours[key], theirs[key]): None for key in ours if key in theirs}
+            english_strings, german_strings = (
+                dict(flatten_strings(read_json(english))),
+                dict(flatten_strings(read_json(german))),
+            )
+            pairs |= {
+                (english_strings[key], german_strings[key]): None for key in english_strings if key in german_strings
+            }
     examples = [
         Example(source, target, "en-de", " ".join(WORD.findall(source.lower())) or source)
         for source, target in pairs

@@ -73,8 +73,8 @@ def corpus(downloads: Path) -> Corpus[tuple[int, int]]:
         for title, article in articles.items()
         for question in generate_questions(title, article["topic"], article["extract"])
     ]
-    silent = len(articles) - len({example.source for example in examples})
-    return Corpus(examples, (), group_similar=False, left_out=silent)
+    left_out = len(articles) - len({example.source for example in examples})
+    return Corpus(examples, (), group_similar=False, left_out=left_out)
 
 
 def generate_questions(title: str, topic: str, lead: str) -> Iterator[Question]:
@@ -95,5 +95,5 @@ def generate_questions(title: str, topic: str, lead: str) -> Iterator[Question]:
 
 def is_about(name: str, subject: str) -> bool:
     """Whether a sentence's beginning is the article's subject: it has a word of the title and no relative clause."""
-    said = {word.lower() for word in re.findall(r"\w+", subject)}
-    return not RELATIVE.search(subject) and any(word.lower() in said for word in re.findall(r"\w{3,}", name))
+    subject_words = {word.lower() for word in re.findall(r"\w+", subject)}
+    return not RELATIVE.search(subject) and any(word.lower() in subject_words for word in re.findall(r"\w{3,}", name))

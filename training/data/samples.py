@@ -18,10 +18,10 @@ ENGLISH_TIMES = tuple(when for when, _ in TIMES)
 
 def translated_sentences() -> Corpus[str]:
     """Return a hundred sentences in two languages."""
-    spoken = zip(product(*ENGLISH), product(*GERMAN), strict=True)
+    translations = zip(product(*ENGLISH), product(*GERMAN), strict=True)
     examples = [
-        Example(f"{' '.join(ours)} {when}.", f"{' '.join(theirs)} {wann}.", "en-de", f"{' '.join(ours)} {when}")
-        for (ours, theirs), (when, wann) in product(spoken, TIMES)
+        Example(f"{' '.join(english)} {when}.", f"{' '.join(german)} {wann}.", "en-de", f"{' '.join(english)} {when}")
+        for (english, german), (when, wann) in product(translations, TIMES)
     ]
     return Corpus(examples, (), group_similar=False)
 
@@ -73,10 +73,13 @@ def entailment_pairs() -> Corpus[int]:
     things, states = ENGLISH
     examples = [
         Example(
-            (f"{thing} {state} {when}.", f"{thing} {said}."), int(said != state), "sample", f"{thing} {state} {when}"
+            (f"{thing} {state} {when}.", f"{thing} {claimed}."),
+            int(claimed != state),
+            "sample",
+            f"{thing} {state} {when}",
         )
         for thing, (at, state), when in product(things, enumerate(states), ENGLISH_TIMES)
-        for said in (state, states[at - 1])
+        for claimed in (state, states[at - 1])
     ]
     return Corpus(examples, ("entailed", "not entailed"), group_similar=False)
 

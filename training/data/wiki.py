@@ -70,22 +70,24 @@ def entailment(downloads: Path) -> Corpus[int]:
         if len(first_sentence(alone[name].text)) <= LONGEST_PREMISE:
             topics[alone[name].domain].append(alone[name])
     examples = [
-        Example((first_sentence(one.text), build_claim(one.source, said.label, common)), right, topic, one.source)
+        Example(
+            (first_sentence(one.text), build_claim(one.source, described_by.label, common)), right, topic, one.source
+        )
         for topic, kin in topics.items()
         for one, stranger in zip(kin, kin[1:] + kin[:1], strict=True)
         if one is not stranger
-        for right, said in enumerate((one, stranger))
+        for right, described_by in enumerate((one, stranger))
     ]
     return Corpus(examples, ENTAILS, group_similar=False, left_out=len(articles) - len(examples) // 2)
 
 
 def build_claim(title: str, description: str, common: Set[str]) -> str:
     """Return the claim that an article is what a description says.  A first word that is no name is in lower case."""
-    said = PARENTHESES.sub("", description).strip()
-    first = said.split(" ")[0].rstrip(",")
-    said = said[:1].lower() + said[1:] if first.lower() in common else said
-    article = "an" if said[:1].lower() in VOWELS else "a"
-    return f"{PARENTHESES.sub('', title).strip()} is {article} {said}."
+    text = PARENTHESES.sub("", description).strip()
+    first = text.split(" ")[0].rstrip(",")
+    text = text[:1].lower() + text[1:] if first.lower() in common else text
+    article = "an" if text[:1].lower() in VOWELS else "a"
+    return f"{PARENTHESES.sub('', title).strip()} is {article} {text}."
 
 
 def first_sentence(lead: str) -> str:

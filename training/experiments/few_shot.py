@@ -63,8 +63,8 @@ class Episodes:
     def _sample_labels(self, count: int, generator: torch.Generator) -> Tensor:
         """Return labels [E, T]: all shots in random order, and the label that is asked for."""
         order = torch.rand(count, self.length - 1, generator=generator).argsort(dim=1)
-        asked = torch.randint(self.ways, (count, 1), generator=generator)
-        return torch.cat((order % self.ways, asked), dim=1)
+        last = torch.randint(self.ways, (count, 1), generator=generator)
+        return torch.cat((order % self.ways, last), dim=1)
 
     def _wave_table(self) -> Tensor:
         """Return sines and cosines, [2 * harmonics, points]."""
@@ -112,9 +112,11 @@ def main() -> None:
     torch.manual_seed(0)
     episodes = Episodes()
     shape = SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.length)
-    network, asked = Snail(shape), episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
+    network, test_batch = Snail(shape), episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
     train_network(episodes, network, steps=2000)
-    figures = f"SNAIL {accuracy(network, asked):.3f}  nearest item {nearest_accuracy(asked, episodes.points):.3f}"
+    figures = (
+        f"SNAIL {accuracy(network, test_batch):.3f}  nearest item {nearest_accuracy(test_batch, episodes.points):.3f}"
+    )
     sys.stdout.write(f"{episodes.ways} ways, {episodes.shots} shots: {figures}  chance {1 / episodes.ways:.3f}\n")
 
 

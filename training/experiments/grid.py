@@ -47,9 +47,9 @@ class GlimpseNetwork(nn.Module):
         self.look = ATTENTIONS[look](SCORE_FUNCTIONS["general"](ScoreWidths(query=cells, key=cells + digits)))
         self.answer = nn.Linear(cells + digits, digits)
 
-    def forward(self, asked: GridQuestions) -> tuple[Tensor, Glimpse]:
+    def forward(self, questions: GridQuestions) -> tuple[Tensor, Glimpse]:
         """Return scores [N, digits], and the glimpse."""
-        glimpse = self.look(asked.colours, asked.cells, torch.ones(asked.cells.shape[:2], dtype=torch.bool))
+        glimpse = self.look(questions.colours, questions.cells, torch.ones(questions.cells.shape[:2], dtype=torch.bool))
         return self.answer(glimpse.seen), glimpse
 
 
@@ -60,30 +60,30 @@ def train_network(looker: GlimpseNetwork, steps: int, size: int = 64, seed: int 
     generator, reinforcement = torch.Generator().manual_seed(seed), ReinforceLoss()
 
     def loss() -> Tensor:
-        asked = sample_questions(size, generator)
-        scores, glimpse = looker(asked)
-        each = F.cross_entropy(scores, asked.answers, reduction="none")
+        questions = sample_questions(size, generator)
+        scores, glimpse = looker(questions)
+        each = F.cross_entropy(scores, questions.answers, reduction="none")
         return each.mean() + (reinforcement.loss(glimpse, -each) if isinstance(looker.look, HardAttention) else 0.0)
 
     return descend(looker, loss, steps, 0.03, sys.stderr.write)
 
 
 @torch.no_grad()
-def measure_network(looker: GlimpseNetwork, asked: GridQuestions) -> tuple[float, float]:
+def measure_network(looker: GlimpseNetwork, questions: GridQuestions) -> tuple[float, float]:
     """Return the accuracy, and the mean attention weight on the right cell."""
-    scores, glimpse = looker(asked)
-    right = (scores.argmax(dim=-1) == asked.answers).float().mean()
-    return float(right), float(glimpse.weights.gather(1, asked.places[:, None]).mean())
+    scores, glimpse = looker(questions)
+    right = (scores.argmax(dim=-1) == questions.answers).float().mean()
+    return float(right), float(glimpse.weights.gather(1, questions.places[:, None]).mean())
 
 
 def main() -> None:
-    asked = sample_questions(TEST_QUESTIONS, torch.Generator().manual_seed(1))
+    questions = sample_questions(TEST_QUESTIONS, torch.Generator().manual_seed(1))
     for look in ATTENTIONS:
         torch.manual_seed(0)
         looker = GlimpseNetwork(look)
         train_network(looker, 1000)
-        right, there = measure_network(looker, asked)
-        sys.stdout.write(f"{look}: {right:.3f} right, {there:.3f} of the weight where the answer stands\n")
+        right, weight = measure_network(looker, questions)
+        sys.stdout.write(f"{look}: {right:.3f} right, {weight:.3f} of the weight where the answer stands\n")
 
 
 if __name__ == "__main__":

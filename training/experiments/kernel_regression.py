@@ -65,75 +65,75 @@ class Observations:
         return cls(x, true_function(x) + noise * torch.randn(count, 1, generator=generator))
 
 
-def predict(score: ScoreFunction, seen: Observations, x: Tensor) -> Tensor:
+def predict(score: ScoreFunction, observed: Observations, x: Tensor) -> Tensor:
     """Return predicted values [Q, 1] at places [Q, 1]."""
-    mixed, _ = weighted_sum(x, seen.x, seen.y, score, torch.ones(1, dtype=torch.bool))
+    mixed, _ = weighted_sum(x, observed.x, observed.y, score, torch.ones(1, dtype=torch.bool))
     return mixed
 
 
-def leave_one_out_loss(score: ScoreFunction, seen: Observations) -> Tensor:
+def leave_one_out_loss(score: ScoreFunction, observed: Observations) -> Tensor:
     """Return the mean squared error of each observation, predicted from the others.
 
     With itself included, the narrowest kernel would always be best.
     """
-    mixed, _ = weighted_sum(seen.x, seen.x, seen.y, score, ~torch.eye(len(seen.x), dtype=torch.bool))
-    return (mixed - seen.y).square().mean()
+    mixed, _ = weighted_sum(observed.x, observed.x, observed.y, score, ~torch.eye(len(observed.x), dtype=torch.bool))
+    return (mixed - observed.y).square().mean()
 
 
-def learn_width(score: ScoreFunction, seen: Observations, steps: int = 100) -> list[float]:
+def learn_width(score: ScoreFunction, observed: Observations, steps: int = 100) -> list[float]:
     """Train the kernel's width by leave-one-out, and return the losses."""
-    return descend(score, lambda: leave_one_out_loss(score, seen), steps, 0.1)
+    return descend(score, lambda: leave_one_out_loss(score, observed), steps, 0.1)
 
 
-def mean_squared_error(score: ScoreFunction, seen: Observations) -> float:
+def mean_squared_error(score: ScoreFunction, observed: Observations) -> float:
     """Return the mean squared error over the whole range."""
     x = torch.linspace(0, X_END, 101)[:, None]
     with torch.no_grad():
-        return float((predict(score, seen, x) - true_function(x)).square().mean())
+        return float((predict(score, observed, x) - true_function(x)).square().mean())
 
 
-def fit_kernels(seen: Observations) -> dict[str, ScoreFunction]:
+def fit_kernels(observed: Observations) -> dict[str, ScoreFunction]:
     """Return each kernel, trained if it has a parameter."""
-    scores = {name: way(SCALAR_WIDTHS) for name, way in KERNELS.items()}
+    scores = {name: kernel(SCALAR_WIDTHS) for name, kernel in KERNELS.items()}
     for score in scores.values():
         if list(score.parameters()):
-            learn_width(score, seen)
+            learn_width(score, observed)
     return scores
 
 
-def draw_figure(seen: Observations, scores: dict[str, ScoreFunction], picture: Path) -> None:
+def draw_figure(observed: Observations, scores: dict[str, ScoreFunction], picture: Path) -> None:
     """Write the figure as an SVG, reproducible to the byte."""
     x = torch.linspace(0, X_END, 101)[:, None]
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyhead"}), torch.no_grad():
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        axes.plot(seen.x.numpy(), seen.y.numpy(), ".", color="0.6", label="seen")
+        axes.plot(observed.x.numpy(), observed.y.numpy(), ".", color="0.6", label="seen")
         axes.plot(x.numpy(), true_function(x).numpy(), "k--", linewidth=1, label="2 sin x + x^0.8")
         for name, score in scores.items():
             axes.plot(
                 x.numpy(),
-                predict(score, seen, x).numpy(),
-                label=f"{name}: off by {root_mean_squared_error(score, seen):.2f}",
+                predict(score, observed, x).numpy(),
+                label=f"{name}: off by {root_mean_squared_error(score, observed):.2f}",
             )
         axes.set(xlabel="x", ylabel="y")
         axes.legend()
         figure.savefig(picture, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
 
 
-def root_mean_squared_error(score: ScoreFunction, seen: Observations) -> float:
-    return math.sqrt(mean_squared_error(score, seen))
+def root_mean_squared_error(score: ScoreFunction, observed: Observations) -> float:
+    return math.sqrt(mean_squared_error(score, observed))
 
 
 def main() -> None:
     torch.manual_seed(0)
-    seen = Observations.sample(50, torch.Generator().manual_seed(0))
-    scores = fit_kernels(seen)
+    observed = Observations.sample(50, torch.Generator().manual_seed(0))
+    scores = fit_kernels(observed)
     for name, score in scores.items():
-        sys.stdout.write(f"{name}: off by {root_mean_squared_error(score, seen):.3f}\n")
+        sys.stdout.write(f"{name}: off by {root_mean_squared_error(score, observed):.3f}\n")
     if not HAS_MATPLOTLIB:
         sys.stdout.write("no picture: drawing it needs an extra, pip install 'polyhead[explain]'\n")
         return
-    draw_figure(seen, scores, FIGURE_FILE)
+    draw_figure(observed, scores, FIGURE_FILE)
     sys.stdout.write(f"drawn: {FIGURE_FILE.name}\n")
 
 

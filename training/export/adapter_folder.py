@@ -57,15 +57,15 @@ def save_adapter(adapter: TrainedAdapter, folder: Path, dtype: torch.dtype = tor
     body, head = body_names(adapter.base, family), head_names(family, spec)
     tensors: dict[str, Tensor] = {}
     for name, layer in adapter.layers.items():
-        theirs = f"base_model.model.{body[name]}"
-        tensors |= {f"{theirs}.lora_A.weight": layer.a, f"{theirs}.lora_B.weight": layer.b}
+        peft_name = f"base_model.model.{body[name]}"
+        tensors |= {f"{peft_name}.lora_A.weight": layer.a, f"{peft_name}.lora_B.weight": layer.b}
     for name, tensor in adapter.head.state_dict().items():
         module, _, kind = name.rpartition(".")
         tensors[f"base_model.model.{head[module]}.{kind}"] = tensor
-    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
     saved = sorted({name.removeprefix(f"{family.prefix}.").split(".")[0] for name in head.values()})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS_FILE).write_bytes(serialized(kept, metadata={"format": "pt"}))
+    (folder / WEIGHTS_FILE).write_bytes(serialized(stored, metadata={"format": "pt"}))
     write_json(folder / "adapter_config.json", peft_config(adapter, [body[name] for name in adapter.layers], saved))
     write_json(folder / "config.json", labels_config(adapter.architecture, spec.task, adapter.labels))
 
@@ -73,9 +73,9 @@ def save_adapter(adapter: TrainedAdapter, folder: Path, dtype: torch.dtype = tor
 def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
     spec = family.heads.get(architecture)
     if spec is None or spec.task != kind:
-        known = ", ".join(name for name, spec in family.heads.items() if spec.task == kind)
+        supported = ", ".join(name for name, spec in family.heads.items() if spec.task == kind)
         raise RecipeError(
-            f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {known}"
+            f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {supported}"
         )
     return spec
 
@@ -84,10 +84,10 @@ def body_names(base: Path, family: Family) -> dict[str, str]:
     """Our module name -> theirs, with the base model's prefix, for every weight matrix in the base folder."""
     names = {}
     for file in sorted(base.glob("*.safetensors")):
-        for theirs, entry in read_safetensors(file).items():
-            pieces = rename_weight(family, (), theirs, torch.empty(entry.shape, device="meta"))
-            if len(pieces) == 1 and pieces[0][1].is_contiguous() and theirs.endswith(".weight"):
-                module = theirs.removeprefix(f"{family.prefix}.").removesuffix(".weight")
+        for base_name, entry in read_safetensors(file).items():
+            pieces = rename_weight(family, (), base_name, torch.empty(entry.shape, device="meta"))
+            if len(pieces) == 1 and pieces[0][1].is_contiguous() and base_name.endswith(".weight"):
+                module = base_name.removeprefix(f"{family.prefix}.").removesuffix(".weight")
                 names[pieces[0][0].removesuffix(".weight")] = f"{family.prefix}.{module}"
     if not names:
         raise RecipeError(f"base: {base} holds no safetensors file to take names from; an adapter needs such a folder")
@@ -105,13 +105,13 @@ def check_layer_names(base: Path, family: Family, layers: Iterable[str]) -> None
 def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
     """Our module name in the head -> theirs."""
     names = {}
-    for theirs in (module.format(prefix=family.prefix) for module in HEAD_MODULES):
-        bare = f"{theirs}.weight".removeprefix(f"{family.prefix}.")
+    for base_name in (module.format(prefix=family.prefix) for module in HEAD_MODULES):
+        bare = f"{base_name}.weight".removeprefix(f"{family.prefix}.")
         if any(re.search(pattern, bare) for pattern, _ in spec.renames):
-            [(ours, _)] = rename_weight(family, spec.renames, bare, torch.empty(0, device="meta"))
-            module = ours.removeprefix("head.").removesuffix(".weight")
+            [(own_name, _)] = rename_weight(family, spec.renames, bare, torch.empty(0, device="meta"))
+            module = own_name.removeprefix("head.").removesuffix(".weight")
             if "." not in module:  # a name of another family with the same beginning
-                names[module] = theirs
+                names[module] = base_name
     return names
 
 

@@ -55,10 +55,10 @@ class FinetunedModel:
 
 def check_architecture(family: str, architecture: str) -> None:
     """Raise RecipeError if no writer for the architecture exists."""
-    known = [f"{name} ({', '.join(form.head_names)})" for name, form in FAMILY_FORMATS.items()]
+    supported = [f"{name} ({', '.join(form.head_names)})" for name, form in FAMILY_FORMATS.items()]
     if family not in FAMILY_FORMATS or architecture not in FAMILY_FORMATS[family].head_names:
         message = f"{architecture!r} of family {family!r} can be adapted with lora, but not written whole; these can: "
-        raise RecipeError(f"architecture: {message}{'; '.join(known)}")
+        raise RecipeError(f"architecture: {message}{'; '.join(supported)}")
 
 
 def save_finetuned(tuned: FinetunedModel, folder: Path) -> None:
@@ -67,10 +67,10 @@ def save_finetuned(tuned: FinetunedModel, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (tuned.base_folder / name).exists():
             copy_file(tuned.base_folder / name, folder / name)
-    said = {
+    config = {
         key: value for key, value in read_json(tuned.base_folder / "config.json").items() if key not in DROPPED_FIELDS
     }
-    said["vocab_size"] = tuned.network.config.vocab_size
+    config["vocab_size"] = tuned.network.config.vocab_size
     kind = FAMILIES[tuned.family].heads[tuned.architecture].task
-    said |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.config_fields}
-    write_network(FAMILY_FORMATS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, said)
+    config |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.config_fields}
+    write_network(FAMILY_FORMATS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, config)

@@ -84,10 +84,10 @@ TRANSLATOR_KINDS = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "Peg
 def renamed_tensors(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of the modules in a table, under transformers' names."""
     tensors = module.state_dict()
-    for ours, name in names.items():
-        for n in range(depth if "{n}" in ours else 1):
+    for own_name, name in names.items():
+        for n in range(depth if "{n}" in own_name else 1):
             for kind in ("weight", "bias"):
-                if (key := f"{ours.format(n=n)}.{kind}") in tensors:
+                if (key := f"{own_name.format(n=n)}.{kind}") in tensors:
                     yield f"{name.format(n=n)}.{kind}", tensors[key]
 
 
@@ -154,10 +154,10 @@ FAMILY_FORMATS: Mapping[str, FamilyFormat] = {
 
 
 def write_network(
-    form: FamilyFormat, architecture: str, modules: Sequence[nn.Module], folder: Path, said: Mapping[str, Any]
+    form: FamilyFormat, architecture: str, modules: Sequence[nn.Module], folder: Path, config_fields: Mapping[str, Any]
 ) -> None:
-    """Write a Transformer and the modules of its head for transformers' class `architecture`.  `said` is added to
-    config.json.
+    """Write a Transformer and the modules of its head for transformers' class `architecture`.  `config_fields` is
+    added to config.json.
     """
     network, *heads = modules
     assert isinstance(network, Transformer)
@@ -165,7 +165,7 @@ def write_network(
     for head, names in zip(heads, form.head_names[architecture], strict=True):
         tensors |= dict(renamed_tensors(head, names))
     tensors.pop("cls.predictions.weight", None)  # tied to the token embeddings
-    write_folder(folder, tensors, {**said, "architectures": [architecture]})
+    write_folder(folder, tensors, {**config_fields, "architectures": [architecture]})
 
 
 def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids: tuple[int, int], folder: Path) -> None:
@@ -205,6 +205,6 @@ def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids:
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
     """Write weights and config.json.  The latter comes last: without it the folder is no checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}
-    (folder / "model.safetensors").write_bytes(save(kept, metadata={"format": "pt"}))
+    stored = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}
+    (folder / "model.safetensors").write_bytes(save(stored, metadata={"format": "pt"}))
     (folder / "config.json").write_text(json.dumps({**described, "dtype": "float32"}, indent=2) + "\n")

@@ -31,6 +31,6 @@ def apply_dropout(x: Tensor, share: float) -> Tensor:
     """
     if x.device.type != "cpu":
         return F.dropout(x, share)
-    drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    kept = drawn.view(torch.int16)[: x.numel()].view(x.shape) >= round(share * 2**16) - 2**15
-    return x * (kept.to(x.dtype) / (1 - share))
+    random_bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    mask = random_bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(share * 2**16) - 2**15
+    return x * (mask.to(x.dtype) / (1 - share))

@@ -30,9 +30,9 @@ def pack_items(items: Sequence[Item], sizes: Sequence[int], most: int, draw: ran
     order = list(range(len(items)))
     draw.shuffle(order)
     batches: list[list[int]] = []
-    apart, groups = cut_evenly(order, sizes, count), max(1, count // NEIGHBOURS)
+    parts_by_chance, groups = cut_evenly(order, sizes, count), max(1, count // NEIGHBOURS)
     for group in range(groups):
-        parts = apart[group * count // groups : (group + 1) * count // groups]
+        parts = parts_by_chance[group * count // groups : (group + 1) * count // groups]
         near = sorted((row for part in parts for row in part), key=sizes.__getitem__)
         batches += cut_evenly(near, sizes, len(parts))
     draw.shuffle(batches)

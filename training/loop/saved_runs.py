@@ -24,21 +24,21 @@ def named_tensors(modules: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Return trained parameters and buffers by name, each once, in a stable order."""
     found: dict[int, tuple[str, Tensor]] = {}
     for number, module in enumerate(modules):
-        learned = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
-        for name, tensor in [*learned, *module.named_buffers()]:
+        trained = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        for name, tensor in [*trained, *module.named_buffers()]:
             found.setdefault(id(tensor), (f"{number}.{name}", tensor))
     return dict(found.values())
 
 
 def write_run(
-    path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, place: Mapping[str, Any]
+    path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, progress: Mapping[str, Any]
 ) -> None:
-    """Save a run; `place` is its progress, as JSON values."""
+    """Save a run; `progress` is its progress, as JSON values."""
     tensors = {f"weight.{name}": tensor.detach() for name, tensor in named_tensors(modules).items()}
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{kind}": torch.as_tensor(value) for kind, value in state.items()}
     tensors |= {f"{RANDOM_STATE}.{device}": state for device, state in random_states().items()}
-    replace_file(path, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, place)
+    replace_file(path, {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, progress)
 
 
 def write_weights(path: Path, modules: Sequence[nn.Module]) -> None:
@@ -48,12 +48,12 @@ def write_weights(path: Path, modules: Sequence[nn.Module]) -> None:
     )
 
 
-def replace_file(path: Path, tensors: Mapping[str, Tensor], place: Mapping[str, Any]) -> None:
+def replace_file(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
     """Replace a file atomically, also if the machine crashes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
     with scratch.open("wb") as file:
-        file.write(save(dict(tensors), metadata={"place": json.dumps(place)}))
+        file.write(save(dict(tensors), metadata={"place": json.dumps(progress)}))
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)
@@ -61,18 +61,18 @@ def replace_file(path: Path, tensors: Mapping[str, Tensor], place: Mapping[str, 
 
 def read_run(path: Path, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Restore a run, and return its progress.  Raises RecipeError if the file is of another network."""
-    tensors, place = read_tensors(path)
+    tensors, progress = read_tensors(path)
     copy_weights(path, tensors, modules)
     states: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         if kind == "optimizer":
-            number, _, what = rest.partition(".")
-            states.setdefault(int(number), {})[what] = tensor
+            number, _, kind_name = rest.partition(".")
+            states.setdefault(int(number), {})[kind_name] = tensor
         elif kind == RANDOM_STATE:
             torch.set_rng_state(tensor) if rest == "cpu" else torch.cuda.set_rng_state(tensor, rest)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-    return place
+    return progress
 
 
 def read_weights(path: Path, modules: Sequence[nn.Module]) -> None:
@@ -90,13 +90,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @torch.no_grad()
 def copy_weights(path: Path, tensors: Mapping[str, Tensor], modules: Sequence[nn.Module]) -> None:
-    wanted, held = (
+    tensors_here, saved_names = (
         named_tensors(modules),
         {name.removeprefix("weight.") for name in tensors if name.startswith("weight.")},
     )
-    if differing := held ^ wanted.keys():
+    if differing := saved_names ^ tensors_here.keys():
         raise RecipeError(f"{path}: it is of another network: {min(differing)} is only in one of both")
-    for name, tensor in wanted.items():
+    for name, tensor in tensors_here.items():
         saved = tensors[f"weight.{name}"]
         if saved.shape != tensor.shape:
             raise RecipeError(f"{path}: it is of another network: {name} is {list(saved.shape)} there")

@@ -85,8 +85,8 @@ class TrainingPlan:
 
         Weights, sums of losses and the optimizer stay float32 (Micikevicius et al. 2018, arXiv:1710.03740).
         """
-        wanted = self.precision == "bfloat16" or (self.precision == "auto" and has_bfloat16(device))
-        return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+        enabled = self.precision == "bfloat16" or (self.precision == "auto" and has_bfloat16(device))
+        return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -16,14 +16,14 @@ Read = TypeVar("Read")
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the file's values, merged with those of its base files.  Raises RecipeError if one cannot be read."""
-    said, seen = read_table(path), [path]
-    while base := said.pop("base", None):
+    values, files = read_table(path), [path]
+    while base := values.pop("base", None):
         path = path.parent / str(base)
-        if path in seen:
+        if path in files:
             raise RecipeError(f"{path}: base: it is based on itself")
-        seen.append(path)
-        said = merge_tables(read_table(path), said)
-    return said
+        files.append(path)
+        values = merge_tables(read_table(path), values)
+    return values
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def merge_tables(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
     return {**first, **then, **{name: merge_tables(first[name], then[name]) for name in tables}}
 
 
-def validate(kind: type[Read], given: Any, path: Path, *within: str) -> Read:
+def validate(kind: type[Read], values: Any, path: Path, *within: str) -> Read:
     """Validate values as a `kind`.  Raises RecipeError that names the wrong fields, under the tables `within`."""
     try:
-        return TypeAdapter(kind).validate_python(given)
+        return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, (*within, *fault['loc'])))}: {fault['msg']}" for fault in error.errors()]
         raise RecipeError(f"{path}: {'; '.join(faults)}") from None

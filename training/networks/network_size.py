@@ -23,9 +23,9 @@ class TransformerSize:
     mlp_width: NonNegativeInt = 0
     dropout: DropoutRate = 0.0
 
-    def model_config(self, tokens: int, most: int, **others: Any) -> ModelConfig:
-        """Return the configuration for `tokens` vocabulary entries and sequences of `most` tokens.  Raises RecipeError
-        if heads don't divide the width.
+    def model_config(self, tokens: int, max_tokens: int, **others: Any) -> ModelConfig:
+        """Return the configuration for `tokens` vocabulary entries and sequences of `max_tokens` tokens.  Raises
+        RecipeError if heads don't divide the width.
         """
         if self.width % self.heads:
             raise RecipeError(f"network.heads: {self.width} features cannot be shared evenly among {self.heads} heads")
@@ -37,6 +37,6 @@ class TransformerSize:
             kv_heads=self.heads,
             head_width=self.width // self.heads,
             mlp_width=self.mlp_width or 4 * self.width,
-            max_positions=most,
+            max_positions=max_tokens,
             **others,
         )

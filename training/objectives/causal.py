@@ -56,8 +56,8 @@ class CausalObjective:
     def loss_parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.network.tokens.weight.device
         states = self.network(RaggedBatch.of([item[:-1] for item in items], device=device))
-        right = torch.tensor([token for item in items for token in item[1:]], device=device)
-        return {"next": LossPart(states, (self.head.output.weight, None), right)}
+        targets = torch.tensor([token for item in items for token in item[1:]], device=device)
+        return {"next": LossPart(states, (self.head.output.weight, None), targets)}
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         """Return cross-entropy in nats, perplexity, and the share of right predictions."""

@@ -75,8 +75,8 @@ class MaskedObjective:
     @torch.no_grad()
     def initialise_bias(self, items: Sequence[TextPair]) -> None:
         """Set the output bias to the log frequencies of tokens, so that no steps are spent on learning them."""
-        told = torch.tensor([token for item in items for side in (item.first, item.second) for token in side])
-        counts = torch.bincount(told, minlength=self.tokenizer.vocab_size) + 1
+        tokens = torch.tensor([token for item in items for side in (item.first, item.second) for token in side])
+        counts = torch.bincount(tokens, minlength=self.tokenizer.vocab_size) + 1
         self.head.output.bias.copy_((counts / counts.sum()).log())
 
     def size(self, item: TextPair) -> int:
@@ -88,18 +88,18 @@ class MaskedObjective:
 
     def loss_parts(self, items: Sequence[TextPair], draw: random.Random) -> dict[str, LossPart]:
         """Return the losses of masked tokens and, with `next_head`, of the second text."""
-        shown, apart = swap_seconds(items, draw) if self.next_head is not None else (list(items), [])
-        veiled = [self.mask_pair(pair, draw) for pair in shown]
+        batch_pairs, is_swapped = swap_seconds(items, draw) if self.next_head is not None else (list(items), [])
+        veiled = [self.mask_pair(pair, draw) for pair in batch_pairs]
         device = self.network.tokens.weight.device
         batch = RaggedBatch.of([each.tokens for each in veiled], [each.segments for each in veiled], device)
         states = self.network(batch)
         rows = [start + row for start, each in zip(batch.starts, veiled, strict=False) for row in each.rows]
-        right = [token for each in veiled for token in each.targets]
+        targets = [token for each in veiled for token in each.targets]
         hidden, last = self.head.hidden_states(states[torch.tensor(rows, device=device)]), self.head.output
-        parts = {"hidden": LossPart(hidden, (last.weight, last.bias), torch.tensor(right, device=device))}
+        parts = {"hidden": LossPart(hidden, (last.weight, last.bias), torch.tensor(targets, device=device))}
         if self.next_head is not None:
             pooled, last = self.next_head.hidden_states(states, batch.starts), self.next_head.out
-            parts["follows"] = LossPart(pooled, (last.weight, last.bias), torch.tensor(apart, device=device))
+            parts["follows"] = LossPart(pooled, (last.weight, last.bias), torch.tensor(is_swapped, device=device))
         return parts
 
     def mask_pair(self, pair: TextPair, draw: random.Random) -> MaskedPair:
@@ -112,14 +112,14 @@ class MaskedObjective:
         segments = [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1)
         first, second = range(1, len(pair.first) + 1), range(len(pair.first) + 2, len(tokens) - 1)
         rows = [row for text in (first, second) for row in sorted(draw.sample(text, self.hidden_count(text)))]
-        right = [tokens[row] for row in rows]
+        targets = [tokens[row] for row in rows]
         for row in rows:
             chance = draw.random()
             if chance < MASK_SHARE:
                 tokens[row] = mask
             elif chance < MASK_SHARE + RANDOM_SHARE:
                 tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # after the special tokens
-        return MaskedPair(tokens, segments, rows, right)
+        return MaskedPair(tokens, segments, rows, targets)
 
     def hidden_count(self, text: Sequence[int]) -> int:
         """Return how many tokens of a text are predicted; it depends on this text only."""
@@ -169,7 +169,7 @@ def swap_seconds(items: Sequence[TextPair], draw: random.Random) -> tuple[list[T
     if len(moved) < 2:
         moved = []
     draw.shuffle(moved)
-    shown, apart = list(items), [0] * len(items)
+    swapped, is_swapped = list(items), [0] * len(items)
     for row, other in zip(moved, moved[1:] + moved[:1], strict=True):
-        shown[row], apart[row] = TextPair(items[row].first, items[other].second), 1
-    return shown, apart
+        swapped[row], is_swapped[row] = TextPair(items[row].first, items[other].second), 1
+    return swapped, is_swapped

@@ -62,10 +62,14 @@ class TranslationObjective:
     def loss_parts(self, items: Sequence[TranslationPair], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.device
         sources = RaggedBatch.of([item.source for item in items], device=device)
-        given = RaggedBatch.of([[self.network.start_token, *item.target[:-1]] for item in items], device=device)
-        right = torch.tensor([token for item in items for token in item.target], device=device)
+        decoder_inputs = RaggedBatch.of(
+            [[self.network.start_token, *item.target[:-1]] for item in items], device=device
+        )
+        targets = torch.tensor([token for item in items for token in item.target], device=device)
         return {
-            "written": LossPart(self.network.readout(sources, given), self.network.output_layer, right, self.smoothing)
+            "written": LossPart(
+                self.network.readout(sources, decoder_inputs), self.network.output_layer, targets, self.smoothing
+            )
         }
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:

@@ -171,17 +171,17 @@ def split_corpus(data: FinetuneData, corpus: Corpus[Any]) -> Split[Any]:
 
 
 def train_and_measure(
-    recipe: FinetuneRecipe, folder: Path, split: Split[Any], corpus: Corpus[Any], place: RunFolder
+    recipe: FinetuneRecipe, folder: Path, split: Split[Any], corpus: Corpus[Any], run_folder: RunFolder
 ) -> FinetuneResult:
     """Train the checkpoint in `folder`, write the result, read it back and measure it."""
     started, labels = time.monotonic(), corpus.labels
-    trunk = load(str(folder))
-    lesson = TASK_SOURCES[recipe.data.source].create_task(labels)
-    read = build_reader(recipe.data, trunk)
-    parts = {part: lesson.items(examples, read) for part, examples in vars(split).items()}
-    learner = prepare_model(recipe, trunk, lesson, len(labels))
+    base = load(str(folder))
+    task_kind = TASK_SOURCES[recipe.data.source].create_task(labels)
+    read = build_reader(recipe.data, base)
+    parts = {part: task_kind.items(examples, read) for part, examples in vars(split).items()}
+    learner = prepare_model(recipe, base, task_kind, len(labels))
     task = TaskTraining(
-        task=lesson,
+        task=task_kind,
         network=learner.network,
         head=learner.head,
         reader=read,
@@ -189,32 +189,30 @@ def train_and_measure(
         validation=parts["validation"],
         batch=recipe.data.batch,
         seed=recipe.seed,
-        auxiliary=auxiliary_losses(recipe, trunk),
+        auxiliary=auxiliary_losses(recipe, base),
     )
-    train(task, recipe.plan, place)
-    made = write_trained(recipe, folder, learner, labels, place.folder)
-    result = measure_written(task, folder, made, parts, corpus.left_out)
+    train(task, recipe.plan, run_folder)
+    result_folder = write_trained(recipe, folder, learner, labels, run_folder.folder)
+    result = measure_written(task, folder, result_folder, parts, corpus.left_out)
     result = replace(result, seconds=time.monotonic() - started)
-    write_json(place.folder / "result.json", {**result.as_dict(), made.name: made.name})
+    write_json(run_folder.folder / "result.json", {**result.as_dict(), result_folder.name: result_folder.name})
     return result
 
 
-def auxiliary_losses(recipe: FinetuneRecipe, trunk: Checkpoint) -> tuple[LanguageModelLoss, ...]:
+def auxiliary_losses(recipe: FinetuneRecipe, base: Checkpoint) -> tuple[LanguageModelLoss, ...]:
     """Return the auxiliary loss, if any.  Raises RecipeError if the base model attends to later tokens."""
     if not recipe.auxiliary:
         return ()
-    if not trunk.config.causal:
-        raise RecipeError(
-            f"auxiliary: {trunk.source} attends to later tokens; only generators can predict the next one"
-        )
-    return (LanguageModelLoss(recipe.auxiliary, special_tokens(trunk.tokenizer)),)
+    if not base.config.causal:
+        raise RecipeError(f"auxiliary: {base.source} attends to later tokens; only generators can predict the next one")
+    return (LanguageModelLoss(recipe.auxiliary, special_tokens(base.tokenizer)),)
 
 
-def build_reader(data: FinetuneData, trunk: Checkpoint) -> TextReader:
+def build_reader(data: FinetuneData, base: Checkpoint) -> TextReader:
     """Return the text reader.  Raises RecipeError if `most_tokens` is more than the base model reads."""
-    if data.most_tokens > trunk.max_tokens:
-        raise RecipeError(f"data.most_tokens: {data.most_tokens} is more than the trunk reads, {trunk.max_tokens}")
-    return TextReader(trunk.tokenizer, data.most_tokens or trunk.max_tokens, may_truncate=data.most_tokens > 0)
+    if data.most_tokens > base.max_tokens:
+        raise RecipeError(f"data.most_tokens: {data.most_tokens} is more than the trunk reads, {base.max_tokens}")
+    return TextReader(base.tokenizer, data.most_tokens or base.max_tokens, may_truncate=data.most_tokens > 0)
 
 
 @dataclass(frozen=True)
@@ -227,34 +225,34 @@ class PreparedModel:
     layers: dict[str, LoraLinear]
 
 
-def prepare_model(recipe: FinetuneRecipe, trunk: Checkpoint, lesson: Task[Any], labels: int) -> PreparedModel:
+def prepare_model(recipe: FinetuneRecipe, base: Checkpoint, task: Task[Any], labels: int) -> PreparedModel:
     """Create the head, and wrap the layers in adapters or take the whole base model.  Random weights come from the
     recipe's seed.
     """
     torch.manual_seed(recipe.seed)
-    family, network, layers = FAMILIES[trunk.family], trunk.network, {}
-    spec = head_spec(family, recipe.architecture, lesson.kind)
-    head = build_head(trunk, spec, labels)
+    family, network, layers = FAMILIES[base.family], base.network, {}
+    spec = head_spec(family, recipe.architecture, task.kind)
+    head = build_head(base, spec, labels)
     if recipe.lora is None:
-        check_architecture(trunk.family, recipe.architecture)
+        check_architecture(base.family, recipe.architecture)
         network = with_fresh_weights(network) if recipe.trunk.fresh else network
-        initialise_head(head, trunk, spec, recipe.trunk.fresh)
+        initialise_head(head, base, spec, recipe.trunk.fresh)
         add_dropout(network, recipe.dropout)
     else:
         layers = add_adapters(network, recipe.lora)
-        check_layer_names(Path(trunk.source), family, layers)
-    return PreparedModel(trunk.family, network, head, layers)
+        check_layer_names(Path(base.source), family, layers)
+    return PreparedModel(base.family, network, head, layers)
 
 
-def build_head(trunk: Checkpoint, spec: HeadSpec, labels: int) -> nn.Module:
+def build_head(base: Checkpoint, spec: HeadSpec, labels: int) -> nn.Module:
     match spec.task:
         case "tag":
-            return TokenHead(trunk.config, labels, "softmax")
+            return TokenHead(base.config, labels, "softmax")
         case "span":
-            return TokenHead(trunk.config, 2, "none")
+            return TokenHead(base.config, 2, "none")
         case _:
-            scoring = spec.scoring(read_json(Path(trunk.source) / "config.json"))
-            return SequenceHead(trunk.config, labels, scoring, "softmax")
+            scoring = spec.scoring(read_json(Path(base.source) / "config.json"))
+            return SequenceHead(base.config, labels, scoring, "softmax")
 
 
 def write_trained(
@@ -288,14 +286,14 @@ def write_trained(
 
 
 def measure_written(
-    task: TaskTraining[Any], folder: Path, made: Path, parts: Mapping[str, Sequence[Any]], left_out: int
+    task: TaskTraining[Any], folder: Path, result_folder: Path, parts: Mapping[str, Sequence[Any]], left_out: int
 ) -> FinetuneResult:
     """Measure the written files as they would be served, an adapter merged."""
-    served = load(str(made) if made.name == "model" else f"{folder}+{made}")
+    served = load(str(result_folder) if result_folder.name == "model" else f"{folder}+{result_folder}")
     figures = partial(measure_task, task.task, served.network, served.head, task.reader)
     return FinetuneResult(
-        made=made,
-        bytes=sum(file.stat().st_size for file in made.glob("*.safetensors")),
+        made=result_folder,
+        bytes=sum(file.stat().st_size for file in result_folder.glob("*.safetensors")),
         texts={part: len(items) for part, items in parts.items()},
         cut={part: task.task.truncated_count(items) for part, items in parts.items()},
         left_out=left_out,
@@ -309,11 +307,11 @@ def measure_written(
 @torch.no_grad()
 def embed_texts(folder: Path, read: TextReader, texts: Sequence[str]) -> Tensor:
     """Return vectors [N, W] of the base model.  Raises RecipeError if it is no embedder."""
-    trunk = load(str(folder))
-    if trunk.task != "embed":
+    base = load(str(folder))
+    if base.task != "embed":
         raise RecipeError(f"trunk: {folder} makes no vectors, which the ranking baseline needs; name an embedder")
     found = []
     for some in split_batches([text.tokens for text in read(texts)], 64):
         batch = RaggedBatch.of(some)
-        found.append(trunk.head.close(trunk.head(trunk.network(batch), batch.starts)))  # type: ignore[operator]
+        found.append(base.head.close(base.head(base.network(batch), batch.starts)))  # type: ignore[operator]
     return torch.cat(found)

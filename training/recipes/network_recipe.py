@@ -84,8 +84,8 @@ class NetworkRecipe:
 
     def network_size(self, path: Path) -> Any:
         """Return the network's size.  Raises RecipeError that names the wrong field."""
-        said = {name: value for name, value in self.network.items() if name != "kind"}
-        return validate(self.network_kind.size_type, said, path, "network")
+        fields = {name: value for name, value in self.network.items() if name != "kind"}
+        return validate(self.network_kind.size_type, fields, path, "network")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,38 +173,38 @@ def prepare_run(recipe: NetworkRecipe, out: Path, downloads: Path, quick: bool, 
         raise RecipeError(f"data: {empty[0]} would be empty; give it a share of the sources between 0 and 1")
     if not again:
         shutil.rmtree(out / VOCABULARY_FOLDER, ignore_errors=True)
-        said = [each for example in split.train for each in (example.text, example.label) if each is not None]
-        recipe.network_kind.train_vocabulary(said, recipe.data.words, out / VOCABULARY_FOLDER)
-    words = Tokenizer.from_folder(out / VOCABULARY_FOLDER)
-    objective = build_objective(recipe, words, build_modules(recipe, words))
+        sentences = [each for example in split.train for each in (example.text, example.label) if each is not None]
+        recipe.network_kind.train_vocabulary(sentences, recipe.data.words, out / VOCABULARY_FOLDER)
+    tokenizer = Tokenizer.from_folder(out / VOCABULARY_FOLDER)
+    objective = build_objective(recipe, tokenizer, build_modules(recipe, tokenizer))
     items = {part: objective.items(examples) for part, examples in vars(split).items()}
     if isinstance(objective, MaskedObjective):
         objective.initialise_bias(items["train"])
-    return PreparedRun(recipe, words, objective, split, items)
+    return PreparedRun(recipe, tokenizer, objective, split, items)
 
 
-def build_modules(recipe: NetworkRecipe, words: Tokenizer) -> list[nn.Module]:
+def build_modules(recipe: NetworkRecipe, tokenizer: Tokenizer) -> list[nn.Module]:
     """Build the network's modules, initialised from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     shape = recipe.network_size(Path(RECIPE_FILE))
     device = choose_device(recipe.device)
-    return [module.to(device) for module in recipe.network_kind.build(shape, words, recipe.data.context)]
+    return [module.to(device) for module in recipe.network_kind.build(shape, tokenizer, recipe.data.context)]
 
 
-def build_objective(recipe: NetworkRecipe, words: Tokenizer, modules: Sequence[Any]) -> Objective[Any]:
+def build_objective(recipe: NetworkRecipe, tokenizer: Tokenizer, modules: Sequence[Any]) -> Objective[Any]:
     limit = recipe.data.context
     match recipe.network_kind.objective:
         case "causal":
-            return CausalObjective(network=modules[0], head=modules[1], tokenizer=words, limit=limit)
+            return CausalObjective(network=modules[0], head=modules[1], tokenizer=tokenizer, limit=limit)
         case "masked":
             network, head, follows = modules
             hidden = recipe.hidden
             return MaskedObjective(
-                network=network, head=head, next_head=follows, tokenizer=words, limit=limit, hidden_share=hidden
+                network=network, head=head, next_head=follows, tokenizer=tokenizer, limit=limit, hidden_share=hidden
             )
         case "translation":
             writer = cast(Seq2Seq, modules[0])
-            return TranslationObjective(network=writer, tokenizer=words, limit=limit, smoothing=recipe.smoothing)
+            return TranslationObjective(network=writer, tokenizer=tokenizer, limit=limit, smoothing=recipe.smoothing)
 
 
 def measure_run(course: PreparedRun, learned: dict[str, float], note: str) -> NetworkResult:
@@ -229,13 +229,15 @@ def measure_run(course: PreparedRun, learned: dict[str, float], note: str) -> Ne
     )
 
 
-def write_model(recipe: NetworkRecipe, words: Tokenizer, modules: Sequence[nn.Module], known: Path, out: Path) -> None:
+def write_model(
+    recipe: NetworkRecipe, tokenizer: Tokenizer, modules: Sequence[nn.Module], vocabulary: Path, out: Path
+) -> None:
     """Write the vocabulary's files and the network's: a folder that can be served."""
     out.mkdir(parents=True, exist_ok=True)
-    for file in known.iterdir():
+    for file in vocabulary.iterdir():
         if not file.is_dir():
             copy_file(file, out / file.name)
-    recipe.network_kind.write(modules, words, out)
+    recipe.network_kind.write(modules, tokenizer, out)
 
 
 def export_run(folder: Path, out: Path) -> None:
@@ -243,8 +245,8 @@ def export_run(folder: Path, out: Path) -> None:
     if not (folder / RECIPE_FILE).exists():
         raise RecipeError(f"{folder}: not a run of a network recipe: it has no {RECIPE_FILE}")
     recipe = validate(NetworkRecipe, json.loads((folder / RECIPE_FILE).read_text()), folder / RECIPE_FILE)
-    words = Tokenizer.from_folder(folder / VOCABULARY_FOLDER)
-    modules = build_modules(recipe, words)
+    tokenizer = Tokenizer.from_folder(folder / VOCABULARY_FOLDER)
+    modules = build_modules(recipe, tokenizer)
     best = recipe.plan.watch and (folder / BEST_FILE).exists()
     saved.read_weights(folder / (BEST_FILE if best else RUN_FILE), modules)
-    write_model(recipe, words, modules, folder / VOCABULARY_FOLDER, out)
+    write_model(recipe, tokenizer, modules, folder / VOCABULARY_FOLDER, out)

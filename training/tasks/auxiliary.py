@@ -17,9 +17,9 @@ from polyhead.models.tokenizer import Tokenizer
 from ..loop.entropy import mean_entropy
 
 
-def special_tokens(words: Tokenizer) -> frozenset[int]:
+def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of special tokens."""
-    return frozenset(token for token in range(words.vocab_size) if words.is_special(token))
+    return frozenset(token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token))
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class LanguageModelLoss:
     def next_token_targets(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """Return the rows of concatenated sequences whose next token is predicted, and those tokens."""
         rows: list[int] = []
-        right: list[int] = []
+        targets: list[int] = []
         start = 0
         for sequence in sequences:
             for row, token in enumerate(sequence[1:], start):
                 if token not in self.excluded_tokens:
                     rows.append(row)
-                    right.append(token)
+                    targets.append(token)
             start += len(sequence)
-        return rows, right
+        return rows, targets
 
     def loss(self, network: Transformer, states: Tensor, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Return the weighted loss from states [T, W] of concatenated sequences.  Scores use the embedding matrix."""
-        rows, right = (
+        rows, targets = (
             torch.tensor(each, dtype=torch.long, device=states.device) for each in self.next_token_targets(sequences)
         )
-        return self.weight * mean_entropy(states[rows], (network.tokens.weight, None), right)
+        return self.weight * mean_entropy(states[rows], (network.tokens.weight, None), targets)

@@ -28,7 +28,7 @@ class ChoiceTask(PairTask):
         """Return the share of questions answered rightly; a tie with a wrong answer counts as wrong."""
         return {"accuracy": ((scores >= scores[:, :1]).sum(dim=1) == 1).float().mean().item()}
 
-    def baselines(self, learned: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+    def baselines(self, trained: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """Return the accuracy of a random choice, and of the answer with the largest word overlap."""
         shared = [
             [jaccard_overlap(item.query, answer) for answer in item.passages[: self.measured_passages]]

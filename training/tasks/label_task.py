@@ -50,12 +50,12 @@ class LabelTask:
 
     def figures(self, items: Sequence[LabelledItem], scores: Tensor) -> Figures:
         """Return accuracy, of all texts and of each domain, and precision and recall of each label."""
-        said = scores.argmax(dim=-1).tolist()
-        hits = [item for item, label in zip(items, said, strict=True) if item.label == label]
+        predicted = scores.argmax(dim=-1).tolist()
+        hits = [item for item, label in zip(items, predicted, strict=True) if item.label == label]
         right, there, claimed = (
             Counter(self.names[item.label] for item in hits),
             Counter(self.names[item.label] for item in items),
-            Counter(self.names[label] for label in said),
+            Counter(self.names[label] for label in predicted),
         )
         domains, known = Counter(item.domain for item in items), Counter(item.domain for item in hits)
         return {
@@ -65,11 +65,11 @@ class LabelTask:
             **{f"recall of {name}": right[name] / there[name] for name in self.names if there[name]},
         }
 
-    def baselines(self, learned: Sequence[LabelItem], items: Sequence[LabelItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
-        return {"majority": majority_accuracy(learned, items)}
+    def baselines(self, trained: Sequence[LabelItem], items: Sequence[LabelItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+        return {"majority": majority_accuracy(trained, items)}
 
 
-def majority_accuracy(learned: Sequence[LabelledItem], items: Sequence[LabelledItem]) -> float:
+def majority_accuracy(trained: Sequence[LabelledItem], items: Sequence[LabelledItem]) -> float:
     """Return the accuracy of the label that is most frequent in the training items."""
-    [(commonest, _)] = Counter(item.label for item in learned).most_common(1)
+    [(commonest, _)] = Counter(item.label for item in trained).most_common(1)
     return sum(item.label == commonest for item in items) / len(items)

@@ -74,7 +74,7 @@ class PairTask:
             "recall@5": (ranks <= 5).float().mean().item(),
         }
 
-    def baselines(self, learned: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+    def baselines(self, trained: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """Return the same figures for the cosine of the base model's vectors, and the mean reciprocal rank of random
         order.
         """

@@ -50,11 +50,11 @@ def normalised_text(text: str) -> str:
 
 def same_meaning_pairs(meanings: Translations) -> list[tuple[str, str]]:
     """Return the pairs of sentences with a common translation."""
-    said: dict[str, list[str]] = defaultdict(list)
+    by_translation: dict[str, list[str]] = defaultdict(list)
     for text in sorted(meanings):
         for meaning in meanings[text]:
-            said[meaning].append(text)
-    return sorted({pair for texts in said.values() for pair in combinations(texts, 2)})
+            by_translation[meaning].append(text)
+    return sorted({pair for texts in by_translation.values() for pair in combinations(texts, 2)})
 
 
 def other_meaning_pairs(meanings: Translations, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

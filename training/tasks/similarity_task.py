@@ -49,8 +49,8 @@ class SimilarityTask:
     def pack(self, items: Sequence[SimilarityItem], read: TextReader, learning: bool) -> TaskBatch:  # noqa: ARG002 - read once
         reads = [each for item in items for each in item.encoded]
         tokens, segments = [each.tokens for each in reads], [each.segments for each in reads]
-        right = [item.label for item in items]
-        return TaskBatch(tokens, segments, list(range(len(reads))), right, order_count=ORDERS)
+        targets = [item.label for item in items]
+        return TaskBatch(tokens, segments, list(range(len(reads))), targets, order_count=ORDERS)
 
     def figures(self, items: Sequence[SimilarityItem], scores: Tensor) -> Figures:
         """Return the figures of LabelTask."""
@@ -58,7 +58,7 @@ class SimilarityTask:
 
     def baselines(
         self,
-        learned: Sequence[SimilarityItem],
+        trained: Sequence[SimilarityItem],
         items: Sequence[SimilarityItem],
         embed: EmbedTexts,  # noqa: ARG002
     ) -> Figures:
@@ -66,11 +66,11 @@ class SimilarityTask:
         training.
         """
         bound, above = max(
-            ((bound, above) for bound in sorted({item.word_overlap for item in learned}) for above in (0, 1)),
-            key=lambda rule: threshold_accuracy(learned, *rule),
+            ((bound, above) for bound in sorted({item.word_overlap for item in trained}) for above in (0, 1)),
+            key=lambda rule: threshold_accuracy(trained, *rule),
         )
         return {
-            "majority": majority_accuracy(learned, items),
+            "majority": majority_accuracy(trained, items),
             "words in common": threshold_accuracy(items, bound, above),
         }
 

@@ -83,10 +83,10 @@ class SpanTask:
             items, [item.answer_text(*best_span(*pair)) for item, pair in zip(items, pairs, strict=True)]
         )
 
-    def baselines(self, learned: Sequence[SpanItem], items: Sequence[SpanItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+    def baselines(self, trained: Sequence[SpanItem], items: Sequence[SpanItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """What stands where answers to questions of the kind stand most often; the whole of the text."""
-        places: dict[str, Counter[tuple[int, int]]] = {item.kind: Counter() for item in [*items, *learned]}
-        for item in learned:
+        places: dict[str, Counter[tuple[int, int]]] = {item.kind: Counter() for item in [*items, *trained]}
+        for item in trained:
             places[item.kind][item.targets] += 1
         usual = {kind: counts.most_common(1)[0][0] if counts else (1, 1) for kind, counts in places.items()}
         ends = [[min(place, len(item.rows) - 1) for place in usual[item.kind]] for item in items]
@@ -108,11 +108,11 @@ def build_item(example: Example[tuple[int, int]], read: EncodedText) -> SpanItem
         )
     begins, ends = example.label
     found = [at for at, row in enumerate(rows, 1) if read.offsets[row][1] > begins and read.offsets[row][0] < ends]
-    whole = bool(found) and read.offsets[rows[-1]][1] >= ends
+    is_complete = bool(found) and read.offsets[rows[-1]][1] >= ends
     return SpanItem(
         encoded=read,
         rows=[0, *rows],
-        targets=(found[0], found[-1]) if whole else (0, 0),
+        targets=(found[0], found[-1]) if is_complete else (0, 0),
         text=example.text[1],
         answer=example.text[1][begins:ends],
         kind=example.domain,
@@ -129,14 +129,14 @@ def best_span(begins: Tensor, ends: Tensor) -> tuple[int, int]:
     return first + 1, last + 1
 
 
-def squad_figures(items: Sequence[SpanItem], said: Sequence[str]) -> Figures:
+def squad_figures(items: Sequence[SpanItem], answers: Sequence[str]) -> Figures:
     exact: Counter[str] = Counter()
     count = Counter(item.kind for item in items)
     overlap = 0.0
-    for item, answer in zip(items, said, strict=True):
-        ours, theirs = answer_words(answer), answer_words(item.answer)
-        exact[item.kind] += ours == theirs
-        overlap += f1(ours, theirs)
+    for item, answer in zip(items, answers, strict=True):
+        predicted, expected = answer_words(answer), answer_words(item.answer)
+        exact[item.kind] += predicted == expected
+        overlap += f1(predicted, expected)
     kinds = {kind: exact[kind] / count[kind] for kind in sorted(count)}
     return {"exact": exact.total() / len(items), "F1": overlap / len(items), **kinds}
 
@@ -146,7 +146,7 @@ def answer_words(text: str) -> list[str]:
     return ARTICLES.sub(" ", text.lower().translate(REMOVE_PUNCTUATION)).split()
 
 
-def f1(said: Sequence[str], right: Sequence[str]) -> float:
+def f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
     """Return the F1 score of two bags of words."""
-    common = (Counter(said) & Counter(right)).total()
-    return 2 * common / (len(said) + len(right)) if common else float(list(said) == list(right))
+    common = (Counter(predicted) & Counter(expected)).total()
+    return 2 * common / (len(predicted) + len(expected)) if common else float(list(predicted) == list(expected))

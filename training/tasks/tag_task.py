@@ -52,16 +52,16 @@ class TagTask:
 
     def figures(self, items: Sequence[TagItem], scores: Tensor) -> Figures:
         """Return accuracy over words, of all and of each domain; a word without a token counts as wrong."""
-        said = iter(scores.argmax(dim=-1).tolist())
-        return tag_accuracies(items, [[next(said) for _ in item.tags] for item in items])
+        predicted = iter(scores.argmax(dim=-1).tolist())
+        return tag_accuracies(items, [[next(predicted) for _ in item.tags] for item in items])
 
-    def baselines(self, learned: Sequence[TagItem], items: Sequence[TagItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+    def baselines(self, trained: Sequence[TagItem], items: Sequence[TagItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
         """Return the accuracy of the most frequent tag, and of each word's most frequent tag in training."""
         seen: dict[str, Counter[int]] = defaultdict(Counter)
-        for item in learned:
+        for item in trained:
             for word, tag in zip(item.words, item.tags, strict=True):
                 seen[word.lower()][tag] += 1
-        [(overall, _)] = Counter(tag for item in learned for tag in item.tags).most_common(1)
+        [(overall, _)] = Counter(tag for item in trained for tag in item.tags).most_common(1)
         usual = {word: tags.most_common(1)[0][0] for word, tags in seen.items()}
         by_word = [[usual.get(word.lower(), overall) for word in item.words] for item in items]
         return {
@@ -99,11 +99,11 @@ def split_words(text: str) -> Iterator[tuple[int, str]]:
         start += len(word) + 1
 
 
-def tag_accuracies(items: Sequence[TagItem], said: Sequence[Sequence[int]]) -> Figures:
-    right: Counter[str] = Counter()
+def tag_accuracies(items: Sequence[TagItem], predicted: Sequence[Sequence[int]]) -> Figures:
+    correct: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for item, tags in zip(items, said, strict=True):
-        right[item.domain] += sum(one == other for one, other in zip(item.tags, tags, strict=True))
+    for item, tags in zip(items, predicted, strict=True):
+        correct[item.domain] += sum(one == other for one, other in zip(item.tags, tags, strict=True))
         count[item.domain] += len(item.tags) + item.skipped_words
-    domains = {domain: right[domain] / count[domain] for domain in sorted(count)}
-    return {"accuracy": right.total() / count.total(), **domains}
+    domains = {domain: correct[domain] / count[domain] for domain in sorted(count)}
+    return {"accuracy": correct.total() / count.total(), **domains}

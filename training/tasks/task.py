@@ -63,7 +63,7 @@ class Task(Protocol[Item]):
     def figures(self, items: Sequence[Item], scores: Tensor) -> Figures:
         """Return figures from scores [choices, options] of all items, in their order."""
 
-    def baselines(self, learned: Sequence[Item], items: Sequence[Item], embed: "EmbedTexts") -> Figures:
+    def baselines(self, trained: Sequence[Item], items: Sequence[Item], embed: "EmbedTexts") -> Figures:
         """Return figures of simple methods on the same items."""
 
 
@@ -136,21 +136,21 @@ def choice_scores(head: nn.Module, states: Tensor, batch: TaskBatch) -> Tensor:
     raw: Tensor = head(states, list(accumulate(map(len, batch.sequences), initial=0)))
     if batch.rows_are_scores:
         raw = F.pad(raw.reshape(-1, 1), (0, 0, 0, 1), value=-math.inf)
-    shown = raw[torch.tensor(batch.rows, device=raw.device)]
-    return shown.reshape(-1, batch.order_count, shown.size(-1)).sum(dim=1).reshape(len(batch.targets), -1)
+    selected = raw[torch.tensor(batch.rows, device=raw.device)]
+    return selected.reshape(-1, batch.order_count, selected.size(-1)).sum(dim=1).reshape(len(batch.targets), -1)
 
 
 @torch.no_grad()
 def measure_task(
-    lesson: Task[Item], network: Transformer, head: nn.Module, read: TextReader, items: Sequence[Item]
+    task: Task[Item], network: Transformer, head: nn.Module, read: TextReader, items: Sequence[Item]
 ) -> Figures:
     """Return the mean cross-entropy ("loss") and the task's figures."""
     found: list[Tensor] = []
-    right: list[int] = []
+    targets: list[int] = []
     for some in split_batches(items, 16):
-        batch = lesson.pack(some, read, learning=False)
+        batch = task.pack(some, read, learning=False)
         found.append(score_batch(network, head, batch).cpu())
-        right += batch.targets
+        targets += batch.targets
     widest = max(each.size(1) for each in found)
     raw = torch.cat([F.pad(each, (0, widest - each.size(1)), value=-math.inf) for each in found])
-    return {"loss": F.cross_entropy(raw, torch.tensor(right)).item(), **lesson.figures(items, raw)}
+    return {"loss": F.cross_entropy(raw, torch.tensor(targets)).item(), **task.figures(items, raw)}

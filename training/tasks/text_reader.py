@@ -44,9 +44,9 @@ class TextReader:
             message = f"data.most_tokens: {len(encoding)} tokens, at most {self.limit}; set how many are read"
             raise RecipeError(f"{message}: {shown[:60]!r}")
         closing = encoding.special[::-1].index(False)  # special tokens after a text
-        kept = self.limit - closing
+        kept_tokens = self.limit - closing
         ids, segments, offsets = (
-            [*values[:kept], *values[len(values) - closing :]]
+            [*values[:kept_tokens], *values[len(values) - closing :]]
             for values in (encoding.ids, encoding.segments, encoding.offsets)
         )
         return EncodedText(ids, segments, offsets, is_truncated=True)

@@ -235,7 +235,11 @@ def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows]
         ("tiny_classifier", '["fine"]', "an object with fields is expected"),
         ("tiny_ranker", '{"text": "fine", "label": 1}', "text_pair: is missing"),
         ("tiny_embedder", '{"text": "fine", "label": 1}', "score: vectors have no labels"),
-        ("tiny_embedder", '{"text": "a", "text_pair": "b", "score": "high"}', "score: a number is expected, not 'high'"),
+        (
+            "tiny_embedder",
+            '{"text": "a", "text_pair": "b", "score": "high"}',
+            "score: a number is expected, not 'high'",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_with_its_place(

@@ -121,7 +121,13 @@ def test_people_read_lines(tiny_generator: Path) -> None:
     first, *lines = result.stdout.splitlines()
     assert "int8 by native-" in first
     assert "448 tokens of the text that comes with polyhead" in first
-    names = ["KL divergence, nats", "same most likely token", "perplexity", "change of log p", "relative error of states"]
+    names = [
+        "KL divergence, nats",
+        "same most likely token",
+        "perplexity",
+        "change of log p",
+        "relative error of states",
+    ]
     assert all(line.startswith(name) for line, name in zip(lines, names, strict=True))
     assert "of 0 to 1 (+0." in lines[-1]
     assert "float32: steps: 0 of 4" in result.stderr
