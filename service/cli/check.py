@@ -67,22 +67,21 @@ def check_models(settings: Settings) -> CheckResult:
     """Check all models of the settings.  A source that cannot be loaded takes no memory, and the others are still
     checked.
     """
-    vetting = TokenizerCheck()
-    described, models, adapters, refused = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
+    checker = TokenizerCheck()
+    described, models, adapters, errors = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
     explained = dict[str, MemoryNeed]()  # by model, if explanations are enabled
-    for name in sorted(
-        settings.models, key=lambda name: bool(base_model_name(name))
-    ):  # adapters after their base models
+    # Adapters come after their base models.
+    for name in sorted(settings.models, key=lambda name: bool(base_model_name(name))):
         try:
             if base_model_name(name):
                 adapters.append(adapter_need(name, described, settings))
                 explained |= {name: replace(explained[base_model_name(name)], name=name)} if settings.explain else {}
             else:
                 description = unwrap(
-                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=vetting.check_folder))
+                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=checker.check_folder))
                 )
                 description = apply_known_cost(description, settings)
-                draft = choose_draft_model(name, description, settings, vetting.check_folder)
+                draft = choose_draft_model(name, description, settings, checker.check_folder)
                 models.append(measure_model(name, description, draft, settings.tensor_parallel))
                 described[name] = description
                 explained |= (
@@ -91,12 +90,12 @@ def check_models(settings: Settings) -> CheckResult:
                     else {}
                 )
         except (ModelError, PolyheadError) as error:
-            refused.append(f"{name}: {error}")
-    vetting.close()
+            errors.append(f"{name}: {error}")
+    checker.close()
     if not models:
-        return CheckResult("", tuple(refused), fits=False)
+        return CheckResult("", tuple(errors), fits=False)
     report, fits = plan_memory(models, adapters, explained, settings)
-    return CheckResult(report, tuple(refused), fits=fits and not refused)
+    return CheckResult(report, tuple(errors), fits=fits and not errors)
 
 
 def plan_memory(

@@ -42,13 +42,8 @@ LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # limits that protect other clients are
     "keys_file": "",
     "request_seconds": 0,
 }
-TARGET_FIELDS = {
-    "classify": "label",
-    "tag": "label",
-    "fill": "word",
-    "embed": "text",
-    "generate": "text",
-}  # field of the target, by task
+# The field of the target, by task.
+TARGET_FIELDS = {"classify": "label", "tag": "label", "fill": "word", "embed": "text", "generate": "text"}
 TOP_TOKENS = 5  # tokens shown for each row
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 

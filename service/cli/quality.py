@@ -310,5 +310,5 @@ def apply_head(loaded: Checkpoint, states: Tensor, starts: list[int]) -> list[Mo
     closed = [part.T.softmax(-1) if loaded.task == "span" else head.postprocess(part) for part in parts]
     if loaded.task in ("embed", "rank"):
         return [ModelOutput(values) for values in closed]
-    several = getattr(loaded.head, "closing", "") == "sigmoid"  # each label is present or not
+    several = getattr(loaded.head, "score_activation", "") == "sigmoid"  # each label is present or not
     return [ModelOutput(values, values > 0.5 if several else values.argmax(-1, keepdim=True)) for values in closed]

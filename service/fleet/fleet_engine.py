@@ -99,16 +99,16 @@ class Fleet:
     """
 
     def __init__(
-        self, names: Sequence[str], telemetry: Telemetry, secret: str, routed: CreatePolicy = PrefixAffinity
+        self, names: Sequence[str], telemetry: Telemetry, secret: str, create_policy: CreatePolicy = PrefixAffinity
     ) -> None:
         self.on_model_available: Callable[[Model], None] = lambda model: None  # noqa: ARG005
         random = Random()  # not used for cryptography
         self.replicas = ReplicaSet(names, ConnectionContext(secret, self), random)
-        self._telemetry, self._policy = telemetry, routed(random)
+        self._telemetry, self._policy = telemetry, create_policy(random)
         self._numbers = count(1)
         self._routed: dict[Stream, RoutedRequest] = {}
         self._by_number: dict[int, RoutedRequest] = {}
-        self._links: dict[tuple[str, WorkerTask], StreamContext] = {}
+        self._contexts: dict[tuple[str, WorkerTask], StreamContext] = {}
         self._tokens_by_owner: Counter[str] = Counter()  # prompt tokens of open requests, by owner
         self._answer_lengths: dict[str, AnswerLengths] = {}
         self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
@@ -163,7 +163,7 @@ class Fleet:
             raise Unavailable("the server is shutting down", retry_after=1)
         with name_model_in_errors(model):
             connections = self._eligible_connections(model, requests)
-            streams = [Stream(request, self._link_of(model, request)) for request in requests]
+            streams = [Stream(request, self._context_of(model, request)) for request in requests]
             self._send(connections, [self._register(model, stream) for stream in streams])
         for stream in streams:
             stream.start()
@@ -208,7 +208,7 @@ class Fleet:
 
     def counts(self) -> dict[tuple[str, WorkerTask], RequestCounts]:
         counts: dict[tuple[str, WorkerTask], RequestCounts] = {}
-        for (model, task), link in self._links.items():
+        for (model, task), link in self._contexts.items():
             started = Counter(
                 bool(sent.stream.timing.started) for sent in self._routed.values() if sent.stream.context is link
             )
@@ -354,12 +354,12 @@ class Fleet:
         sent.is_over = True
         sent.stream.receive(Failed(error))
 
-    def _link_of(self, model: Model, request: Request) -> StreamContext:
+    def _context_of(self, model: Model, request: Request) -> StreamContext:
         task: WorkerTask = "explain" if isinstance(request, ExplainTextRequest) else model.task
-        if (model.name, task) not in self._links:
-            link = StreamContext(model.name, task, self._on_ended, lambda _: None, self._hold, self._resume)
-            self._links[model.name, task] = link
-        return self._links[model.name, task]
+        if (model.name, task) not in self._contexts:
+            context = StreamContext(model.name, task, self._on_ended, lambda _: None, self._hold, self._resume)
+            self._contexts[model.name, task] = context
+        return self._contexts[model.name, task]
 
     def _hold(self, stream: Stream) -> None:
         sent = self._routed[stream]

@@ -99,30 +99,30 @@ def row_validator(*kinds: Any) -> Callable[[Any], Any]:
 def dataclass_codec(kind: type) -> Codec:
     """The codec of a dataclass: the row of its fields, validated against their declared types."""
     names = [field.name for field in fields(kind)]
-    of_types = row_validator(*(WIRE_FIELD_TYPES.get(field.type, field.type) for field in fields(kind)))
+    validate = row_validator(*(WIRE_FIELD_TYPES.get(field.type, field.type) for field in fields(kind)))
 
-    def value(*row: Any) -> Any:
-        return kind(**dict(zip(names, of_types(row), strict=True)))
+    def decode(*row: Any) -> Any:
+        return kind(**dict(zip(names, validate(row), strict=True)))
 
-    return Codec(lambda instance: [getattr(instance, name) for name in names], value)
+    return Codec(lambda instance: [getattr(instance, name) for name in names], decode)
 
 
 def float_table_codec(kind: type, buffer: str) -> Codec:
     """The codec of a dataclass whose field `buffer` is a table of float32, sent as its bytes and its shape."""
     plain = dataclass_codec(kind)
-    place = [field.name for field in fields(kind)].index(buffer)
+    index = [field.name for field in fields(kind)].index(buffer)
 
-    def row(value: Any) -> FieldRow:
-        told = list(plain.encode(value))
-        told[place] = told[place].tobytes(), told[place].shape
-        return told
+    def encode(value: Any) -> FieldRow:
+        cells = list(plain.encode(value))
+        cells[index] = cells[index].tobytes(), cells[index].shape
+        return cells
 
-    def value(*told: Any) -> Any:
-        data, shape = told[place]
+    def decode(*cells: Any) -> Any:
+        data, shape = cells[index]
         table = memoryview(data).cast("f", shape) if data else memoryview(data).cast("f")
-        return plain.decode(*told[:place], table, *told[place + 1 :])
+        return plain.decode(*cells[:index], table, *cells[index + 1 :])
 
-    return Codec(row, value)
+    return Codec(encode, decode)
 
 
 def encode_terms(terms: Terms) -> FieldRow:
@@ -245,9 +245,9 @@ def dispatch_message(routes: Mapping[str, MessageRoute], message: Any) -> None:
     """
     if not (isinstance(message, tuple) and message and isinstance(message[0], str) and message[0] in routes):
         raise FrameError("its first field is no known message type")
-    of_types, function = routes[message[0]]
+    validate, function = routes[message[0]]
     try:
-        rest = of_types(message[1:])
+        rest = validate(message[1:])
     except ValueError as error:
         raise FrameError(f"{message[0]}: {next(iter(str(error).splitlines()))}") from None
     function(*rest)

@@ -25,12 +25,12 @@ def assemble_ingress(
     settings: Settings,
     secret: str,
     find: FindReplicas,
-    routed: CreatePolicy = PrefixAffinity,
+    create_policy: CreatePolicy = PrefixAffinity,
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
     """Build the application.  `find` runs for ever and updates the fleet's replicas; `secret` is shared with them."""
     telemetry = Telemetry.from_settings(settings)
-    fleet = Fleet(list(settings.models), telemetry, secret, routed)
+    fleet = Fleet(list(settings.models), telemetry, secret, create_policy)
     server = telemetry.build_server(settings, fleet, fleet, traces)
     fleet.on_model_available = server.text.prepare_grammars
     telemetry.metrics.watch_replicas(fleet.replicas)

@@ -51,11 +51,8 @@ AUTOSCALING_PERIODS = {
     "upscale_delay_s": 5.0,
     "downscale_delay_s": 60.0,
 }
-ENDING_STATES = {
-    "STOPPING",
-    "STOPPED",
-    "PENDING_MIGRATION",
-}  # states of replicas that end, now or when their successor runs
+# States of replicas that end, now or when their successor runs.
+ENDING_STATES = {"STOPPING", "STOPPED", "PENDING_MIGRATION"}
 ADDRESS_STAT = "address"  # the routing statistic with a replica's address
 
 ReplicaCallback = Callable[[Mapping[str, Address]], None]
@@ -139,7 +136,7 @@ class Ingress:
         here.DEFERRED_APPLICATION.app = self.application
 
     def check_health(self) -> None:
-        if reasons := self.application.state.server.dying():
+        if reasons := self.application.state.server.fatal_reasons():
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
@@ -160,7 +157,7 @@ async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) ->
     """Update the fleet's replicas and target counts for ever."""
     loop = asyncio.get_running_loop()
 
-    def told(name: str) -> ReplicaCallback:
+    def callback_for(name: str) -> ReplicaCallback:
         def tell(replicas: Mapping[str, Address]) -> None:
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(fleet.update_replicas, name, replicas)
@@ -168,7 +165,7 @@ async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) ->
         return tell
 
     for name in deployed:
-        here.LISTENERS[name] = told(name)
+        here.LISTENERS[name] = callback_for(name)
     greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # creates the routers
     while True:
         await asyncio.sleep(STATUS_INTERVAL_S)

@@ -77,16 +77,16 @@ class ConnectionContext:
     listener: ConnectionListener
     known_models: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
 
-    def decode_model(self, mark: str, data: bytes) -> Model:
+    def decode_model(self, digest: str, data: bytes) -> Model:
         """Decode a model, or return the known one with this digest.  Raises FrameError if the data is no model or has
         another digest.
         """
-        if (known_model := self.known_models.get(mark)) is not None:
+        if (known_model := self.known_models.get(digest)) is not None:
             return known_model
         model = unpack(data)
-        if not isinstance(model, Model) or model_digest(model) != mark:
+        if not isinstance(model, Model) or model_digest(model) != digest:
             raise FrameError("the data of a model does not match its digest")
-        self.known_models[mark] = model
+        self.known_models[digest] = model
         return model
 
 
@@ -96,7 +96,7 @@ class ReplicaConnection:
     `candidate` is what is known of the replica's queue and cache, for routing.
     """
 
-    def __init__(self, name: str, address: Address, circle: ConnectionContext) -> None:
+    def __init__(self, name: str, address: Address, context: ConnectionContext) -> None:
         self.name, self.address = name, address
         self.candidate = Candidate(name)
         self.models: Mapping[str, Model] = {}
@@ -107,14 +107,14 @@ class ReplicaConnection:
         self.will_leave = False  # it gets new requests only while no other replica can take them
         self.is_retired = False  # it gets no new requests
         self.unready_reasons: Sequence[str] = ()  # why it should get no requests now
-        self._context = circle
+        self._context = context
         self._writer: StreamWriter | None = None
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
         self._is_listed, self._retry_pause_s = True, MIN_RETRY_S
         self._routes: Mapping[str, MessageRoute] = {
             "hello": (HELLO_FIELDS, self._on_hello),
-            "said": (EVENT_FIELDS, partial(circle.listener.on_events, self)),
+            "said": (EVENT_FIELDS, partial(context.listener.on_events, self)),
             "load": (LOAD_FIELDS, self._on_load),
             "leaving": (NO_FIELDS, self._on_leaving),
             "watched": (WATCHED_FIELDS, self._on_watched),
@@ -224,21 +224,23 @@ class ReplicaConnection:
 
     # Messages of the replica
 
-    def _on_hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
-        broken, cache_blocks, block = told
+    def _on_hello(
+        self, version: int, name: str, http_port: int, models: Sequence[tuple[str, bytes]], *rest: Any
+    ) -> None:
+        broken, cache_blocks, block_tokens = rest
         if version != PROTOCOL_VERSION:
             raise FrameError(f"it has protocol version {version}, this process has {PROTOCOL_VERSION}")
         if name != self.name:
             raise FrameError(f"another replica answers at its address: {name}")
-        if not (0 <= seen < PORT_COUNT and cache_blocks >= 0 and 0 <= block <= MAX_BLOCKS):
+        if not (0 <= http_port < PORT_COUNT and cache_blocks >= 0 and 0 <= block_tokens <= MAX_BLOCKS):
             raise FrameError(
-                f"its hello message has impossible values: port {seen}, {cache_blocks} blocks of {block} tokens"
+                f"impossible values in its hello: port {http_port}, {cache_blocks} blocks of {block_tokens} tokens"
             )
         self._retry_pause_s = MIN_RETRY_S
-        self.metrics_address = self.address[0], seen
-        self.block_tokens = block
+        self.metrics_address = self.address[0], http_port
+        self.block_tokens = block_tokens
         self.candidate = Candidate(name, min(cache_blocks, MAX_BLOCKS))
-        self.models = {model.name: model for model in (self._context.decode_model(*told) for told in models)}
+        self.models = {model.name: model for model in (self._context.decode_model(*each) for each in models)}
         self.broken, self.is_retired, self.will_leave = broken, False, not self._is_listed
         self._context.listener.on_connected(self)
 

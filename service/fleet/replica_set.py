@@ -23,8 +23,8 @@ log = logging.getLogger("polyhead.fleet")
 class ReplicaSet:
     """The replicas of all deployments; `names` are the models that they are to serve."""
 
-    def __init__(self, names: Sequence[str], circle: ConnectionContext, random: Random) -> None:
-        self._names, self._context, self._random = tuple(names), circle, random
+    def __init__(self, names: Sequence[str], context: ConnectionContext, random: Random) -> None:
+        self._names, self._context, self._random = tuple(names), context, random
         self._connections: dict[tuple[str, str], ReplicaConnection] = {}  # by deployment and replica
         self._unlisted: list[ReplicaConnection] = []  # no longer listed, with open requests
         self._failures: dict[str, str] = {}  # by model, why no replica could be started
@@ -54,10 +54,10 @@ class ReplicaSet:
                 connection.retire()
         self._unlisted = [connection for connection in self._unlisted if connection.is_open]
 
-    def set_target(self, names: Collection[str], wanted: int, why: str) -> None:
+    def set_target(self, names: Collection[str], target: int, why: str) -> None:
         """Set how many replicas the models should have, and why none could be started (empty: no failure)."""
         for name in names:
-            self._target_counts[name], self._failures[name] = wanted, why
+            self._target_counts[name], self._failures[name] = target, why
 
     def target_counts(self) -> Mapping[str, int]:
         """Return how many replicas each model should have, where this is known."""
@@ -72,7 +72,7 @@ class ReplicaSet:
     def models(self) -> list[Model]:
         """Return each ready model once.  If replicas have different versions of it, a random one of them."""
         connections = [(name, self.connections_for(name)) for name in self._names]
-        return [self._random.choice(having).models[name] for name, having in connections if having]
+        return [self._random.choice(serving).models[name] for name, serving in connections if serving]
 
     def model_statuses(self) -> list[ServedName]:
         ready = {model.name: model for model in self.models()}
@@ -122,22 +122,22 @@ class ReplicaSet:
         request that was read for the version being replaced.  Replicas that report a problem are left out if others
         remain.  Replicas of a pool that have the model in memory are preferred, up to SPILL_TOKENS.
         """
-        having = self.connections_for(model.name)
-        same = [connection for connection in having if connection.models[model.name] is model]
+        serving = self.connections_for(model.name)
+        same = [connection for connection in serving if connection.models[model.name] is model]
         compatible = same or [
             connection
-            for connection in having
+            for connection in serving
             if connection.models[model.name].tokenizer.parts == model.tokenizer.parts
         ]
         if not compatible:
             raise self.unavailable_error(model.name)
-        fit = [connection for connection in compatible if connection.is_ready] or compatible
-        holding = [connection for connection in fit if connection.has_loaded(model.name)]
+        ready = [connection for connection in compatible if connection.is_ready] or compatible
+        loaded = [connection for connection in ready if connection.has_loaded(model.name)]
         least, idlest = (
             min((connection.candidate.queued_tokens for connection in connections), default=SPILL_TOKENS)
-            for connections in (holding, fit)
+            for connections in (loaded, ready)
         )
-        return holding if holding and least - idlest < SPILL_TOKENS else fit
+        return loaded if loaded and least - idlest < SPILL_TOKENS else ready
 
     def model_state(self, name: str) -> LoadState:
         if self.connections_for(name):

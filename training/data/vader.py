@@ -44,7 +44,7 @@ def fetch_archive(folder: Path) -> Path:
 
 
 def read_archive(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
-    """All sentences whose mean rating is at least `threshold` away from neutral."""
+    """Read all sentences whose mean rating is at least `threshold` away from 0."""
     examples: list[Example[int]] = []
     with tarfile.open(archive) as members:
         for domain, member in DOMAINS.items():

@@ -18,7 +18,7 @@ from polyhead.models.literature.snail import Snail, SnailConfig
 from ..loop.descent import descend
 
 TEST_EPISODES = 500  # episodes that are measured
-Batch = tuple[Tensor, Tensor]  # [E, T, inputs] items and labels before; [E, T] labels
+Batch = tuple[Tensor, Tensor]  # [E, T, inputs] items and previous labels; [E, T] labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
 
 
 def body_names(base: Path, family: Family) -> dict[str, str]:
-    """Our module name -> theirs, with the base model's prefix, for every weight matrix in the base folder."""
+    """Return the base checkpoint's module name, with prefix, by our name, for every weight matrix in its folder."""
     names = {}
     for file in sorted(base.glob("*.safetensors")):
         for base_name, entry in read_safetensors(file).items():
@@ -103,7 +103,7 @@ def check_layer_names(base: Path, family: Family, layers: Iterable[str]) -> None
 
 
 def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
-    """Our module name in the head -> theirs."""
+    """Return the base family's module name by our name, for the modules of a head."""
     names = {}
     for base_name in (module.format(prefix=family.prefix) for module in HEAD_MODULES):
         bare = f"{base_name}.weight".removeprefix(f"{family.prefix}.")
@@ -116,7 +116,7 @@ def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
 
 
 def peft_config(adapter: TrainedAdapter, targets: list[str], saved: list[str]) -> dict[str, object]:
-    """The fields of PEFT's LoraConfig that carry something; the others keep their defaults there."""
+    """Return the fields of PEFT's LoraConfig that differ from its defaults."""
     kind = FAMILIES[adapter.family].heads[adapter.architecture].task
     return {
         "peft_type": "LORA",

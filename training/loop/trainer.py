@@ -133,8 +133,8 @@ def start_run(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder)
     steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
     steps = min(steps, plan.steps or steps)
     journal = Journal(run_folder.folder / "metrics.jsonl", Progress(**saved_run.get("progress", {})))
-    watch = BestEvaluation(**saved_run.get("watch", {}))
-    return TrainingRun(task, plan, steps, optimizer, journal, run_folder, watch, saved_run.get("figures", {}))
+    best = BestEvaluation(**saved_run.get("watch", {}))
+    return TrainingRun(task, plan, steps, optimizer, journal, run_folder, best, saved_run.get("figures", {}))
 
 
 def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int) -> None:

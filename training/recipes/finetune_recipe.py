@@ -176,24 +176,24 @@ def train_and_measure(
     """Train the checkpoint in `folder`, write the result, read it back and measure it."""
     started, labels = time.monotonic(), corpus.labels
     base = load(str(folder))
-    task_kind = TASK_SOURCES[recipe.data.source].create_task(labels)
-    read = build_reader(recipe.data, base)
-    parts = {part: task_kind.items(examples, read) for part, examples in vars(split).items()}
-    learner = prepare_model(recipe, base, task_kind, len(labels))
-    task = TaskTraining(
-        task=task_kind,
-        network=learner.network,
-        head=learner.head,
-        reader=read,
+    task = TASK_SOURCES[recipe.data.source].create_task(labels)
+    reader = build_reader(recipe.data, base)
+    parts = {part: task.items(examples, reader) for part, examples in vars(split).items()}
+    model = prepare_model(recipe, base, task, len(labels))
+    training = TaskTraining(
+        task=task,
+        network=model.network,
+        head=model.head,
+        reader=reader,
         train=parts["train"],
         validation=parts["validation"],
         batch=recipe.data.batch,
         seed=recipe.seed,
         auxiliary=auxiliary_losses(recipe, base),
     )
-    train(task, recipe.plan, run_folder)
-    result_folder = write_trained(recipe, folder, learner, labels, run_folder.folder)
-    result = measure_written(task, folder, result_folder, parts, corpus.left_out)
+    train(training, recipe.plan, run_folder)
+    result_folder = write_trained(recipe, folder, model, labels, run_folder.folder)
+    result = measure_written(training, folder, result_folder, parts, corpus.left_out)
     result = replace(result, seconds=time.monotonic() - started)
     write_json(run_folder.folder / "result.json", {**result.as_dict(), result_folder.name: result_folder.name})
     return result
@@ -255,30 +255,28 @@ def build_head(base: Checkpoint, spec: HeadSpec, labels: int) -> nn.Module:
             return SequenceHead(base.config, labels, scoring, "softmax")
 
 
-def write_trained(
-    recipe: FinetuneRecipe, folder: Path, learner: PreparedModel, labels: Sequence[str], out: Path
-) -> Path:
+def write_trained(recipe: FinetuneRecipe, folder: Path, model: PreparedModel, labels: Sequence[str], out: Path) -> Path:
     """Write the adapter or the whole model, and return its folder."""
     if recipe.lora is None:
-        whole = FinetunedModel(
+        finetuned = FinetunedModel(
             base_folder=folder,
-            family=learner.family,
+            family=model.family,
             architecture=recipe.architecture,
-            network=learner.network,
-            head=learner.head,
+            network=model.network,
+            head=model.head,
             labels=labels,
             config_fields=TASK_SOURCES[recipe.data.source].config_fields,
         )
-        save_whole(whole, out / "model")
+        save_whole(finetuned, out / "model")
         return out / "model"
     adapter = TrainedAdapter(
         base=folder,
         base_name=recipe.trunk.name,
-        family=learner.family,
+        family=model.family,
         architecture=recipe.architecture,
         lora=recipe.lora,
-        layers=learner.layers,
-        head=learner.head,
+        layers=model.layers,
+        head=model.head,
         labels=labels,
     )
     save_adapter(adapter, out / "adapter")
@@ -286,20 +284,22 @@ def write_trained(
 
 
 def measure_written(
-    task: TaskTraining[Any], folder: Path, result_folder: Path, parts: Mapping[str, Sequence[Any]], left_out: int
+    training: TaskTraining[Any], folder: Path, result_folder: Path, parts: Mapping[str, Sequence[Any]], left_out: int
 ) -> FinetuneResult:
     """Measure the written files as they would be served, an adapter merged."""
     served = load(str(result_folder) if result_folder.name == "model" else f"{folder}+{result_folder}")
-    figures = partial(measure_task, task.task, served.network, served.head, task.reader)
+    figures = partial(measure_task, training.task, served.network, served.head, training.reader)
     return FinetuneResult(
         made=result_folder,
         bytes=sum(file.stat().st_size for file in result_folder.glob("*.safetensors")),
         texts={part: len(items) for part, items in parts.items()},
-        cut={part: task.task.truncated_count(items) for part, items in parts.items()},
+        cut={part: training.task.truncated_count(items) for part, items in parts.items()},
         left_out=left_out,
         held_out=figures(parts["held_out"]),
         validation=figures(parts["validation"]),
-        baselines=task.task.baselines(parts["train"], parts["held_out"], partial(embed_texts, folder, task.reader)),
+        baselines=training.task.baselines(
+            parts["train"], parts["held_out"], partial(embed_texts, folder, training.reader)
+        ),
         seconds=0.0,
     )
 
@@ -310,8 +310,8 @@ def embed_texts(folder: Path, read: TextReader, texts: Sequence[str]) -> Tensor:
     base = load(str(folder))
     if base.task != "embed":
         raise RecipeError(f"trunk: {folder} makes no vectors, which the ranking baseline needs; name an embedder")
-    found = []
-    for some in split_batches([text.tokens for text in read(texts)], 64):
-        batch = RaggedBatch.of(some)
-        found.append(base.head.close(base.head(base.network(batch), batch.starts)))  # type: ignore[operator]
-    return torch.cat(found)
+    vectors = []
+    for batch_texts in split_batches([text.tokens for text in read(texts)], 64):
+        batch = RaggedBatch.of(batch_texts)
+        vectors.append(base.head.postprocess(base.head(base.network(batch), batch.starts)))  # type: ignore[operator]
+    return torch.cat(vectors)

@@ -76,15 +76,14 @@ class SpanTask:
         )
 
     def figures(self, items: Sequence[SpanItem], scores: Tensor) -> Figures:
-        """The share of questions answered in the right words ("exact"), of all and of each kind; the mean overlap in
-        words ("F1")."""
+        """Return exact match ("exact"), of all questions and of each kind, and the mean F1 of words ("F1")."""
         pairs = scores.reshape(len(items), 2, -1)
         return squad_figures(
             items, [item.answer_text(*best_span(*pair)) for item, pair in zip(items, pairs, strict=True)]
         )
 
     def baselines(self, trained: Sequence[SpanItem], items: Sequence[SpanItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
-        """What stands where answers to questions of the kind stand most often; the whole of the text."""
+        """Return the figures of the most frequent place of answers to questions of the kind, and of the whole text."""
         places: dict[str, Counter[tuple[int, int]]] = {item.kind: Counter() for item in [*items, *trained]}
         for item in trained:
             places[item.kind][item.targets] += 1
