@@ -127,7 +127,7 @@ def compare_answers(
 def comparable_events(events: list[Event]) -> list[object]:
     """Return what must be equal in two answers: all but the number of cached prompt tokens."""
 
-    def kept(event: Event) -> object:
+    def comparable(event: Event) -> object:
         match event:
             case GeneratedToken(token, logprob, top):
                 return token, logprob, top
@@ -136,7 +136,7 @@ def comparable_events(events: list[Event]) -> list[object]:
             case _:
                 return event
 
-    return [kept(event) for event in events]
+    return [comparable(event) for event in events]
 
 
 def max_difference(one: list[Event], other: list[Event]) -> float:
@@ -175,22 +175,22 @@ def run_condition(
     answers: list[list[Event]] = [[] for _ in requests]
     reports: list[StepReport] = []
     done = 0
-    for wave in condition.batches:
-        questions, steps = run_batch(condition.make_worker(), [requests[number] for number in wave])
-        for number, question in zip(wave, questions, strict=True):
-            answers[number] = question.events
+    for batch in condition.batches:
+        recorded, steps = run_batch(condition.make_worker(), [requests[number] for number in batch])
+        for number, each in zip(batch, recorded, strict=True):
+            answers[number] = each.events
         reports += steps
-        done += len(wave)
+        done += len(batch)
         report_progress(condition.name, done, len(requests))
     return answers, reports
 
 
 def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[RecordedRequest], list[StepReport]]:
     """Compute requests together.  Raises ModelError if one of them fails."""
-    questions = [RecordedRequest(request) for request in requests]
-    for question in questions:
-        worker.validate(question.request)
-        worker.submit(question)
+    recorded = [RecordedRequest(request) for request in requests]
+    for each in recorded:
+        worker.validate(each.request)
+        worker.submit(each)
     reports = []
     while worker.has_work:
         step = worker.step()
@@ -199,7 +199,7 @@ def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[Recorde
             handle.receive(event)
             if isinstance(event, Failed):
                 raise ModelError(f"a request failed: {event.error.message}")
-    return questions, reports
+    return recorded, reports
 
 
 def list_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> list[Condition]:
@@ -210,31 +210,31 @@ def list_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[R
 
 def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
-    waves = shuffle_batches(len(needs))
+    batches = shuffle_batches(len(needs))
     placement = choose_placement(settings)
     size, sampler = placement.block_size, build_sampler(placement)
-    roomy = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
-    largest = max(sum(needs[number] for number in wave) for wave in waves)
+    large_cache = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
+    largest = max(sum(needs[number] for number in batch) for batch in batches)
     fixed = placement.instructions or placement.kernel is not None  # the block size then changes the order of sums
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
-    tight = build_executor(
+    small_cache = build_executor(
         loaded, small, math.ceil(max(*needs, largest // CACHE_DIVISOR) / choose_placement(small).block_size)
     )
 
-    def worker(executor: Executor = roomy, **budgets: Any) -> Callable[[], Worker]:
-        def made() -> Worker:
+    def worker(executor: Executor = large_cache, **budgets: Any) -> Callable[[], Worker]:
+        def build() -> Worker:
             generator = GeneratorWorker(executor, model="verified", **budgets)
             generator.sampler = sampler
             return generator
 
-        return made
+        return build
 
     shared = worker()()  # keeps its cache between conditions
     yield Condition("alone", [[number] for number in range(len(needs))], worker(), describe_nothing)
-    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, lambda: shared, describe_nothing)
-    yield Condition("prefix found in the cache", waves, lambda: shared, describe_cached_tokens)
-    yield Condition("in chunks of 7 tokens", waves, worker(token_budget=48, prefill_chunk=7), describe_nothing)
-    yield Condition("preempted in a small cache", waves, worker(tight), describe_preemptions)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", batches, lambda: shared, describe_nothing)
+    yield Condition("prefix found in the cache", batches, lambda: shared, describe_cached_tokens)
+    yield Condition("in chunks of 7 tokens", batches, worker(token_budget=48, prefill_chunk=7), describe_nothing)
+    yield Condition("preempted in a small cache", batches, worker(small_cache), describe_preemptions)
 
 
 def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
@@ -243,10 +243,10 @@ def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequenc
     def worker(**budgets: int) -> Callable[[], Worker]:
         return lambda: EncoderWorker(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)
 
-    waves = shuffle_batches(len(requests))
+    batches = shuffle_batches(len(requests))
     yield Condition("alone", [[number] for number in range(len(requests))], worker(), describe_nothing)
-    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, worker(), describe_nothing)
-    yield Condition("in steps of 100 tokens", waves, worker(token_budget=100), describe_nothing)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", batches, worker(), describe_nothing)
+    yield Condition("in steps of 100 tokens", batches, worker(token_budget=100), describe_nothing)
     yield Condition("all at once", [list(range(len(requests)))], worker(token_budget=8192), describe_nothing)
 
 
@@ -266,12 +266,12 @@ def shuffle_batches(count: int) -> list[list[int]]:
     """Return all numbers below `count`, shuffled, in batches of random sizes from MIN_BATCH to MAX_BATCH."""
     choice = Random(count)
     numbers = choice.sample(range(count), count)
-    waves = []
+    batches = []
     while numbers:
         size = choice.randint(MIN_BATCH, MAX_BATCH)
-        waves.append(numbers[:size])
+        batches.append(numbers[:size])
         numbers = numbers[size:]
-    return waves
+    return batches
 
 
 def random_requests(loaded: Checkpoint, count: int) -> list[Request]:

@@ -127,13 +127,13 @@ def thread_counts(cores: int) -> list[int]:
     return sorted({1 << n for n in range(cores.bit_length()) if 1 << n < cores} | {cores})
 
 
-def best_seconds(work: Callable[[], object]) -> float:
+def best_seconds(function: Callable[[], object]) -> float:
     """Return the shortest time of several runs, after one to warm up."""
-    work()
+    function()
     tries: list[float] = []
     began = time.perf_counter()
     while len(tries) < MIN_TRIES or time.perf_counter() - began < MIN_SECONDS:
-        tries.append(time_once(work))
+        tries.append(time_once(function))
     return min(tries)
 
 
@@ -186,9 +186,9 @@ def corner_product(
     return lambda: multiply(corner, corner)
 
 
-def time_once(work: Callable[[], object]) -> float:
+def time_once(function: Callable[[], object]) -> float:
     start = time.perf_counter()
-    work()
+    function()
     return time.perf_counter() - start
 
 
@@ -221,9 +221,9 @@ def measure_gpu() -> Iterator[BenchFigure]:
         yield BenchFigure(what, "torch.mm", 0, 2 * GPU_SIDE**3 / took / 1e9, "GFLOPS")
 
 
-def best_gpu_seconds(work: Callable[[], object]) -> float:
+def best_gpu_seconds(function: Callable[[], object]) -> float:
     def waited() -> None:
-        work()
+        function()
         torch.cuda.synchronize()
 
     return best_seconds(waited)

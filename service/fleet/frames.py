@@ -234,9 +234,8 @@ def unpack(data: bytes, depth: int = 0) -> Any:
         raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
 
 
-MessageRoute = tuple[
-    Callable[[Any], Any], Callable[..., None]
-]  # a validator of a message's fields, and the function that gets them
+# A validator of a message's fields, and the function that gets them.
+MessageRoute = tuple[Callable[[Any], Any], Callable[..., None]]
 
 
 def dispatch_message(routes: Mapping[str, MessageRoute], message: Any) -> None:

@@ -54,9 +54,8 @@ class Candidate:
         self.name, self.cache_blocks, self.queued_by_others = name, cache_blocks, 0
         self._queued_here = 0
         self._remaining: dict[Hashable, RemainingTokens] = {}
-        self.block_keys: OrderedDict[BlockKey, None] = (
-            OrderedDict()
-        )  # keys of the blocks that were sent there, oldest first
+        # Keys of the blocks that were sent there, oldest first.
+        self.block_keys: OrderedDict[BlockKey, None] = OrderedDict()
 
     @property
     def queued_tokens(self) -> int:
@@ -75,37 +74,40 @@ class Candidate:
                 return count
         return len(keys)
 
-    def cost(self, ask: RoutingRequest) -> int:
+    def cost(self, request: RoutingRequest) -> int:
         """Return the tokens to compute before the request's first token: the queue and the uncached part of its
         prompt.
         """
-        return self.queued_tokens + ask.prompt_tokens - self.stored_blocks(ask.block_keys) * ask.block_tokens
-
-    def add_request(self, id: Hashable, ask: RoutingRequest) -> int:
-        """Count a request that is sent there, and return the tokens of its prompt that are to be computed."""
-        left = RemainingTokens(
-            ask.prompt_tokens - self.stored_blocks(ask.block_keys) * ask.block_tokens, max(ask.expected_tokens, 0)
+        return (
+            self.queued_tokens + request.prompt_tokens - self.stored_blocks(request.block_keys) * request.block_tokens
         )
-        self._remaining[id] = left
-        self._queued_here += left.total
-        for key in reversed(ask.block_keys):  # the first blocks are evicted last
+
+    def add_request(self, id: Hashable, request: RoutingRequest) -> int:
+        """Count a request that is sent there, and return the tokens of its prompt that are to be computed."""
+        remaining = RemainingTokens(
+            request.prompt_tokens - self.stored_blocks(request.block_keys) * request.block_tokens,
+            max(request.expected_tokens, 0),
+        )
+        self._remaining[id] = remaining
+        self._queued_here += remaining.total
+        for key in reversed(request.block_keys):  # the first blocks are evicted last
             self.block_keys[key] = None
             self.block_keys.move_to_end(key)
         while len(self.block_keys) > self.cache_blocks:
             self.block_keys.popitem(last=False)
-        return left.prompt
+        return remaining.prompt
 
     def count_token(self, id: Hashable) -> None:
         """Count a generated token: the prompt is computed, and one token less is expected."""
-        if (left := self._remaining.get(id)) is not None:
-            before = left.total
-            left.prompt, left.answer = 0, max(left.answer - 1, 1)  # at least one while it is open
-            self._queued_here += left.total - before
+        if (remaining := self._remaining.get(id)) is not None:
+            before = remaining.total
+            remaining.prompt, remaining.answer = 0, max(remaining.answer - 1, 1)  # at least one while it is open
+            self._queued_here += remaining.total - before
 
     def remove_request(self, id: Hashable) -> None:
         """Remove a request that is answered or dropped."""
-        if (left := self._remaining.pop(id, None)) is not None:
-            self._queued_here -= left.total
+        if (remaining := self._remaining.pop(id, None)) is not None:
+            self._queued_here -= remaining.total
 
 
 class AnswerLengths:
@@ -122,7 +124,7 @@ class AnswerLengths:
 
 
 class RoutingPolicy(Protocol):
-    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:
         """Return one of `candidates`, which are not empty, and the reason."""
 
 
@@ -135,7 +137,7 @@ class RandomChoice:
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
         return self._random.choice(candidates), "load"
 
 
@@ -145,7 +147,7 @@ class RoundRobin:
     def __init__(self, random: Random) -> None:
         self._next = random.randrange(1 << 16)
 
-    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
         self._next += 1
         return candidates[self._next % len(candidates)], "load"
 
@@ -156,7 +158,7 @@ class ShortestQueue:
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
         return min(candidates, key=lambda one: (one.queued_tokens, self._random.random())), "load"
 
 
@@ -166,7 +168,7 @@ class TwoChoices:
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:  # noqa: ARG002
         return min(self.sample_two(candidates), key=lambda one: one.queued_tokens), "load"
 
     def sample_two(self, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -179,14 +181,14 @@ class PrefixAffinity(TwoChoices):
     So a cached prefix decides exactly if it saves more tokens than are queued in front of it.
     """
 
-    def choose(self, ask: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> tuple[Candidate, RoutingReason]:
         if len(candidates) == 1:
             return candidates[0], "only"
         two = self.sample_two(candidates)
-        if holders := prefix_holders(ask.block_keys, candidates):
+        if holders := prefix_holders(request.block_keys, candidates):
             two.append(min(holders, key=lambda one: one.queued_tokens))
-        chosen = min(two, key=lambda one: one.cost(ask))
-        return chosen, "affinity" if chosen.stored_blocks(ask.block_keys) else "load"
+        chosen = min(two, key=lambda one: one.cost(request))
+        return chosen, "affinity" if chosen.stored_blocks(request.block_keys) else "load"
 
 
 def prefix_holders(keys: Sequence[BlockKey], candidates: Sequence[Candidate]) -> Sequence[Candidate]:

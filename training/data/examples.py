@@ -12,46 +12,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-Answer = TypeVar("Answer")
+Label = TypeVar("Label")
 WORD = re.compile(r"\w+(?:'\w+)*")
 
 
 @dataclass(frozen=True)
-class Example(Generic[Answer]):
+class Example(Generic[Label]):
     """A text or a pair of texts (first, second), its label, and its origin: `source` names the document, `subjects` its
     topics.
     """
 
     text: Any  # a str or a tuple of two, depending on the task
-    label: Answer
+    label: Label
     domain: str
     source: str
     subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Corpus(Generic[Answer]):
+class Corpus(Generic[Label]):
     """All examples of a data source, and their labels.
 
     `group_similar`: whether texts in nearly the same words are one group, as mails of one sender are.  It is off where
     short sentences recur: all documents would be one group.  `left_out` counts texts without anything to learn.
     """
 
-    examples: list[Example[Answer]]
+    examples: list[Example[Label]]
     labels: tuple[str, ...]
     group_similar: bool = True
     left_out: int = 0
 
 
 @dataclass(frozen=True)
-class Split(Generic[Answer]):
+class Split(Generic[Label]):
     """The parts of a corpus.  `validation` is for choosing between recipes; `held_out` is measured once, for the
     reported figure.
     """
 
-    train: list[Example[Answer]]
-    validation: list[Example[Answer]]
-    held_out: list[Example[Answer]]
+    train: list[Example[Label]]
+    validation: list[Example[Label]]
+    held_out: list[Example[Label]]
 
 
 class DisjointSets:
@@ -125,9 +125,9 @@ def hash_share(group: str) -> float:
     return int.from_bytes(hashlib.sha256(group.encode()).digest()[:8]) / 2**64
 
 
-def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) -> Split[Answer]:
+def split_by_source(corpus: Corpus[Label], validation: float, held_out: float) -> Split[Label]:
     """Split by group; `validation` and `held_out` are shares of the groups."""
-    parts: Split[Answer] = Split([], [], [])
+    parts: Split[Label] = Split([], [], [])
     for example, group in zip(corpus.examples, group_names(corpus.examples, corpus.group_similar), strict=True):
         place = hash_share(group)
         if place < held_out:
@@ -139,7 +139,7 @@ def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) 
     return parts
 
 
-def split_by_domain(corpus: Corpus[Answer], left_out: str, validation: float) -> Split[Answer]:
+def split_by_domain(corpus: Corpus[Label], left_out: str, validation: float) -> Split[Label]:
     """Hold out one whole domain, and split the others by group.  Groups with examples in the domain are dropped."""
     examples, names = corpus.examples, group_names(corpus.examples, corpus.group_similar)
     touched = {name for example, name in zip(examples, names, strict=True) if example.domain == left_out}

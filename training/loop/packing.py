@@ -16,26 +16,29 @@ Item = TypeVar("Item")
 NEIGHBOURS = 32  # batches whose items are sorted together
 
 
-def pack_items(items: Sequence[Item], sizes: Sequence[int], most: int, draw: random.Random) -> list[list[Item]]:
-    """Return batches of at most `most` tokens, shuffled by `draw`.  Raises RecipeError if items are too long for that.
+def pack_items(items: Sequence[Item], sizes: Sequence[int], max_tokens: int, rng: random.Random) -> list[list[Item]]:
+    """Return batches of at most `max_tokens` tokens, shuffled by `rng`.  Raises RecipeError if items are too long for
+    that.
 
     An item belongs to the part with its first token.  So no part is empty if each is longer than an item, and none is
-    too long if parts are shorter than `most` by one item.  Neighbouring parts may differ from their share by one more
-    item.
+    too long if parts are shorter than `max_tokens` by one item.  A group of neighbours may hold one item more
+    than its part.
     """
     total, longest = sum(sizes), max(sizes, default=0)
-    if most < 4 * longest:
-        raise RecipeError(f"data.tokens: {most} is too few for items of up to {longest} tokens; take {4 * longest}")
-    count = -(-total // (most - longest - -(-longest // NEIGHBOURS))) if longest else 0
+    if max_tokens < 4 * longest:
+        raise RecipeError(
+            f"data.tokens: {max_tokens} is too few for items of up to {longest} tokens; take {4 * longest}"
+        )
+    count = -(-total // (max_tokens - longest - -(-longest // NEIGHBOURS))) if longest else 0
     order = list(range(len(items)))
-    draw.shuffle(order)
+    rng.shuffle(order)
     batches: list[list[int]] = []
     parts_by_chance, groups = cut_evenly(order, sizes, count), max(1, count // NEIGHBOURS)
     for group in range(groups):
         parts = parts_by_chance[group * count // groups : (group + 1) * count // groups]
         near = sorted((row for part in parts for row in part), key=sizes.__getitem__)
         batches += cut_evenly(near, sizes, len(parts))
-    draw.shuffle(batches)
+    rng.shuffle(batches)
     return [[items[row] for row in batch] for batch in batches]
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .errors import RecipeError
 
-Read = TypeVar("Read")
+Value = TypeVar("Value")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def merge_tables(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
     return {**first, **then, **{name: merge_tables(first[name], then[name]) for name in tables}}
 
 
-def validate(kind: type[Read], values: Any, path: Path, *within: str) -> Read:
+def validate(kind: type[Value], values: Any, path: Path, *within: str) -> Value:
     """Validate values as a `kind`.  Raises RecipeError that names the wrong fields, under the tables `within`."""
     try:
         return TypeAdapter(kind).validate_python(values)

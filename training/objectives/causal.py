@@ -53,12 +53,12 @@ class CausalObjective:
     def counts(self, items: Sequence[list[int]]) -> tuple[int, ...]:
         return (sum(map(self.size, items)),)
 
-    def loss_parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
+    def loss_parts(self, items: Sequence[list[int]], rng: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.network.tokens.weight.device
         states = self.network(RaggedBatch.of([item[:-1] for item in items], device=device))
         targets = torch.tensor([token for item in items for token in item[1:]], device=device)
         return {"next": LossPart(states, (self.head.output.weight, None), targets)}
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
         """Return cross-entropy in nats, perplexity, and the share of right predictions."""
-        return {"loss": means["next"], "perplexity": math.exp(means["next"]), "accuracy": right["next"]}
+        return {"loss": means["next"], "perplexity": math.exp(means["next"]), "accuracy": accuracies["next"]}

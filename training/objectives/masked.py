@@ -86,15 +86,15 @@ class MaskedObjective:
         hidden = sum(self.hidden_count(item.first) + self.hidden_count(item.second) for item in items)
         return (hidden, len(items)) if self.next_head is not None else (hidden,)
 
-    def loss_parts(self, items: Sequence[TextPair], draw: random.Random) -> dict[str, LossPart]:
+    def loss_parts(self, items: Sequence[TextPair], rng: random.Random) -> dict[str, LossPart]:
         """Return the losses of masked tokens and, with `next_head`, of the second text."""
-        batch_pairs, is_swapped = swap_seconds(items, draw) if self.next_head is not None else (list(items), [])
-        veiled = [self.mask_pair(pair, draw) for pair in batch_pairs]
+        batch_pairs, is_swapped = swap_seconds(items, rng) if self.next_head is not None else (list(items), [])
+        masked = [self.mask_pair(pair, rng) for pair in batch_pairs]
         device = self.network.tokens.weight.device
-        batch = RaggedBatch.of([each.tokens for each in veiled], [each.segments for each in veiled], device)
+        batch = RaggedBatch.of([each.tokens for each in masked], [each.segments for each in masked], device)
         states = self.network(batch)
-        rows = [start + row for start, each in zip(batch.starts, veiled, strict=False) for row in each.rows]
-        targets = [token for each in veiled for token in each.targets]
+        rows = [start + row for start, each in zip(batch.starts, masked, strict=False) for row in each.rows]
+        targets = [token for each in masked for token in each.targets]
         hidden, last = self.head.hidden_states(states[torch.tensor(rows, device=device)]), self.head.output
         parts = {"hidden": LossPart(hidden, (last.weight, last.bias), torch.tensor(targets, device=device))}
         if self.next_head is not None:
@@ -102,7 +102,7 @@ class MaskedObjective:
             parts["follows"] = LossPart(pooled, (last.weight, last.bias), torch.tensor(is_swapped, device=device))
         return parts
 
-    def mask_pair(self, pair: TextPair, draw: random.Random) -> MaskedPair:
+    def mask_pair(self, pair: TextPair, rng: random.Random) -> MaskedPair:
         find = self.tokenizer.token_id
         cls, sep, mask = find("[CLS]"), find("[SEP]"), self.tokenizer.mask_id
         assert cls is not None
@@ -111,24 +111,24 @@ class MaskedObjective:
         tokens = [cls, *pair.first, sep, *pair.second, sep]
         segments = [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1)
         first, second = range(1, len(pair.first) + 1), range(len(pair.first) + 2, len(tokens) - 1)
-        rows = [row for text in (first, second) for row in sorted(draw.sample(text, self.hidden_count(text)))]
+        rows = [row for text in (first, second) for row in sorted(rng.sample(text, self.hidden_count(text)))]
         targets = [tokens[row] for row in rows]
         for row in rows:
-            chance = draw.random()
+            chance = rng.random()
             if chance < MASK_SHARE:
                 tokens[row] = mask
             elif chance < MASK_SHARE + RANDOM_SHARE:
-                tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # after the special tokens
+                tokens[row] = rng.randrange(mask + 1, self.tokenizer.vocab_size)  # after the special tokens
         return MaskedPair(tokens, segments, rows, targets)
 
     def hidden_count(self, text: Sequence[int]) -> int:
         """Return how many tokens of a text are predicted; it depends on this text only."""
         return round(self.hidden_share * len(text))
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
         """Return loss and accuracy of masked tokens, and accuracy of next-text prediction."""
-        figures = {"loss": sum(means.values()), "masked accuracy": right["hidden"], "masked loss": means["hidden"]}
-        return figures | ({"next accuracy": right["follows"]} if "follows" in right else {})
+        figures = {"loss": sum(means.values()), "masked accuracy": accuracies["hidden"], "masked loss": means["hidden"]}
+        return figures | ({"next accuracy": accuracies["follows"]} if "follows" in accuracies else {})
 
 
 def pair_sentences(texts: Sequence[list[int]], room: int) -> list[TextPair]:
@@ -160,15 +160,15 @@ def halve_text(texts: list[list[int]]) -> TextPair:
     return TextPair([*chain(*texts[:cut])], [*chain(*texts[cut:])])
 
 
-def swap_seconds(items: Sequence[TextPair], draw: random.Random) -> tuple[list[TextPair], list[int]]:
+def swap_seconds(items: Sequence[TextPair], rng: random.Random) -> tuple[list[TextPair], list[int]]:
     """Exchange the second texts of about half of the pairs; returns 1 for those and 0 for the others.
 
     The second texts are rotated, so none returns to its own pair.  A single pair is left unchanged.
     """
-    moved = [row for row in range(len(items)) if draw.random() < 0.5]
+    moved = [row for row in range(len(items)) if rng.random() < 0.5]
     if len(moved) < 2:
         moved = []
-    draw.shuffle(moved)
+    rng.shuffle(moved)
     swapped, is_swapped = list(items), [0] * len(items)
     for row, other in zip(moved, moved[1:] + moved[:1], strict=True):
         swapped[row], is_swapped[row] = TextPair(items[row].first, items[other].second), 1

@@ -32,13 +32,13 @@ class Objective(Protocol[Item]):
     def size(self, item: Item) -> int:
         """Return an item's number of tokens."""
 
-    def loss_parts(self, items: Sequence[Item], draw: random.Random) -> Mapping[str, "LossPart"]:
-        """Return the parts of the loss, by name; random numbers come from `draw` only."""
+    def loss_parts(self, items: Sequence[Item], rng: random.Random) -> Mapping[str, "LossPart"]:
+        """Return the parts of the loss, by name; random numbers come from `rng` only."""
 
     def counts(self, items: Sequence[Item]) -> tuple[int, ...]:
         """Return the number of choices in each part, before anything is computed."""
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
         """Return figures from the mean of each part over many items, and the share of right choices."""
 
 
@@ -114,16 +114,16 @@ def measure_objective(objective: Objective[Item], items: Sequence[Item], tokens:
     for module in modules:
         module.eval()
     losses: Counter[str] = Counter()
-    right: Counter[str] = Counter()
+    hits_by_part: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for batch in make_batches(objective, items, tokens, "measured"):
         for name, part in objective.loss_parts(batch.items, random.Random(batch.seed)).items():
             loss, hits = part.loss_and_hits()
-            losses[name], right[name] = losses[name] + loss, right[name] + hits  # type: ignore[assignment]
+            losses[name], hits_by_part[name] = losses[name] + loss, hits_by_part[name] + hits  # type: ignore[assignment]
             counts[name] += len(part.targets)
     for module, was in zip(modules, learning, strict=True):
         module.train(was)
     known = {name: max(1, count) for name, count in counts.items()}
     return objective.figures(
-        {name: losses[name] / known[name] for name in known}, {name: right[name] / known[name] for name in known}
+        {name: losses[name] / known[name] for name in known}, {name: hits_by_part[name] / known[name] for name in known}
     )

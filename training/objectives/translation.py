@@ -59,7 +59,7 @@ class TranslationObjective:
     def counts(self, items: Sequence[TranslationPair]) -> tuple[int, ...]:
         return (sum(len(item.target) for item in items),)
 
-    def loss_parts(self, items: Sequence[TranslationPair], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
+    def loss_parts(self, items: Sequence[TranslationPair], rng: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.device
         sources = RaggedBatch.of([item.source for item in items], device=device)
         decoder_inputs = RaggedBatch.of(
@@ -72,9 +72,9 @@ class TranslationObjective:
             )
         }
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
         """Return cross-entropy in nats, perplexity, and the share of right predictions."""
-        return {"loss": means["written"], "perplexity": math.exp(means["written"]), "accuracy": right["written"]}
+        return {"loss": means["written"], "perplexity": math.exp(means["written"]), "accuracy": accuracies["written"]}
 
     @property
     def device(self) -> torch.device:

@@ -52,17 +52,17 @@ class LabelTask:
         """Return accuracy, of all texts and of each domain, and precision and recall of each label."""
         predicted = scores.argmax(dim=-1).tolist()
         hits = [item for item, label in zip(items, predicted, strict=True) if item.label == label]
-        right, there, claimed = (
+        correct, actual, claimed = (
             Counter(self.names[item.label] for item in hits),
             Counter(self.names[item.label] for item in items),
             Counter(self.names[label] for label in predicted),
         )
-        domains, known = Counter(item.domain for item in items), Counter(item.domain for item in hits)
+        domains, correct_by_domain = Counter(item.domain for item in items), Counter(item.domain for item in hits)
         return {
             "accuracy": len(hits) / len(items),
-            **{domain: known[domain] / count for domain, count in sorted(domains.items())},
-            **{f"precision of {name}": right[name] / claimed[name] for name in self.names if claimed[name]},
-            **{f"recall of {name}": right[name] / there[name] for name in self.names if there[name]},
+            **{domain: correct_by_domain[domain] / count for domain, count in sorted(domains.items())},
+            **{f"precision of {name}": correct[name] / claimed[name] for name in self.names if claimed[name]},
+            **{f"recall of {name}": correct[name] / actual[name] for name in self.names if actual[name]},
         }
 
     def baselines(self, trained: Sequence[LabelItem], items: Sequence[LabelItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002

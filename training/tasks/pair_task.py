@@ -20,10 +20,8 @@ from ..loop.errors import RecipeError
 from .task import EmbedTexts, Figures, TaskBatch
 from .text_reader import TextReader
 
-MEASURED_PASSAGES, TRAINED_PASSAGES = (
-    20,
-    3,
-)  # passages per query, in measuring and in training, where the first few of them are used
+# Passages per query, in measuring and in training, where the first few of them are used.
+MEASURED_PASSAGES, TRAINED_PASSAGES = 20, 3
 BM25_K1, BM25_B = 1.2, 0.75  # BM25's k1 and b, as usual
 
 
@@ -106,15 +104,13 @@ def choose_distractors(
     examples: Sequence[Example[str]], row: int, near: Sequence[int], domains: dict[str, list[int]]
 ) -> list[int]:
     """Choose the distractors of one example.  The random seed is the example's source, so a rerun chooses the same."""
-    query, draw = examples[row].label, random.Random(examples[row].source)
+    query, rng = examples[row].label, random.Random(examples[row].source)
     hard = [other for other in near if examples[other].label != query][: MEASURED_PASSAGES // 2]
     kin, rest = domains[examples[row].domain], range(len(examples))
     easy: list[int] = []
     for pool in (kin, rest):
         drawn = [
-            other
-            for other in draw.sample(pool, min(len(pool), 4 * MEASURED_PASSAGES))
-            if examples[other].label != query
+            other for other in rng.sample(pool, min(len(pool), 4 * MEASURED_PASSAGES)) if examples[other].label != query
         ]
         easy += [other for other in drawn if other not in hard and other not in easy]
     mixed = [each for pair in zip(hard, easy, strict=False) for each in pair]

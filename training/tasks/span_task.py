@@ -89,10 +89,12 @@ class SpanTask:
             places[item.kind][item.targets] += 1
         usual = {kind: counts.most_common(1)[0][0] if counts else (1, 1) for kind, counts in places.items()}
         ends = [[min(place, len(item.rows) - 1) for place in usual[item.kind]] for item in items]
-        there = squad_figures(items, [item.answer_text(*places) for item, places in zip(items, ends, strict=True)])
+        at_usual_place = squad_figures(
+            items, [item.answer_text(*places) for item, places in zip(items, ends, strict=True)]
+        )
         return {
-            "usual place exact": there["exact"],
-            "usual place F1": there["F1"],
+            "usual place exact": at_usual_place["exact"],
+            "usual place F1": at_usual_place["F1"],
             "whole text F1": squad_figures(items, [item.text for item in items])["F1"],
         }
 

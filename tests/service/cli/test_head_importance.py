@@ -262,7 +262,7 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(
             {"question": "Who?", "context": "It was Ann.", "answer": "Bea"},
             "answer: is not in the context",
         ),
-        ("span", {"question": "Who?", "context": "Ann", "answer": "Ann", "start": 1}, "not stand in the context at 1"),
+        ("span", {"question": "Who?", "context": "Ann", "answer": "Ann", "start": 1}, "not in the context at 1"),
     ],
 )
 def test_labels_that_fit_nothing_are_refused(

@@ -180,7 +180,7 @@ def test_heads_share_the_width(tmp_path: Path) -> None:
     recipe = whole.read_recipe(RECIPES / "gpt.toml")
     uneven = replace(recipe, network=recipe.network | {"heads": 3})
     with pytest.raises(RecipeError, match=r"network\.heads: 128 features cannot be shared evenly among 3"):
-        uneven.network_size(tmp_path).config(300, 8, causal=True)
+        uneven.network_size(tmp_path).model_config(300, 8, causal=True)
 
 
 def test_a_recipe_is_of_one_kind(tmp_path: Path) -> None:
