@@ -1,8 +1,7 @@
-"""A checkpoint that is understood but not yet read, and the network made of it.
+"""The description of a checkpoint before its weights are read, and the network built from it.
 
-Knows nothing of files' formats or of families.  The one idea: build on torch's meta device, where tensors have shapes
-but no memory; compare every shape the files announce with every shape the network wants; and only then allocate
-(weights.py).  A wrong or absurd checkpoint is refused before it costs anything.
+The network is built on torch's meta device, where tensors have shapes but no memory. Every shape in the files is
+compared with the network's before memory is allocated (weight_reader.py), so a wrong checkpoint is refused at no cost.
 """
 
 import math
@@ -41,9 +40,10 @@ BODY_PREFIXES = (
     "blocks.",
     "final_norm.",
 )
-MIN_DISTANCES = 4  # kinds: near and far ones, before and behind
-MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions: they are made, not read
-PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))  # with all that stands round a text, and round a pair
+MIN_DISTANCES = 4  # buckets: near and far ones, before and after
+MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
+# With the special tokens around a text and around a pair.
+PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
 MAX_NAMED = 5  # tensors named in a message; the others are counted
 NamedPieces = list[tuple[str, Tensor]]
 CutFunction = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
@@ -51,18 +51,18 @@ log = getLogger(__name__)
 
 
 def cut_nothing(network: Transformer, head: nn.Module) -> Mapping[str, Cut]:  # noqa: ARG001
-    """Nothing is cut."""
+    """The default of `cut_network`: cuts nothing."""
     return {}
 
 
 @dataclass(frozen=True)
 class HeadDescription:
-    """What is made of the states: `task` is its word in requests, `build` makes the module for a network.
+    """The head of a checkpoint: `task` is its name in requests, `build` makes the module for a network.
 
-    `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.  `prompts` are
-    what may be put before a text, by name; the one without a name is put before every text.  `pooling`: of an embedder.
-    `configs` are those of bodies that the head has besides; `writing`: what it writes where nobody asks otherwise.
-    `both_orders`: it reads pairs, each in both orders, and what it says of them is added.
+    `ignored_names` are our names of tensors that a file may have but that are not read, as a tied tensor's second copy.
+    `prompts` are texts that may be put before the input, by name; the one with the empty name is put before every text.
+    `pooling`: of an embedder. `decoder_configs` are those of further stacks inside the head; `decoding`: its default
+    decoding rules. `both_orders`: a pair is scored in both orders and the scores are added.
     """
 
     task: str
@@ -78,12 +78,12 @@ class HeadDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Everything about a checkpoint but its numbers.
+    """Everything about a checkpoint except for its weights.
 
-    `suited` is the precision for how its weights are stored, unless another is `preferred`.
-    `file` is what describes it, for messages.  `translate` turns a tensor under the file's name into tensors under
-    ours ("head." for those of the head), on the meta device too.  `cutting` makes the network and its head a share of
-    themselves, where one is wanted, and says how by our names (models.parallel).
+    `default_precision` follows from how the weights are stored, unless `preferred_precision` is set. `file` is the path
+    for messages. `translate` turns a tensor under the file's name into tensors under our names ("head." for those of
+    the head); it works on the meta device too. `cut_network` cuts the network and head to this process's share and
+    returns the cuts by our names (models.parallel).
     """
 
     file: str
@@ -96,10 +96,10 @@ class Description:
     max_tokens: int
     chat: ChatTemplate | None = None
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
-    parts: FolderParts | None = None  # of a folder: what adapters change
+    parts: FolderParts | None = None  # of a folder: what an adapter may change
     cut_network: CutFunction = cut_nothing
     build_network: Callable[[], Any] | None = (
-        None  # of a network that is no Transformer; `config` is then about as large
+        None  # for a network that is no Transformer; `config` is then one of similar size
     )
     preferred_precision: DefaultPrecision | None = None
 
@@ -109,14 +109,14 @@ class Description:
 
     @property
     def decoder_config(self) -> ModelConfig:
-        """Of what is computed step by step: that which writes, where there are two."""
+        """The configuration of the stack that is computed step by step: the decoder of an encoder-decoder."""
         return self.head.decoder_configs[-1] if self.head.decoder_configs else self.config
 
 
 class SkipInitialization(TorchFunctionMode):
-    """Modules made under it keep their parameters as they come.
+    """Modules made under it skip the random initialization of their parameters.
 
-    Random numbers for tensors without memory would be drawn by torch's compiler, which takes seconds to import.
+    Torch would draw random numbers for tensors without memory through its compiler, which takes seconds to import.
     """
 
     def __torch_function__(
@@ -129,9 +129,9 @@ class SkipInitialization(TorchFunctionMode):
 
 
 def build_on_meta(what: Description) -> tuple[Transformer, nn.Module]:
-    """Both modules on the meta device: shapes, and no memory.
+    """The network and the head on the meta device: shapes without memory.
 
-    CheckpointError where they cannot be made, or cannot read what the tokenizer makes of a text.
+    CheckpointError if they cannot be built, or if the tokenizer's output does not fit the network.
     """
     for config in (what.config, *what.head.decoder_configs):
         for name, wrong in invalid_fields(config):
@@ -147,21 +147,20 @@ def build_on_meta(what: Description) -> tuple[Transformer, nn.Module]:
 
 
 def check_tokenizer_fits(what: Description) -> None:
-    """CheckpointError where the special tokens or the segments round a text, or the tokens of a word, are none of the
-    network's."""
+    """CheckpointError if the special tokens or segments around a text, or the tokens of a word, have no embedding."""
     for probe in PROBE_TEXTS:
         try:
             [encoding] = what.tokenizer.encode_batch([probe])
         except EncodingError:
-            continue  # no request with such a text gets tokens
+            continue  # a request with such a text is refused later
         if reason := missing_embedding(what, encoding.ids, encoding.segments):
             raise CheckpointError(reason, file=what.file)
 
 
 def missing_embedding(what: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
-    """Which number of a text the network has no embedding for, in a sentence; empty if it has one for each.
+    """A sentence that names the token or segment without an embedding; empty if each has one.
 
-    Without embeddings of segments they are not read.
+    A network without segment embeddings ignores segments.
     """
     kinds = (("token", tokens, what.config.vocab_size), ("segment", segments, what.config.segments))
     for name, numbers, count in kinds:
@@ -172,7 +171,7 @@ def missing_embedding(what: Description, tokens: Sequence[int], segments: Sequen
 
 
 def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Fields whose values make no network, and what they should be: a description may hold anything."""
+    """The fields with invalid values, each with what it should be. A file may hold any value."""
     for name, least in (*((name, 1) for name in SIZE_FIELDS), *((name, 0) for name in COUNT_FIELDS)):
         value = getattr(config, name)
         if type(value) is not int or not least <= value < 2**31:
@@ -208,7 +207,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Our names and shapes of all parameters; one that is tied to another is left out."""
+    """Our names and shapes of all parameters; a parameter tied to another is left out."""
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     known = {id(parameter) for parameter in network.parameters()}
     for name, parameter in head.named_parameters():
@@ -218,7 +217,8 @@ def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[i
 
 
 def match_entries(what: Description, network: Transformer, head: nn.Module) -> dict[str, TensorEntry]:
-    """The entries to read, in the order of the files; CheckpointError unless they are exactly what is wanted."""
+    """The entries to read, in the order of the files. CheckpointError unless they are exactly the network's
+    parameters."""
     shapes, sources = parameter_shapes(network, head), dict[str, str]()
     entries, unknown = {}, []
     for name, entry in what.entries.items():
@@ -244,10 +244,10 @@ def match_entries(what: Description, network: Transformer, head: nn.Module) -> d
 
 
 def translate_shape(what: Description, name: str, entry: TensorEntry) -> NamedPieces:
-    """What a tensor will become, with shapes only."""
+    """The tensors that an entry becomes, with shapes only."""
     try:
         return what.translate(name, torch.empty(entry.shape, device="meta"))
-    except (RuntimeError, ValueError) as error:  # more or fewer dimensions, or not divisible as its kind should be
+    except (RuntimeError, ValueError) as error:  # wrong number of dimensions, or a size that cannot be divided
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"its shape {list(entry.shape)} is not that of such a tensor ({reason})", file=str(entry.file), tensor=name
@@ -263,8 +263,8 @@ def check_missing(what: Description, missing: list[str], sources: Mapping[str, s
 
 
 def check_unknown(what: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:
-    """A tensor with a name of ours has no place in this network.  Without one it belongs to a head: an embedder may
-    leave that aside."""
+    """CheckpointError for a tensor of the body that the network has no place for. A tensor that belongs to another head
+    is ignored if the task is to embed."""
     strays = [name for name, ours in unknown if what.head.task != "embed" or is_body(ours)]
     if strays:
         message = f"{len(strays)} tensors have no place in the network {what.file} describes: {join_names(strays)}"
@@ -281,7 +281,7 @@ def is_body(ours: str) -> bool:
 
 
 def checkpoint_name(ours: str, sources: Mapping[str, str]) -> str:
-    """The checkpoint's own name for a tensor it lacks, told from the same tensor of another layer, or its bias."""
+    """The checkpoint's name of a missing tensor, guessed from the same tensor of another layer or from its bias."""
     layer = re.match(r"(head\.decoder\.)?blocks\.(\d+)\.", ours)
     for known, name in sources.items():
         if layer and re.sub(r"^(head\.decoder\.)?blocks\.\d+", layer[0][:-1], known) == ours:

@@ -1,9 +1,6 @@
-"""How a folder's network writes where nobody asks otherwise: models.seq2seq.decoding.Writing, from
-generation_config.json.
-
-Knows no networks.  Where that file is missing, config.json says it, as in transformers.  The one idea: what would
-change an answer is followed or refused, by name; nothing of it is passed over.
-"""
+"""Reads the default decoding rules (models.seq2seq.decoding.DecodingConfig) of an encoder-decoder from
+generation_config.json, or from config.json if that file is missing, as transformers does. A field that would change an
+answer is either followed or refused by name."""
 
 import re
 from collections.abc import Mapping
@@ -47,18 +44,18 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "top_h": None,
     "typical_p": 1.0,
     "watermarking_config": None,
-}  # what would change answers, and the values with which it does not; None: only where it is not set
+}  # fields that would change answers, and the values with which they do not; None: only if not set
 IGNORED_FIELDS = re.compile(
     "_from_model_config|assistant_|cache_|compile_|continuous_batching|disable_compile|is_assistant|low_memory|max_cache|"
     "max_matching|num_assistant|output_|pad_token_id|prefill_|prompt_lookup|remove_invalid_values|return_dict|speculation|"
     "target_lookbehind|transformers_version|use_"
-)  # how those names begin that change nothing of what is written
-DEFAULT_TOP_K = 50  # tokens that transformers draws from where nobody says
+)  # prefixes of fields that do not change the output
+DEFAULT_TOP_K = 50  # transformers' default
 log = getLogger(__name__)
 
 
 def read_start_token(folder: Path, config: JsonObject) -> int:
-    """The token that stands before the first that is written."""
+    """The decoder's start token."""
     said, file = read_generation_fields(folder, config)
     for key in ("decoder_start_token_id", "bos_token_id"):
         for each in (said, config):
@@ -69,7 +66,7 @@ def read_start_token(folder: Path, config: JsonObject) -> int:
 
 
 def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig) -> DecodingConfig:
-    """CheckpointError or UnsupportedError names the field that cannot be followed."""
+    """The default decoding rules. CheckpointError or UnsupportedError names the field that cannot be followed."""
     said, file = read_generation_fields(folder, config)
     check_fields(said, file)
     how = parse_config(str(file), lambda: build_decoding_config(said, read_eos_tokens(said, config), decoder))
@@ -84,7 +81,7 @@ def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig)
 
 
 def read_generation_fields(folder: Path, config: JsonObject) -> tuple[JsonObject, Path]:
-    """What is said of it, and the file that does."""
+    """The fields of the generation configuration, and the file they are from."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE), folder / FILE
     known = {*SUPPORTED_FIELDS, *NEUTRAL_VALUES}
@@ -111,7 +108,8 @@ def read_eos_tokens(said: JsonObject, config: JsonObject) -> frozenset[int]:
 
 
 def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: ModelConfig) -> DecodingConfig:
-    """Lengths in the file count the start too, where they don't say that they count what is new."""
+    """The decoding rules from the fields. `max_length` and `min_length` in the file include the start token;
+    `max_new_tokens` and `min_new_tokens` do not."""
     given = {key: value for key, value in said.items() if value is not None}
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
     early = given.get("early_stopping", False)
@@ -141,7 +139,7 @@ def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: Mode
 
 
 def token_ids(ids: object) -> tuple[int, ...]:
-    """One token or several, or none."""
+    """A tuple of token ids from one id, a list of ids or None."""
     if ids is None:
         return ()
     found = ids if isinstance(ids, list) else [ids]
@@ -151,7 +149,7 @@ def token_ids(ids: object) -> tuple[int, ...]:
 
 
 def read_banned_tokens(given: JsonObject, stops: frozenset[int]) -> tuple[int, ...]:
-    """Tokens that are never written; what ends an answer cannot be banned as a bad word."""
+    """Tokens that are never generated; an end token cannot be banned as a bad word."""
     words = [token_ids(word) for word in given.get("bad_words_ids", ())]
     if any(len(word) != 1 for word in words):
         raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")

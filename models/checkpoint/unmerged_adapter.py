@@ -1,8 +1,7 @@
-"""A PEFT LoRA folder laid beside a checkpoint that is served, not merged into it: low-rank matrices and a head.
+"""Loads a PEFT LoRA folder as low-rank matrices and a head for a base model that is already served, without merging it.
 
-Knows nothing of who computes them.  The one idea: it is described as if it were merged, from its own small files and
-what is known of the checkpoint already; so whatever merging refuses is refused here in the same words, and of what it
-changes only its own numbers are read.
+The adapter is described as if it were merged, from its own small files and the base's description. So it is refused for
+the same reasons as a merged one, and only its own numbers are read.
 """
 
 from collections.abc import Mapping
@@ -23,17 +22,17 @@ from .description import Description, build_on_meta, match_entries, translate_sh
 from .merged_adapter import MergedEntry
 from .tensor_files import TensorEntry
 
-MAX_RANK = 256  # of one matrix; more is hardly low
+MAX_RANK = 256  # of one matrix; larger ones are not low-rank
 MERGE_HINT = "load it merged (BASE+ADAPTER, or merge: true)"
 
 
 @dataclass(frozen=True)
 class LoraPlan:
-    """An adapter that is understood but not read.
+    """An adapter that is described but not read.
 
-    `what` describes the merged checkpoint; `updates` are the entries of its products, `own` those of its head, by their
-    names in the files, of which the trunk has those in `common`.  `head` has no numbers yet; it is None where that of
-    the trunk stays.
+    `description` is of the merged checkpoint. `updates` are the entries of the low-rank updates, `head_entries` those
+    of the head, by their names in the files; `shared_names` are those of the head that the base has too. `head` has no
+    numbers yet; it is None if the base's head is used.
     """
 
     description: Description
@@ -44,20 +43,21 @@ class LoraPlan:
 
     @property
     def parameter_counts(self) -> tuple[int, int]:
-        """In the low-rank matrices, and in what the head has for itself."""
+        """Count of numbers in the low-rank matrices, and of those that only this head has."""
         low = sum(prod(side.shape) for update in self.updates.values() for side in update.pair)
         return low, sum(prod(entry.shape) for name, entry in self.head_entries.items() if name not in self.shared_names)
 
 
 class BaseModel:
-    """A served checkpoint, as those need it that lie beside it: what describes it, and what of it they share."""
+    """A served base model, as its adapters need it: its description, and the head parameters that adapters share."""
 
     def __init__(self, what: Description) -> None:
         self.description = what
         self._shared: WeakValueDictionary[str, nn.Parameter] = WeakValueDictionary()
 
     def plan_adapter(self, source: Path) -> LoraPlan:
-        """Raises what loading it merged would; UnsupportedError, too, where it can only be merged."""
+        """Describe an adapter. Raises what loading it merged would raise, and UnsupportedError if it can only be
+        merged."""
         if self.description.parts is None:
             message = "an adapter is laid only over a safetensors folder; serve the one this file was made from"
             raise UnsupportedError(message, file=self.description.file)
@@ -86,7 +86,8 @@ class BaseModel:
         return LoraPlan(what, updates, own, own.keys() - changed.keys(), head)
 
     def load_adapter(self, laid: LoraPlan, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
-        """The matrices in float32, the head as `dtype` on `device`.  CheckpointError where a file cannot be read."""
+        """The low-rank matrices in float32, and the head as `dtype` on `device`. CheckpointError if a file cannot be
+        read."""
         lora: dict[str, LowRank] = {}
         for name, update in laid.updates.items():
             a, b = (side.read(torch.float32, torch.device("cpu")) for side in update.pair)
@@ -98,7 +99,7 @@ class BaseModel:
         return lora, laid.head
 
     def _load_head(self, laid: LoraPlan, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        """What the trunk's files hold of it is there once for all heads that have it."""
+        """Load the head's parameters. Those from the base's files exist once for all heads that use them."""
         for name, entry in laid.head_entries.items():
             places = [piece.removeprefix("head.") for piece, _ in translate_shape(laid.description, name, entry)]
             common = name in laid.shared_names
@@ -119,7 +120,8 @@ def belongs_to_head(what: Description, name: str, entry: TensorEntry) -> bool:
 
 
 def check_same_task(source: Path, trunk: Description, what: Description) -> None:
-    """A generator computes logits, an encoder states: no step does both."""
+    """UnsupportedError if base and adapter differ in kind: a generator computes logits, an encoder states, and no step
+    does both."""
     if trunk.config.position == "distance":
         message = f"its base looks at distances through matrices that adapters change: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
@@ -129,7 +131,7 @@ def check_same_task(source: Path, trunk: Description, what: Description) -> None
 
 
 def check_targets(what: Description, changed: Mapping[str, TensorEntry]) -> None:
-    """What would have to be another network's."""
+    """UnsupportedError for a change of a tensor that adapters of one base cannot have for themselves."""
     known = adaptable_shapes(what.config)
     for name, entry in changed.items():
         side = entry.pair[0] if isinstance(entry, MergedEntry) else entry

@@ -1,7 +1,4 @@
-"""Attention as it is, of each layer and head that is asked for; and that of all layers together.
-
-Knows nothing of gradients.
-"""
+"""Attention weights of each requested layer and head, and attention rollout and flow over all layers."""
 
 from collections.abc import Generator, Mapping
 from typing import Literal
@@ -17,7 +14,8 @@ from .max_flow import Floats
 def attention(
     watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """Of every part that the network has; layers and heads that a part doesn't have are left out of it."""
+    """The weights of every part of the network that has attention. Layers and heads that a part does not have are left
+    out."""
     if not watched.layout:
         raise UnsupportedError(
             "it has no attention to be seen; ask for gradient_x_input, integrated_gradients or occlusion"
@@ -35,7 +33,7 @@ def attention(
 def attention_rollout(
     watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """See models.explain.attention_flow.  Of an encoder-decoder that of its encoder."""
+    """See models.explain.max_flow. For an encoder-decoder it is that of the encoder."""
     weights = yield from mean_weights(watched, asked, piece)
     return build_explanation("rollout", max_flow.rollout(weights))
 
@@ -43,13 +41,13 @@ def attention_rollout(
 def attention_flow(
     watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """The same."""
+    """See models.explain.max_flow. For an encoder-decoder it is that of the encoder."""
     weights = yield from mean_weights(watched, asked, piece)
     return build_explanation("flow", (yield from max_flow.maximum_flows(weights)))
 
 
 def mean_weights(watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int) -> Generator[None, None, Floats]:
-    """[L, Q, Q] of all layers, each the mean of its heads: what models.explain.attention_flow takes."""
+    """[L, Q, Q] the weights of all layers, each the mean over heads: the input of models.explain.max_flow."""
     part: AttentionPart = "encoder" if "encoder" in watched.layout else "self"
     if part not in watched.layout:
         raise UnsupportedError("nothing in it looks at its own text; ask for attention, which is its alignment")
@@ -62,7 +60,7 @@ def mean_weights(watched: InstrumentedNetwork, asked: ExplanationRequest, piece:
 def record_weights(
     watched: InstrumentedNetwork, asked: ExplanationRequest, plates: Mapping[AttentionPart, WeightBuffer], piece: int
 ) -> Generator[None, None, None]:
-    """Yields when so many rows have gone through a layer as make a piece going through all of them."""
+    """Record attention weights. Yields after as many rows times layers as a piece has in the whole network."""
     yield from run_in_pieces(
         watched.record_attention(asked.text, plates), piece * max(layers for layers, _ in watched.layout.values())
     )
@@ -73,7 +71,7 @@ def build_explanation(kind: Literal["rollout", "flow"], values: Floats) -> Expla
 
 
 def allocate_buffer(asked: ExplanationRequest, part: AttentionPart, shape: LayersAndHeads) -> WeightBuffer:
-    """Room for what is asked of a part, and for nothing else."""
+    """A buffer for the requested layers and heads of a part."""
     layers, heads = (
         tuple(number for number in wanted or range(count) if number < count)
         for wanted, count in zip((asked.layers, asked.heads), shape, strict=True)
@@ -82,7 +80,7 @@ def allocate_buffer(asked: ExplanationRequest, part: AttentionPart, shape: Layer
 
 
 def weight_shape(asked: ExplanationRequest, part: AttentionPart) -> tuple[int, int]:
-    """How many rows look at how many."""
+    """The numbers of query rows and key columns."""
     read, written = len(asked.text.source), len(asked.text.tokens)
     rows = read if part == "encoder" else written
     return rows, read if part in ("encoder", "cross") else written

@@ -1,8 +1,7 @@
-"""What a goal owes to each row, by its derivatives after what the network reads of it.
+"""Attribution of a goal to rows by gradients with respect to the token embeddings.
 
-Knows embeddings, and nothing of what is inside a network.  The one idea: the embeddings of the words alone are moved,
-positions and segments stay where they are; and as many texts between the baseline and the text are computed together
-as make a piece.
+Only token embeddings are varied; position and segment embeddings stay. Several points between the baseline and the text
+are computed together, as many as fit in a piece.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -19,7 +18,7 @@ from .instrumented_network import InstrumentedNetwork, Segment, run_in_pieces
 def gradient_x_input(
     watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """The derivative after a row's embedding, times that embedding (Shrikumar et al. 2017, arXiv:1704.02685)."""
+    """The gradient at a row's embedding times that embedding (Shrikumar et al. 2017, arXiv:1704.02685)."""
     reading, there = (yield from watched.read_goals(asked, piece)), watched.embeddings(asked.text)
     values, found = np.zeros(len(asked.goals)), []
     for computed in goal_gradients(watched, asked, reading, there[None], piece):
@@ -35,12 +34,12 @@ def gradient_x_input(
 def integrated_gradients(
     watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """The mean of those derivatives on the way from a baseline to the text, times that way (Sundararajan et al. 2017,
+    """The mean gradient on the path from a baseline to the text, times the path (Sundararajan et al. 2017,
     arXiv:1703.01365).
 
-    The mean is taken by Gauss and Legendre's rule with `steps` points, which is exact for polynomials of twice that
-    degree.  What all rows owe together is the goal's value for the text less that for the baseline (completeness),
-    but for what the rule misses.
+    The mean is a Gauss-Legendre quadrature with `steps` points, exact for polynomials of twice that degree. The
+    attributions sum to the goal's value for the text minus that for the baseline (completeness), up to the error of the
+    quadrature.
     """
     reading = yield from watched.read_goals(asked, piece)
     there, nothing = watched.embeddings(asked.text), baseline_embeddings(watched, asked)
@@ -65,10 +64,11 @@ def integrated_gradients(
 def goal_gradients(
     watched: InstrumentedNetwork, asked: ExplanationRequest, reading: GoalReader, at: Tensor, piece: int
 ) -> Iterator[tuple[int, Tensor, Tensor] | None]:
-    """The number of each goal, its values [N] where embeddings are `at` [N, rows, E], and their derivatives there; None
+    """For each goal its number, its values [N] at the embeddings `at` [N, rows, E], and its gradients there; None
     between pieces of a pass.
 
-    One forward pass for all goals, and a backward pass for each.  Between them nothing of torch's modes is held.
+    There is one forward pass for all goals, and a backward pass for each. Torch's gradient modes are not held between
+    yields.
     """
     most = piece * max([1, *(layers for layers, _ in watched.layout.values())])
     with torch.inference_mode(False), torch.enable_grad():
@@ -86,9 +86,10 @@ def goal_gradients(
 
 
 def backpropagate(segments: Sequence[Segment], slopes: Tensor, *, keep: bool) -> Generator[int, None, Tensor]:
-    """The derivatives after what the first part reads, given those after what the last one made; `keep` their graphs.
+    """The gradients at the input of the first segment, given those at the output of the last one; `keep`: keep the
+    graphs.
 
-    Yields how many rows a part had, once it is computed.
+    Yields the number of rows of each segment when it is done.
     """
     for entered, made in reversed(segments):
         with torch.inference_mode(False), torch.enable_grad():
@@ -98,7 +99,7 @@ def backpropagate(segments: Sequence[Segment], slopes: Tensor, *, keep: bool) ->
 
 
 def quadrature_points(steps: int, together: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where between 0 and 1 to look, and how much each look counts: so many at a time."""
+    """The quadrature points between 0 and 1 with their weights, `together` at a time."""
     places, weights = np.polynomial.legendre.leggauss(steps)
     at, counts = (like.new_tensor(numbers) for numbers in ((1 + places) / 2, weights / 2))
     yield from zip(torch.split(at, together), torch.split(counts, together), strict=True)
@@ -106,7 +107,8 @@ def quadrature_points(steps: int, together: int, like: Tensor) -> Iterator[tuple
 
 @torch.no_grad()
 def baseline_embeddings(watched: InstrumentedNetwork, asked: ExplanationRequest) -> Tensor:
-    """[rows, E] of a text that says nothing: each row the baseline's token, or zero; but for those that are kept."""
+    """[rows, E] of the baseline: the baseline's token in each row, or zeros, but the own embedding in rows that are
+    kept."""
     there = watched.embeddings(asked.text)
     nothing = torch.zeros_like(there) if asked.baseline < 0 else watched.embed_tokens([asked.baseline]).expand_as(there)
     kept = torch.tensor([row in asked.kept_rows for row in range(len(there))], device=there.device)

@@ -1,7 +1,5 @@
-"""What is lost when words are hidden.
-
-Knows no gradients: it asks the network again, once for each place, as many texts together as make a piece.
-"""
+"""Attribution by occlusion: how much a goal's value falls when tokens are hidden. The network runs once for each hidden
+window, as many texts together as fit in a piece."""
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
@@ -21,11 +19,11 @@ Doubles = NDArray[np.float64]
 def occlusion(
     watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """A goal's value less what it is where a window of rows holds the baseline's token (Zeiler and Fergus 2014,
+    """A goal's value minus its value with a window of rows replaced by the baseline's token (Zeiler and Fergus 2014,
     arXiv:1311.2901).
 
-    Windows begin at every row.  What is lost is spread evenly over the rows of a window, and a row's number is the mean
-    over the windows that it was in.  A row that is never hidden has 0.
+    Windows begin at every row. The difference is spread evenly over the rows of a window; a row's attribution is the
+    mean over the windows that contain it, and 0 if none does.
     """
     reading, places = (yield from watched.read_goals(asked, piece)), list(windows(asked))
     [score] = yield from goal_values(watched, reading, [asked.text], piece)
@@ -55,8 +53,8 @@ def goal_values(
 
 
 def windows(asked: ExplanationRequest) -> Iterator[range]:
-    """Rows that are hidden together: neighbours in one text, none of which is kept.  Where fewer are left than a window
-    has, those."""
+    """The windows of rows that are hidden together: neighbours in one text without kept rows. A range shorter than a
+    window is hidden whole."""
     read, rows = len(asked.text.source), asked.text.row_count
     for first, end in free_ranges(asked.kept_rows | {-1, rows}, read, rows):
         size = min(asked.window, end - first)
@@ -64,7 +62,7 @@ def windows(asked: ExplanationRequest) -> Iterator[range]:
 
 
 def free_ranges(walls: frozenset[int] | set[int], read: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Of `rows`, what lies between walls, and between the text that is read and the one that is written."""
+    """The ranges of rows between walls, divided at the border of source and target."""
     edges = sorted({(wall, wall + 1) for wall in walls if wall <= rows} | {(read, read)})
     for (_, first), (end, _) in pairwise(edges):
         if first < end:

@@ -1,11 +1,9 @@
-"""Answers that do not depend on the batch, to the bit: `make_invariant(network, head)`.
+"""Makes a network's answers independent of the batch, to the last bit: `make_invariant(network, head)`.
 
-The same tokens give the same states and logits whatever is computed beside them, in chunks of whatever size, over
-keys that were stored or are computed again.  Nothing of this is a flag inside a layer: linear layers, activations and
-attention are exchanged from outside.  Norms, embeddings, rotations and softmax are row by row as torch has them.
-
-What a library's kernels do is promised nowhere, so it is tried out on this machine, for the shapes of this network,
-before the first request; see sizes.py.
+The same tokens give the same states and logits whatever is computed beside them, in chunks of any size, with cached
+keys or recomputed ones. Linear layers, activations and attention are replaced from outside; norms, embeddings,
+rotations and softmax are computed row by row by torch already. No library promises this of its kernels, so the shapes
+of this network are tested on this machine before the first request (safe_sizes.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,18 +29,18 @@ from .varlen_probe import self_test_kernel
 
 __all__ = ["make_head_invariant", "make_invariant", "self_test_kernel"]
 
-SafeSizes = dict[tuple[object, ...], tuple[int, ...]]  # of the rows in which a shape is computed
+SafeSizes = dict[tuple[object, ...], tuple[int, ...]]  # the safe numbers of rows, by the shape of a matrix
 
-TEST_LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
+TEST_LENGTHS = (2, 7, 20)  # lengths of the sequences that the self-test computes alone and together
 
 
 @torch.inference_mode()
 def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:
-    """Exchange what depends on the batch in both, in place, and prove what is left.
+    """Replace what depends on the batch in both modules, in place, and test the rest.
 
-    Takes a second or so; `breathe` is called every now and then, for who else has business on this thread.
-    For the thread that will compute, with the number of threads it will have.  InvarianceError says which kernel gives
-    a row other bits in another batch.
+    It takes about a second; `breathe` is called between parts of the work, so that the thread can do other work. Call
+    it in the thread that will compute, with the number of threads that thread will have. InvarianceError names the
+    kernel that fails.
     """
     if network.config.position in ("distance", "relative"):
         raise InvarianceError(
@@ -68,9 +66,9 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
 
 @torch.inference_mode()
 def make_head_invariant(head: nn.Module, proven: SafeSizes | None = None) -> None:
-    """The same of a head alone, over states that do not depend on the batch.
+    """As `make_invariant`, for a head alone, over states that are invariant already.
 
-    `proven` keeps what is found out of shapes, for the heads that follow.
+    `proven` collects the tested shapes, for further heads.
     """
     if not isinstance(head, LanguageHead):
         _replace_linears(head, sizes={} if proven is None else proven)
@@ -94,7 +92,7 @@ def _replace_linears(*modules: nn.Module, sizes: SafeSizes, breathe: Callable[[]
 
 
 def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Every linear layer with the module and the name that hold it."""
+    """Every linear layer, with the module and the name that hold it."""
     for module in modules:
         for owner in module.modules():
             for name, child in owner.named_children():

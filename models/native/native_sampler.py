@@ -1,7 +1,4 @@
-"""Draws words from rows of logits by the compiled library, on threads of its own.
-
-Knows no requests: what is wanted of each row, and what came of it, stands in the library's own structure.
-"""
+"""Samples tokens from rows of logits with the compiled library, on its own threads."""
 
 from ctypes import Array
 
@@ -10,7 +7,7 @@ from .library import SampleStruct
 
 
 class NativeSampler:
-    """`instructions` names the library.  One thread calls it."""
+    """`instructions` names the library. It is always called by the same thread."""
 
     def __init__(self, instructions: str, threads: int) -> None:
         self._library = native.load_library(instructions)
@@ -21,5 +18,5 @@ class NativeSampler:
             self._library.polyhead_close_drawer(drawer)
 
     def sample(self, draws: Array[SampleStruct]) -> None:
-        """Fills in what they tell.  What they point to must live until then."""
+        """Fill in the results of the structures. What they point to must exist until the call returns."""
         self._library.polyhead_draw(self._drawer, draws, len(draws))

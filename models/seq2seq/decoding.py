@@ -1,9 +1,7 @@
-"""Writing with any models.seq2seq.protocol.Seq2Seq: the likeliest token each time, beams, or by chance; N sources at
-once.
+"""Generation with any models.seq2seq.protocol.Seq2Seq, for N sources at once: greedy, beam search or sampling.
 
-Knows no network and no text.  The one idea: what may be written at a place is told by what was written and the Writing
-alone, so the three ways differ in nothing but which rows of the network's state go on with which tokens.  Rules and
-their order are those of transformers' `generate`, so that what it writes is written here, token for token.
+Which tokens are allowed depends only on the generated tokens and the DecodingConfig. The rules and their order are
+those of transformers' `generate`, so the output is the same, token for token.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +16,18 @@ from ..network.ragged import RaggedBatch
 from .beam_search import BeamRules, Continuation
 from .protocol import Seq2Seq
 
-ChooseTokens = Callable[[Tensor], Tensor]  # of [N, V] log-probabilities a token each, [N]
+ChooseTokens = Callable[[Tensor], Tensor]  # [N, V] log-probabilities to [N] tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """What is written and when it ends.  Lengths count tokens behind the start, the one that ends it included.
+    """The rules of generation. Lengths count tokens after the start token, the stop token included.
 
-    `opening` is what the first token has to be, `closing` the one at the last place, none of which is a matter of
-    odds; `banned` tokens are never written.  `beams` and what follows are for beam search; see
-    models.seq2seq.beam_search.Rule.  `drawn`: tokens are drawn by chance, by their odds at that `temperature`, of
-    the `top_k` likeliest (0: of all) and of those that have `top_p` of all odds together."""
+    `forced_first` are the allowed first tokens, `forced_last` those at the last place; they get log-probability 0.
+    `banned_tokens` are never generated. `beams` and the next three fields are for beam search; see
+    models.seq2seq.beam_search.BeamRules. `sample`: tokens are sampled at that `temperature`, from the `top_k` most
+    likely (0: all) and from those that make up `top_p` of the probability.
+    """
 
     stop_tokens: frozenset[int]
     max_tokens: int
@@ -36,7 +35,7 @@ class DecodingConfig:
     forced_first: tuple[int, ...] = ()
     forced_last: tuple[int, ...] = ()
     banned_tokens: tuple[int, ...] = ()
-    no_repeat_ngram: int = 0  # no so many tokens in a row come twice; 0: they may
+    no_repeat_ngram: int = 0  # length of n-grams that must not repeat; 0: they may
     renormalize: bool = False
     beams: int = 1
     length_penalty: float = 1.0
@@ -50,8 +49,8 @@ class DecodingConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSequence:
-    """What was written; `stop` is the token that ended it, or -1 where its length did.  `score` is the sum of its
-    tokens' log-probabilities, of beams normalised by length."""
+    """A generated sequence; `stop_token` is the token that ended it, -1 if the length did. `score` is the sum of its
+    log-probabilities, for beam search normalised by length."""
 
     tokens: tuple[int, ...]
     stop_token: int
@@ -61,7 +60,7 @@ class GeneratedSequence:
 def generate(
     network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig, chance: torch.Generator | None = None
 ) -> list[GeneratedSequence]:
-    """An answer to each source: of beams the best."""
+    """A generated sequence for each source; with beam search the best."""
     if how.beams > 1:
         return [found[0] for found in search_beams(network, sources, how)]
     if how.sample:
@@ -71,7 +70,7 @@ def generate(
 
 @dataclass(slots=True)
 class Hypothesis:
-    """An answer under way."""
+    """An unfinished sequence."""
 
     tokens: list[int] = field(default_factory=list)
     score: float = 0.0
@@ -81,7 +80,7 @@ class Hypothesis:
 def generate_stepwise(
     network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig, choose: ChooseTokens
 ) -> list[GeneratedSequence]:
-    """One token after the other, as `choose` has it."""
+    """Generate token by token, with tokens chosen by `choose`."""
     lines = [Hypothesis() for _ in sources.lengths]
     answers: dict[int, GeneratedSequence] = {}
     going, state = list(range(len(lines))), network.initial_state(sources)
@@ -109,7 +108,7 @@ def generate_stepwise(
 
 
 class BeamSearch:
-    """The search for one source's best answers."""
+    """The beam search for one source."""
 
     def __init__(self, how: DecodingConfig) -> None:
         self.rule = BeamRules(
@@ -118,7 +117,7 @@ class BeamSearch:
         self.beams, self.answers = [Hypothesis()], list[GeneratedSequence]()
 
     def advance(self, shaped: Tensor) -> list[Continuation]:
-        """After the log-probabilities [K, V] of all beams: how they go on.  None does if it is over."""
+        """Process the log-probabilities [K, V] of all beams. Returns the continuations; none if the search is over."""
         length, rule = len(self.beams[0].tokens) + 1, self.rule
         turn = rule.advance(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
         self.answers += [self._answer(choice, rule.normalize_score(choice.score, length)) for choice in turn.ended]
@@ -138,7 +137,7 @@ class BeamSearch:
 
 @torch.no_grad()
 def search_beams(network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig) -> list[list[GeneratedSequence]]:
-    """The best answers to each source, `how.beams` of them at most, the best first."""
+    """The best sequences for each source, at most `how.beams`, the best first."""
     searches = [BeamSearch(how) for _ in sources.lengths]
     going, state = searches, network.initial_state(sources)
     tokens = sources.tokens.new_full((len(going),), network.start_token)
@@ -161,7 +160,7 @@ def search_beams(network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig) ->
 
 
 def mask_logprobs(shaped: Tensor, said: Sequence[Sequence[int]], how: DecodingConfig, start: int) -> Tensor:
-    """[N, V] log-probabilities of the token behind what was `said`, -inf for what may not stand there."""
+    """[N, V] log-probabilities of the next token after the tokens `said`, with -inf for forbidden ones."""
     length, stops = len(said[0]) + 1, sorted(how.stop_tokens)
     if how.no_repeat_ngram:
         for row, tokens in enumerate(said):
@@ -177,9 +176,9 @@ def mask_logprobs(shaped: Tensor, said: Sequence[Sequence[int]], how: DecodingCo
 
 
 def repeated_ngram_tokens(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]:
-    """Which tokens would end a row of `size` that has come before."""
+    """The tokens that would repeat an n-gram of length `size`."""
     said, before = np.asarray(tokens, np.int64), size - 1
-    count = len(said) - before  # places where a row could have ended
+    count = len(said) - before  # places where an n-gram could have ended
     if count <= 0:
         return []
     alike = np.ones(count, np.bool_)
@@ -190,7 +189,7 @@ def repeated_ngram_tokens(tokens: Sequence[int] | NDArray[np.int64], size: int) 
 
 
 def sample_tokens(shaped: Tensor, how: DecodingConfig, chance: torch.Generator | None) -> Tensor:
-    """[N] tokens, drawn by their odds."""
+    """[N] sampled tokens."""
     scores = shaped / how.temperature
     if how.top_k:
         least = scores.topk(min(how.top_k, scores.size(1))).values[:, -1:]
