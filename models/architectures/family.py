@@ -32,7 +32,7 @@ SEQ2SEQ_HEAD: Renames = ((r"^lm_head\.", "head.output."), (r"^final_logits_bias$
 
 def no_decoder(_: Json, start: int) -> EncoderDecoderConfig:
     """Raises UnsupportedError; the default of heads without a decoder."""
-    raise UnsupportedError(f"no decoder is known that could write behind token {start}")
+    raise UnsupportedError(f"this head has no decoder for start token {start}")
 
 
 @dataclass(frozen=True)

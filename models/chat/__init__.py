@@ -103,7 +103,7 @@ def _cut_at_mark(written: str, last: str) -> str:
     """The text before the mark, without the whitespace that the template removed from the end of the message."""
     at = written.rfind(CONTINUATION_MARK.strip())
     if at < 0 or last.strip() not in written:
-        raise TemplateError("the chat template does not write the last message as it is, so it cannot be gone on with")
+        raise TemplateError("the chat template does not write the last message as it is, so it cannot be continued")
     return written[:at] if written.startswith(CONTINUATION_MARK, at) else written[:at].rstrip()
 
 

@@ -76,14 +76,14 @@ def power_size(base: Any, exponent: Any) -> int:
 def percent_format_size(template: str, values: Any) -> int:
     """An upper bound of the size of `template % values`: every number in the template may be a width."""
     if re.search(r"%[-+ #0]*+[0-9]*+\.?+\*", template):
-        raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
+        raise TemplateError("the chat template formats with a computed width, which is not allowed")
     return len(template) + _sum_widths(template) + template.count("%") * value_size(values)
 
 
 def _brace_format_size(template: str, values: Any) -> int:
     """An upper bound of the size of `template.format(values)`."""
     if re.search(r"\{[^{}]++\{", template):
-        raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
+        raise TemplateError("the chat template formats with a computed width, which is not allowed")
     return len(template) + _sum_widths(template) + template.count("{") * value_size(values)
 
 
@@ -138,7 +138,7 @@ def method_arguments(owner: Any, name: str, args: tuple[Any, ...], options: dict
 def _check_search(args: tuple[Any, ...]) -> None:
     if any(isinstance(value, str) and len(value) > MAX_SEARCH_LENGTH for value in args):
         raise TemplateError(
-            f"the chat template strips, or looks from the end for, more than {MAX_SEARCH_LENGTH} characters"
+            f"the chat template strips, or searches from the end for, more than {MAX_SEARCH_LENGTH} characters"
         )
 
 

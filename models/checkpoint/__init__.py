@@ -120,7 +120,7 @@ def prepare(
     weights = WeightReader(what, network, head, progress)
     known, rows = what.tokenizer.vocab_size, what.config.vocab_size
     if known > rows:
-        log.warning("%s: the tokenizer knows %d tokens, the network only the first %d", source, known, rows)
+        log.warning("%s: the tokenizer has %d tokens, the network only the first %d", source, known, rows)
     numbers = {id(parameter): parameter.numel() for each in (network, head) for parameter in each.parameters()}
     return Checkpoint(
         source=source,

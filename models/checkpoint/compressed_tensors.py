@@ -152,12 +152,12 @@ def combine_parts(name: str, near: Mapping[str, TensorEntry], scheme: Scheme) ->
     count, inputs = shape if len(shape) == 2 else (0, 0)
     expected = ("I8", shape) if scheme.bits == 8 else ("I32", (count, -(-inputs // 8)))
     if len(shape) != 2 or (codes.kind, codes.shape) != expected:
-        message = f"{codes.kind} of the form {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
+        message = f"{codes.kind} of shape {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
     width = scheme.group or max(inputs, 1)
     if scales.kind not in FLOAT_ENCODINGS or inputs % width or scales.shape != (count, inputs // width):
         message = (
-            f"{scales.kind} of the form {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
+            f"{scales.kind} of shape {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
         )
         raise CheckpointError(message, file=str(scales.file), tensor=scales.name)
     kind = KINDS[scheme.bits]

@@ -196,7 +196,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         if config.distances < MIN_DISTANCES:
             yield "distances", f"{MIN_DISTANCES} at least"
         if config.farthest <= near + 1:
-            yield "farthest", f"more than {near + 1}, where each distance is of a kind of its own"
+            yield "farthest", f"more than {near + 1}, up to which each distance has a bucket of its own"
     if scaling := config.rope_scaling:
         if not 0 < scaling.factor < math.inf:
             yield "rope_scaling", "by a positive factor"
@@ -272,7 +272,7 @@ def check_unknown(what: Description, unknown: list[tuple[str, str]], entries: Ma
     aside = [name for name, _ in unknown if name not in entries]
     if aside:
         log.info(
-            "%s: %d tensors of a head that is not used are left aside: %s", what.file, len(aside), join_names(aside)
+            "%s: %d tensors of a head that is not used are ignored: %s", what.file, len(aside), join_names(aside)
         )
 
 

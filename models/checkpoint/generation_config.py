@@ -61,7 +61,7 @@ def read_start_token(folder: Path, config: JsonObject) -> int:
         for each in (said, config):
             if isinstance(each.get(key), int):
                 return int(each[key])
-    message = "decoder_start_token_id is missing: the token that stands before the first that is written"
+    message = "decoder_start_token_id is missing: the token before the first generated one"
     raise CheckpointError(message, file=str(file))
 
 
@@ -92,12 +92,12 @@ def check_fields(said: JsonObject, file: Path) -> None:
     for key, neutral in NEUTRAL_VALUES.items():
         if said.get(key) not in (None, neutral, []):
             raise UnsupportedError(
-                f"{key} {said[key]!r} would change what is written, and is not done here; remove it, or serve another",
+                f"{key} {said[key]!r} would change the output, and is not supported; remove it, or serve another checkpoint",
                 file=str(file),
             )
     strange = sorted(key for key in said.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key))
     if strange:
-        log.warning("%s: %s is not known, and is left aside", file, ", ".join(strange))
+        log.warning("%s: %s is not known, and is ignored", file, ", ".join(strange))
 
 
 def read_eos_tokens(said: JsonObject, config: JsonObject) -> frozenset[int]:
@@ -117,7 +117,7 @@ def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: Mode
         raise UnsupportedError(f"early_stopping {early!r} is not true, false or never")
     drawn, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
     if drawn and beams > 1:
-        raise UnsupportedError("do_sample with num_beams: beams that are drawn are not known here; set one of them")
+        raise UnsupportedError("do_sample with num_beams: sampled beams are not supported; set one of them")
     return DecodingConfig(
         stop_tokens=stops,
         max_tokens=max(min(int(longest), decoder.max_positions), 1),

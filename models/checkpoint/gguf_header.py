@@ -112,7 +112,7 @@ class _HeaderReader:
         for _ in range(values):
             key = self.read_string()
             if key in metadata:
-                raise CheckpointError(f"it says {key!r} twice: is the file damaged?", file=str(self.path))
+                raise CheckpointError(f"it has the key {key!r} twice: is the file damaged?", file=str(self.path))
             metadata[key] = self.read_value(self.read_number("<I"))
         return metadata, self.read_entries(tensors, metadata.get("general.alignment", 32))
 

@@ -129,7 +129,7 @@ def reads_both_orders(parts: FolderParts, closing: ScoreActivation) -> bool:
     if not isinstance(both, bool):
         raise CheckpointError(f"{BOTH_ORDERS} is {both!r}, which should be true or false", file=file)
     if both and closing != "softmax":
-        raise UnsupportedError(f"{BOTH_ORDERS} is known before a softmax, this head has {closing}", file=file)
+        raise UnsupportedError(f"{BOTH_ORDERS} is supported before a softmax only, and this head has {closing}", file=file)
     return both
 
 
@@ -256,7 +256,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
     UnsupportedError for other changes of the text.
     """
     if read_json(folder / SENTENCE_CONFIG, {}).get("do_lower_case"):
-        message = "do_lower_case would change every text, which is not done here; unset it and send the text so"
+        message = "do_lower_case would change every text, which is not supported; unset it and send lower-case texts"
         raise UnsupportedError(message, file=str(folder / SENTENCE_CONFIG))
     file, config = folder / PROMPTS, read_json(folder / PROMPTS, {})
     prompts = config.get("prompts") or {}

@@ -58,7 +58,7 @@ def find_coded_matrices(what: Description, scheme: Scheme) -> dict[str, str]:
             case [(ours, piece)] if ours in wanted and piece.is_contiguous():
                 found[name] = ours
     if missing := wanted - set(found.values()):
-        message = f"{what.family} keeps matrices transposed or several as one, which the form cannot say"
+        message = f"{what.family} stores matrices transposed or fused, which this format cannot represent"
         raise UnsupportedError(message, file=what.file, tensor=min(missing))
     for name in found:
         if entries[name].shape[1] % scheme.group:

@@ -172,13 +172,13 @@ def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, len
             what = (
                 "it overlaps another tensor"
                 if begin < last
-                else f"nothing says what the {begin - last} bytes before it are"
+                else f"no tensor has the {begin - last} bytes before it"
             )
             raise CheckpointError(f"no safetensors file: {what}", file=str(path), tensor=name)
         last = end
     if last != length:
         raise CheckpointError(
-            f"no safetensors file: nothing says what its last {length - last} bytes are", file=str(path)
+            f"no safetensors file: no tensor has its last {length - last} bytes", file=str(path)
         )
 
 

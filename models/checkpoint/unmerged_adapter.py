@@ -59,7 +59,7 @@ class BaseModel:
         """Describe an adapter. Raises what loading it merged would raise, and UnsupportedError if it can only be
         merged."""
         if self.description.parts is None:
-            message = "an adapter is laid only over a safetensors folder; serve the one this file was made from"
+            message = "an adapter needs a base in a safetensors folder; serve the one this file was made from"
             raise UnsupportedError(message, file=self.description.file)
         mine = self.description.parts.entries
         parts = adapter.apply_adapter(adapter.read_adapter(source), self.description.parts)
@@ -80,7 +80,7 @@ class BaseModel:
             return LoraPlan(what, updates, {}, frozenset(), None)
         if {*head.parameters()} & {*network.parameters()}:
             message = (
-                f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE_HINT}"
+                f"it changes a head that is tied to the token embeddings, which needs a merge: {MERGE_HINT}"
             )
             raise UnsupportedError(message, file=str(source))
         return LoraPlan(what, updates, own, own.keys() - changed.keys(), head)
@@ -123,10 +123,10 @@ def check_same_task(source: Path, trunk: Description, what: Description) -> None
     """UnsupportedError if base and adapter differ in kind: a generator computes logits, an encoder states, and no step
     does both."""
     if trunk.config.position == "distance":
-        message = f"its base looks at distances through matrices that adapters change: {MERGE_HINT}"
+        message = f"its base computes distance scores with matrices that adapters change: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
     if (trunk.head.task == "generate") != (what.head.task == "generate"):
-        message = f"it is to {what.head.task}, and what it is to be laid over is to {trunk.head.task}: {MERGE_HINT}"
+        message = f"its task is {what.head.task}, and that of its base is {trunk.head.task}: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
 
 
@@ -139,8 +139,8 @@ def check_targets(what: Description, changed: Mapping[str, TensorEntry]) -> None
             if ours.startswith("head.") and what.head.task != "generate":
                 continue
             if not isinstance(entry, MergedEntry) or ours.removesuffix(".weight") not in known:
-                message = f"it changes {ours}, which all adapters of a trunk share: {MERGE_HINT}"
+                message = f"it changes {ours}, which all adapters of a base share: {MERGE_HINT}"
                 raise UnsupportedError(message, file=str(side.file), tensor=side.name)
             if side.shape[0] > MAX_RANK:
-                message = f"its rank is {side.shape[0]}, and at most {MAX_RANK} is laid beside a trunk: {MERGE_HINT}"
+                message = f"its rank is {side.shape[0]}, and at most {MAX_RANK} is served unmerged: {MERGE_HINT}"
                 raise UnsupportedError(message, file=str(side.file), tensor=side.name)

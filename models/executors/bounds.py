@@ -59,7 +59,7 @@ class Bounds:
         adapters."""
         count, sequences = len(rows.tokens), len(rows.starts) - 1
         check_length("positions", len(rows.positions), count)
-        check_length("tables", len(rows.block_tables), sequences)
+        check_length("block_tables", len(rows.block_tables), sequences)
         starts = int32_array("starts", rows.starts)
         check_starts(starts, count)
         tokens = int32_array("tokens", rows.tokens)
@@ -77,14 +77,14 @@ class Bounds:
         if rows.sources is not None:
             check_length("sources", len(rows.sources), sequences)
             check_range("sources", int32_array("sources", list(chain.from_iterable(rows.sources))), self.tokens)
-        wanted = int32_array("wanted", rows.output_rows)
-        check_range("wanted", wanted, count)
-        check_ascending("wanted", wanted)
+        wanted = int32_array("output_rows", rows.output_rows)
+        check_range("output_rows", wanted, count)
+        check_ascending("output_rows", wanted)
         blocks, table_starts = np.empty(0, np.int32), np.zeros(sequences + 1, np.int32)
         if self.block_count:
-            blocks = int32_array("tables", list(chain.from_iterable(rows.block_tables)))
-            check_range("tables", blocks, self.block_count)
-            table_starts = int32_array("tables", list(accumulate(map(len, rows.block_tables), initial=0)))
+            blocks = int32_array("block_tables", list(chain.from_iterable(rows.block_tables)))
+            check_range("block_tables", blocks, self.block_count)
+            table_starts = int32_array("block_tables", list(accumulate(map(len, rows.block_tables), initial=0)))
         positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
         return StepArrays(tokens, positions, segments, starts, blocks, table_starts, wanted)

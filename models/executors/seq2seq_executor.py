@@ -97,7 +97,7 @@ class Seq2SeqExecutor:
                     self._states[other * size + offset] = known
 
     def attach(self, adapter: Lora) -> int:  # noqa: ARG002
-        raise UnsupportedError("adapters are laid over generators and encoders, not over networks that read and write")
+        raise UnsupportedError("adapters are supported for generators and encoders, not for encoder-decoders")
 
     def detach(self, number: int) -> None:  # noqa: ARG002
         raise AssertionError("nothing was attached")

@@ -92,7 +92,7 @@ class TorchExecutor:
         All rows must be output rows, since the last layer computes no others. No recorded graph is replayed.
         """
         if len(rows.output_rows) != len(rows.tokens):
-            raise StepInputError(f"wanted: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
+            raise StepInputError(f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
         kept: list[Tensor] = []
         graphs, self._graphs = self._graphs, None
         hooks = [
@@ -120,7 +120,7 @@ class TorchExecutor:
 
     def attach(self, adapter: Lora) -> int:
         if adapter.keys() - set(self._linear_names.values()):
-            message = "products are held to the bit here, and sums with what an adapter adds are not: load it merged"
+            message = "products are exact to the bit here, and sums with an adapter's updates are not: load it merged"
             raise UnsupportedError(message)
         like = self.network.tokens.weight
         self._attached += 1

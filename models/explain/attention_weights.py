@@ -18,7 +18,7 @@ def attention(
     out."""
     if not watched.layout:
         raise UnsupportedError(
-            "it has no attention to be seen; ask for gradient_x_input, integrated_gradients or occlusion"
+            "it has no attention; ask for gradient_x_input, integrated_gradients or occlusion"
         )
     if not watched.probes:
         values = watched.alignments(asked.text)[None, None]
@@ -50,7 +50,7 @@ def mean_weights(watched: InstrumentedNetwork, asked: ExplanationRequest, piece:
     """[L, Q, Q] the weights of all layers, each the mean over heads: the input of models.explain.max_flow."""
     part: AttentionPart = "encoder" if "encoder" in watched.layout else "self"
     if part not in watched.layout:
-        raise UnsupportedError("nothing in it looks at its own text; ask for attention, which is its alignment")
+        raise UnsupportedError("it has no self-attention; ask for attention, which is its alignment")
     layers, heads = watched.layout[part]
     plate = WeightBuffer.allocate(tuple(range(layers)), tuple(range(heads)), weight_shape(asked, part), mean=True)
     yield from record_weights(watched, asked, {part: plate}, piece)

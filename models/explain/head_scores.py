@@ -57,7 +57,7 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
             return states[:, rows], head.output.weight, None
         case EncoderDecoder() | RecurrentTranslator():
             return states[:, rows], *head.output_layer
-    raise AssertionError(f"nobody knows what a {type(head).__name__} says")
+    raise AssertionError(f"no raw scores are defined for {type(head).__name__}")
 
 
 def similarity(head: Pooler, states: Tensor, beside: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     """
     if network.config.position in ("distance", "relative"):
         raise InvarianceError(
-            "scores of distances' vectors are products whose bits are not held here; serve it without"
+            "products with distance vectors are not made invariant; serve it without `deterministic`"
         )
     _replace_linears(network, head, sizes={}, breathe=breathe)
     _replace_activation(head)
@@ -108,7 +108,7 @@ def self_test(network: Transformer, head: nn.Module) -> None:
     together = _last_outputs(network, head, sequences)
     alone = [_last_outputs(network, head, [sequence]) for sequence in sequences]
     if not torch.equal(together, torch.cat(alone)):
-        raise InvarianceError("texts in a batch are given other numbers than alone, though each kernel agreed")
+        raise InvarianceError("texts get other numbers in a batch than alone, although each kernel passed its test")
 
 
 def _last_outputs(network: Transformer, head: nn.Module, sequences: list[list[int]]) -> Tensor:

@@ -144,7 +144,7 @@ class Location(ScoreFunction):
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         if not widths.places:
-            message = "Location scores places: say how many there can be"
+            message = "Location scores places: give their number"
             raise ValueError(message)
         self.of_place = nn.Linear(widths.query, widths.places, bias=False)
 

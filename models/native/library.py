@@ -28,7 +28,7 @@ STEP_ERRORS = (
     "positions",
     "segments",
     "blocks",
-    "wanted rows",
+    "output rows",
     "adapters",
     "the cache",
 )
@@ -77,7 +77,7 @@ class Plan(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
         *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
-        *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "words")),
+        *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused")),
         ("tokens", c_void_p),
@@ -92,10 +92,10 @@ class Plan(Structure):
 
 class StepStruct(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("count", "sequences", "wanted_count", "rank")),
+        *((name, c_int32) for name in ("count", "sequences", "output_count", "rank")),
         *(
             (name, c_void_p)
-            for name in ("tokens", "positions", "segments", "starts", "tables", "table_starts", "wanted", "adapters")
+            for name in ("tokens", "positions", "segments", "starts", "block_tables", "table_starts", "output_rows", "adapters")
         ),
         ("states", c_void_p),
     )
@@ -162,14 +162,14 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_close.argtypes = [c_void_p]
     loaded.polyhead_cache_bytes.restype = c_int64
     loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
-    loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
+    loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.restype = c_int
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
-    loaded.polyhead_open_drawer.restype = c_void_p
-    loaded.polyhead_open_drawer.argtypes = [c_int]
-    loaded.polyhead_close_drawer.argtypes = [c_void_p]
-    loaded.polyhead_draw.argtypes = [c_void_p, POINTER(SampleStruct), c_int]
+    loaded.polyhead_open_sampler.restype = c_void_p
+    loaded.polyhead_open_sampler.argtypes = [c_int]
+    loaded.polyhead_close_sampler.argtypes = [c_void_p]
+    loaded.polyhead_sample.argtypes = [c_void_p, POINTER(SampleStruct), c_int]
     return loaded

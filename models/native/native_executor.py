@@ -70,7 +70,7 @@ class NativeExecutor:
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
         sizes = [self._library.polyhead_cache_bytes(self._model, values) for values in range(2)]
         self._cache = [map_pages(size) for size in sizes]
-        self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
+        self._library.polyhead_set_cache(self._model, *(kept.ctypes.data for kept in self._cache))
         runs = -(-block_count // RUN_BLOCKS)  # the step's layout: all layers of a run before the next run
         self._runs = [
             kept[:size].reshape(runs, network.config.depth, RUN_BLOCKS, -1)
@@ -113,7 +113,7 @@ class NativeExecutor:
         All rows must be output rows, since the last layer computes no others.
         """
         if len(rows.output_rows) != len(rows.tokens):
-            raise StepInputError(f"wanted: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
+            raise StepInputError(f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
@@ -125,7 +125,7 @@ class NativeExecutor:
             self._nonfinite_blocks -= self._blocks(
                 rows, [i for i in range(count) if rows.positions[i] % BLOCK_TOKENS == 0]
             )
-        out, spoiled = self._output_buffer(wanted), np.empty(count, np.uint8)
+        out, nonfinite = self._output_buffer(wanted), np.empty(count, np.uint8)
         self._argmax = np.empty(wanted if self._generates else 0, np.int32)
         kept = [
             arrays.tokens,
@@ -140,12 +140,12 @@ class NativeExecutor:
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
         step = native.StepStruct(count, len(rows.block_tables), wanted, rank, *addresses, states)
-        told = spoiled.ctypes.data, self._argmax.ctypes.data
-        wrong = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
-        if wrong:
-            raise StepInputError(f"the compiled step refuses {native.STEP_ERRORS[wrong]}")
-        if self.block_count and spoiled.any():
-            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
+        results = nonfinite.ctypes.data, self._argmax.ctypes.data
+        error = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *results)
+        if error:
+            raise StepInputError(f"the compiled step refuses {native.STEP_ERRORS[error]}")
+        if self.block_count and nonfinite.any():
+            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(nonfinite).tolist())
         return out[:, : self._vocabulary] if self._generates else out
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:

@@ -11,12 +11,12 @@ class NativeSampler:
 
     def __init__(self, instructions: str, threads: int) -> None:
         self._library = native.load_library(instructions)
-        self._drawer = self._library.polyhead_open_drawer(threads)
+        self._sampler = self._library.polyhead_open_sampler(threads)
 
     def __del__(self) -> None:
-        if drawer := getattr(self, "_drawer", None):
-            self._library.polyhead_close_drawer(drawer)
+        if sampler := getattr(self, "_sampler", None):
+            self._library.polyhead_close_sampler(sampler)
 
-    def sample(self, draws: Array[SampleStruct]) -> None:
+    def sample(self, rows: Array[SampleStruct]) -> None:
         """Fill in the results of the structures. What they point to must exist until the call returns."""
-        self._library.polyhead_draw(self._drawer, draws, len(draws))
+        self._library.polyhead_sample(self._sampler, rows, len(rows))

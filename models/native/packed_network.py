@@ -49,15 +49,15 @@ def unsupported_reason(config: ModelConfig) -> str:
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
     if config.position in ("sinusoidal", "sines-cosines"):
-        return "its positions are told by sines"
+        return "its positions are sinusoidal"
     if config.position == "relative":
-        return "its keys and values differ by distance"
+        return "its keys and values depend on distances"
     if config.has_distance_scores:
         return "its scores have a bias by distance"
     if config.shared:
         return "its layers share their weights"
     if config.has_cross_attention:
-        return "its layers look at what another network has read"
+        return "its layers have cross-attention"
     return ""
 
 
@@ -224,7 +224,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
         setattr(plan, name, int(getattr(config, name)))
     plan.order, plan.norm = NORM_ORDER_CODES[config.norm_order], NORM_CODES[config.norm]
     plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
-    plan.generates, plan.block_count, plan.words = generates, block_count, config.vocab_size
+    plan.generates, plan.block_count, plan.vocab_size = generates, block_count, config.vocab_size
     plan.position_count = config.max_positions if config.position == "learned" else 0
     plan.segment_count = config.segments
     plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale

@@ -91,7 +91,7 @@ def ignored_fields(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
     if config.bidirectional and config.hidden % 2:
         yield "hidden", "even, half of it for each direction"
     if config.bidirectional and config.reversed_source:
-        yield "reversed_source", "false where both directions are read"
+        yield "reversed_source", "false if both directions are read"
     if config.attention != "luong":
         for name, only in (("score", "concat"), ("reach", "global"), ("input_feeding", False)):
             if getattr(config, name) != only:

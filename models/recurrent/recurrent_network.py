@@ -93,7 +93,7 @@ def fit_hidden_width(config: RecurrentConfig, parameters: int) -> RecurrentConfi
     above = bisect_left(range(1, SIZE_LIMITS["hidden"] // unit), parameters, key=told) + 1
     width = min((above, max(above - 1, 1)), key=lambda width: abs(told(width) - parameters))
     if abs(told(width) - parameters) > parameters / 10:
-        message = f"{parameters} parameters are no budget for this network: the nearest has {told(width)}"
+        message = f"{parameters} parameters cannot be reached by this network: the nearest has {told(width)}"
         raise ModelError(message)
     return replace(config, hidden=width * unit)
 

@@ -207,7 +207,7 @@ class Tokenizer:
         if len({len(each) for each in lists.values()}) > 1:
             counts = ", ".join(f"{len(each)} {name}" for name, each in lists.items())
             raise CheckpointError(
-                f"post_processor: what it puts round a text has {counts}; as many of each belong", file=file
+                f"post_processor: what it adds around a text has {counts}, which should be equal numbers", file=file
             )
 
     def quote(self, text: str) -> str:

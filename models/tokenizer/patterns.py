@@ -37,7 +37,7 @@ def check_growth(backend: Tokenizer) -> float:
     _check_templates(backend)
     unknown = getattr(backend.model, "unk_token", None) or ""
     if len(unknown) > MAX_UNKNOWN_LENGTH:
-        message = f"its token for what is unknown, {unknown[:40]!r}..., has {len(unknown)} characters"
+        message = f"its unknown token, {unknown[:40]!r}..., has {len(unknown)} characters"
         raise CheckpointError(f"{message}; {MAX_UNKNOWN_LENGTH} are the most")
     growth = 1.0
     for part in PARTS:
@@ -48,13 +48,13 @@ def check_growth(backend: Tokenizer) -> float:
     for kind, pair in (("text", None), ("pair", "")):  # a panic here is no fault of a pattern
         encoded = run_library(lambda pair=pair: backend.encode("", pair), load_failure(), load_failure())  # type: ignore[misc]
         if len(encoded) > MAX_BOUNDARY_TOKENS:
-            raise CheckpointError(f"it puts {len(encoded)} tokens round a {kind}; {MAX_BOUNDARY_TOKENS} are the most")
+            raise CheckpointError(f"it puts {len(encoded)} tokens around a {kind}; {MAX_BOUNDARY_TOKENS} are the most")
         if (length := sum(map(len, encoded.tokens))) > MAX_BOUNDARY_CHARACTERS:
             raise CheckpointError(
-                f"it puts tokens of {length} characters round a {kind}; {MAX_BOUNDARY_CHARACTERS} are the most"
+                f"it puts tokens of {length} characters around a {kind}; {MAX_BOUNDARY_CHARACTERS} are the most"
             )
     for text in HARD_TEXTS:
-        astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
+        astray = CheckpointError(f"a pattern of its tokenizer takes too long on a text as short as {text!r}")
         with suppress(EncodingError):  # if it cannot encode the text
             run_library(partial(backend.encode, text), lambda _, astray=astray: astray, encoding_failure)  # type: ignore[misc]
     return growth

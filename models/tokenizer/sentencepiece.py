@@ -49,10 +49,10 @@ def read_unigram(path: Path) -> Unigram:
         raise CheckpointError(f"is no SentencePiece model: {problem}", file=str(path)) from None
     refused = {
         "merges (BPE, words or characters)": trainer.number(MODEL_KIND, UNIGRAM) != UNIGRAM,
-        "spaces behind words": bool(trainer.number(SPACE_BEHIND, 0)),
-        "spaces as they are": not normalizer.number(SPELLED_SPACE, 1),
-        "pieces of bytes or of a user's own": any(kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in told),
-        "a way back to other characters": bool(found.message(DENORMALIZER).all(MAP)),
+        "spaces after words": bool(trainer.number(SPACE_BEHIND, 0)),
+        "unescaped spaces": not normalizer.number(SPELLED_SPACE, 1),
+        "byte pieces or user-defined pieces": any(kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in told),
+        "a denormalizer": bool(found.message(DENORMALIZER).all(MAP)),
     }
     if wrong := [name for name, is_so in refused.items() if is_so]:
         raise UnsupportedError(f"is a SentencePiece model with {wrong[0]}, which is not read here", file=str(path))

@@ -45,7 +45,7 @@ class TokenSpelling:
         for step in steps:
             if not _is_local(step, alone=len(steps) == 1):
                 raise UnsupportedError(
-                    f"the tokenizer's decoder {step['type']} cannot be followed one token at a time; "
+                    f"the tokenizer's decoder {step['type']} cannot decode one token at a time; "
                     f"known decoders: {', '.join(_KNOWN_STEPS)}"
                 )
         kinds = {step["type"] for step in steps}

@@ -278,7 +278,7 @@ def _read_vocab_json(folder: Path, settings: _Settings, merge: _BuildBackend) ->
 
 def _boundary_piece(backend: Tokenizer, piece: str, file: str) -> tuple[str, int]:
     if (index := backend.token_to_id(piece)) is None:
-        raise CheckpointError(f"has no {piece!r}, which stands at the ends of every text", file=file)
+        raise CheckpointError(f"has no {piece!r}, which is added to every text", file=file)
     return piece, index
 
 
@@ -303,7 +303,7 @@ def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
         if known.get(token.content) is None:
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != index:
-            said = f"the added token {token.content!r} has id {index} in the files beside, "
+            said = f"the added token {token.content!r} has id {index} in the small files, "
             raise CheckpointError(f"{said}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
     for token in [*settings.roles.values(), *settings.more]:
         if not known.get(token.content) and backend.token_to_id(token.content) is not None:

@@ -93,8 +93,8 @@ def test_a_model_of_another_kind_is_refused_by_what_it_does(folder: Path, model:
     kinds = {
         "merges": {"model_type": "bpe"},
         "pieces of bytes": {"byte_fallback": True, "vocab_size": 350},
-        "of a user's own": {"user_defined_symbols": ["lamp"]},
-        "spaces behind words": {"treat_whitespace_as_suffix": True},
+        "user-defined pieces": {"user_defined_symbols": ["lamp"]},
+        "spaces after words": {"treat_whitespace_as_suffix": True},
     }
     for number, (name, options) in enumerate(kinds.items()):
         raw = model("source", **options).read_bytes()
