@@ -271,9 +271,7 @@ def check_unknown(what: Description, unknown: list[tuple[str, str]], entries: Ma
         raise CheckpointError(message, file=str(what.entries[strays[0]].file), tensor=strays[0])
     aside = [name for name, _ in unknown if name not in entries]
     if aside:
-        log.info(
-            "%s: %d tensors of a head that is not used are ignored: %s", what.file, len(aside), join_names(aside)
-        )
+        log.info("%s: %d tensors of a head that is not used are ignored: %s", what.file, len(aside), join_names(aside))
 
 
 def is_body(ours: str) -> bool:

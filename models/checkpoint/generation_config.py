@@ -92,7 +92,7 @@ def check_fields(said: JsonObject, file: Path) -> None:
     for key, neutral in NEUTRAL_VALUES.items():
         if said.get(key) not in (None, neutral, []):
             raise UnsupportedError(
-                f"{key} {said[key]!r} would change the output, and is not supported; remove it, or serve another checkpoint",
+                f"{key} {said[key]!r} would change the output and is not supported; remove it, or use another file",
                 file=str(file),
             )
     strange = sorted(key for key in said.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key))

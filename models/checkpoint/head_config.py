@@ -129,7 +129,9 @@ def reads_both_orders(parts: FolderParts, closing: ScoreActivation) -> bool:
     if not isinstance(both, bool):
         raise CheckpointError(f"{BOTH_ORDERS} is {both!r}, which should be true or false", file=file)
     if both and closing != "softmax":
-        raise UnsupportedError(f"{BOTH_ORDERS} is supported before a softmax only, and this head has {closing}", file=file)
+        raise UnsupportedError(
+            f"{BOTH_ORDERS} is supported before a softmax only, and this head has {closing}", file=file
+        )
     return both
 
 

@@ -169,17 +169,11 @@ def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, len
     last = start
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != last:
-            what = (
-                "it overlaps another tensor"
-                if begin < last
-                else f"no tensor has the {begin - last} bytes before it"
-            )
+            what = "it overlaps another tensor" if begin < last else f"no tensor has the {begin - last} bytes before it"
             raise CheckpointError(f"no safetensors file: {what}", file=str(path), tensor=name)
         last = end
     if last != length:
-        raise CheckpointError(
-            f"no safetensors file: no tensor has its last {length - last} bytes", file=str(path)
-        )
+        raise CheckpointError(f"no safetensors file: no tensor has its last {length - last} bytes", file=str(path))
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:

@@ -79,9 +79,7 @@ class BaseModel:
         if what.head.task == "generate" or (same and not own.keys() & changed.keys()):
             return LoraPlan(what, updates, {}, frozenset(), None)
         if {*head.parameters()} & {*network.parameters()}:
-            message = (
-                f"it changes a head that is tied to the token embeddings, which needs a merge: {MERGE_HINT}"
-            )
+            message = f"it changes a head that is tied to the token embeddings, which needs a merge: {MERGE_HINT}"
             raise UnsupportedError(message, file=str(source))
         return LoraPlan(what, updates, own, own.keys() - changed.keys(), head)
 

@@ -92,7 +92,9 @@ class TorchExecutor:
         All rows must be output rows, since the last layer computes no others. No recorded graph is replayed.
         """
         if len(rows.output_rows) != len(rows.tokens):
-            raise StepInputError(f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
+            raise StepInputError(
+                f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all"
+            )
         kept: list[Tensor] = []
         graphs, self._graphs = self._graphs, None
         hooks = [

@@ -17,9 +17,7 @@ def attention(
     """The weights of every part of the network that has attention. Layers and heads that a part does not have are left
     out."""
     if not watched.layout:
-        raise UnsupportedError(
-            "it has no attention; ask for gradient_x_input, integrated_gradients or occlusion"
-        )
+        raise UnsupportedError("it has no attention; ask for gradient_x_input, integrated_gradients or occlusion")
     if not watched.probes:
         values = watched.alignments(asked.text)[None, None]
         return Explanation((AttentionWeights("cross", values, (0,), (0,)),))

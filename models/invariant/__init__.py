@@ -43,9 +43,7 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     kernel that fails.
     """
     if network.config.position in ("distance", "relative"):
-        raise InvarianceError(
-            "products with distance vectors are not made invariant; serve it without `deterministic`"
-        )
+        raise InvarianceError("products with distance vectors are not made invariant; serve it without `deterministic`")
     _replace_linears(network, head, sizes={}, breathe=breathe)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config

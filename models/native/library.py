@@ -95,7 +95,16 @@ class StepStruct(Structure):
         *((name, c_int32) for name in ("count", "sequences", "output_count", "rank")),
         *(
             (name, c_void_p)
-            for name in ("tokens", "positions", "segments", "starts", "block_tables", "table_starts", "output_rows", "adapters")
+            for name in (
+                "tokens",
+                "positions",
+                "segments",
+                "starts",
+                "block_tables",
+                "table_starts",
+                "output_rows",
+                "adapters",
+            )
         ),
         ("states", c_void_p),
     )

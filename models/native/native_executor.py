@@ -113,7 +113,9 @@ class NativeExecutor:
         All rows must be output rows, since the last layer computes no others.
         """
         if len(rows.output_rows) != len(rows.tokens):
-            raise StepInputError(f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
+            raise StepInputError(
+                f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all"
+            )
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 

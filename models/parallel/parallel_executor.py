@@ -44,7 +44,9 @@ class FollowerExecutor(TorchExecutor):
         return out, None if finite is None else self.group.all_true(finite)
 
     def attach(self, adapter: Lora) -> int:  # noqa: ARG002
-        raise UnsupportedError("an adapter cannot be attached to a network that several processes compute: load it merged")
+        raise UnsupportedError(
+            "an adapter cannot be attached to a network that several processes compute: load it merged"
+        )
 
 
 class LeaderExecutor:

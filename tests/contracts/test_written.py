@@ -87,7 +87,7 @@ def test_a_recurrent_network_writes_as_it_does_by_itself(server: Process, folder
     loaded = load(str(folders["recurrent"]))
     assert loaded.decoding is not None
     sources = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
-    how = replace(loaded.decoding, most=9, beams=width)
+    how = replace(loaded.decoding, max_tokens=9, beams=width)
     answers = generate(cast(Seq2Seq, loaded.head), RaggedBatch.of(sources), how)
     options = {"num_beams": width, "max_new_tokens": 9}
     found = post(server, "/models/recurrent/pipeline/translation", {"inputs": TEXTS, "parameters": options})

@@ -216,7 +216,7 @@ class Round:
         if len(self.numbers) > 1 and choice.random() < 0.7:
             rows = replace(rows, adapters=[choice.choice(self.numbers) for _ in rows.block_tables])
         if choice.random() < 0.3:
-            rows = replace(rows, wanted=sorted(choice.sample(range(count), choice.randint(0, count))))
+            rows = replace(rows, output_rows=sorted(choice.sample(range(count), choice.randint(0, count))))
         return rows
 
     def tokens(self, count: int) -> list[int]:

@@ -218,7 +218,7 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
     _, ours, _ = build(name)
     batch = RaggedBatch.of(SEQUENCES)
     for wanted in ([0, 9, 12, 17], [8], list(range(len(batch.tokens)))):
-        narrowed = ours(replace(batch, wanted=torch.tensor(wanted)))
+        narrowed = ours(replace(batch, output_rows=torch.tensor(wanted)))
         assert torch.allclose(narrowed, ours(batch)[wanted], atol=1e-5, rtol=1e-5)
 
 

@@ -143,9 +143,10 @@ def test_no_block_outside_of_the_cache_is_copied(name: str, pair: tuple[int, int
 def test_the_check_does_not_depend_on_assertions() -> None:
     code = (
         "from polyhead.models.executors.bounds import Bounds\n"
-        "from polyhead.models.core.errors import RowsError\n"
-        "from polyhead.models.executors.contract import Rows\n"
-        "try: Bounds(9, 0, 0, 0, 0).check(Rows([9], [0], [0, 1], [[]], [0]), {})\nexcept RowsError: print('refused')"
+        "from polyhead.models.core.errors import StepInputError\n"
+        "from polyhead.models.executors.contract import StepInput\n"
+        "try: Bounds(9, 0, 0, 0, 0).check(StepInput([9], [0], [0, 1], [[]], [0]), {})\n"
+        "except StepInputError: print('refused')"
     )
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "refused\n", done.stderr

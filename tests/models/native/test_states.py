@@ -69,7 +69,7 @@ def test_whoever_takes_states_changes_no_answer(instructions: str) -> None:
 
 def test_states_need_all_rows() -> None:
     config = ENCODERS["bert"]
-    asked = replace(rows(config, cached=False), wanted=[0])
+    asked = replace(rows(config, cached=False), output_rows=[0])
     for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
         with pytest.raises(StepInputError, match="output_rows"):
             executor.step_with_states(asked)

@@ -190,7 +190,7 @@ def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> Non
     if config.segments:
         rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
     for wanted in (rows.output_rows, rows.output_rows[::7]):
-        some = replace(rows, wanted=wanted)
+        some = replace(rows, output_rows=wanted)
         executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
         torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
 

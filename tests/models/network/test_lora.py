@@ -209,7 +209,7 @@ def test_in_company_as_alone(tiny_embedder: Path, tmp_path: Path, make: Make) ->
     texts, each = company([0, *numbers])
     with torch.inference_mode():
         together = executor.step(rows(*texts, adapters=each)).clone().split(LENGTHS)
-        last = replace(rows(*texts, adapters=each), wanted=[end - 1 for end in accumulate(LENGTHS)])
+        last = replace(rows(*texts, adapters=each), output_rows=[end - 1 for end in accumulate(LENGTHS)])
         ends = executor.step(last).clone()
     bound = 1e-5 if make is by_torch else 0.0
     for text, number, got, end in zip(texts, each, together, ends, strict=True):

@@ -146,7 +146,7 @@ def test_an_encoder_equals_groups(name: str) -> None:
         rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
     executor = TorchExecutor(net, in_place=PagedAttention(attention))
     for wanted in (rows.output_rows, rows.output_rows[::7]):
-        some = replace(rows, wanted=wanted)
+        some = replace(rows, output_rows=wanted)
         torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
     assert executor.padding(rows) == 0
 
@@ -206,7 +206,7 @@ def test_steps_are_padded_to_a_recorded_number() -> None:
 
     assert [executor.padding(step(count)) for count in (1, 3, 8, 9, 11)] == [0, 1, 0, 2, 0]
     assert [executor.padding(step(count, 2)) for count in (1, 3)] == [0, 0]
-    for rows in (step(12), step(3, 2), replace(step(3), wanted=[0, 2])):
+    for rows in (step(12), step(3, 2), replace(step(3), output_rows=[0, 2])):
         assert executor.step(rows).shape == (len(rows.output_rows), LLAMA.vocab_size)
 
 

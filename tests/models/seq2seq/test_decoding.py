@@ -74,22 +74,24 @@ def test_limits_and_what_must_and_must_not_be_written(beams: int) -> None:
     chain, plain = Chain(), replace(PLAIN, beams=beams)
     eager = Chain()
     eager.odds[:, :, END] = 5.0
-    for answer in generate(eager, SOURCES, replace(plain, least=5)):
+    for answer in generate(eager, SOURCES, replace(plain, min_tokens=5)):
         assert (len(answer.tokens), answer.stop_token) == (5, END)
         assert END not in answer.tokens
-    for answer in generate(chain, SOURCES, replace(plain, opening=(4,), most=3, closing=(END,), least=2)):
+    for answer in generate(
+        chain, SOURCES, replace(plain, forced_first=(4,), max_tokens=3, forced_last=(END,), min_tokens=2)
+    ):
         assert (said(answer)[0], answer.stop_token, len(answer.tokens)) == (4, END, 2)
-    for answer in generate(chain, SOURCES, replace(plain, banned=(2, 3))):
+    for answer in generate(chain, SOURCES, replace(plain, banned_tokens=(2, 3))):
         assert not {2, 3} & set(answer.tokens)
-    for answer in generate(chain, SOURCES, replace(plain, once=1, least=4, most=5)):
+    for answer in generate(chain, SOURCES, replace(plain, no_repeat_ngram=1, min_tokens=4, max_tokens=5)):
         assert len({START, *answer.tokens}) == len(answer.tokens) + 1
-    assert [len(said(answer)) for answer in generate(chain, SOURCES, replace(plain, most=1))] == [1] * 4
+    assert [len(said(answer)) for answer in generate(chain, SOURCES, replace(plain, max_tokens=1))] == [1] * 4
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_as_many_beams_as_there_are_beginnings_find_the_best_answer_of_all(seed: int) -> None:
     """With so many, a length that counts for nothing and all the patience there is, nothing is left to be missed."""
-    chain, how = Chain(seed), replace(PLAIN, most=4, beams=WORDS**3, length_penalty=0.0, patient=True)
+    chain, how = Chain(seed), replace(PLAIN, max_tokens=4, beams=WORDS**3, length_penalty=0.0, never_stop_early=True)
     others = [word for word in range(WORDS) if word != END]
     every = [(*said, END) for length in range(4) for said in itertools.product(others, repeat=length)]
     every += list(itertools.product(others, repeat=4))
@@ -107,7 +109,7 @@ def test_sources_together_are_searched_as_each_alone() -> None:
 def test_a_search_takes_no_step_more_once_it_is_over() -> None:
     chain = Chain()
     chain.odds[:, :, END] = 5.0
-    generate(chain, SOURCES, replace(PLAIN, beams=2, most=50))
+    generate(chain, SOURCES, replace(PLAIN, beams=2, max_tokens=50))
     assert chain.steps <= 3
 
 
@@ -119,8 +121,8 @@ def test_when_a_search_is_over() -> None:
     assert not rule.is_finished(going, 3, [-1.0])
     assert rule.is_finished(going, 3, [-1.0, -1.5])
     assert not rule.is_finished(going, 3, [-1.0, -2.0])
-    assert replace(rule, early=True).is_finished(going, 3, [-1.0, -2.0])
-    assert not replace(rule, patient=True).is_finished(going, 3, [-0.3, -0.6])  # -5 / 10 could still be better
+    assert replace(rule, early_stopping=True).is_finished(going, 3, [-1.0, -2.0])
+    assert not replace(rule, never_stop_early=True).is_finished(going, 3, [-0.3, -0.6])  # -5 / 10 could still be better
 
 
 def test_an_answer_that_is_not_among_the_best_of_a_step_is_not_kept() -> None:
@@ -135,7 +137,7 @@ def test_an_answer_that_is_not_among_the_best_of_a_step_is_not_kept() -> None:
 
 
 def test_chance_follows_the_odds_and_can_be_had_again() -> None:
-    chain, how = Chain(), replace(PLAIN, drawn=True, most=1)
+    chain, how = Chain(), replace(PLAIN, sample=True, max_tokens=1)
     many = RaggedBatch.of([[2]] * 4000)
     first = [said(answer)[0] for answer in generate(chain, many, how, torch.Generator().manual_seed(1))]
     again = [said(answer)[0] for answer in generate(chain, many, how, torch.Generator().manual_seed(1))]
@@ -151,13 +153,13 @@ def test_chance_follows_the_odds_and_can_be_had_again() -> None:
         said(answer)[0] for answer in generate(chain, many, replace(how, top_p=share), torch.Generator().manual_seed(1))
     }
     assert top == set(likely[:2])
-    cold = generate(chain, SOURCES, replace(PLAIN, drawn=True, temperature=1e-3), torch.Generator().manual_seed(1))
+    cold = generate(chain, SOURCES, replace(PLAIN, sample=True, temperature=1e-3), torch.Generator().manual_seed(1))
     assert [said(answer) for answer in cold] == [said(answer) for answer in generate(chain, SOURCES, PLAIN)]
 
 
 def test_odds_are_made_whole_again_where_that_is_asked_for() -> None:
-    chain, how = Chain(), replace(PLAIN, most=1, banned=(2, 3, 4))
-    plain, whole = (generate(chain, SOURCES, replace(how, renormalised=renormalised)) for renormalised in (False, True))
+    chain, how = Chain(), replace(PLAIN, max_tokens=1, banned_tokens=(2, 3, 4))
+    plain, whole = (generate(chain, SOURCES, replace(how, renormalize=renormalised)) for renormalised in (False, True))
     for source, some, other in zip(FIRST, plain, whole, strict=True):
         left = chain.odds[source, START, [0, 1, 5]].logsumexp(dim=0)
         assert other.score == pytest.approx(some.score - float(left), abs=1e-4)

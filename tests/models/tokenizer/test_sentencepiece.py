@@ -92,7 +92,7 @@ def edited(folder: Path, path: Path, name: str, content: bytes) -> Path:
 def test_a_model_of_another_kind_is_refused_by_what_it_does(folder: Path, model: Model, tmp_path: Path) -> None:
     kinds = {
         "merges": {"model_type": "bpe"},
-        "pieces of bytes": {"byte_fallback": True, "vocab_size": 350},
+        "byte pieces": {"byte_fallback": True, "vocab_size": 350},
         "user-defined pieces": {"user_defined_symbols": ["lamp"]},
         "spaces after words": {"treat_whitespace_as_suffix": True},
     }

@@ -265,7 +265,7 @@ def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
 def test_what_the_weights_are_tested_with_counts(tiny_classifier: Path, tmp_path: Path) -> None:
     """The same weights beside another vocabulary, or with another output, have a cost of their own."""
     what, other = checkpoint.describe_source(str(file_of(tmp_path))), checkpoint.describe_source(str(tiny_classifier))
-    tied = replace(what, head=replace(what.head, spare=("head.output.weight", "more")))
+    tied = replace(what, head=replace(what.head, ignored_names=("head.output.weight", "more")))
     assert len({name_of(each, tmp_path) for each in (what, replace(what, tokenizer=other.tokenizer), tied)}) == 3
 
 
