@@ -88,24 +88,24 @@ def load(
 
 def load_described(
     source: str,
-    what: Description,
+    description: Description,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
     """As `load`, for a source that is described already."""
-    begun = prepare(source, what, dtype=dtype, device=device, progress=progress)
-    begun.load_weights(begun.network)
-    begun.load_weights(begun.head)
-    begun.network.to(device)
-    begun.head.to(device)
-    return begun
+    checkpoint = prepare(source, description, dtype=dtype, device=device, progress=progress)
+    checkpoint.load_weights(checkpoint.network)
+    checkpoint.load_weights(checkpoint.head)
+    checkpoint.network.to(device)
+    checkpoint.head.to(device)
+    return checkpoint
 
 
 def prepare(
     source: str,
-    what: Description,
+    description: Description,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -116,51 +116,53 @@ def prepare(
 
     CheckpointError unless the files hold exactly the network's tensors.
     """
-    network, head = build_on_meta(what)
-    weights = WeightReader(what, network, head, progress)
-    known, rows = what.tokenizer.vocab_size, what.config.vocab_size
+    network, head = build_on_meta(description)
+    weights = WeightReader(description, network, head, progress)
+    known, rows = description.tokenizer.vocab_size, description.config.vocab_size
     if known > rows:
         log.warning("%s: the tokenizer has %d tokens, the network only the first %d", source, known, rows)
     numbers = {id(parameter): parameter.numel() for each in (network, head) for parameter in each.parameters()}
     return Checkpoint(
         source=source,
-        family=what.family,
-        task=cast(Task, what.head.task),
-        config=what.config,
-        decoder_config=what.decoder_config,
+        family=description.family,
+        task=cast(Task, description.head.task),
+        config=description.config,
+        decoder_config=description.decoder_config,
         network=network.eval(),
         head=head.eval(),
-        tokenizer=what.tokenizer.with_text_tags(what.chat.format.tags) if what.chat else what.tokenizer,
-        chat=what.chat,
-        labels=what.head.labels,
-        prompts=what.head.prompts,
-        pooling=what.head.pooling,
-        both_orders=what.head.both_orders,
-        stop_tokens=what.stop_tokens,
-        max_tokens=what.max_tokens,
+        tokenizer=description.tokenizer.with_text_tags(description.chat.format.tags)
+        if description.chat
+        else description.tokenizer,
+        chat=description.chat,
+        labels=description.head.labels,
+        prompts=description.head.prompts,
+        pooling=description.head.pooling,
+        both_orders=description.head.both_orders,
+        stop_tokens=description.stop_tokens,
+        max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
-        default_precision=what.default_precision,
+        default_precision=description.default_precision,
         load_weights=partial(weights.load, dtype=dtype, device=torch.device(device)),
-        decoding=what.head.decoding,
+        decoding=description.head.decoding,
     )
 
 
-def describe_source(source: str, reach: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
-    """The description of a checkpoint, without reading its weights. Sources outside of `reach` are not looked at.
+def describe_source(source: str, policy: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
+    """The description of a checkpoint, without reading its weights. Sources outside of `policy` are not looked at.
 
     `vet` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It raises
     CheckpointError if the tokenizer must not be read.
     """
-    base, _, addition = ("", "", "") if "+" not in source or reach.exists(source) else source.rpartition("+")
+    base, _, addition = ("", "", "") if "+" not in source or policy.exists(source) else source.rpartition("+")
     if base and addition:
-        return describe_merged(reach.locate(base), reach.locate(addition), vet)
-    path = reach.locate(source)
+        return describe_merged(policy.locate(base), policy.locate(addition), vet)
+    path = policy.locate(source)
     if not path.is_dir():
         check_file(path)
         return gguf.describe_gguf(path, vet)
     if adapter.is_adapter(path):
-        return describe_merged(reach.for_source(source).locate(adapter.base_source(path)), path, vet)
+        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, vet)
     if recurrent.is_recurrent(path):
         return recurrent.describe_recurrent(path, vet)
     return folder.describe_folder(folder.open_folder(path), vet)

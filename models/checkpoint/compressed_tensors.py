@@ -135,20 +135,20 @@ def combine_entries(file: Path, config: Any, entries: Mapping[str, TensorEntry])
     found: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         module, _, leaf = name.rpartition(".")
-        near = {part: entries[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in entries}
-        if "weight_scale" not in near or not leaf.startswith(("weight", "input", "output")):
+        parts = {part: entries[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in entries}
+        if "weight_scale" not in parts or not leaf.startswith(("weight", "input", "output")):
             found[name] = entry
         elif leaf == ("weight" if scheme.bits == 8 else "weight_packed"):
-            found[f"{module}.weight"] = combine_parts(f"{module}.weight", near, scheme)
+            found[f"{module}.weight"] = combine_parts(f"{module}.weight", parts, scheme)
         elif leaf not in PARTS:
             message = "zero points, reordered inputs and fixed scales of activations are not read; save it without"
             raise UnsupportedError(message, file=str(entry.file), tensor=name)
     return found
 
 
-def combine_parts(name: str, near: Mapping[str, TensorEntry], scheme: Scheme) -> CompressedEntry:
-    scales, codes = near["weight_scale"], near["weight" if scheme.bits == 8 else "weight_packed"]
-    shape = codes.shape if scheme.bits == 8 else read_shape(near, codes)
+def combine_parts(name: str, parts: Mapping[str, TensorEntry], scheme: Scheme) -> CompressedEntry:
+    scales, codes = parts["weight_scale"], parts["weight" if scheme.bits == 8 else "weight_packed"]
+    shape = codes.shape if scheme.bits == 8 else read_shape(parts, codes)
     count, inputs = shape if len(shape) == 2 else (0, 0)
     expected = ("I8", shape) if scheme.bits == 8 else ("I32", (count, -(-inputs // 8)))
     if len(shape) != 2 or (codes.kind, codes.shape) != expected:
@@ -164,13 +164,13 @@ def combine_parts(name: str, near: Mapping[str, TensorEntry], scheme: Scheme) ->
     return CompressedEntry(codes.file, name, kind, shape, codes.start, codes.encoding, scheme.bits, codes, scales)
 
 
-def read_shape(near: Mapping[str, TensorEntry], codes: TensorEntry) -> tuple[int, ...]:
+def read_shape(parts: Mapping[str, TensorEntry], codes: TensorEntry) -> tuple[int, ...]:
     """The shape of a matrix, which the file stores as two numbers: the last int32 of a row may be only partly used."""
-    said = near.get("weight_shape")
-    if said is None or said.kind not in ("I32", "I64") or said.shape != (2,):
+    shape_entry = parts.get("weight_shape")
+    if shape_entry is None or shape_entry.kind not in ("I32", "I64") or shape_entry.shape != (2,):
         message = "its weight_shape, two whole numbers, is missing"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
-    sides: list[int] = said.read(torch.int64, torch.device("cpu")).tolist()
+    sides: list[int] = shape_entry.read(torch.int64, torch.device("cpu")).tolist()
     return tuple(sides)
 
 

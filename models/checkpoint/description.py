@@ -128,41 +128,44 @@ class SkipInitialization(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_on_meta(what: Description) -> tuple[Transformer, nn.Module]:
+def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     """The network and the head on the meta device: shapes without memory.
 
     CheckpointError if they cannot be built, or if the tokenizer's output does not fit the network.
     """
-    for config in (what.config, *what.head.decoder_configs):
+    for config in (description.config, *description.head.decoder_configs):
         for name, wrong in invalid_fields(config):
-            raise CheckpointError(f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=what.file)
-        if config.depth > len(what.entries):
             raise CheckpointError(
-                f"it describes {config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
+                f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=description.file
             )
-    check_tokenizer_fits(what)
+        if config.depth > len(description.entries):
+            raise CheckpointError(
+                f"it describes {config.depth} layers, but the files hold {len(description.entries)} tensors",
+                file=description.file,
+            )
+    check_tokenizer_fits(description)
     with torch.device("meta"), SkipInitialization():
-        network = what.build_network() if what.build_network else Transformer(what.config)
-        return network, what.head.build(network)
+        network = description.build_network() if description.build_network else Transformer(description.config)
+        return network, description.head.build(network)
 
 
-def check_tokenizer_fits(what: Description) -> None:
+def check_tokenizer_fits(description: Description) -> None:
     """CheckpointError if the special tokens or segments around a text, or the tokens of a word, have no embedding."""
     for probe in PROBE_TEXTS:
         try:
-            [encoding] = what.tokenizer.encode_batch([probe])
+            [encoding] = description.tokenizer.encode_batch([probe])
         except EncodingError:
             continue  # a request with such a text is refused later
-        if reason := missing_embedding(what, encoding.ids, encoding.segments):
-            raise CheckpointError(reason, file=what.file)
+        if reason := missing_embedding(description, encoding.ids, encoding.segments):
+            raise CheckpointError(reason, file=description.file)
 
 
-def missing_embedding(what: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
+def missing_embedding(description: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
     """A sentence that names the token or segment without an embedding; empty if each has one.
 
     A network without segment embeddings ignores segments.
     """
-    kinds = (("token", tokens, what.config.vocab_size), ("segment", segments, what.config.segments))
+    kinds = (("token", tokens, description.config.vocab_size), ("segment", segments, description.config.segments))
     for name, numbers, count in kinds:
         if (name == "token" or count) and max(numbers, default=0) >= count:
             made = f"its tokenizer makes {name} {max(numbers)} of the text"
@@ -216,37 +219,37 @@ def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[i
     return shapes
 
 
-def match_entries(what: Description, network: Transformer, head: nn.Module) -> dict[str, TensorEntry]:
+def match_entries(description: Description, network: Transformer, head: nn.Module) -> dict[str, TensorEntry]:
     """The entries to read, in the order of the files. CheckpointError unless they are exactly the network's
     parameters."""
     shapes, sources = parameter_shapes(network, head), dict[str, str]()
     entries, unknown = {}, []
-    for name, entry in what.entries.items():
-        pieces = translate_shape(what, name, entry)
+    for name, entry in description.entries.items():
+        pieces = translate_shape(description, name, entry)
         for ours, piece in pieces:
-            if ours in what.head.ignored_names:
+            if ours in description.head.ignored_names:
                 continue
             if ours not in shapes:
                 unknown.append((name, ours))
                 continue
             if tuple(piece.shape) != shapes[ours]:
                 raise CheckpointError(
-                    f"its shape is {list(piece.shape)}, but {what.file} asks for {list(shapes[ours])}",
+                    f"its shape is {list(piece.shape)}, but {description.file} asks for {list(shapes[ours])}",
                     file=str(entry.file),
                     tensor=name,
                 )
             sources[ours] = name
             entries[name] = entry
             check_readable(entry)
-    check_missing(what, [name for name in shapes if name not in sources], sources)
-    check_unknown(what, unknown, entries)
+    check_missing(description, [name for name in shapes if name not in sources], sources)
+    check_unknown(description, unknown, entries)
     return dict(sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)))
 
 
-def translate_shape(what: Description, name: str, entry: TensorEntry) -> NamedPieces:
+def translate_shape(description: Description, name: str, entry: TensorEntry) -> NamedPieces:
     """The tensors that an entry becomes, with shapes only."""
     try:
-        return what.translate(name, torch.empty(entry.shape, device="meta"))
+        return description.translate(name, torch.empty(entry.shape, device="meta"))
     except (RuntimeError, ValueError) as error:  # wrong number of dimensions, or a size that cannot be divided
         reason = str(error).splitlines()[0]
         raise CheckpointError(
@@ -254,24 +257,28 @@ def translate_shape(what: Description, name: str, entry: TensorEntry) -> NamedPi
         ) from None
 
 
-def check_missing(what: Description, missing: list[str], sources: Mapping[str, str]) -> None:
+def check_missing(description: Description, missing: list[str], sources: Mapping[str, str]) -> None:
     if missing:
         names = [checkpoint_name(name, sources) for name in missing]
-        files = sorted({str(entry.file) for entry in what.entries.values()}) or [what.file]
-        message = f"{len(names)} tensors are missing: {join_names(names)}; {what.file} asks for them"
+        files = sorted({str(entry.file) for entry in description.entries.values()}) or [description.file]
+        message = f"{len(names)} tensors are missing: {join_names(names)}; {description.file} asks for them"
         raise CheckpointError(message, file=", ".join(files[:MAX_NAMED]), tensor=names[0])
 
 
-def check_unknown(what: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:
+def check_unknown(description: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:
     """CheckpointError for a tensor of the body that the network has no place for. A tensor that belongs to another head
     is ignored if the task is to embed."""
-    strays = [name for name, ours in unknown if what.head.task != "embed" or is_body(ours)]
+    strays = [name for name, ours in unknown if description.head.task != "embed" or is_body(ours)]
     if strays:
-        message = f"{len(strays)} tensors have no place in the network {what.file} describes: {join_names(strays)}"
-        raise CheckpointError(message, file=str(what.entries[strays[0]].file), tensor=strays[0])
+        message = (
+            f"{len(strays)} tensors have no place in the network {description.file} describes: {join_names(strays)}"
+        )
+        raise CheckpointError(message, file=str(description.entries[strays[0]].file), tensor=strays[0])
     aside = [name for name, _ in unknown if name not in entries]
     if aside:
-        log.info("%s: %d tensors of a head that is not used are ignored: %s", what.file, len(aside), join_names(aside))
+        log.info(
+            "%s: %d tensors of a head that is not used are ignored: %s", description.file, len(aside), join_names(aside)
+        )
 
 
 def is_body(ours: str) -> bool:

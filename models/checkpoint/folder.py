@@ -125,13 +125,13 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
         shards.setdefault(shard, []).append(name)
     found, count = dict[str, TensorEntry](), 0
     for shard, names in shards.items():
-        there = read_safetensors(path / shard)
-        count += len(there)
+        tensors = read_safetensors(path / shard)
+        count += len(tensors)
         check_tensor_count(path / INDEX, count)
         for name in names:
-            if name not in there:
+            if name not in tensors:
                 raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)
-            found[name] = there[name]
+            found[name] = tensors[name]
     return {name: found[name] for name in places}
 
 
@@ -153,8 +153,8 @@ def load_tokenizer(path: Path, vet: FolderCheck = accept_folder) -> Tokenizer:
 def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The chat template, from its own file or from the tokenizer's configuration."""
     if (path / "chat_template.jinja").is_file():
-        beside = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
-        files = {"default": path / "chat_template.jinja"} | ({"tool_use": beside} if beside.is_file() else {})
+        tool_use = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
+        files = {"default": path / "chat_template.jinja"} | ({"tool_use": tool_use} if tool_use.is_file() else {})
         sources = {name: read_text(file, errors="replace") for name, file in files.items()}
         return build_chat_template(str(path), sources, tokenizer)
     aside = read_json(path / "chat_template.json", {})
@@ -175,8 +175,8 @@ def read_stop_tokens(parts: FolderParts, tokenizer: Tokenizer, vocab_size: int) 
         (parts.path / "generation_config.json", read_json(parts.path / "generation_config.json", {})),
         (parts.path / "config.json", parts.config),
     ):
-        said = config.get("eos_token_id")
-        listed = said if isinstance(said, list) else [said]
+        ids = config.get("eos_token_id")
+        listed = ids if isinstance(ids, list) else [ids]
         if len(listed) > MAX_STOP_TOKENS:
             message = f"eos_token_id has {len(listed)} tokens; {MAX_STOP_TOKENS} are the most"
             raise CheckpointError(message, file=str(file))

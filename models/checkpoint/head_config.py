@@ -330,9 +330,9 @@ def read_pooling(file: Path) -> Pooling:
 
 def input_limit(path: Path, config: ModelConfig) -> int:
     """The longest input in tokens, special tokens included."""
-    said = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
-    sane = isinstance(said, int | float) and 0 < said < MAX_INPUT_LIMIT
-    return min(int(said), config.max_positions) if sane else config.max_positions
+    stored = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
+    sane = isinstance(stored, int | float) and 0 < stored < MAX_INPUT_LIMIT
+    return min(int(stored), config.max_positions) if sane else config.max_positions
 
 
 HEADS: dict[str, Callable[[FolderParts, ModelConfig], tuple[HeadDescription, int]]] = {

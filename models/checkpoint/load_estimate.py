@@ -60,23 +60,23 @@ class LoadSize:
         )
 
 
-def estimate_load(what: Description) -> LoadSize:
+def estimate_load(description: Description) -> LoadSize:
     """The sizes of a described checkpoint. Raises CheckpointError if the files do not hold the described tensors."""
-    network, head = build_on_meta(what)
-    entries = match_entries(what, network, head)
-    cuts = what.cut_network(network, head)
+    network, head = build_on_meta(description)
+    entries = match_entries(description, network, head)
+    cuts = description.cut_network(network, head)
     numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
-    pieces = {name: translate_shape(what, name, each) for name, each in entries.items()}
+    pieces = {name: translate_shape(description, name, each) for name, each in entries.items()}
     return LoadSize(
         parameters=sum(numbers.values()),
         head=sum(parameter.numel() for parameter in head.parameters()),
         rearranged=max((_count_noncontiguous(piece for _, piece in each) for each in pieces.values()), default=0),
         cut=max(
-            (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(what, name, each, cuts)),
+            (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(description, name, each, cuts)),
             default=0,
         ),
         merged=max(map(_merge_size, entries.values()), default=0),
-        tokenizer=max(what.tokenizer.vocab_size * TOKEN, what.tokenizer.text_size * CHARACTER_BYTES),
+        tokenizer=max(description.tokenizer.vocab_size * TOKEN, description.tokenizer.text_size * CHARACTER_BYTES),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
             ours: WEIGHT_BITS[format]
@@ -93,10 +93,10 @@ def _count_noncontiguous(pieces: Iterable[Tensor]) -> int:
     return sum(piece.numel() for piece in pieces if not piece.is_contiguous())
 
 
-def _is_cut_after_read(what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:
+def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:
     """Whether the tensor is read whole and cut afterwards."""
-    return any(ours in cuts for ours, _ in translate_shape(what, name, entry)) and not locate_pieces(
-        what, name, entry, cuts
+    return any(ours in cuts for ours, _ in translate_shape(description, name, entry)) and not locate_pieces(
+        description, name, entry, cuts
     )
 
 

@@ -87,12 +87,12 @@ def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Descri
     )
 
 
-def parse_recurrent_config(file: str, said: JsonObject) -> RecurrentConfig:
+def parse_recurrent_config(file: str, content: JsonObject) -> RecurrentConfig:
     """The configuration in a config.json. CheckpointError unless it has every field and no unknown one."""
-    if (said.get("model_type"), said.get("architectures")) != (KIND, [ARCHITECTURE]):
-        found = f"model_type {said.get('model_type')!r} with architectures {said.get('architectures')!r}"
+    if (content.get("model_type"), content.get("architectures")) != (KIND, [ARCHITECTURE]):
+        found = f"model_type {content.get('model_type')!r} with architectures {content.get('architectures')!r}"
         raise UnsupportedError(f"{found} is not {KIND!r} with [{ARCHITECTURE!r}]", file=file)
-    described = {name: value for name, value in said.items() if name not in ("model_type", "architectures", "dtype")}
+    described = {name: value for name, value in content.items() if name not in ("model_type", "architectures", "dtype")}
     if unknown := sorted(described.keys() - FILE_NAMES.values()):
         raise CheckpointError(f"{join_names(unknown)}: no such field is known; remove it", file=file)
     if missing := [name for name in FILE_NAMES.values() if name not in described]:

@@ -41,32 +41,32 @@ def ignore_saved(done: int, total: int) -> None:
     """The default progress callback: does nothing."""
 
 
-def find_coded_matrices(what: Description, scheme: Scheme) -> dict[str, str]:
+def find_coded_matrices(description: Description, scheme: Scheme) -> dict[str, str]:
     """Our names of the matrices that are written as codes, by the file's names: those of the blocks, and an untied
     output matrix.
 
     UnsupportedError if they are quantised already, or if the file's layout cannot be stored in this format.
     """
-    network, head = build_on_meta(what)
-    entries = match_entries(what, network, head)
+    network, head = build_on_meta(description)
+    entries = match_entries(description, network, head)
     if done := next((name for name, entry in entries.items() if isinstance(entry, CompressedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
-        raise UnsupportedError(message, file=what.file, tensor=done)
+        raise UnsupportedError(message, file=description.file, tensor=done)
     wanted, found = linear_names(network, head), dict[str, str]()
     for name, entry in entries.items():
-        match translate_shape(what, name, entry):
+        match translate_shape(description, name, entry):
             case [(ours, piece)] if ours in wanted and piece.is_contiguous():
                 found[name] = ours
     if missing := wanted - set(found.values()):
-        message = f"{what.family} stores matrices transposed or fused, which this format cannot represent"
-        raise UnsupportedError(message, file=what.file, tensor=min(missing))
+        message = f"{description.family} stores matrices transposed or fused, which this format cannot represent"
+        raise UnsupportedError(message, file=description.file, tensor=min(missing))
     for name in found:
         if entries[name].shape[1] % scheme.group:
             message = (
                 f"its {entries[name].shape[1]} inputs are no multiple of {scheme.group}, so many share a scale; "
                 "serve the checkpoint as it is with --precision int8"
             )
-            raise UnsupportedError(message, file=what.file, tensor=name)
+            raise UnsupportedError(message, file=description.file, tensor=name)
     return found
 
 
@@ -82,18 +82,18 @@ def untied_head(network: nn.Module, head: nn.Module) -> LanguageHead | None:
 
 
 def write_quantized(
-    what: Description,
+    description: Description,
     out: Path,
     grids: Mapping[str, Int4Matrix] | None = None,
     progress: Callable[[int, int], None] = ignore_saved,
 ) -> None:
-    """Save the folder that `what` describes into the folder `out`: as int8, or as the int4 matrices in `grids`, by our
-    names.
+    """Save the folder that `description` describes into the folder `out`: as int8, or as the int4 matrices in `grids`,
+    by our names.
 
     config.json is written last: without it a folder is no checkpoint.
     """
     scheme = SCHEMES["int8" if grids is None else "int4"]
-    source, names = Path(what.file).parent, find_coded_matrices(what, scheme)
+    source, names = Path(description.file).parent, find_coded_matrices(description, scheme)
     entries = {name: entry for name, entry in folder.list_tensors(source).items() if entry.encoding is not None}
     config = read_json(source / "config.json")
     unchanged = list_copied_files(source)
@@ -105,7 +105,7 @@ def write_quantized(
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
     write_tensors(out / formats.SINGLE, shapes, build_tensors(entries, names, grids, progress))
-    config[compressed.CONFIG] = compressed.build_config(scheme, list_float_modules(what, entries, names))
+    config[compressed.CONFIG] = compressed.build_config(scheme, list_float_modules(description, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 
 
@@ -120,12 +120,14 @@ def list_copied_files(source: Path) -> list[Path]:
     return found
 
 
-def list_float_modules(what: Description, entries: Mapping[str, TensorEntry], names: Mapping[str, str]) -> list[str]:
+def list_float_modules(
+    description: Description, entries: Mapping[str, TensorEntry], names: Mapping[str, str]
+) -> list[str]:
     """Modules whose matrices stay floats, a tied output layer included."""
     kept = [
         name.removesuffix(".weight") for name, each in entries.items() if len(each.shape) == 2 and name not in names
     ]
-    tied = what.head.task == "generate" and not {"lm_head.weight", *kept} & {*names, "lm_head"}
+    tied = description.head.task == "generate" and not {"lm_head.weight", *kept} & {*names, "lm_head"}
     return [*kept, "lm_head"] if tied else kept
 
 

@@ -54,26 +54,26 @@ def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
 
 
 def read_cut_pieces(
-    what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: ReadEntry
+    description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: ReadEntry
 ) -> NamedPieces:
     """The pieces that a tensor becomes, cut. Reads only these pieces where that is possible, otherwise the whole
     tensor."""
-    places = locate_pieces(what, name, entry, cuts)
+    places = locate_pieces(description, name, entry, cuts)
     if places is None:
         return [
             (ours, cuts[ours](piece).clone()) if ours in cuts else (ours, piece)
-            for ours, piece in what.translate(name, read(entry))
+            for ours, piece in description.translate(name, read(entry))
         ]
     return [(ours, place.read(entry, read)) for ours, place in places]
 
 
 def locate_pieces(
-    what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]
+    description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]
 ) -> list[tuple[str, EntrySlice]] | None:
     """Where the cut pieces lie in the file. None if the tensor must be read whole: it is computed while it is read
     (merged, multiplied by scales), or copied to another layout, or nothing of it is cut."""
     blank = torch.empty(entry.shape, device="meta")
-    pieces = what.translate(name, blank)
+    pieces = description.translate(name, blank)
     if not any(ours in cuts for ours, _ in pieces):
         return None
     found = []

@@ -21,17 +21,17 @@ class WeightReader:
     """
 
     def __init__(
-        self, what: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
+        self, description: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
     ) -> None:
-        self._description, self._progress = what, progress
-        entries = match_entries(what, network, head)
-        self._cuts = what.cut_network(network, head)
+        self._description, self._progress = description, progress
+        entries = match_entries(description, network, head)
+        self._cuts = description.cut_network(network, head)
         self._owners = parameter_owners(network, head)
         self._parameters = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
         self._parameters |= dict(network.named_parameters())
         self._entries: dict[nn.Parameter, tuple[str, TensorEntry]] = {}
         for name, entry in entries.items():
-            for ours, _ in translate_shape(what, name, entry):
+            for ours, _ in translate_shape(description, name, entry):
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
         self._total, self._done = sum(entry.size for entry in entries.values()), 0

@@ -83,10 +83,10 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, compute: Callable[[RaggedBatch], StepOutput], cache: PagedCache, how: PagedAttention, context: int
+        self, compute: Callable[[RaggedBatch], StepOutput], cache: PagedCache, attention: PagedAttention, context: int
     ) -> None:
-        self._compute, self._cache, self._attention, self._context = compute, cache, how, context
-        self._sizes = graph_sizes(how.decode_sequences)
+        self._compute, self._cache, self._attention, self._context = compute, cache, attention, context
+        self._sizes = graph_sizes(attention.decode_sequences)
         self._width = -(-context // cache.size)
         self._recorded: dict[int, RecordedGraph] = {}
 
@@ -112,20 +112,20 @@ class DecodeGraphs:
             block_tables=rows.block_tables + [[spare]] * missing,
             output_rows=list(range(count + missing)),
         )
-        sheet = StepBuffer(padded, slots + [spare * self._cache.size] * missing, self._width)
-        out, finite = self._replay(sheet, count + missing)
+        step_buffer = StepBuffer(padded, slots + [spare * self._cache.size] * missing, self._width)
+        out, finite = self._replay(step_buffer, count + missing)
         return out[:count], None if finite is None else finite[:count]
 
-    def _replay(self, sheet: StepBuffer, size: int) -> StepOutput:
+    def _replay(self, step_buffer: StepBuffer, size: int) -> StepOutput:
         device = self._cache.keys[0].device
         recorded = self._recorded.get(size)
         if recorded is None:
-            flat = sheet.copy_to(device)
+            flat = step_buffer.copy_to(device)
 
             def run() -> StepOutput:
-                return self._compute(sheet.view_batch(flat, self._attention.kernel, self._cache, self._context))
+                return self._compute(step_buffer.view_batch(flat, self._attention.kernel, self._cache, self._context))
 
             recorded = self._recorded[size] = RecordedGraph(flat, self._attention.capture(run))
         else:
-            recorded.buffer.copy_(sheet.stage_for(device), non_blocking=True)
+            recorded.buffer.copy_(step_buffer.stage_for(device), non_blocking=True)
         return recorded.replay()

@@ -140,9 +140,9 @@ class TorchExecutor:
 
     def _batch(self, rows: StepInput, slots: list[int]) -> RaggedBatch:
         if self._kernel is not None:
-            sheet = StepBuffer(rows, slots, max(map(len, rows.block_tables)))
-            read = sheet.view_batch(
-                sheet.copy_to(self.device), self._kernel, self.cache, self.network.config.max_positions
+            step_buffer = StepBuffer(rows, slots, max(map(len, rows.block_tables)))
+            read = step_buffer.view_batch(
+                step_buffer.copy_to(self.device), self._kernel, self.cache, self.network.config.max_positions
             )
             return replace(read, additions=self._adapter_updates(rows))
         cache = None

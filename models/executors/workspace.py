@@ -91,9 +91,9 @@ def gather_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     return int(numbers * (GROWTH * dtype.itemsize + padded))
 
 
-def graph_bytes(config: ModelConfig, dtype: torch.dtype, talking: int) -> int:
-    """Bytes of recorded steps of up to `talking` sequences: their logits, in all twice the largest, and shared
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, decode_sequences: int) -> int:
+    """Bytes of recorded steps of up to `decode_sequences` sequences: their logits, in all twice the largest, and shared
     memory."""
-    logits = 2 * talking * config.vocab_size * (torch.float32.itemsize + dtype.itemsize)
-    step = LargestStep(rows=talking, sequences=talking, context=0, cached=True, in_place=True)
-    return logits + _activations(config, dtype, step) + GRAPH_BYTES * (talking.bit_length() + 1)
+    logits = 2 * decode_sequences * config.vocab_size * (torch.float32.itemsize + dtype.itemsize)
+    step = LargestStep(rows=decode_sequences, sequences=decode_sequences, context=0, cached=True, in_place=True)
+    return logits + _activations(config, dtype, step) + GRAPH_BYTES * (decode_sequences.bit_length() + 1)

@@ -50,11 +50,11 @@ METHODS: dict[Method, Callable[[InstrumentedNetwork, ExplanationRequest, int], S
 ATTRIBUTING: frozenset[Method] = frozenset(("gradient_x_input", "integrated_gradients", "occlusion"))
 
 
-def explain(watched: InstrumentedNetwork, asked: ExplanationRequest, *, piece: int = PIECE_ROWS) -> Steps:
+def explain(network: InstrumentedNetwork, request: ExplanationRequest, *, piece: int = PIECE_ROWS) -> Steps:
     """The explanation of one request. Yields between pieces of about `piece` token rows, forward or backward."""
-    if asked.method in ATTRIBUTING and not asked.goals:
+    if request.method in ATTRIBUTING and not request.goals:
         return empty_explanation()
-    return METHODS[asked.method](watched, asked, piece)
+    return METHODS[request.method](network, request, piece)
 
 
 def empty_explanation() -> Steps:

@@ -53,9 +53,9 @@ class AttentionProbe:
         attention.output.register_forward_pre_hook(self.zero_silenced)
 
     @contextmanager
-    def record_into(self, plate: WeightBuffer) -> Iterator[None]:
-        """Within this context, weights of this layer are recorded into `plate` if it asks for them."""
-        self.buffer = plate if self.layer in plate.layers else None
+    def record_into(self, buffer: WeightBuffer) -> Iterator[None]:
+        """Within this context, weights of this layer are recorded into `buffer` if it asks for them."""
+        self.buffer = buffer if self.layer in buffer.layers else None
         try:
             yield
         finally:
@@ -74,17 +74,17 @@ class AttentionProbe:
             self.buffer.store(self.layer, 0, weights[0, list(self.buffer.heads)])
         return weights
 
-    def _record(self, plate: WeightBuffer, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
+    def _record(self, buffer: WeightBuffer, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
         """Record the weights of [1, Q, H, D] queries over [1, KV, K, D] keys; several heads may share a key head."""
-        heads, shared = list(plate.heads), self.heads // key.size(1)
-        asking = query[0, :, heads].transpose(0, 1) * scale  # [H, Q, D]
+        heads, shared = list(buffer.heads), self.heads // key.size(1)
+        queries = query[0, :, heads].transpose(0, 1) * scale  # [H, Q, D]
         keys = key[0, [head // shared for head in heads]].mT
         added = None if mask is None else mask[0, heads if mask.size(1) > 1 else [0]]  # [H or 1, Q or 1, K]
-        for first in range(0, asking.size(1), SCORE_ROWS):
-            scores = asking[:, first : first + SCORE_ROWS] @ keys
+        for first in range(0, queries.size(1), SCORE_ROWS):
+            scores = queries[:, first : first + SCORE_ROWS] @ keys
             if added is not None:
                 scores += added[:, first : first + SCORE_ROWS] if added.size(1) > 1 else added
-            plate.store(self.layer, first, scores.softmax(dim=-1))
+            buffer.store(self.layer, first, scores.softmax(dim=-1))
 
     def zero_silenced(self, output: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:  # noqa: ARG002
         """Set the output of silenced heads to zero (Michel et al. 2019, arXiv:1905.10650)."""

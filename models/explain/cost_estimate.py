@@ -22,33 +22,33 @@ LAYER_OVERHEAD = 20_000_000  # operations in the time that launching the calls o
 EDGE_OPERATIONS = 2000  # operations in the time that one flow takes for one edge, on one core
 
 
-def estimate_bytes(config: ModelConfig, body: ModelConfig, asked: ExplanationRequest, piece: int = PIECE_ROWS) -> int:
+def estimate_bytes(config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int = PIECE_ROWS) -> int:
     """Bytes of an explanation, without the weights and the answer's JSON.
 
     `config` and `body` are as in models.checkpoint.Checkpoint: two for an encoder-decoder.
     """
-    text = asked.text
-    count = max(1, piece // max(1, text.row_count)) if asked.method in ("integrated_gradients", "occlusion") else 1
-    slopes = asked.method in GRADIENT_METHODS
-    total = _stack_bytes(body, len(text.tokens), count, slopes)
+    text = request.text
+    count = max(1, piece // max(1, text.row_count)) if request.method in ("integrated_gradients", "occlusion") else 1
+    needs_gradients = request.method in GRADIENT_METHODS
+    total = _stack_bytes(body, len(text.tokens), count, needs_gradients)
     if text.source:
-        total += _stack_bytes(config, len(text.source), count, slopes) + _cross_attention_bytes(
-            body, asked, count, slopes
+        total += _stack_bytes(config, len(text.source), count, needs_gradients) + _cross_attention_bytes(
+            body, request, count, needs_gradients
         )
-    if asked.method in (*ALL_LAYER_METHODS, "attention"):
-        total += _weight_buffer_bytes(config, body, asked)
-    if slopes:
+    if request.method in (*ALL_LAYER_METHODS, "attention"):
+        total += _weight_buffer_bytes(config, body, request)
+    if needs_gradients:
         embeddings = text.row_count * (config.embedding_width or config.width)
-        total += embeddings * (count * 4 * FLOAT32_BYTES + (len(asked.goals) + 4) * 2 * FLOAT64_BYTES)
+        total += embeddings * (count * 4 * FLOAT32_BYTES + (len(request.goals) + 4) * 2 * FLOAT64_BYTES)
     return total + SLACK_BYTES
 
 
-def _stack_bytes(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
+def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bool) -> int:
     """Bytes of `count` texts of so many rows that go through a stack together."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    attention = 2 * (inner + kept) + (inner + kept if config.query_key_norm else 0)
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
+    attention = 2 * (inner + kv_inner) + (inner + kv_inner if config.query_key_norm else 0)
     mlp, sums = (3 if config.gated_mlp else 1) * config.mlp_width, 6 if config.norm_order == "sandwich" else 4
-    layers = config.depth if slopes else 0
+    layers = config.depth if needs_gradients else 0
     # Kept for the backward pass; the layer in progress takes this much again, and more.
     layer = sums * config.width + attention + mlp
     a_row = layers * layer + layer + 2 * (config.width + inner + config.mlp_width)
@@ -63,30 +63,30 @@ def _stack_bytes(config: ModelConfig, rows: int, count: int, slopes: bool) -> in
     return FLOAT32_BYTES * count * rows * (a_row + rows * a_pair)
 
 
-def _cross_attention_bytes(config: ModelConfig, asked: ExplanationRequest, count: int, slopes: bool) -> int:
+def _cross_attention_bytes(config: ModelConfig, request: ExplanationRequest, count: int, needs_gradients: bool) -> int:
     """Bytes of cross-attention: keys and values of all layers, and scores, which may be additive if there is one
     head."""
-    read, written = len(asked.text.source), len(asked.text.tokens)
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    layers = config.depth if slopes else 1
+    read, written = len(request.text.source), len(request.text.tokens)
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
+    layers = config.depth if needs_gradients else 1
     pairs = 4 * config.head_width if config.heads == 1 else 1
-    a_row = 4 * kept * config.depth * read + (2 * inner + config.width) * layers * written
+    a_row = 4 * kv_inner * config.depth * read + (2 * inner + config.width) * layers * written
     return FLOAT32_BYTES * count * (a_row + pairs * read * written)
 
 
-def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, asked: ExplanationRequest) -> int:
+def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, request: ExplanationRequest) -> int:
     """Bytes of the recorded weights, and of the scores that exist at a time."""
-    read, written = len(asked.text.source), len(asked.text.tokens)
+    read, written = len(request.text.source), len(request.text.tokens)
     sides = [(config, read, read), (body, written, written), (body, written, read)]
     total = most = 0
     for part, rows, columns in sides if read else sides[1:2]:
-        layers = len([layer for layer in asked.layers if layer < part.depth]) or part.depth
-        heads = len([head for head in asked.heads if head < part.heads]) or part.heads
-        if asked.method in ALL_LAYER_METHODS:
+        layers = len([layer for layer in request.layers if layer < part.depth]) or part.depth
+        heads = len([head for head in request.heads if head < part.heads]) or part.heads
+        if request.method in ALL_LAYER_METHODS:
             layers, heads = part.depth, part.heads
-        answer = layers * rows * columns * (1 if asked.method in ALL_LAYER_METHODS else heads)
+        answer = layers * rows * columns * (1 if request.method in ALL_LAYER_METHODS else heads)
         each = {"attention": 0, "attention_rollout": 3 * FLOAT64_BYTES}.get(
-            asked.method, (3 + EDGE_NUMBERS) * FLOAT64_BYTES
+            request.method, (3 + EDGE_NUMBERS) * FLOAT64_BYTES
         )
         total += answer * (FLOAT32_BYTES + each)
         most = max(most, 3 * FLOAT32_BYTES * heads * min(SCORE_ROWS, rows) * columns)
@@ -94,19 +94,21 @@ def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, asked: Explanat
 
 
 def estimate_operations(
-    config: ModelConfig, body: ModelConfig, asked: ExplanationRequest, piece: int = PIECE_ROWS
+    config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int = PIECE_ROWS
 ) -> int:
     """Floating-point operations of all passes, forward and backward; a product that is added counts as two.
 
     What takes time without being such an operation (reading weights for few rows, launching calls, flows) counts as the
     operations that fit in that time, on a core with about 50 GFLOP a second. `config` and `body`: see `estimate_bytes`.
     """
-    text, goals = asked.text, max(len(asked.goals), 1)
+    text, goals = request.text, max(len(request.goals), 1)
     together = max(1, piece // max(1, text.row_count))
     total = (
-        _pass_operations(config, body, asked.compared_text, 1) if asked.compared_text is not None and asked.goals else 0
+        _pass_operations(config, body, request.compared_text, 1)
+        if request.compared_text is not None and request.goals
+        else 0
     )
-    match asked.method:
+    match request.method:
         case "attention" | "attention_rollout":
             return total + _pass_operations(config, body, text, 1)
         case "attention_flow":
@@ -120,11 +122,11 @@ def estimate_operations(
         case "integrated_gradients":
             return (
                 total
-                + (1 + goals) * _batched_pass_operations(config, body, text, asked.steps, together)
+                + (1 + goals) * _batched_pass_operations(config, body, text, request.steps, together)
                 + 2 * _pass_operations(config, body, text, 1)
             )
         case "occlusion":
-            hidden = sum(1 for _ in windows(asked))
+            hidden = sum(1 for _ in windows(request))
             return (
                 total
                 + _pass_operations(config, body, text, 1)
@@ -151,9 +153,9 @@ def _pass_operations(config: ModelConfig, body: ModelConfig, text: InputTokens, 
 
 
 def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.width * config.mlp_width
-    matrices = config.width * (2 * inner + 2 * kept) + mlp
+    matrices = config.width * (2 * inner + 2 * kv_inner) + mlp
     # Products of queries, keys, values and distances.
     products = 4 if config.position in ("distance", "relative") else 2
     pairs = products * inner * count * rows * rows
@@ -164,9 +166,9 @@ def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
 
 def _cross_attention_operations(config: ModelConfig, read: int, written: int, count: int) -> int:
     """Operations of cross-attention."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     own, theirs = max(count * written, MIN_ROWS), max(count * read, MIN_ROWS)
-    matrices = config.width * (own * 2 * inner + theirs * 2 * kept)
+    matrices = config.width * (own * 2 * inner + theirs * 2 * kv_inner)
     return 2 * config.depth * (matrices + 2 * inner * count * written * read)
 
 

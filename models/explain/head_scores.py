@@ -21,9 +21,9 @@ FinalProduct = tuple[Tensor, Tensor, Tensor | None]  # the last product: its inp
 class GoalReader:
     """Computes the goals' values of texts from their states."""
 
-    def __init__(self, head: nn.Module, goals: Sequence[Goal], beside: Tensor | None = None) -> None:
-        """`beside` [1, W]: of an embedder, the vector of the other text."""
-        self.head, self.compared_vector, self.sizes = head, beside, [len(goal) for goal in goals]
+    def __init__(self, head: nn.Module, goals: Sequence[Goal], compared: Tensor | None = None) -> None:
+        """`compared` [1, W]: of an embedder, the vector of the other text."""
+        self.head, self.compared_vector, self.sizes = head, compared, [len(goal) for goal in goals]
         self.rows = [row for goal in goals for row, _ in goal]
         self.columns = [column for goal in goals for _, column in goal]
 
@@ -60,9 +60,9 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
     raise AssertionError(f"no raw scores are defined for {type(head).__name__}")
 
 
-def similarity(head: Pooler, states: Tensor, beside: Tensor) -> Tensor:
+def similarity(head: Pooler, states: Tensor, compared: Tensor) -> Tensor:
     """[N, 1] the cosine of the vectors of N texts, from states [N, T, W], with another vector."""
-    return F.cosine_similarity(pooled_vectors(head, states), beside, dim=-1)[:, None]
+    return F.cosine_similarity(pooled_vectors(head, states), compared, dim=-1)[:, None]
 
 
 def pooled_vectors(head: Pooler, states: Tensor) -> Tensor:

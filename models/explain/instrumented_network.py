@@ -20,7 +20,7 @@ from ..network.heads import Pooler, SequenceHead
 from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
 from ..recurrent.recurrent_network import RecurrentTranslator
-from . import head_scores as reading
+from . import head_scores
 from .attention_probe import AttentionProbe, WeightBuffer
 from .explain_types import AttentionPart, ExplanationRequest, InputTokens
 from .head_scores import GoalReader
@@ -57,7 +57,7 @@ class InstrumentedNetwork:
         cross-attention."""
         if isinstance(self.seq2seq, RecurrentTranslator):
             return {} if self.seq2seq.config.attention == "none" else {"cross": (1, 1)}
-        return {part: (len(lenses), lenses[0].heads) for part, lenses in self.probes.items()}
+        return {part: (len(probes), probes[0].heads) for part, probes in self.probes.items()}
 
     @property
     def token_embedding(self) -> nn.Embedding:
@@ -125,13 +125,13 @@ class InstrumentedNetwork:
         with torch.inference_mode(False), torch.enable_grad():
             return [*found, (entered, states.unflatten(0, (len(texts), -1)))]
 
-    def read_goals(self, asked: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
+    def read_goals(self, request: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
         """The reader of the goals' values from states. Yields as `states_in_pieces` does."""
-        if asked.compared_text is None:
-            return GoalReader(self.head, asked.goals, None)
-        states = yield from self.states_in_pieces([asked.compared_text], piece)
+        if request.compared_text is None:
+            return GoalReader(self.head, request.goals, None)
+        states = yield from self.states_in_pieces([request.compared_text], piece)
         with torch.no_grad():
-            return GoalReader(self.head, asked.goals, reading.pooled_vectors(cast(Pooler, self.head), states))
+            return GoalReader(self.head, request.goals, head_scores.pooled_vectors(cast(Pooler, self.head), states))
 
     @torch.no_grad()
     def scores(self, text: InputTokens, rows: Sequence[int] = (), beside: InputTokens | None = None) -> Tensor:
@@ -143,28 +143,28 @@ class InstrumentedNetwork:
         states = self.states([text])
         if isinstance(self.head, Pooler):
             assert beside is not None
-            other = reading.pooled_vectors(self.head, self.states([beside]))
-            return reading.similarity(self.head, states, other)
+            other = head_scores.pooled_vectors(self.head, self.states([beside]))
+            return head_scores.similarity(self.head, states, other)
         wanted = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
-        some, matrix, bias = reading.final_product(self.head, states, wanted)
+        some, matrix, bias = head_scores.final_product(self.head, states, wanted)
         return F.linear(some[0], matrix, bias)
 
     def record_attention(
-        self, text: InputTokens, plates: Mapping[AttentionPart, WeightBuffer]
+        self, text: InputTokens, buffers: Mapping[AttentionPart, WeightBuffer]
     ) -> Generator[int, None, None]:
         """Record the attention weights of one text, layer by layer. Yields the number of rows of each layer when it is
         done."""
         tokens, source = self._batches([text], None)
         if self.seq2seq is None:
-            yield from self._run_layers(cast(Transformer, self.network), tokens, {"self"}, plates)
+            yield from self._run_layers(cast(Transformer, self.network), tokens, {"self"}, buffers)
             return
         assert isinstance(self.seq2seq, EncoderDecoder)
-        states = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, plates)
-        if not plates.keys() <= {"encoder"}:
+        states = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, buffers)
+        if not buffers.keys() <= {"encoder"}:
             with torch.inference_mode(False), torch.no_grad():
                 view = MemoryView([self.seq2seq.build_memory(states, source, tokens.lengths)], [0])
             yield from self._run_layers(
-                self.seq2seq.decoder, replace(tokens, memory=view), {"decoder", "cross"}, plates
+                self.seq2seq.decoder, replace(tokens, memory=view), {"decoder", "cross"}, buffers
             )
 
     def _run_layers(
@@ -172,18 +172,18 @@ class InstrumentedNetwork:
         body: Transformer,
         batch: RaggedBatch,
         parts: AbstractSet[AttentionPart],
-        plates: Mapping[AttentionPart, WeightBuffer],
+        buffers: Mapping[AttentionPart, WeightBuffer],
     ) -> Generator[int, None, Tensor]:
         """The states of a stack. Its probes are active only while a layer runs, so other calls may run between two
         yields."""
         with torch.inference_mode(False), torch.no_grad():
             x, frame = body.embed(batch)
         for layer, block in enumerate(body.blocks):
-            over = [(self.probes[part][layer], plates[part]) for part in parts & plates.keys()]
+            over = [(self.probes[part][layer], buffers[part]) for part in parts & buffers.keys()]
             self._apply_silenced()
             with torch.inference_mode(False), torch.no_grad(), ExitStack() as shown:
-                for lens, plate in over:
-                    shown.enter_context(lens.record_into(plate))
+                for probe, buffer in over:
+                    shown.enter_context(probe.record_into(buffer))
                 x = block(x, frame)
             yield len(x)
         with torch.inference_mode(False), torch.no_grad():
@@ -217,10 +217,10 @@ class InstrumentedNetwork:
         return [text.segments or (0,) * len(text.tokens) for text in texts]
 
     def _apply_silenced(self) -> None:
-        for part, lenses in self.probes.items():
-            for lens in lenses:
-                lens.silenced_heads = {
-                    head for where, layer, head in self.silenced if (where, layer) == (part, lens.layer)
+        for part, probes in self.probes.items():
+            for probe in probes:
+                probe.silenced_heads = {
+                    head for where, layer, head in self.silenced if (where, layer) == (part, probe.layer)
                 }
 
 

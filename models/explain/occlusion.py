@@ -17,7 +17,7 @@ Doubles = NDArray[np.float64]
 
 
 def occlusion(
-    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+    network: InstrumentedNetwork, request: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
     """A goal's value minus its value with a window of rows replaced by the baseline's token (Zeiler and Fergus 2014,
     arXiv:1311.2901).
@@ -25,14 +25,14 @@ def occlusion(
     Windows begin at every row. The difference is spread evenly over the rows of a window; a row's attribution is the
     mean over the windows that contain it, and 0 if none does.
     """
-    reading, places = (yield from watched.read_goals(asked, piece)), list(windows(asked))
-    [score] = yield from goal_values(watched, reading, [asked.text], piece)
+    reader, places = (yield from network.read_goals(request, piece)), list(windows(request))
+    [score] = yield from goal_values(network, reader, [request.text], piece)
     yield
-    lost, times = np.zeros((len(asked.goals), asked.text.row_count)), np.zeros(asked.text.row_count)
-    together = max(1, piece // asked.text.row_count)
+    lost, times = np.zeros((len(request.goals), request.text.row_count)), np.zeros(request.text.row_count)
+    together = max(1, piece // request.text.row_count)
     for first in range(0, len(places), together):
         some = places[first : first + together]
-        values = yield from goal_values(watched, reading, [hide_rows(asked, place) for place in some], piece)
+        values = yield from goal_values(network, reader, [hide_rows(request, place) for place in some], piece)
         for place, value in zip(some, values, strict=True):
             lost[:, place.start : place.stop] += (score - value)[:, None] / len(place)
             times[place.start : place.stop] += 1
@@ -43,21 +43,21 @@ def occlusion(
 
 
 def goal_values(
-    watched: InstrumentedNetwork, reading: GoalReader, texts: Sequence[InputTokens], piece: int
+    network: InstrumentedNetwork, reader: GoalReader, texts: Sequence[InputTokens], piece: int
 ) -> Generator[None, None, Doubles]:
     """[N, G] the goals' values of N texts."""
-    states = yield from watched.states_in_pieces(texts, piece)
+    states = yield from network.states_in_pieces(texts, piece)
     with torch.no_grad():
-        values: Doubles = reading(states).double().cpu().numpy()
+        values: Doubles = reader(states).double().cpu().numpy()
     return values
 
 
-def windows(asked: ExplanationRequest) -> Iterator[range]:
+def windows(request: ExplanationRequest) -> Iterator[range]:
     """The windows of rows that are hidden together: neighbours in one text without kept rows. A range shorter than a
     window is hidden whole."""
-    read, rows = len(asked.text.source), asked.text.row_count
-    for first, end in free_ranges(asked.kept_rows | {-1, rows}, read, rows):
-        size = min(asked.window, end - first)
+    read, rows = len(request.text.source), request.text.row_count
+    for first, end in free_ranges(request.kept_rows | {-1, rows}, read, rows):
+        size = min(request.window, end - first)
         yield from (range(start, start + size) for start in range(first, end - size + 1))
 
 
@@ -69,9 +69,9 @@ def free_ranges(walls: frozenset[int] | set[int], read: int, rows: int) -> Itera
             yield first, end
 
 
-def hide_rows(asked: ExplanationRequest, hidden: range) -> InputTokens:
+def hide_rows(request: ExplanationRequest, hidden: range) -> InputTokens:
     """The text with the baseline's token in the hidden rows."""
-    read = len(asked.text.source)
-    rows = [*asked.text.source, *asked.text.tokens]
-    rows[hidden.start : hidden.stop] = [asked.baseline] * len(hidden)
-    return replace(asked.text, source=tuple(rows[:read]), tokens=tuple(rows[read:]))
+    read = len(request.text.source)
+    rows = [*request.text.source, *request.text.tokens]
+    rows[hidden.start : hidden.stop] = [request.baseline] * len(hidden)
+    return replace(request.text, source=tuple(rows[:read]), tokens=tuple(rows[read:]))

@@ -35,16 +35,16 @@ TEST_LENGTHS = (2, 7, 20)  # lengths of the sequences that the self-test compute
 
 
 @torch.inference_mode()
-def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:
+def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Callable[[], None] = lambda: None) -> None:
     """Replace what depends on the batch in both modules, in place, and test the rest.
 
-    It takes about a second; `breathe` is called between parts of the work, so that the thread can do other work. Call
-    it in the thread that will compute, with the number of threads that thread will have. InvarianceError names the
-    kernel that fails.
+    It takes about a second; `yield_to_engine` is called between parts of the work, so that the thread can do other
+    work. Call it in the thread that will compute, with the number of threads that thread will have. InvarianceError
+    names the kernel that fails.
     """
     if network.config.position in ("distance", "relative"):
         raise InvarianceError("products with distance vectors are not made invariant; serve it without `deterministic`")
-    _replace_linears(network, head, sizes={}, breathe=breathe)
+    _replace_linears(network, head, sizes={}, yield_to_engine=yield_to_engine)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config
     mix = self_test_attention(config.head_width, config.heads // config.kv_heads, weight.device)
@@ -58,18 +58,18 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     self_test_rows("the activation", first.mlp.activation, config.mlp_width, weight)
     self_test_rows("the norm", first.mlp_norm, config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
-    breathe()
+    yield_to_engine()
     self_test(network, head)
 
 
 @torch.inference_mode()
-def make_head_invariant(head: nn.Module, proven: SafeSizes | None = None) -> None:
+def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) -> None:
     """As `make_invariant`, for a head alone, over states that are invariant already.
 
-    `proven` collects the tested shapes, for further heads.
+    `safe_sizes` collects the tested shapes, for further heads.
     """
     if not isinstance(head, LanguageHead):
-        _replace_linears(head, sizes={} if proven is None else proven)
+        _replace_linears(head, sizes={} if safe_sizes is None else safe_sizes)
         _replace_activation(head)
 
 
@@ -78,7 +78,7 @@ def _replace_activation(head: nn.Module) -> None:
         head.activation = InvariantActivation(head.activation)
 
 
-def _replace_linears(*modules: nn.Module, sizes: SafeSizes, breathe: Callable[[], None] = lambda: None) -> None:
+def _replace_linears(*modules: nn.Module, sizes: SafeSizes, yield_to_engine: Callable[[], None] = lambda: None) -> None:
     for owner, name, linear in list(_linears(*modules)):
         wide = widen_linear(linear)
         store_transposed(wide.weight)
@@ -86,7 +86,7 @@ def _replace_linears(*modules: nn.Module, sizes: SafeSizes, breathe: Callable[[]
         if shape not in sizes:
             sizes[shape] = find_safe_sizes(wide)
         setattr(owner, name, InvariantLinear(wide, sizes[shape], linear.out_features))
-        breathe()
+        yield_to_engine()
 
 
 def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -38,22 +38,22 @@ class InvariantAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """[N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D]; `mask` [N, 1 or H, Q, K] is added to the scores."""
-        sequences, asked, heads, width = query.shape
+        sequences, queries, heads, width = query.shape
         tiles = tile_keys(key.size(2), self.key_counts)
         length = tiles[-1][1]
         kept = _pad_keys(key, length), _pad_keys(value, length)
         hidden = None if mask is None and key.size(2) == length else _pad_mask_keys(mask, key, length)
         scaled = query.float() * (width**-0.5 if scale is None else scale)
-        folded = scaled.view(sequences, asked, key.size(1), -1, width).permute(0, 2, 3, 1, 4)  # [N, KV, S, Q, D]
+        folded = scaled.view(sequences, queries, key.size(1), -1, width).permute(0, 2, 3, 1, 4)  # [N, KV, S, Q, D]
         room = max(MAX_SCORES // (sequences * heads * length), MIN_QUERIES)
         sizes = tuple(size for size in self.query_counts if size <= room) or self.query_counts[:1]
         mixed = []
-        for start, size in split_rows(asked, sizes):
+        for start, size in split_rows(queries, sizes):
             some = folded[:, :, :, start : start + size]
             shown = hidden if hidden is None or hidden.size(3) == 1 else hidden[:, :, :, start : start + size]
             mixed.append(mix_tiles(_pad_queries(some, size), kept, shown, tiles)[:, :, :, : some.size(3)])
         whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=3)
-        return whole.permute(0, 3, 1, 2, 4).reshape(sequences, asked, -1).to(query.dtype)
+        return whole.permute(0, 3, 1, 2, 4).reshape(sequences, queries, -1).to(query.dtype)
 
 
 @lru_cache(maxsize=4096)
@@ -103,18 +103,18 @@ def self_test_attention(width: int, shared: int, device: torch.device) -> Invari
     weights = torch.rand(REFERENCE_MATRICES, most, KEY_TILE, generator=generator).to(device)
     scored = _by_rows(query, lambda rows: torch.bmm(rows, key.transpose(1, 2)))
     mixed = _by_rows(weights, lambda rows: torch.bmm(rows, value))
-    asked = tuple(
+    queries = tuple(
         size
         for size in QUERY_COUNTS
         if is_prefix_of(torch.bmm(query[:, : size * shared], key.transpose(1, 2)), scored)
         and is_prefix_of(torch.bmm(weights[:, : size * shared], value), mixed)
         and _batches_agree(query, key, (weights, value), size * shared)
     )
-    rows = tuple(size * shared for size in asked)
+    rows = tuple(size * shared for size in queries)
     keys = _safe_key_counts((query, key), (weights, value), scored, rows)
-    if not asked or KEY_TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE_ROWS):
+    if not queries or KEY_TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE_ROWS):
         raise InvarianceError(f"products of attention heads of width {width} give a row other bits in another batch")
-    return InvariantAttention(asked, keys)
+    return InvariantAttention(queries, keys)
 
 
 def _by_rows(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
@@ -144,15 +144,15 @@ def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], row
     """Whether products of so many rows are the same beside any number of other matrices: with one matrix, threads may
     share its rows; with several, each thread may take a matrix."""
     weights, value = mixed
-    asked, given = query[:, :rows].contiguous(), weights[:, :rows].contiguous()
-    scored, summed = torch.bmm(asked, key.transpose(1, 2)), torch.bmm(given, value)
+    queries, given = query[:, :rows].contiguous(), weights[:, :rows].contiguous()
+    scored, summed = torch.bmm(queries, key.transpose(1, 2)), torch.bmm(given, value)
     totals = torch.bmm(given, _ones(given))
     for count in BATCH_SIZES:
-        wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (asked, key, given, value)]
+        wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (queries, key, given, value)]
         if not (
-            torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(asked)], scored[:count])
-            and torch.equal(torch.bmm(wide[2], wide[3])[: len(asked)], summed[:count])
-            and torch.equal(torch.bmm(wide[2], _ones(wide[2]))[: len(asked)], totals[:count])
+            torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(queries)], scored[:count])
+            and torch.equal(torch.bmm(wide[2], wide[3])[: len(queries)], summed[:count])
+            and torch.equal(torch.bmm(wide[2], _ones(wide[2]))[: len(queries)], totals[:count])
         ):
             return False
     return True

@@ -49,10 +49,10 @@ def find_compiler() -> str | None:
 
 def source_hash(name: str) -> str:
     """A hash of the sources and of the flags they are compiled with."""
-    told = hashlib.sha256("\0".join((*COMMON_FLAGS, *TARGETS[name])).encode())
+    digest = hashlib.sha256("\0".join((*COMMON_FLAGS, *TARGETS[name])).encode())
     for path in SOURCES:
-        told.update(path.read_bytes())
-    return told.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def is_stale(library: Path) -> bool:

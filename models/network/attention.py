@@ -26,27 +26,28 @@ EDGE_COST = 2  # reading one more padded row or key, in scores
 GROUP_KEYS = 8192  # of all members, unless one alone has more: limits the memory that cached keys are gathered into
 
 
-def group_sequences(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
-    """Cut sequences with `lengths` query rows over `seen` keys into groups that are padded to one rectangle each."""
-    order = sorted(range(len(lengths)), key=lambda n: (-lengths[n], -seen[n], n))
+def group_sequences(lengths: Sequence[int], key_counts: Sequence[int]) -> list[list[int]]:
+    """Cut sequences with `lengths` query rows over `key_counts` keys into groups that are padded to one rectangle
+    each."""
+    order = sorted(range(len(lengths)), key=lambda n: (-lengths[n], -key_counts[n], n))
     groups: list[list[int]] = []
     rows = keys = 0
     for n in order:
-        merged_rows, merged_keys = max(rows, lengths[n]), max(keys, seen[n])
-        waste = merged_rows * merged_keys - lengths[n] * seen[n]
-        waste += EDGE_COST * (merged_rows - lengths[n] + merged_keys - seen[n])
+        merged_rows, merged_keys = max(rows, lengths[n]), max(keys, key_counts[n])
+        waste = merged_rows * merged_keys - lengths[n] * key_counts[n]
+        waste += EDGE_COST * (merged_rows - lengths[n] + merged_keys - key_counts[n])
         room = groups and (len(groups[-1]) + 1) * keys <= GROUP_KEYS
         if room and merged_keys == keys and waste <= GROUP_COST:
             groups[-1].append(n)
         else:
             groups.append([n])
-            rows, keys = lengths[n], seen[n]
+            rows, keys = lengths[n], key_counts[n]
     return [sorted(group) for group in groups]
 
 
-def count_padding_rows(lengths: Sequence[int], seen: Sequence[int]) -> int:
+def count_padding_rows(lengths: Sequence[int], key_counts: Sequence[int]) -> int:
     """The number of padding rows in the groups of such sequences."""
-    groups = group_sequences(lengths, seen)
+    groups = group_sequences(lengths, key_counts)
     return sum(max(lengths[n] for n in group) * len(group) - sum(lengths[n] for n in group) for group in groups)
 
 
@@ -296,7 +297,7 @@ def _group_batch(batch: RaggedBatch) -> list[list[int]]:
 
 
 def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dtype: torch.dtype) -> AttentionGroup:
-    lengths, seen = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
+    lengths, key_counts = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
     device = batch.tokens.device
     starts = [batch.starts[n] for n in members]
     rows = _padded_rows(starts, lengths, device)
@@ -304,14 +305,15 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
         keys, key_count = rows, max(lengths)
     else:
         cache = batch.cache.cache
-        blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(seen), cache.size, device)
+        blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(key_counts), cache.size, device)
         keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
-    firsts = [total - new for total, new in zip(seen, lengths, strict=True)]  # position of each member's first row
-    plain = not config.causal and min(seen) == key_count
-    mask = None if plain else _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
+    # The position of each member's first row.
+    firsts = [total - new for total, new in zip(key_counts, lengths, strict=True)]
+    plain = not config.causal and min(key_counts) == key_count
+    mask = None if plain else _visibility_mask(firsts, key_counts, (max(lengths), key_count), config.causal, 0)
     window_mask = mask
-    if config.window and max(seen) > config.window:
-        window_mask = _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
+    if config.window and max(key_counts) > config.window:
+        window_mask = _visibility_mask(firsts, key_counts, (max(lengths), key_count), config.causal, config.window)
     before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)
@@ -344,12 +346,14 @@ def _padded_blocks(tables: Sequence[Sequence[int]], longest: int, size: int, dev
     return torch.tensor([[*table[:count], *[table[0]] * (count - len(table))] for table in tables], device=device)
 
 
-def _visibility_mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bool, window: int) -> Tensor:
+def _visibility_mask(
+    firsts: list[int], key_counts: list[int], shape: tuple[int, int], causal: bool, window: int
+) -> Tensor:
     """[N, 1, Q, K] True where a row may attend."""
     rows, keys = shape
     key = torch.arange(keys)  # [K]
     asking = torch.tensor(firsts)[:, None] + torch.arange(rows)  # [N, Q]
-    allowed = (key < torch.tensor(seen)[:, None])[:, None, :].expand(-1, rows, -1)
+    allowed = (key < torch.tensor(key_counts)[:, None])[:, None, :].expand(-1, rows, -1)
     if causal:
         allowed = allowed & (key <= asking[:, :, None])
     if window:

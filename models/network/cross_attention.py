@@ -20,7 +20,7 @@ def build_cross_context(batch: RaggedBatch, view: MemoryView, dtype: torch.dtype
     asking: list[list[int]] = [[] for memory in view.memories for _ in memory.lengths]
     for n, source in enumerate(view.sources):
         asking[source].extend(range(batch.starts[n], batch.starts[n + 1]))
-    looks, order, texts, alone = [], list[int](), 0, replace(batch, cache=None, memory=None)
+    contexts, order, texts, alone = [], list[int](), 0, replace(batch, cache=None, memory=None)
     for memory in view.memories:
         groups = []
         for members in memory.members:
@@ -30,9 +30,9 @@ def build_cross_context(batch: RaggedBatch, view: MemoryView, dtype: torch.dtype
                 longest = max(map(len, rows))
                 order += [row for some in rows for row in some + [-1] * (longest - len(some))]
         if groups:
-            looks.append((memory, AttentionContext(alone, groups, None, None, None, None, 0)))
+            contexts.append((memory, AttentionContext(alone, groups, None, None, None, None, 0)))
         texts += len(memory.lengths)
-    return CrossAttentionContext(looks, _row_order(order, batch), view)
+    return CrossAttentionContext(contexts, _row_order(order, batch), view)
 
 
 def _row_order(order: list[int], batch: RaggedBatch) -> Tensor | None:

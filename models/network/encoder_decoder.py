@@ -164,8 +164,8 @@ class EncoderDecoder(nn.Module):
             return state
         memories, sources = drop_unused_sources(state.memories, [state.sources[row] for row in wanted])
         written = tuple(state.written[row] for row in wanted)
-        asked = tuple(queries.index_select(0, rows) for queries in state.queries)
-        return TransformerState(state.cache.select_rows(rows), 0, written, memories, sources, asked)
+        last_queries = tuple(queries.index_select(0, rows) for queries in state.queries)
+        return TransformerState(state.cache.select_rows(rows), 0, written, memories, sources, last_queries)
 
     @torch.no_grad()
     def join_states(self, states: Sequence[TransformerState]) -> TransformerState:
@@ -176,8 +176,10 @@ class EncoderDecoder(nn.Module):
         sources = tuple(first + text for first, state in zip(firsts, states, strict=False) for text in state.sources)
         memories = merge_memories([memory for state in states for memory in state.memories])
         cache = ContiguousCache.concatenate([state.cache for state in states], 0)
-        asked = tuple(torch.cat(layer) for layer in zip(*(state.queries for state in states), strict=True))
-        return TransformerState(cache, 0, tuple(n for state in states for n in state.written), memories, sources, asked)
+        last_queries = tuple(torch.cat(layer) for layer in zip(*(state.queries for state in states), strict=True))
+        return TransformerState(
+            cache, 0, tuple(n for state in states for n in state.written), memories, sources, last_queries
+        )
 
     @torch.no_grad()
     def attention_weights(self, state: TransformerState) -> list[Tensor]:
@@ -189,7 +191,10 @@ class EncoderDecoder(nn.Module):
             memory, text = texts[source]
             first, count = memory.spans[text]
             layers = zip(self.decoder.cross_attentions, state.queries, memory.layers, strict=True)
-            weights = [part.mean_weights(asked[n], keys[first : first + count]) for part, asked, (keys, _) in layers]
+            weights = [
+                part.mean_weights(last_queries[n], keys[first : first + count])
+                for part, last_queries, (keys, _) in layers
+            ]
             found.append(torch.stack(weights).mean(dim=0))
         return found
 

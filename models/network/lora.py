@@ -86,8 +86,10 @@ class AdapterTiles:
         longest = max((end - first for _, first, end in runs), default=0)
         rows = [[*range(first, end), *[first] * (longest - end + first)] for _, first, end in runs]
         own = [tile * longest + row for tile, (_, first, end) in enumerate(runs) for row in range(end - first)]
-        whose = tuple(adapter for adapter, _, _ in runs)
-        return cls(torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(own, device=device), whose)
+        tile_adapters = tuple(adapter for adapter, _, _ in runs)
+        return cls(
+            torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(own, device=device), tile_adapters
+        )
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,12 @@ class ProcessGroup:
 
         `host` is an address of this machine for communication between CPUs; empty: torch chooses one.
         """
-        told = connect_cpus(PrefixStore("told", store), share, NO_TIMEOUT_S, host)
+        message_group = connect_cpus(PrefixStore("messages", store), share, NO_TIMEOUT_S, host)
         if device.type == "cuda":
-            numbers = connect_gpus(PrefixStore("numbers", store), share, patience, device)
+            numbers = connect_gpus(PrefixStore("tensors", store), share, patience, device)
         else:
-            numbers = connect_cpus(PrefixStore("numbers", store), share, patience, host)
-        group = cls(share, device, numbers, told)
+            numbers = connect_cpus(PrefixStore("tensors", store), share, patience, host)
+        group = cls(share, device, numbers, message_group)
         group.all_confirm(True)  # after this the store is not needed any more
         return group
 
@@ -81,26 +81,26 @@ class ProcessGroup:
         self.tensors.allreduce([against]).wait()
         return against == 0
 
-    def broadcast_message(self, words: Message) -> None:
+    def broadcast_message(self, message: Message) -> None:
         """Send a message to the other processes; called by the first."""
         page = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
-        page[0], head = len(words), words[: MESSAGE_NUMBERS - 1]
+        page[0], head = len(message), message[: MESSAGE_NUMBERS - 1]
         page[1 : 1 + len(head)] = torch.tensor(head, dtype=torch.int64)
         self.messages.broadcast([page]).wait()
-        if len(words) >= MESSAGE_NUMBERS:
-            self.messages.broadcast([torch.tensor(words[MESSAGE_NUMBERS - 1 :], dtype=torch.int64)]).wait()
+        if len(message) >= MESSAGE_NUMBERS:
+            self.messages.broadcast([torch.tensor(message[MESSAGE_NUMBERS - 1 :], dtype=torch.int64)]).wait()
 
     def receive_message(self) -> Message:
         """Receive the next message of the first process, without a timeout. RuntimeError if that process is gone."""
         page = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
         self.messages.broadcast([page]).wait()
         count = int(page[0])
-        words: Message = page[1 : 1 + count].tolist()
+        message: Message = page[1 : 1 + count].tolist()
         if count >= MESSAGE_NUMBERS:
-            rest = torch.zeros(count - len(words), dtype=torch.int64)
+            rest = torch.zeros(count - len(message), dtype=torch.int64)
             self.messages.broadcast([rest]).wait()
-            words += rest.tolist()
-        return words
+            message += rest.tolist()
+        return message
 
     def all_confirm(self, good: bool) -> bool:
         """Whether all processes pass True, on the channel without a timeout."""

@@ -30,9 +30,9 @@ class ParallelEmbedding(nn.Module):
     """Token embeddings of which each process has a range of the tokens; other tokens give zeros, and the results are
     summed."""
 
-    def __init__(self, table: nn.Embedding, words: range, group: ProcessGroup) -> None:
+    def __init__(self, table: nn.Embedding, token_range: range, group: ProcessGroup) -> None:
         super().__init__()
-        self.weight, self.token_range, self.group = table.weight, words, group
+        self.weight, self.token_range, self.group = table.weight, token_range, group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[T] to [T, W]."""
@@ -88,7 +88,7 @@ def insert_collectives(network: Transformer, head: nn.Module, group: ProcessGrou
         block.attention.output = cast(nn.Linear, RowParallelLinear(block.attention.output, group))
         block.mlp.down = cast(nn.Linear, RowParallelLinear(block.mlp.down, group))
     if isinstance(head, LanguageHead):
-        share, words = group.share, network.config.vocab_size
-        counts = [len(Share(rank, share.world).range_of(words)) for rank in range(share.world)]
-        network.tokens = cast(nn.Embedding, ParallelEmbedding(network.tokens, share.range_of(words), group))
+        share, token_range = group.share, network.config.vocab_size
+        counts = [len(Share(rank, share.world).range_of(token_range)) for rank in range(share.world)]
+        network.tokens = cast(nn.Embedding, ParallelEmbedding(network.tokens, share.range_of(token_range), group))
         head.output = cast(nn.Linear, ParallelLogits(head.output, counts, group))

@@ -42,8 +42,8 @@ class ShareRequest:
         return list(json.dumps(asdict(self)).encode())
 
     @classmethod
-    def decode(cls, words: MessageNumbers) -> "ShareRequest":
-        return cls(**json.loads(bytes(words)))
+    def decode(cls, numbers: MessageNumbers) -> "ShareRequest":
+        return cls(**json.loads(bytes(numbers)))
 
 
 def encode_step(rows: StepInput) -> MessageNumbers:
@@ -64,8 +64,8 @@ def encode_step(rows: StepInput) -> MessageNumbers:
     return [*sizes, *(number for each in lists for number in each), *blocks]
 
 
-def decode_step(words: MessageNumbers) -> StepInput:
-    sizes, rest = words[:6], words[6:]
+def decode_step(numbers: MessageNumbers) -> StepInput:
+    sizes, rest = numbers[:6], numbers[6:]
     bounds = list(accumulate(sizes, initial=0))
     tokens, positions, starts, wanted, segments, lengths = (rest[a:b] for a, b in pairwise(bounds))
     blocks = rest[bounds[-1] :]
@@ -73,8 +73,8 @@ def decode_step(words: MessageNumbers) -> StepInput:
     return StepInput(tokens, positions, starts, tables, wanted, segments or None)
 
 
-def decode_pairs(words: MessageNumbers) -> list[tuple[int, int]]:
-    return list(zip(words[::2], words[1::2], strict=True))
+def decode_pairs(numbers: MessageNumbers) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def encode_pairs(blocks: Sequence[tuple[int, int]]) -> MessageNumbers:

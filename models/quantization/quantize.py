@@ -64,17 +64,17 @@ def calibrate(
     name. A tied head gets its own matrix, and the embeddings stay as they are.
     """
     device = network.tokens.weight.device
-    shown = [network.embed(RaggedBatch.of([sequence], device=device)) for sequence in sequences]
+    block_inputs = [network.embed(RaggedBatch.of([sequence], device=device)) for sequence in sequences]
     found: dict[str, Int4Matrix] = {}
     for layer, module in enumerate(network.blocks):
         block = cast(PreBlock, module)
-        found |= {f"blocks.{layer}.{name}": grid for name, grid in quantize_block(block, shown).items()}
-        shown = [(block(x, frame), frame) for x, frame in shown]
+        found |= {f"blocks.{layer}.{name}": grid for name, grid in quantize_block(block, block_inputs).items()}
+        block_inputs = [(block(x, frame), frame) for x, frame in block_inputs]
         progress(layer + 1, len(network.blocks) + 1)
     if head is not None:
         head.output.weight = nn.Parameter(head.output.weight.detach().clone())
         seen = InputHessian(head.output)
-        for x, _ in shown:
+        for x, _ in block_inputs:
             seen.add(network.final_norm(x))
         seen.hook.remove()
         found["head.output.weight"] = quantize_linears([head.output], seen.hessian)[0]
@@ -118,13 +118,13 @@ class ValueHessian(InputHessian):
         return attend(query, key, value, mask, scale)
 
 
-def quantize_block(block: PreBlock, shown: list[BlockInput]) -> dict[str, Int4Matrix]:
+def quantize_block(block: PreBlock, block_inputs: list[BlockInput]) -> dict[str, Int4Matrix]:
     """Quantise a block's matrices; those with the same inputs together."""
     linears = [
         {name: linear for name in names if isinstance(linear := attrgetter(name)(block), nn.Linear)}
         for names in LINEAR_GROUPS
     ]
-    hessians = measure_hessians(block, shown, [next(iter(each.values())) for each in linears])
+    hessians = measure_hessians(block, block_inputs, [next(iter(each.values())) for each in linears])
     found: dict[str, Int4Matrix] = {}
     for each, hessian in zip(linears, hessians, strict=True):
         names = [f"{name}.weight" for name in each]
@@ -132,13 +132,13 @@ def quantize_block(block: PreBlock, shown: list[BlockInput]) -> dict[str, Int4Ma
     return found
 
 
-def measure_hessians(block: PreBlock, shown: list[BlockInput], linears: list[nn.Linear]) -> list[Tensor]:
+def measure_hessians(block: PreBlock, block_inputs: list[BlockInput], linears: list[nn.Linear]) -> list[Tensor]:
     """The Hessian of each linear layer."""
     attention = block.attention
     seen = [ValueHessian(linear) if linear is attention.value else InputHessian(linear) for linear in linears]
     before = attention.mix
     attention.mix = next(watcher.mix for watcher in seen if isinstance(watcher, ValueHessian))
-    for x, frame in shown:
+    for x, frame in block_inputs:
         block(x, frame)
     attention.mix = before
     for watcher in seen:

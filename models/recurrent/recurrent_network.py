@@ -87,13 +87,13 @@ def fit_hidden_width(config: RecurrentConfig, parameters: int) -> RecurrentConfi
     unit = config.directions
     one, two, three = (count_parameters(replace(config, hidden=width * unit)) for width in (1, 2, 3))
 
-    def told(width: int) -> int:
+    def counts(width: int) -> int:
         return one + (two - one) * (width - 1) + (three - 2 * two + one) * (width - 1) * (width - 2) // 2
 
-    above = bisect_left(range(1, SIZE_LIMITS["hidden"] // unit), parameters, key=told) + 1
-    width = min((above, max(above - 1, 1)), key=lambda width: abs(told(width) - parameters))
-    if abs(told(width) - parameters) > parameters / 10:
-        message = f"{parameters} parameters cannot be reached by this network: the nearest has {told(width)}"
+    above = bisect_left(range(1, SIZE_LIMITS["hidden"] // unit), parameters, key=counts) + 1
+    width = min((above, max(above - 1, 1)), key=lambda width: abs(counts(width) - parameters))
+    if abs(counts(width) - parameters) > parameters / 10:
+        message = f"{parameters} parameters cannot be reached by this network: the nearest has {counts(width)}"
         raise ModelError(message)
     return replace(config, hidden=width * unit)
 

@@ -94,8 +94,8 @@ class PredictiveReach(GlobalReach):
         return share * mask.sum(dim=-1, keepdim=True)
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
-        near, apart = self.within_window(mask, self.centre(query, mask))
-        return masked_softmax(scores, near) * (apart.square() / (-2 * (self.config.window / 2) ** 2)).exp()
+        within, apart = self.within_window(mask, self.centre(query, mask))
+        return masked_softmax(scores, within) * (apart.square() / (-2 * (self.config.window / 2) ** 2)).exp()
 
 
 REACH_CLASSES: dict[str, type[GlobalReach]] = {

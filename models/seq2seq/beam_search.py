@@ -48,10 +48,10 @@ class BeamRules:
     early_stopping: bool = False
     never_stop_early: bool = False
 
-    def advance(self, shaped: Tensor, scores: Sequence[float], length: int, full: bool) -> BeamStep:
+    def advance(self, logprobs: Tensor, scores: Sequence[float], length: int, full: bool) -> BeamStep:
         """The step for [K, V] log-probabilities of the token at place `length` of K beams with `scores`. If there are
         enough answers already (`full`), none may end early any more."""
-        choices = self._best_continuations(shaped, scores)
+        choices = self._best_continuations(logprobs, scores)
         ends = [length == self.max_tokens or choice.token in self.stop_tokens for choice in choices]
         going = [choice for choice, over in zip(choices, ends, strict=True) if not over][: self.beams]
         ended = [choice for choice, over in list(zip(choices, ends, strict=True))[: self.beams] if over]
@@ -77,9 +77,11 @@ class BeamRules:
         expected = self.max_tokens if self.never_stop_early and self.length_penalty > 0 else length
         return self.early_stopping or self.normalize_score(going[0].score, expected) <= kept[-1]
 
-    def _best_continuations(self, shaped: Tensor, scores: Sequence[float]) -> list[Continuation]:
-        before = torch.tensor(scores, dtype=shaped.dtype, device=shaped.device)
-        flat, words = (shaped + before[:, None]).flatten(), shaped.size(1)
+    def _best_continuations(self, logprobs: Tensor, scores: Sequence[float]) -> list[Continuation]:
+        before = torch.tensor(scores, dtype=logprobs.dtype, device=logprobs.device)
+        flat, vocab_size = (logprobs + before[:, None]).flatten(), logprobs.size(1)
         best, places = flat.topk(min(max(2, 1 + len(self.stop_tokens)) * self.beams, len(flat)))
         found = zip(best.tolist(), places.tolist(), strict=True)
-        return [Continuation(value, place // words, place % words) for value, place in found if value > IMPOSSIBLE]
+        return [
+            Continuation(value, place // vocab_size, place % vocab_size) for value, place in found if value > IMPOSSIBLE
+        ]

@@ -96,7 +96,7 @@ class Encoding:
         return self._select(self._encoded.tokens)
 
     @cached_property
-    def words(self) -> list[int | None]:
+    def current(self) -> list[int | None]:
         """[T] the index of the word that a token belongs to, as the pre-tokenizer splits the text."""
         return self._select(self._encoded.word_ids)
 
@@ -147,8 +147,8 @@ class Tokenizer:
     @property
     def parts(self) -> tuple[str, ...]:
         """Everything it is made of, as text; `from_parts` makes an equal tokenizer, for example in another process."""
-        words = self._vocabulary
-        return self._backend.to_str(), words.bos, words.eos, words.pad, words.unk, words.mask
+        current = self._vocabulary
+        return self._backend.to_str(), current.bos, current.eos, current.pad, current.unk, current.mask
 
     @classmethod
     def from_parts(cls, backend: str, *roles: str) -> "Tokenizer":

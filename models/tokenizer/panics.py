@@ -18,14 +18,14 @@ class TokenizerError(ModelError):
 
 
 def run_library(
-    run: Callable[[], T], astray: Callable[[str], ModelError], unread: Callable[[str], ModelError] | None = None
+    run: Callable[[], T], on_panic: Callable[[str], ModelError], on_error: Callable[[str], ModelError] | None = None
 ) -> T:
-    """The result of `run`. If the library panics, raises `astray` of the first line of its message. If it raises a bare
-    Exception, as it does only for bad data, raises `unread` of that line if `unread` is given."""
+    """The result of `run`. If the library panics, raises `on_panic` of the first line of its message. If it raises a
+    bare Exception, as it does only for bad data, raises `on_error` of that line if `on_error` is given."""
     try:
         return run()
     except BaseException as problem:
-        known = {PANIC: astray, "Exception": unread}.get(type(problem).__name__)
+        known = {PANIC: on_panic, "Exception": on_error}.get(type(problem).__name__)
         if known is None:
             raise
         raise known(truncate(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
@@ -33,14 +33,14 @@ def run_library(
 
 def load_failure(file: str = "") -> Callable[[str], CheckpointError]:
     """For `run_library`, when a tokenizer is made from a checkpoint's `file`."""
-    return lambda said: CheckpointError(f"the tokenizers library fails on the tokenizer: {said}", file=file)
+    return lambda message: CheckpointError(f"the tokenizers library fails on the tokenizer: {message}", file=file)
 
 
-def text_failure(said: str) -> TokenizerError:
+def text_failure(message: str) -> TokenizerError:
     """For `run_library`, when a tokenizer is used."""
-    return TokenizerError(f"the tokenizers library fails on this text: {said}")
+    return TokenizerError(f"the tokenizers library fails on this text: {message}")
 
 
-def encoding_failure(said: str) -> EncodingError:
+def encoding_failure(message: str) -> EncodingError:
     """For `run_library`, when the library cannot encode a text."""
-    return EncodingError(f"the tokenizer cannot read this text: {said}")
+    return EncodingError(f"the tokenizer cannot read this text: {message}")

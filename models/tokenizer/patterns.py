@@ -54,9 +54,9 @@ def check_growth(backend: Tokenizer) -> float:
                 f"it puts tokens of {length} characters around a {kind}; {MAX_BOUNDARY_CHARACTERS} are the most"
             )
     for text in HARD_TEXTS:
-        astray = CheckpointError(f"a pattern of its tokenizer takes too long on a text as short as {text!r}")
+        failure = CheckpointError(f"a pattern of its tokenizer takes too long on a text as short as {text!r}")
         with suppress(EncodingError):  # if it cannot encode the text
-            run_library(partial(backend.encode, text), lambda _, astray=astray: astray, encoding_failure)  # type: ignore[misc]
+            run_library(partial(backend.encode, text), lambda _, failure=failure: failure, encoding_failure)  # type: ignore[misc]
     return growth
 
 
@@ -134,9 +134,9 @@ def _step_growth(step: dict[str, Any]) -> float:
             return 4.0  # the bytes of a character, of which each becomes one
         case {"type": "Metaspace"}:
             return 2.0  # a space before each of the pieces there are
-        case {"type": "Precompiled", "precompiled_charsmap": str(told)}:
+        case {"type": "Precompiled", "precompiled_charsmap": str(encoded_map)}:
             # The size of an index, the index, then the replacements, each followed by a zero byte.
-            raw = base64.b64decode(told)
+            raw = base64.b64decode(encoded_map)
             texts = raw[4 + int.from_bytes(raw[:4], "little") :]
             return max(1.0, *map(len, texts.split(b"\0")))
     return 1.0

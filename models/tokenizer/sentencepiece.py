@@ -43,7 +43,7 @@ def read_unigram(path: Path) -> Unigram:
         found = ProtoMessage.parse(files.read_content(path, files.MAX_VOCABULARY_BYTES))
         pieces = [ProtoMessage.parse(each) for each in found.all(PIECES)]
         trainer, normalizer = found.message(TRAINER), found.message(NORMALIZER)
-        told = [(each.text(PIECE), each.score(), each.number(KIND, NORMAL)) for each in pieces]
+        scored_pieces = [(each.text(PIECE), each.score(), each.number(KIND, NORMAL)) for each in pieces]
         charsmap = normalizer.all(MAP)[-1:]
     except (ValueError, IndexError, struct.error) as problem:
         raise CheckpointError(f"is no SentencePiece model: {problem}", file=str(path)) from None
@@ -51,12 +51,14 @@ def read_unigram(path: Path) -> Unigram:
         "merges (BPE, words or characters)": trainer.number(MODEL_KIND, UNIGRAM) != UNIGRAM,
         "spaces after words": bool(trainer.number(SPACE_BEHIND, 0)),
         "unescaped spaces": not normalizer.number(SPELLED_SPACE, 1),
-        "byte pieces or user-defined pieces": any(kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in told),
+        "byte pieces or user-defined pieces": any(
+            kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in scored_pieces
+        ),
         "a denormalizer": bool(found.message(DENORMALIZER).all(MAP)),
     }
     if wrong := [name for name, is_so in refused.items() if is_so]:
         raise UnsupportedError(f"is a SentencePiece model with {wrong[0]}, which is not read here", file=str(path))
-    scores = {piece: score for piece, score, kind in told if kind == NORMAL}
+    scores = {piece: score for piece, score, kind in scored_pieces if kind == NORMAL}
     first, one = (bool(normalizer.number(field, 1)) for field in (SPACE_FIRST, ONE_SPACE))
     return Unigram(scores, b"".join(charsmap), first, one)
 

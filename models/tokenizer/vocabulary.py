@@ -146,12 +146,12 @@ def sentencepiece_merges(
     model = models.BPE(vocab=dict(pieces), merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = Tokenizer(model)
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
-    spoken: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix_space:
         spaces.insert(0, normalizers.Prepend(SPACE))
-        spoken.append(decoders.Strip(content=" ", left=1))
+        steps.append(decoders.Strip(content=" ", left=1))
     backend.normalizer = normalizers.Sequence(spaces)
-    backend.decoder = decoders.Sequence(spoken)
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 
@@ -167,22 +167,22 @@ class WordPieceOptions:
     separator: str = "[SEP]"
 
 
-def word_piece_backend(pieces: Mapping[str, int], words: WordPieceOptions) -> Tokenizer:
+def word_piece_backend(pieces: Mapping[str, int], options: WordPieceOptions) -> Tokenizer:
     """WordPiece: the longest pieces of each word; pieces inside a word begin with `##` (BERT)."""
-    for piece in (words.unknown, words.first, words.separator):
+    for piece in (options.unknown, options.first, options.separator):
         if piece not in pieces:
             raise ValueError(f"it has no {piece!r}")
-    backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=words.unknown))
+    backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=options.unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=words.chinese,
-        strip_accents=words.strip_accents,
-        lowercase=words.lowercase,
+        handle_chinese_chars=options.chinese,
+        strip_accents=options.strip_accents,
+        lowercase=options.lowercase,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.BertProcessing(
-        (words.separator, pieces[words.separator]), (words.first, pieces[words.first])
+        (options.separator, pieces[options.separator]), (options.first, pieces[options.first])
     )
     return backend
 
