@@ -84,8 +84,8 @@ class ChatTemplate:
             given = {name: _copy_json(value, name, quote) for name, value in values.items()}
             written = self._render({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
         except FAILURES as problem:
-            said = str(problem)[:500] or type(problem).__name__
-            raise TemplateError(f"the chat template fails on these messages: {said}") from problem
+            reason = str(problem)[:500] or type(problem).__name__
+            raise TemplateError(f"the chat template fails on these messages: {reason}") from problem
         return _cut_at_mark(written, quote(messages[-1]["content"])) if continued else written
 
     def _render(self, given: Mapping[str, Any]) -> str:

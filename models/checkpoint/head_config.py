@@ -98,12 +98,12 @@ def language_head(config: ModelConfig, tied: bool) -> HeadDescription:
     return HeadDescription("generate", build, ignored_names=(OUTPUT,) if tied else ())
 
 
-def checkpoint_names(parts: FolderParts, wanted: tuple[str, ...]) -> dict[str, str]:
+def checkpoint_names(parts: FolderParts, our_names: tuple[str, ...]) -> dict[str, str]:
     """The checkpoint's names of those of our tensors that it holds."""
     found = {}
     for name in parts.entries:
         for ours, _ in rename_weight(parts.family, parts.spec.renames, name, torch.empty((3, 3), device="meta")):
-            if ours in wanted:
+            if ours in our_names:
                 found[ours] = name
     return found
 

@@ -259,10 +259,10 @@ def build_merged_entry(
 def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
     """Alpha over the rank, or over its square root (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732)."""
     settings = adapter.settings
-    said = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
+    stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
     alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
-    if said != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
-        message = f"r {said!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
+    if stated_rank != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
+        message = f"r {stated_rank!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
         raise CheckpointError(message, file=str(adapter.path / CONFIG))
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 

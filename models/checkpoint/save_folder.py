@@ -52,12 +52,12 @@ def find_coded_matrices(description: Description, scheme: Scheme) -> dict[str, s
     if done := next((name for name, entry in entries.items() if isinstance(entry, CompressedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
         raise UnsupportedError(message, file=description.file, tensor=done)
-    wanted, found = linear_names(network, head), dict[str, str]()
+    linears, found = linear_names(network, head), dict[str, str]()
     for name, entry in entries.items():
         match translate_shape(description, name, entry):
-            case [(ours, piece)] if ours in wanted and piece.is_contiguous():
+            case [(ours, piece)] if ours in linears and piece.is_contiguous():
                 found[name] = ours
-    if missing := wanted - set(found.values()):
+    if missing := linears - set(found.values()):
         message = f"{description.family} stores matrices transposed or fused, which this format cannot represent"
         raise UnsupportedError(message, file=description.file, tensor=min(missing))
     for name in found:

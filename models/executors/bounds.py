@@ -77,9 +77,9 @@ class Bounds:
         if rows.sources is not None:
             check_length("sources", len(rows.sources), sequences)
             check_range("sources", int32_array("sources", list(chain.from_iterable(rows.sources))), self.tokens)
-        wanted = int32_array("output_rows", rows.output_rows)
-        check_range("output_rows", wanted, count)
-        check_ascending("output_rows", wanted)
+        outputs = int32_array("output_rows", rows.output_rows)
+        check_range("output_rows", outputs, count)
+        check_ascending("output_rows", outputs)
         blocks, table_starts = np.empty(0, np.int32), np.zeros(sequences + 1, np.int32)
         if self.block_count:
             blocks = int32_array("block_tables", list(chain.from_iterable(rows.block_tables)))
@@ -87,7 +87,7 @@ class Bounds:
             table_starts = int32_array("block_tables", list(accumulate(map(len, rows.block_tables), initial=0)))
         positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
-        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, wanted)
+        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs)
 
     def _check_positions(self, positions: Integers, starts: Integers, table_starts: Integers) -> None:
         """Positions must be consecutive in each sequence and within its blocks; without a cache they start at 0."""

@@ -83,8 +83,8 @@ class Seq2SeqExecutor:
         while going := [member for member in members if member.pending]:
             self._advance(going, logits)
         self._store_states(rows, members)
-        wanted = [logits[row] for row in rows.output_rows]
-        return torch.stack(wanted).float() if wanted else torch.empty(0, self._vocab_size, device=self.device)
+        outputs = [logits[row] for row in rows.output_rows]
+        return torch.stack(outputs).float() if outputs else torch.empty(0, self._vocab_size, device=self.device)
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)

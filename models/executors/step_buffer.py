@@ -29,8 +29,8 @@ class StepBuffer:
         for blocks, row in zip(rows.block_tables, table, strict=bool(width)):
             row[: len(blocks)] = blocks
         self._all_output = len(rows.output_rows) == len(rows.tokens)
-        wanted = [] if self._all_output else rows.output_rows
-        lists = [rows.tokens, rows.positions, rows.segments or [], wanted, rows.starts]
+        outputs = [] if self._all_output else rows.output_rows
+        lists = [rows.tokens, rows.positions, rows.segments or [], outputs, rows.starts]
         lists += [slots, list(accumulate(used, initial=0)), used]
         parts = [*(np.array(part, np.int32) for part in lists), table.ravel()]
         self.buffer = torch.from_numpy(np.concatenate(parts))
@@ -48,7 +48,7 @@ class StepBuffer:
     def view_batch(self, flat: Tensor, kernel: Kernel, cache: PagedCache | None, context: int) -> RaggedBatch:
         """The batch whose tensors are views of `flat`, this buffer on a device; no sequence is longer than
         `context`."""
-        tokens, positions, segments, wanted, starts, slots, key_starts, used, table = torch.split(flat, self._sizes)
+        tokens, positions, segments, outputs, starts, slots, key_starts, used, table = torch.split(flat, self._sizes)
         view = None if cache is None else CacheView(cache, cache.storage_rows(slots.long()))
         spans = SequenceSpans(kernel, starts, starts, self._longest, max(context, self._longest))
         if cache is not None:
@@ -61,6 +61,6 @@ class StepBuffer:
             starts=self._starts,
             segments=segments if len(segments) else None,
             cache=view,
-            output_rows=None if self._all_output else wanted,
+            output_rows=None if self._all_output else outputs,
             spans=spans,
         )

@@ -163,9 +163,12 @@ class TorchExecutor:
         if rows.adapters is None or not any(rows.adapters):
             return None
         each = expand_adapters(rows.adapters, rows.starts)
-        wanted = [each[row] for row in rows.output_rows]
+        output_adapters = [each[row] for row in rows.output_rows]
         return AdapterUpdates(
-            self._linear_names, self._loras, AdapterTiles.of(each, self.device), AdapterTiles.of(wanted, self.device)
+            self._linear_names,
+            self._loras,
+            AdapterTiles.of(each, self.device),
+            AdapterTiles.of(output_adapters, self.device),
         )
 
     def _tensor(self, values: list[int]) -> Tensor:

@@ -73,8 +73,8 @@ def build_explanation(kind: Literal["rollout", "flow"], values: Floats) -> Expla
 def allocate_buffer(request: ExplanationRequest, part: AttentionPart, shape: LayersAndHeads) -> WeightBuffer:
     """A buffer for the requested layers and heads of a part."""
     layers, heads = (
-        tuple(number for number in wanted or range(count) if number < count)
-        for wanted, count in zip((request.layers, request.heads), shape, strict=True)
+        tuple(number for number in requested or range(count) if number < count)
+        for requested, count in zip((request.layers, request.heads), shape, strict=True)
     )
     return WeightBuffer.allocate(layers, heads, weight_shape(request, part), mean=False)
 

@@ -145,8 +145,8 @@ class InstrumentedNetwork:
             assert beside is not None
             other = head_scores.pooled_vectors(self.head, self.states([beside]))
             return head_scores.similarity(self.head, states, other)
-        wanted = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
-        some, matrix, bias = head_scores.final_product(self.head, states, wanted)
+        needed = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
+        some, matrix, bias = head_scores.final_product(self.head, states, needed)
         return F.linear(some[0], matrix, bias)
 
     def record_attention(

@@ -122,13 +122,13 @@ class NativeExecutor:
     def _step(self, rows: StepInput, states: int) -> Tensor:
         """`states` is the address of the states that `step_with_states` returns; 0: they are not written."""
         arrays = self._bounds.check(rows, self._loras)
-        count, wanted = len(rows.tokens), len(rows.output_rows)
+        count, output_count = len(rows.tokens), len(rows.output_rows)
         if self._nonfinite_blocks:
             self._nonfinite_blocks -= self._blocks(
                 rows, [i for i in range(count) if rows.positions[i] % BLOCK_TOKENS == 0]
             )
-        out, nonfinite = self._output_buffer(wanted), np.empty(count, np.uint8)
-        self._argmax = np.empty(wanted if self._generates else 0, np.int32)
+        out, nonfinite = self._output_buffer(output_count), np.empty(count, np.uint8)
+        self._argmax = np.empty(output_count if self._generates else 0, np.int32)
         kept = [
             arrays.tokens,
             arrays.positions,
@@ -141,7 +141,7 @@ class NativeExecutor:
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
-        step = native.StepStruct(count, len(rows.block_tables), wanted, rank, *addresses, states)
+        step = native.StepStruct(count, len(rows.block_tables), output_count, rank, *addresses, states)
         results = nonfinite.ctypes.data, self._argmax.ctypes.data
         error = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *results)
         if error:

@@ -75,9 +75,9 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
     """Bytes of the activations of the largest step, each thread's panel, and the output."""
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     width, attended, hidden = round_up(config.width), round_up(heads), round_up(config.mlp_width)
-    wanted = largest.sequences if generates else largest.rows
+    output_rows = largest.sequences if generates else largest.rows
     rows = largest.rows * (width + attended + round_up(heads + 2 * kept) + 2 * config.head_width)
-    answers = wanted * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
+    answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
     own = (
         0
         if largest.cached

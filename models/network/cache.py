@@ -78,10 +78,10 @@ class PagedCache:
 
     def _gather(self, which: int, storage: Tensor, pieces: Tensor) -> Tensor:
         rows = storage.view(self.count * self.heads, -1)  # a piece is one contiguous copy
-        wanted = pieces.numel() * rows.size(1)
-        if self._gathered[which].numel() < wanted:
-            self._gathered[which] = storage.new_empty(wanted * 5 // 4)
-        out = self._gathered[which][:wanted].view(pieces.numel(), -1)
+        needed = pieces.numel() * rows.size(1)
+        if self._gathered[which].numel() < needed:
+            self._gathered[which] = storage.new_empty(needed * 5 // 4)
+        out = self._gathered[which][:needed].view(pieces.numel(), -1)
         torch.index_select(rows, 0, pieces.flatten(), out=out)
         return out.view(*pieces.shape[:2], -1, self.width)
 

@@ -159,11 +159,11 @@ class EncoderDecoder(nn.Module):
     @torch.no_grad()
     def select_rows(self, state: TransformerState, rows: Tensor) -> TransformerState:
         """The state of the sequences at [M] rows. Unused source texts are freed once they are half of a memory."""
-        wanted = rows.tolist()
-        if wanted == list(range(len(state.written))):
+        selected = rows.tolist()
+        if selected == list(range(len(state.written))):
             return state
-        memories, sources = drop_unused_sources(state.memories, [state.sources[row] for row in wanted])
-        written = tuple(state.written[row] for row in wanted)
+        memories, sources = drop_unused_sources(state.memories, [state.sources[row] for row in selected])
+        written = tuple(state.written[row] for row in selected)
         last_queries = tuple(queries.index_select(0, rows) for queries in state.queries)
         return TransformerState(state.cache.select_rows(rows), 0, written, memories, sources, last_queries)
 

@@ -67,10 +67,10 @@ def encode_step(rows: StepInput) -> MessageNumbers:
 def decode_step(numbers: MessageNumbers) -> StepInput:
     sizes, rest = numbers[:6], numbers[6:]
     bounds = list(accumulate(sizes, initial=0))
-    tokens, positions, starts, wanted, segments, lengths = (rest[a:b] for a, b in pairwise(bounds))
+    tokens, positions, starts, output_rows, segments, lengths = (rest[a:b] for a, b in pairwise(bounds))
     blocks = rest[bounds[-1] :]
     tables = [blocks[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
-    return StepInput(tokens, positions, starts, tables, wanted, segments or None)
+    return StepInput(tokens, positions, starts, tables, output_rows, segments or None)
 
 
 def decode_pairs(numbers: MessageNumbers) -> list[tuple[int, int]]:

@@ -52,8 +52,8 @@ class _Fields:
         value = self._fields.get(f"tokenizer.ggml.{name}")
         value = default if value is None else value
         if not isinstance(value, kind):
-            said = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
-            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {said}")
+            reason = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
+            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {reason}")
         return value
 
     def array(self, name: str, kind: type | tuple[type, ...], count: int = -1) -> list[Any]:
@@ -188,16 +188,16 @@ def _merges_from_scores(data: _Data) -> list[tuple[str, str]]:
     normal = {piece: index for index, piece in enumerate(data.pieces) if data.types[index] == NORMAL}
     characters = sum(len(piece) ** 2 for piece in normal)
     if characters > MAX_SPLIT_CHARACTERS:
-        said = f"tokenizer.ggml.tokens has {characters} characters, where each piece is cut in two at every place"
-        raise CheckpointError(f"{said}; {MAX_SPLIT_CHARACTERS} are the most without tokenizer.ggml.merges")
+        reason = f"tokenizer.ggml.tokens has {characters} characters, where each piece is cut in two at every place"
+        raise CheckpointError(f"{reason}; {MAX_SPLIT_CHARACTERS} are the most without tokenizer.ggml.merges")
     merges = list[tuple[str, str]]()
     for piece in sorted(normal, key=lambda piece: (-scores[normal[piece]], normal[piece])):
         cuts = ((normal.get(piece[:at]), normal.get(piece[at:])) for at in range(1, len(piece)))
         known = sorted((left, right) for left, right in cuts if left is not None and right is not None)
         merges.extend((data.pieces[left], data.pieces[right]) for left, right in known)
         if len(merges) > MAX_DERIVED_MERGES:
-            said = f"tokenizer.ggml.tokens has more than {MAX_DERIVED_MERGES} pieces made of two others"
-            raise CheckpointError(f"{said}, which are the most without tokenizer.ggml.merges")
+            reason = f"tokenizer.ggml.tokens has more than {MAX_DERIVED_MERGES} pieces made of two others"
+            raise CheckpointError(f"{reason}, which are the most without tokenizer.ggml.merges")
     return merges
 
 

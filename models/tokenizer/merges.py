@@ -29,12 +29,14 @@ def check_merges(text: str, file: str) -> None:
         return  # the library has a better message for it
     for name in AFFIXES:
         if isinstance(found[name], str) and len(found[name]) > MAX_AFFIX_LENGTH:
-            said = f"model.{name} has {len(found[name])} characters, at most {MAX_AFFIX_LENGTH} are read"
-            raise CheckpointError(said, file=file)
+            message = f"model.{name} has {len(found[name])} characters, at most {MAX_AFFIX_LENGTH} are read"
+            raise CheckpointError(message, file=file)
     prefix, merges = found["continuing_subword_prefix"], found["merges"]
     if isinstance(prefix, str) and isinstance(merges, list):
         for index, merge in enumerate(merges):
             second = merge.partition(" ")[2] if isinstance(merge, str) else merge[-1] if merge else ""
             if not str(second).startswith(prefix):
-                said = f"model.merges[{index}] has {str(second)[:40]!r} where model.continuing_subword_prefix belongs"
-                raise CheckpointError(f"{said}, which is {prefix!r}", file=file)
+                message = (
+                    f"model.merges[{index}] has {str(second)[:40]!r} where model.continuing_subword_prefix belongs"
+                )
+                raise CheckpointError(f"{message}, which is {prefix!r}", file=file)

@@ -88,7 +88,7 @@ def _check_templates(backend: Tokenizer) -> None:
         raise CheckpointError(f"its post_processor has {len(steps)} steps; {MAX_STEPS} are the most")
     templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
     for template in templates:
-        for key, wanted in (("single", ["A"]), ("pair", ["A", "B"])):
+        for key, expected in (("single", ["A"]), ("pair", ["A", "B"])):
             placed = template[key]
             if len(placed) > MAX_TEMPLATE_PIECES:
                 message = (
@@ -96,8 +96,8 @@ def _check_templates(backend: Tokenizer) -> None:
                 )
                 raise CheckpointError(message)
             texts = sorted(each["Sequence"]["id"] for each in placed if "Sequence" in each)
-            if texts != wanted:
-                message = f"has the texts {texts}, which should be each of {wanted} once"
+            if texts != expected:
+                message = f"has the texts {texts}, which should be each of {expected} once"
                 raise CheckpointError(f"its post_processor's {key!r} template {message}")
 
 

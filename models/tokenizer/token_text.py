@@ -33,12 +33,12 @@ def byte_alphabet() -> dict[str, int]:
 class TokenSpelling:
     """The bytes of every token of a vocabulary.
 
-    `special` are its control tokens, except for those in `said`, which are text.
+    `special` are its control tokens, except for those in `text_tags`, which are text.
 
     UnsupportedError for a decoder under which a token's text depends on more than whether it is the first.
     """
 
-    def __init__(self, backend: Tokenizer, said: frozenset[str] = frozenset()) -> None:
+    def __init__(self, backend: Tokenizer, text_tags: frozenset[str] = frozenset()) -> None:
         self._backend = backend
         self._decoder: decoders.Decoder | None = backend.decoder
         steps = _steps(json.loads(self._decoder.__getstate__())) if self._decoder is not None else []
@@ -54,7 +54,7 @@ class TokenSpelling:
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
         added = backend.get_added_tokens_decoder().items()
-        self.special = {i for i, token in added if token.special and token.content not in said}
+        self.special = {i for i, token in added if token.special and token.content not in text_tags}
         self._bytes_by_token: dict[tuple[int, bool], bytes] = {}
 
     def is_special(self, token: int) -> bool:

@@ -186,8 +186,8 @@ def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
     pieces = {end: settings.piece(f"{end}_token") for end in asked}
     done = {end: backend.token_to_id(pieces[end]) in ids[: 1 if end == "bos" else None] for end in asked}
     if any(asked[end] is not None and asked[end] != done[end] for end in asked if pieces[end]):
-        wanted = {end: done[end] if asked[end] is None else asked[end] for end in asked}
-        add_boundary_tokens(backend, *(pieces[end] if wanted[end] else "" for end in ("bos", "eos")))
+        needed = {end: done[end] if asked[end] is None else asked[end] for end in asked}
+        add_boundary_tokens(backend, *(pieces[end] if needed[end] else "" for end in ("bos", "eos")))
 
 
 def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
@@ -303,8 +303,8 @@ def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
         if known.get(token.content) is None:
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != index:
-            said = f"the added token {token.content!r} has id {index} in the small files, "
-            raise CheckpointError(f"{said}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
+            message = f"the added token {token.content!r} has id {index} in the small files, "
+            raise CheckpointError(f"{message}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
     for token in [*settings.roles.values(), *settings.more]:
         if not known.get(token.content) and backend.token_to_id(token.content) is not None:
             backend.add_special_tokens([token])
