@@ -247,7 +247,7 @@ def test_what_is_detached_is_gone(tiny_embedder: Path, tmp_path: Path, make: Mak
 def test_deterministic_torch_refuses_by_name(tiny_embedder: Path, tmp_path: Path) -> None:
     loaded = load(str(tiny_embedder))
     make_invariant(loaded.network, loaded.head)
-    with pytest.raises(UnsupportedError, match=r"held to the bit.*load it merged"):
+    with pytest.raises(UnsupportedError, match=r"exact to the bit.*load it merged"):
         by_torch(loaded).attach(several(tiny_embedder, tmp_path)[0])
 
 
