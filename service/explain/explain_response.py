@@ -43,8 +43,8 @@ FloatArray = NDArray[np.float32]
 def check_size(
     parameters: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, settings: Settings
 ) -> None:
-    """Raise BadRequest for layers and heads that do not exist, and AnswerTooLarge, with a smaller request, for too
-    large a response.
+    """Raise BadRequest for layers and heads that do not exist, and AnswerTooLarge for too large a response. The message
+    suggests a smaller request.
     """
     tokens = len(subject.shown_tokens)
     check_token_count(tokens, settings)
