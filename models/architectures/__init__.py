@@ -1,4 +1,4 @@
-"""The families we can read.  Outside this folder nobody mentions one by name."""
+"""The supported model families. No module outside of this folder names a family."""
 
 from .albert import ALBERT
 from .bart import BART

@@ -1,4 +1,4 @@
-"""ALBERT: BERT with narrow embeddings, and one layer that is gone through again and again."""
+"""ALBERT: BERT with narrow embeddings and one layer that is applied repeatedly."""
 
 from dataclasses import replace
 

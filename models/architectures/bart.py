@@ -1,4 +1,4 @@
-"""BART: two halves as in the first Transformer, norm after, learned positions, a norm of the embeddings."""
+"""BART: an encoder-decoder with post-norm, learned positions and a norm of the embeddings."""
 
 import math
 from typing import Any
@@ -38,19 +38,20 @@ REQUIRED_VALUES: dict[str, Any] = {
 
 
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
-    """The bias of the logits is kept as a matrix of one row."""
+    """Flatten the bias of the logits, which the checkpoint stores as a matrix of one row."""
     return [(name, tensor.flatten() if name == "final_logits_bias" else tensor)]
 
 
 def check_required_values(hf: Json, known: dict[str, Any]) -> None:
-    """What configurations name for kin of such a network, which the reference does not look at."""
+    """UnsupportedError for a field with another value than the one in `known`. Such fields belong to related networks;
+    the reference implementation ignores them."""
     for key, value in known.items():
         if hf.get(key, value) != value:
             raise UnsupportedError(f"{key} is {hf[key]!r}: only {value!r} is known")
 
 
 def stack_config(hf: Json, name: str) -> ModelConfig:
-    """The half called `name`, encoder or decoder."""
+    """The configuration of one stack; `name` is encoder or decoder."""
     width, heads = hf["d_model"], hf[f"{name}_attention_heads"]
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -71,7 +72,7 @@ def stack_config(hf: Json, name: str) -> ModelConfig:
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """The half that reads."""
+    """The configuration of the encoder."""
     check_required_values(hf, REQUIRED_VALUES)
     return stack_config(hf, "encoder")
 

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-R and DistilBERT: bidirectional, norm after, learned positions."""
+"""BERT, RoBERTa, XLM-R and DistilBERT: bidirectional, post-norm, learned positions."""
 
 from ..core.errors import UnsupportedError
 from ..network.heads import LabelScoring
@@ -36,7 +36,7 @@ DROP = r"^(pooler|cls|lm_head|vocab_transform|vocab_layer_norm|vocab_projector)\
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """BERT's configuration; `pad_token_id` shifts the positions of RoBERTa."""
+    """BERT's configuration. RoBERTa's positions are shifted by `pad_token_id`; see `roberta_config`."""
     return _bert_config(hf, position_offset=0)
 
 

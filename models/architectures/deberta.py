@@ -1,4 +1,4 @@
-"""DeBERTa-v3 and its kin: BERT without positions, whose attention looks at vectors of distances too."""
+"""DeBERTa-v3 and related models: BERT without position embeddings, whose attention also scores vectors of distances."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ REQUIRED_VALUES: dict[str, Any] = {
     "position_biased_input": False,
     "norm_rel_ebd": "layer_norm",
 }
-TERMS = 3  # of a score: what for what, what for where, where for what
+TERMS = 3  # of a score: content-content, content-position, position-content
 
 
 def model_config(hf: Json) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""ELECTRA: BERT with embeddings of a width of their own, where that differs, and another head."""
+"""ELECTRA: BERT with another head, and with embeddings that may have a width of their own."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a family file states: how it writes its configuration, and what it calls its weights."""
+"""What a family's module defines: how its configuration is read and how its weights are named."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -31,17 +31,17 @@ SEQ2SEQ_HEAD: Renames = ((r"^lm_head\.", "head.output."), (r"^final_logits_bias$
 
 
 def no_decoder(_: Json, start: int) -> EncoderDecoderConfig:
-    """Of heads that do not write."""
-    raise UnsupportedError(f"no decoder is known that could write behind token {start}")
+    """Raises UnsupportedError; the default of heads without a decoder."""
+    raise UnsupportedError(f"this head has no decoder for start token {start}")
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One `architectures` entry of a family: what it answers, and its weights' names (ours begin with "head.").
+    """One `architectures` entry of a family: its task and the names of its weights (our names begin with "head.").
 
-    `scoring` says how a configuration's label scores are made.
-    `activation` is the one inside a head for masked words; none: that of the network.
-    `decoder` is the other half of one that writes, behind a token of this id.
+    `scoring` reads from a configuration how label scores are computed. `activation` is the one inside a masked-language
+    head; empty: that of the network. `decoder` reads the decoder's configuration of an encoder-decoder; its second
+    argument is the start token.
     """
 
     task: Literal["generate", "classify", "embed", "tag", "span", "fill", "translate"]
@@ -53,7 +53,7 @@ class HeadSpec:
 
 LAST_TOKEN_HEAD = HeadSpec(
     "classify", ((r"^score\.", "head.out."),), lambda _: LabelScoring(pooling="last", activation="none", bias=False)
-)  # of causal networks: the last token alone has seen the others
+)  # of causal networks: only the last token sees all others
 
 
 def keep_weight(name: str, tensor: Tensor) -> NamedTensors:
@@ -63,7 +63,8 @@ def keep_weight(name: str, tensor: Tensor) -> NamedTensors:
 
 @dataclass(frozen=True)
 class Family:
-    """`prefix` is the base model's name in front of weights; `drop` matches names that carry nothing for us."""
+    """How checkpoints of one `model_type` are read. `prefix` is the base model's name in front of the weights' names.
+    `drop` matches names of weights that are not used."""
 
     name: str
     prefix: str
@@ -75,7 +76,7 @@ class Family:
 
 
 def rename_weight(family: Family, head_renames: Renames, name: str, tensor: Tensor) -> NamedTensors:
-    """The checkpoint's weight under our names: none if it carries nothing, several if it was fused."""
+    """The checkpoint's weight under our names: an empty list if it is not used, several if it is fused."""
     name = name.removeprefix(family.prefix + ".")
     if re.search(family.drop, name) and not any(re.search(pattern, name) for pattern, _ in head_renames):
         return []
@@ -90,14 +91,14 @@ def _apply_renames(name: str, renames: Iterable[tuple[str, str]]) -> str:
 
 
 def activation_name(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
-    """Our word for an activation function."""
+    """Our name of an activation function. Raises UnsupportedError if it is not supported."""
     if name not in ACTIVATION_NAMES:
         raise UnsupportedError(f"activation {name!r} is not one of {', '.join(sorted(ACTIVATION_NAMES))}")
     return ACTIVATION_NAMES[name]
 
 
 def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScaling | None]:
-    """Rotary base and scaling, as old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`) configurations say."""
+    """Rotary base and scaling from an old (`rope_theta`, `rope_scaling`) or new (`rope_parameters`) configuration."""
     parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     parameters = parameters.get(layer_type, parameters)
     base = float(parameters.get("rope_theta") or hf.get("rope_theta") or 10_000.0)
@@ -119,12 +120,12 @@ def read_rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, Rope
 
 
 def layer_numbers(depth: int) -> range:
-    """The numbers of the layers, as long as there are not more than a network can have."""
+    """The numbers of the layers. Raises UnsupportedError for more than MAX_LAYERS."""
     if depth > MAX_LAYERS:
         raise UnsupportedError(f"it describes {depth} layers; networks of {MAX_LAYERS} at most are known here")
     return range(depth)
 
 
 def read_windowed_layers(hf: Json) -> tuple[bool, ...]:
-    """Which layers see only a window, from `layer_types`; empty if the configuration does not say."""
+    """Which layers use a sliding window, from `layer_types`; empty if the configuration has no such field."""
     return tuple(kind == "sliding_attention" for kind in hf.get("layer_types") or ())

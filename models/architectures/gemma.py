@@ -1,4 +1,5 @@
-"""Gemma 3 (text): Llama's shape with norms on both sides, normed queries and keys, and windows in most layers."""
+"""Gemma 3 (text): Llama with norms before and after each part, normed queries and keys, and sliding windows in most
+layers."""
 
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ RENAMES = (
 
 
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
-    """Norm weights are stored as their distance from one."""
+    """Add one to norm weights, which are stored as their difference from one."""
     return [(name, tensor + 1)] if name.endswith("norm.weight") else [(name, tensor)]
 
 

@@ -1,8 +1,8 @@
-"""How GGUF files write the families: their metadata as a configuration, their tensors' names as ours.
+"""How GGUF files describe the families: metadata becomes a configuration with Hugging Face's field names, tensors get
+our names.
 
-Knows nothing of files.  The one idea: metadata becomes a configuration in Hugging Face's words, so that what it means
-is stated once, by the family.  What the converter did to the numbers (llama.cpp's convert_hf_to_gguf.py) is undone in
-`rename`.  Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+What the converter did to the numbers (llama.cpp's convert_hf_to_gguf.py) is undone in `rename_tensor`. Key names:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import re
@@ -18,8 +18,8 @@ from .family import NamedTensors, Renames
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
-LOCAL_BASE = 10_000.0  # of Gemma 3's windowed layers; files say it only since it varies
-LARGEST_GEMMA = 62  # layers of the one Gemma 3 whose scores are scaled by the width a head would have
+LOCAL_BASE = 10_000.0  # of Gemma 3's windowed layers; older files do not store it
+LARGEST_GEMMA = 62  # layers of the one Gemma 3 whose scores are scaled by width / heads instead of the head width
 
 DECODER: Renames = (
     (r"^token_embd\.", "tokens."),
@@ -55,10 +55,11 @@ DROP = r"^rope_freqs\.|\.attn_rot_embd\."  # constants that follow from the conf
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """How GGUF writes one family.
+    """How GGUF files store one family.
 
-    `config` reads metadata (keys without the architecture's name) and tensor shapes.  `interleaved`: queries' and
-    keys' rows were reordered for a rotation of neighbours.  `refused` are keys whose arithmetic is not here.
+    `config` reads metadata (keys without the architecture's name) and tensor shapes. `interleaved`: rows of queries and
+    keys were reordered for a rotation of neighbouring features. `unsupported_keys` are keys whose arithmetic is not
+    implemented.
     """
 
     family: str
@@ -74,7 +75,7 @@ class GgufArchitecture:
 
 
 def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, tensor: Tensor) -> NamedTensors:
-    """A tensor under our names: none if it carries nothing, several if it was fused."""
+    """A tensor under our names: an empty list if it is not used, several tensors if it is fused."""
     if re.search(DROP, name):
         return []
     pieces = [(name, tensor)]
@@ -87,7 +88,8 @@ def rename_tensor(dialect: GgufArchitecture, config: ModelConfig, name: str, ten
 
 
 def deinterleave_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head from (pairs, 2) back to (2, pairs): the pair of feature d is d + D / 2 again."""
+    """Reorder the rows of each head from (pairs, 2) to (2, pairs), so that features d and d + D / 2 form a pair
+    again."""
     pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
@@ -99,7 +101,7 @@ def _apply_renames(name: str, renames: Renames) -> str:
 
 
 def read_llama(fields: Json, shapes: Shapes) -> Json:
-    """Llama and its kin, in Hugging Face's words."""
+    """The configuration of Llama and related families, with Hugging Face's field names."""
     heads, width = fields["attention.head_count"], fields["embedding_length"]
     head_width = fields.get("attention.key_length", width // heads)
     for key in ("rope.dimension_count", "attention.value_length"):
@@ -121,7 +123,7 @@ def read_llama(fields: Json, shapes: Shapes) -> Json:
 
 
 def read_rope_scaling(fields: Json) -> Json:
-    """Linear scaling of rotary frequencies.  That of Llama 3 is not in the metadata but in a tensor."""
+    """Linear scaling of rotary frequencies. Llama 3's scaling is stored in a tensor, not in the metadata."""
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
     kind = fields.get("rope.scaling.type", "linear")
     if kind not in ("linear", "none"):
@@ -130,7 +132,8 @@ def read_rope_scaling(fields: Json) -> Json:
 
 
 def read_gemma3(fields: Json, shapes: Shapes) -> Json:
-    """Gemma 3: five windowed layers to a full one, as the converter leaves unsaid."""
+    """The configuration of Gemma 3. The converter does not write that one layer in six has full attention; it is the
+    family's default."""
     shape = read_llama(fields, shapes)
     window = fields.get("attention.sliding_window", 0)
     scores = shape["hidden_size"] // shape["num_attention_heads"]
@@ -154,7 +157,7 @@ def read_gpt2(fields: Json, shapes: Shapes) -> Json:
 
 
 def read_bert(fields: Json, shapes: Shapes) -> Json:
-    """BERT, and RoBERTa and DistilBERT, which the converter turns into it."""
+    """The configuration of BERT, and of RoBERTa and DistilBERT, which the converter writes as BERT."""
     if fields.get("attention.causal"):
         raise UnsupportedError("attention.causal: only the bidirectional form of this family is known")
     return {

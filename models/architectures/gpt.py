@@ -1,4 +1,4 @@
-"""The first GPT: causal, norm after each sum, learned positions, fused and transposed projections."""
+"""The first GPT: causal, post-norm, learned positions, fused and transposed projections."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from ..network.model_config import ModelConfig
 from .family import LAST_TOKEN_HEAD, Family, HeadSpec, Json
 from .gpt2 import RENAMES, convert_weight
 
-# What its `afn` stands for.
+# The values of `afn` in its configuration.
 GPT_ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
     "gelu": "gelu_tanh",
     "relu": "relu",

@@ -1,4 +1,4 @@
-"""GPT-2: causal, norm before, learned positions, fused and transposed projections."""
+"""GPT-2: causal, pre-norm, learned positions, fused and transposed projections."""
 
 import re
 
@@ -23,7 +23,7 @@ RENAMES = (
 
 
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
-    """Matrices are kept transposed, and query, key and value in one."""
+    """Transpose the matrices, and split the fused one of query, key and value."""
     if re.search(r"\.(c_attn|c_proj|c_fc)\.weight$", name):
         tensor = tensor.t()
     if ".attn.c_attn." in name:

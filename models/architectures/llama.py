@@ -1,4 +1,5 @@
-"""Llama, Mistral, Qwen2 and Qwen3: causal, RMS norm before, rotary positions, gated MLP, grouped keys and values."""
+"""Llama, Mistral, Qwen2 and Qwen3: causal, pre-norm with RMS norm, rotary positions, gated MLP, grouped-query
+attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,7 @@ DROP = r"^lm_head\.|rotary_emb\.inv_freq$"
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """Llama; the others change a field or two."""
+    """Llama's configuration; the other families change a few fields."""
     heads = hf["num_attention_heads"]
     base, scaling = read_rope(hf)
     return ModelConfig(
@@ -63,12 +64,12 @@ def model_config(hf: Json) -> ModelConfig:
 
 
 def llama_config(hf: Json) -> ModelConfig:
-    """Llama has no windows, whatever its configuration carries along."""
+    """Llama has no sliding window, even if its configuration has the field."""
     return replace(model_config(hf), window=0, windowed=())
 
 
 def mistral_config(hf: Json) -> ModelConfig:
-    """All layers have the window or none."""
+    """Either all layers have the sliding window or none."""
     return replace(model_config({"sliding_window": 4096, **hf}), windowed=())
 
 
@@ -81,7 +82,7 @@ def qwen3_config(hf: Json) -> ModelConfig:
 
 
 def _qwen_window(hf: Json) -> ModelConfig:
-    """Qwen names a window even where `use_sliding_window` is off; where it is on, the upper layers have it."""
+    """Qwen writes a window even where `use_sliding_window` is false; where it is true, the upper layers use it."""
     if not hf.get("use_sliding_window"):
         return replace(model_config(hf), window=0, windowed=())
     hf = {"sliding_window": 4096, "max_window_layers": 28, **hf}
@@ -90,7 +91,7 @@ def _qwen_window(hf: Json) -> ModelConfig:
 
 
 def llama_heads(name: str) -> dict[str, HeadSpec]:
-    """What such a network is saved with; `name` is that of the classes."""
+    """The heads such a network is saved with; `name` is the prefix of the class names."""
     return {
         f"{name}ForCausalLM": HeadSpec("generate", LANGUAGE_HEAD),
         f"{name}Model": HeadSpec("embed"),

@@ -1,4 +1,5 @@
-"""Marian, as OPUS-MT's translators are kept: BART with positions told by sines, and no norm of the embeddings."""
+"""Marian, the architecture of the OPUS-MT translators: BART with sinusoidal positions and without a norm of the
+embeddings."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ def stack_config(hf: Json, name: str) -> ModelConfig:
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """The half that reads."""
+    """The configuration of the encoder."""
     bart.check_required_values(hf, REQUIRED_VALUES)
     if hf.get("decoder_vocab_size", hf["vocab_size"]) != hf["vocab_size"]:
         raise UnsupportedError(

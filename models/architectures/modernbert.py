@@ -1,4 +1,4 @@
-"""ModernBERT: bidirectional, norm before, rotary positions of two bases, windows in most layers, gated MLP."""
+"""ModernBERT: bidirectional, pre-norm, rotary positions with two bases, sliding windows in most layers, gated MLP."""
 
 import re
 
@@ -32,7 +32,7 @@ FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.
 
 
 def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
-    """Query, key and value are kept as one, and so are what opens the MLP's gate and what goes through it."""
+    """Split the fused matrix of query, key and value, and that of the MLP's gate and up projection."""
     found = re.search(r"\.(attn\.Wqkv|mlp\.Wi)\.", name)
     if found is None:
         return [(name, tensor)]
@@ -41,7 +41,8 @@ def convert_weight(name: str, tensor: Tensor) -> NamedTensors:
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """Older configurations name two rotary bases and how often a layer sees everything, newer ones list both."""
+    """Older configurations have two rotary bases and the interval of full-attention layers; newer ones list both per
+    layer."""
     width, heads, depth = hf["hidden_size"], hf["num_attention_heads"], hf["num_hidden_layers"]
     every = hf.get("global_attn_every_n_layers", 3)
     base, scaling = read_rope({**hf, "rope_theta": hf.get("global_rope_theta", 160_000.0)})

@@ -1,4 +1,4 @@
-"""MPNet: RoBERTa without segments, and with a bias by distance that all layers share."""
+"""MPNet: RoBERTa without segments, with a distance bias that all layers share."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from ..network.model_config import ModelConfig
 from . import bert
 from .family import Family, HeadSpec, Json
 
-KINDS = 32  # of distances; the reference counts as many whatever the table holds
+KINDS = 32  # distance buckets; the reference uses as many whatever the table's size is
 RENAMES = (
     (r"^encoder\.relative_attention_bias\.", "distances.table."),
     (r"\.attention\.attn\.q\.", ".attention.query."),
@@ -20,7 +20,7 @@ RENAMES = (
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """Positions count from 2, whatever the padding's id."""
+    """Positions start at 2, whatever the padding token's id is."""
     kinds = hf.get("relative_attention_num_buckets", KINDS)
     if kinds != KINDS:
         raise UnsupportedError(f"relative_attention_num_buckets {kinds!r}: only {KINDS} are known")

@@ -1,4 +1,4 @@
-"""Pegasus: BART with norm before, positions told by sines, and no norm of the embeddings."""
+"""Pegasus: BART with pre-norm, sinusoidal positions and without a norm of the embeddings."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ def stack_config(hf: Json, name: str) -> ModelConfig:
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """The half that reads."""
+    """The configuration of the encoder."""
     return stack_config(hf, "encoder")
 
 

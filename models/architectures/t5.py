@@ -1,4 +1,5 @@
-"""T5, its version 1.1, flan-T5 and mT5: two halves, RMS norm before, no biases, positions told by distance alone."""
+"""T5, T5 1.1, flan-T5 and mT5: encoder-decoders with pre-norm (RMS norm), no biases, and a distance bias instead of
+position embeddings."""
 
 from dataclasses import replace
 
@@ -6,8 +7,8 @@ from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, activation_name
 
-TRAINED = 512  # tokens, where the configuration does not say
-ENDLESS = 1 << 16  # tokens that are written at most: no table of positions ends
+TRAINED = 512  # tokens, if the configuration has no limit
+ENDLESS = 1 << 16  # output tokens at most; there is no table of positions that would limit them
 RENAMES = (
     *COPIED_EMBEDDINGS,
     (r"^shared\.", "tokens."),
@@ -33,7 +34,7 @@ RENAMES = (
 
 
 def model_config(hf: Json) -> ModelConfig:
-    """The half that reads."""
+    """The configuration of the encoder."""
     gate, _, inner = hf.get("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated"):
         raise UnsupportedError(f"feed_forward_proj {hf['feed_forward_proj']!r} is neither plain nor gated")
@@ -62,7 +63,7 @@ def model_config(hf: Json) -> ModelConfig:
 
 
 def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
-    """The first version, whose output matrix is that of the embeddings, makes states smaller before; mT5 does not."""
+    """The first version ties the output matrix to the embeddings and scales the states before it; mT5 does not."""
     encoder = model_config(hf)
     depth = hf.get("num_decoder_layers") or encoder.depth
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False and hf["model_type"] == "t5")

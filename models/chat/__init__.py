@@ -1,7 +1,7 @@
-"""From a conversation to the prompt that a model was trained on, through the template of its checkpoint.
+"""Renders a conversation to the text of a prompt with the chat template of a checkpoint.
 
-The one idea: a template is a program by a stranger.  It is compiled once, sees plain JSON values only, and runs where
-it can neither reach anything nor take long (models/sandbox.py).  Knows no tokens: a prompt is text.
+A template is an untrusted program. It is compiled once, gets plain JSON values only, and runs in a sandbox with limits
+(models/chat/template_sandbox.py).
 """
 
 import re
@@ -17,20 +17,21 @@ from .template_functions import check_size
 from .template_sandbox import FAILURES, Sandbox
 
 NONE: Mapping[str, Any] = {}
-SOURCE = 200_000  # characters that a template may have
-CONTINUATION_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # put where a message is to be gone on with, to find the place again
+SOURCE = 200_000  # characters of a template at most
+# Put at the place where a message is to be continued, to find it in the result.
+CONTINUATION_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """A compiled chat template; rendering changes nothing in it, so any number of threads may.
+    """A compiled chat template. It has no mutable state, so several threads may render at the same time.
 
-    Some checkpoints have another one for when there are tools, `tool_use`.  TemplateError for a source that is no
-    template.
+    `tool_use` is a second template, which some checkpoints have for requests with tools. Raises TemplateError for a
+    source that does not compile.
     """
 
     def __init__(self, source: str, *, tool_use: str = "", bos_token: str = "", eos_token: str = "") -> None:
         self.source, self.format = source, detect_format(source + tool_use)
-        self.parts = source, tool_use, bos_token, eos_token  # all that it is made of
+        self.parts = source, tool_use, bos_token, eos_token  # everything the template is made of
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = Sandbox()
         self._template = self._compile(source)
@@ -38,7 +39,7 @@ class ChatTemplate:
 
     @classmethod
     def from_parts(cls, source: str, tool_use: str, bos_token: str, eos_token: str) -> "ChatTemplate":
-        """What has these `parts`."""
+        """The template with these `parts`."""
         return cls(source, tool_use=tool_use, bos_token=bos_token, eos_token=eos_token)
 
     def _compile(self, source: str) -> jinja2.Template:
@@ -53,7 +54,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template cannot be read: {problem}") from problem
 
     def uses_variable(self, name: str) -> bool:
-        """Whether it mentions a variable."""
+        """Whether the source uses a variable of this name."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def render(
@@ -65,13 +66,13 @@ class ChatTemplate:
         variables: Mapping[str, Any] = NONE,
         quote: Callable[[str], str] = str,
     ) -> str:
-        """The prompt for `messages`; `variables` are more of what the template may read (`tools`, `documents`, ...).
+        """The prompt for `messages`; `variables` are further variables of the template (`tools`, `documents`, ...).
 
-        With `continued` it ends in the middle of the last message, which has a text to be gone on with.  Every text
-        that the template is given, but for the checkpoint's own tokens, is `quote`d first.
+        With `continued` the prompt ends in the middle of the last message, whose text is to be continued. `quote` is
+        applied to every text the template gets, except for the checkpoint's own tokens.
 
-        TemplateError if the template fails, refuses the messages, leaves the last one out, or goes beyond a limit;
-        EncodingError if a message is no text (lone surrogates).
+        Raises TemplateError if the template fails, refuses the messages, leaves the last one out, or exceeds a limit;
+        EncodingError if a message has lone surrogates.
         """
         marked = (
             [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + CONTINUATION_MARK}]
@@ -83,8 +84,8 @@ class ChatTemplate:
             given = {name: _copy_json(value, name, quote) for name, value in values.items()}
             written = self._render({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
         except FAILURES as problem:
-            said = str(problem)[:500] or type(problem).__name__
-            raise TemplateError(f"the chat template fails on these messages: {said}") from problem
+            reason = str(problem)[:500] or type(problem).__name__
+            raise TemplateError(f"the chat template fails on these messages: {reason}") from problem
         return _cut_at_mark(written, quote(messages[-1]["content"])) if continued else written
 
     def _render(self, given: Mapping[str, Any]) -> str:
@@ -99,15 +100,15 @@ class ChatTemplate:
 
 
 def _cut_at_mark(written: str, last: str) -> str:
-    """What was written before the mark; space that the template took from the message's end is no part of it."""
+    """The text before the mark, without the whitespace that the template removed from the end of the message."""
     at = written.rfind(CONTINUATION_MARK.strip())
     if at < 0 or last.strip() not in written:
-        raise TemplateError("the chat template does not write the last message as it is, so it cannot be gone on with")
+        raise TemplateError("the chat template does not write the last message as it is, so it cannot be continued")
     return written[:at] if written.startswith(CONTINUATION_MARK, at) else written[:at].rstrip()
 
 
 def _copy_json(value: Any, name: str, quote: Callable[[str], str]) -> Any:
-    """A copy made of JSON's own kinds of value, so that a template finds no methods but theirs."""
+    """A copy of plain JSON types, so that the template cannot call methods of other types."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):

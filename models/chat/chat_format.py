@@ -1,8 +1,5 @@
-"""What a chat template says of the answers to it: how they call tools, and how they tell thoughts from words.
-
-Knows no request and no answer.  The one idea: a template that lists tools says in its own text how they are to be
-called, and there are a few such ways, so a table of what is written where tells them apart.
-"""
+"""The answer format that a chat template implies: how the model calls tools and how it marks thoughts. It is detected
+by patterns in the template's source."""
 
 import re
 from dataclasses import dataclass
@@ -10,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStyle:
-    """How an answer spells calls: JSON objects with a "name" and, under `key`, the arguments.
+    """How an answer writes tool calls: JSON objects with a "name" and, under `key`, the arguments.
 
-    Each stands between `begin` and `end`, several are divided by `between`.  Without a `begin` calls are the whole
-    answer, several of them in brackets if `listed`; `mark` may stand before the first.
+    Each call stands between `begin` and `end`; several are separated by `between`. Without a `begin` the calls are the
+    whole answer, in brackets if `listed`; `mark` may stand before the first.
     """
 
     key: str
@@ -26,13 +23,13 @@ class ToolCallStyle:
 
 TAGGED = ToolCallStyle("arguments", "<tool_call>", "</tool_call>")  # Hermes, Qwen
 BARE = ToolCallStyle("parameters", between="; ", mark="<|python_tag|>")  # Llama 3
-LISTED = ToolCallStyle("arguments", between=", ", listed=True)  # whoever is told of it
+LISTED = ToolCallStyle("arguments", between=", ", listed=True)  # for models whose prompt describes the format
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """`listing`: the template lists the tools it is given and writes earlier calls, in this style; else both have to
-    be written into the messages.  Thoughts stand between `begin` and `end`; both are empty where it knows of none."""
+    """`listing`: the template lists the tools and writes earlier calls in this style; otherwise both are written into
+    the messages. Thoughts stand between `begin` and `end`, both empty if the template has none."""
 
     style: ToolCallStyle = LISTED
     listing: bool = False
@@ -41,14 +38,14 @@ class ChatFormat:
 
     @property
     def tags(self) -> frozenset[str]:
-        """All that is part of what an answer says, though a vocabulary may have it as a control token."""
+        """All marks that are text of an answer, though a vocabulary may have them as control tokens."""
         tags = {self.begin, self.end}
         if self.listing:
             tags |= {self.style.begin, self.style.end, self.style.mark}
         return frozenset(tags - {""})
 
 
-# what a template has, and has not, that calls tools in a style; several others write `<tool_call>` around no JSON
+# for each style, a pattern that its templates contain and one that they do not; others put no JSON in `<tool_call>`
 STYLES: tuple[tuple[ToolCallStyle, str, str], ...] = (
     (TAGGED, r"<tool_call>", r"<function=|<arg_key>|<parameter="),
     (BARE, r'"parameters": dictionary of argument name', r"<tool_call>"),
@@ -57,7 +54,7 @@ THOUGHTS = (("<think>", "</think>"),)
 
 
 def detect_format(source: str) -> ChatFormat:
-    """What the text of a template says."""
+    """The format that the source of a template implies."""
     begin, end = next((tags for tags in THOUGHTS if tags[1] in source), ("", ""))
     if re.search(r"\btools\b", source):
         for style, has, has_not in STYLES:

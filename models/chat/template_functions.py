@@ -1,8 +1,5 @@
-"""What a chat template can call: filters, methods and functions, none of which makes more than a limited value.
-
-The one idea: whatever multiplies has its size worked out from its arguments before it is done, by a bound that may be
-high but never low.  Knows nothing of how templates are compiled or of the clock (models/sandbox.py).
-"""
+"""The filters, methods and functions that a chat template may call, each with a limit on the size of its result. The
+size of a result is bounded from the arguments before it is computed; the bound may be too high, never too low."""
 
 import json
 import re
@@ -18,12 +15,12 @@ from jinja2.utils import Namespace
 
 from ..core.errors import TemplateError
 
-MAX_CHARACTERS = 1_000_000  # that a value, or the text written, may have; an item of a list counts as ITEM
+MAX_CHARACTERS = 1_000_000  # of a value, or of the rendered text, at most; an item of a list counts as ITEM_SIZE
 ITEM_SIZE = 8
 MAX_INTEGER_BITS = 8192
 
 MAX_SEARCH_LENGTH = (
-    100  # characters that a set to strip, or a text to look for from the end, may have: those searches multiply
+    100  # characters of a set to strip, or of a text searched from the end: those searches take quadratic time
 )
 
 _TEXTS = (str, bytes)
@@ -39,7 +36,7 @@ _ITEMS: tuple[type[Collection[Any]], ...] = (
 
 
 def value_size(value: Any) -> int:
-    """How big a value is when all of it is written out; the count stops soon after CHARACTERS."""
+    """The size of a value when all of it is written as text. Counting stops soon after MAX_CHARACTERS."""
     total, rest = 0, [value]
     while rest and total <= MAX_CHARACTERS:
         each = rest.pop()
@@ -59,7 +56,7 @@ def value_size(value: Any) -> int:
 
 
 def check_size(size: int) -> None:
-    """TemplateError if a value of this size is more than a template may make."""
+    """TemplateError if a value of this size exceeds the limit of a template."""
     if size > MAX_CHARACTERS:
         raise TemplateError(f"the chat template makes a value of more than {MAX_CHARACTERS:,} characters")
 
@@ -77,16 +74,16 @@ def power_size(base: Any, exponent: Any) -> int:
 
 
 def percent_format_size(template: str, values: Any) -> int:
-    """At most the size of `template % values`: every number in the template may be a width."""
+    """An upper bound of the size of `template % values`: every number in the template may be a width."""
     if re.search(r"%[-+ #0]*+[0-9]*+\.?+\*", template):
-        raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
+        raise TemplateError("the chat template formats with a computed width, which is not allowed")
     return len(template) + _sum_widths(template) + template.count("%") * value_size(values)
 
 
 def _brace_format_size(template: str, values: Any) -> int:
-    """At most the size of `template.format(values)`."""
+    """An upper bound of the size of `template.format(values)`."""
     if re.search(r"\{[^{}]++\{", template):
-        raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
+        raise TemplateError("the chat template formats with a computed width, which is not allowed")
     return len(template) + _sum_widths(template) + template.count("{") * value_size(values)
 
 
@@ -98,7 +95,7 @@ def _replacement_size(text: str, old: str, new: str) -> int:
     return len(text) + text.count(old) * len(new)
 
 
-# The methods that make no more than a small multiple of what they are given, and those foreseen below.
+# Methods whose result is at most a small multiple of their input, and those whose size is checked below.
 _STRING_METHODS = """
     capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal isdigit
     isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix
@@ -116,7 +113,8 @@ _METHODS: dict[type, frozenset[str]] = {
 
 
 def method_arguments(owner: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a method, read out where they are a generator, if what it makes of them is within the limits."""
+    """The arguments of a method call, with a generator read into a list. Raises TemplateError if the method is not
+    allowed or its result may exceed the limit."""
     kind = next((kind for kind in _METHODS if isinstance(owner, kind)), None)
     if kind is None and isinstance(owner, LoopContext | Extension):
         return args
@@ -140,7 +138,7 @@ def method_arguments(owner: Any, name: str, args: tuple[Any, ...], options: dict
 def _check_search(args: tuple[Any, ...]) -> None:
     if any(isinstance(value, str) and len(value) > MAX_SEARCH_LENGTH for value in args):
         raise TemplateError(
-            f"the chat template strips, or looks from the end for, more than {MAX_SEARCH_LENGTH} characters"
+            f"the chat template strips, or searches from the end for, more than {MAX_SEARCH_LENGTH} characters"
         )
 
 
@@ -155,13 +153,13 @@ def _raise_exception(message: Any) -> None:
 def _strftime_now(format: Any) -> str:
     if len(str(format)) > 200:
         raise TemplateError("the chat template writes the date in a format of more than 200 characters")
-    return datetime.now().strftime(str(format))  # local time, as the templates are used to
+    return datetime.now().strftime(str(format))  # local time, as templates expect
 
 
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """JSON without the escapes for HTML that Jinja's own filter puts in."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     if (indent if isinstance(indent, int) else len(indent or "")) > 100:
         raise TemplateError("the chat template indents JSON by more than 100 characters")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -214,7 +212,7 @@ def _round(value: Any, precision: int = 0, method: Any = "common") -> float:
     return filters.do_round(value, precision, method)
 
 
-# Jinja's own filters, save those that no chat template has a use for and those that are replaced above.
+# Jinja's own filters, without those that no chat template uses and those that are replaced above.
 _ALLOWED_FILTERS = (
     "abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
     "reject rejectattr reverse safe select selectattr sort string title truncate unique upper wordcount"
@@ -233,9 +231,9 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 class _Namespace(Namespace):
-    """What `namespace()` makes: the only thing a template can change, and so never written out with its contents."""
+    """The result of `namespace()`: the only mutable value of a template, so its contents are never written out."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # so that a value may be called "self"
+    def __init__(*args: Any, **values: Any) -> None:  # without `self`, so that a value may have that name
         for name in dict(*args[1:], **values):
             _check_name(name)
         Namespace.__init__(*args, **values)

@@ -1,12 +1,10 @@
-"""Where a checkpoint's template runs: Jinja in which no step is long, no value is big and nothing leads out.
+"""Runs the chat templates of checkpoints in a Jinja sandbox with limits on time and on the size of values.
 
-The one idea: a template can only be stopped between two steps of Python, so every single step has to be short.  A
-step is short if the values it works on are small.  So what a step makes is measured after it, and where a step can
-multiply (`*`, `%`, `replace`, `join`, ...) it is worked out before (models/template_functions.py); and the compiled
-template itself looks at the clock at every statement.  Lists and dictionaries cannot be changed once they are made,
-which is what makes their measure last.
-
-Knows nothing of chats.  Reads no file: `include`, `import` and `extends` have nowhere to look.
+A template can be stopped only between two steps of Python, so every single step must be short, which holds if its
+values are small. So each result is measured; where a step can multiply (`*`, `%`, `replace`, `join`, ...) its result is
+bounded before (template_functions.py); and the compiled template checks the clock at every statement. Lists and
+dictionaries are immutable, so a measured size stays valid. No file is read: `include`, `import` and `extends` have no
+loader.
 """
 
 import threading
@@ -38,12 +36,12 @@ from .template_functions import (
     value_size,
 )
 
-MAX_SECONDS = 1.0  # of processor time that one rendering may take
-SMALL_SIZE = MAX_CHARACTERS // 100  # what is bigger is looked at as soon as it is made
-MAX_WORK = 64 * MAX_CHARACTERS  # that all values made on the way may have together
-MAX_TEMPLATE_TOKENS = 10_000  # of Jinja that a template may have: Python compiles what is made of them in one step
+MAX_SECONDS = 1.0  # of processor time for one rendering at most
+SMALL_SIZE = MAX_CHARACTERS // 100  # larger values are checked as soon as they are made
+MAX_WORK = 64 * MAX_CHARACTERS  # of all values of a rendering together
+MAX_TEMPLATE_TOKENS = 10_000  # Jinja tokens of a template at most: Python compiles the result in one step
 
-# What raises in a template that is wrong, or wrong for these messages.
+# Exceptions of a faulty template, or of one that does not fit the messages.
 FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -59,7 +57,7 @@ FAILURES = (
 
 
 class _RenderBudget(threading.local):
-    """What the rendering in this thread has used."""
+    """What the rendering in this thread has used so far."""
 
     steps = 0
     work = 0
@@ -76,7 +74,7 @@ class _RenderBudget(threading.local):
 
 
 class _LimitedCodeGenerator(CodeGenerator):
-    """Compiles templates so that they look at the clock at every statement and measure what they make."""
+    """Compiles templates so that they check the clock at every statement and measure the values they make."""
 
     def blockvisit(self, nodes: Any, frame: Frame) -> None:
         try:
@@ -116,7 +114,7 @@ class _LimitedCodeGenerator(CodeGenerator):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it changes nothing."""
+    """`{% generation %}` marks the assistant's text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  (as the library declares it)
 
@@ -130,7 +128,7 @@ class _GenerationTag(Extension):
 
 
 class _TokenLimit(Extension):
-    """Reads no more than TOKENS of a template."""
+    """Limits the number of a template's tokens to MAX_TEMPLATE_TOKENS."""
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         for count, token in enumerate(stream, 1):
@@ -142,7 +140,7 @@ class _TokenLimit(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja as chat templates expect it (filters, `raise_exception`, `strftime_now`, `break`), within the limits."""
+    """Jinja as chat templates expect it (filters, `raise_exception`, `strftime_now`, `break`), with limits."""
 
     code_generator_class = _LimitedCodeGenerator
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -157,18 +155,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals = {"range": self.globals["range"], **GLOBALS}
 
     def start_clock(self) -> None:
-        """The clock of one rendering, or compilation, in this thread starts now."""
+        """Start the clock of one rendering or compilation in this thread."""
         self._budget.start()
 
     def tick(self) -> None:
-        """A step is done; every 16th looks at the clock, which takes longer than most steps."""
+        """Count a step; every 16th step checks the clock, because the check takes longer than most steps."""
         meter = self._budget
         meter.steps = steps = meter.steps + 1
         if not steps % 16:
             meter.check()
 
     def made(self, value: Any) -> Any:
-        """The value itself, which a step has made, if it is within the limits."""
+        """Measure a value that a step has made, and return it. Raises TemplateError beyond a limit."""
         meter = self._budget
         meter.steps = steps = meter.steps + 1
         size = len(value) if type(value) is str else value_size(value)

@@ -1,8 +1,8 @@
-"""From a source to a checkpoint that can run: `load(source)`.
+"""Loads checkpoints: `load(source)`.
 
-A source is a folder in Hugging Face's layout, a GGUF file, or an id on the hub ("org/name", "org/name@revision"); any
-of them "+" a PEFT LoRA folder, which is merged; or such a folder alone, which names its base.  Nothing in a checkpoint
-is executed or unpickled.  Loading is plain work of the calling thread, whichever that is.
+A source is a folder in Hugging Face's layout, a GGUF file, or an id on the hub ("org/name", "org/name@revision"). "+"
+and a PEFT LoRA folder after it merge that adapter; a LoRA folder alone names its base. Nothing in a checkpoint is
+executed or unpickled.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,12 +38,13 @@ log = getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once;
-    `suited` is the precision for how its numbers are stored.
+    """A loaded checkpoint. `max_tokens` includes special tokens; `weight_bytes` counts tied weights once;
+    `default_precision` follows from how the weights are stored.
 
-    `fill` gives a part of the network or the head its numbers, where they were not read with the rest.  Of one that
-    translates, `network` reads and `head`, a models.seq2seq.protocol.Seq2Seq around it, writes, as `writing` has it
-    where nobody asks otherwise.  `both_orders`: of a pair, what is said of it in either order is added."""
+    `load_weights` reads the weights of a part of the network or head that have not been read yet. For an
+    encoder-decoder, `network` is the encoder and `head` the whole model (models.seq2seq.protocol.Seq2Seq); `decoding`
+    has its default rules. `both_orders`: a pair is scored in both orders and the scores are added.
+    """
 
     source: str
     family: str
@@ -68,7 +69,7 @@ class Checkpoint:
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Nobody asked for progress."""
+    """The default progress callback: does nothing."""
 
 
 def load(
@@ -78,94 +79,97 @@ def load(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] = ignore_progress,
 ) -> Checkpoint:
-    """Read a checkpoint into memory as `dtype` on `device`; `progress` hears of bytes done and bytes in all.
+    """Read a checkpoint into memory as `dtype` on `device`. `progress` is called with the bytes read so far and in all.
 
-    CheckpointError names the file and the tensor at fault; UnsupportedError says what to do instead.
+    CheckpointError names the faulty file and tensor; UnsupportedError says what to do instead.
     """
     return load_described(source, describe_source(source), dtype=dtype, device=device, progress=progress)
 
 
 def load_described(
     source: str,
-    what: Description,
+    description: Description,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
-    """The same of a source that is described already."""
-    begun = prepare(source, what, dtype=dtype, device=device, progress=progress)
-    begun.load_weights(begun.network)
-    begun.load_weights(begun.head)
-    begun.network.to(device)
-    begun.head.to(device)
-    return begun
+    """As `load`, for a source that is described already."""
+    checkpoint = prepare(source, description, dtype=dtype, device=device, progress=progress)
+    checkpoint.load_weights(checkpoint.network)
+    checkpoint.load_weights(checkpoint.head)
+    checkpoint.network.to(device)
+    checkpoint.head.to(device)
+    return checkpoint
 
 
 def prepare(
     source: str,
-    what: Description,
+    description: Description,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
-    """The same with nothing read yet: parameters have shapes and no memory, until `fill` is called for what is wanted.
+    """As `load_described`, but nothing is read yet: parameters have shapes and no memory until `load_weights` is called
+    for a part.
 
-    CheckpointError unless the files hold exactly what the network takes.
+    CheckpointError unless the files hold exactly the network's tensors.
     """
-    network, head = build_on_meta(what)
-    weights = WeightReader(what, network, head, progress)
-    known, rows = what.tokenizer.vocab_size, what.config.vocab_size
+    network, head = build_on_meta(description)
+    weights = WeightReader(description, network, head, progress)
+    known, rows = description.tokenizer.vocab_size, description.config.vocab_size
     if known > rows:
-        log.warning("%s: the tokenizer knows %d tokens, the network only the first %d", source, known, rows)
+        log.warning("%s: the tokenizer has %d tokens, the network only the first %d", source, known, rows)
     numbers = {id(parameter): parameter.numel() for each in (network, head) for parameter in each.parameters()}
     return Checkpoint(
         source=source,
-        family=what.family,
-        task=cast(Task, what.head.task),
-        config=what.config,
-        decoder_config=what.decoder_config,
+        family=description.family,
+        task=cast(Task, description.head.task),
+        config=description.config,
+        decoder_config=description.decoder_config,
         network=network.eval(),
         head=head.eval(),
-        tokenizer=what.tokenizer.with_text_tags(what.chat.format.tags) if what.chat else what.tokenizer,
-        chat=what.chat,
-        labels=what.head.labels,
-        prompts=what.head.prompts,
-        pooling=what.head.pooling,
-        both_orders=what.head.both_orders,
-        stop_tokens=what.stop_tokens,
-        max_tokens=what.max_tokens,
+        tokenizer=description.tokenizer.with_text_tags(description.chat.format.tags)
+        if description.chat
+        else description.tokenizer,
+        chat=description.chat,
+        labels=description.head.labels,
+        prompts=description.head.prompts,
+        pooling=description.head.pooling,
+        both_orders=description.head.both_orders,
+        stop_tokens=description.stop_tokens,
+        max_tokens=description.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
-        default_precision=what.default_precision,
+        default_precision=description.default_precision,
         load_weights=partial(weights.load, dtype=dtype, device=torch.device(device)),
-        decoding=what.head.decoding,
+        decoding=description.head.decoding,
     )
 
 
-def describe_source(source: str, reach: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
-    """All about a checkpoint but its numbers.  What lies out of `reach` is not looked at.
+def describe_source(source: str, policy: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
+    """The description of a checkpoint, without reading its weights. Sources outside of `policy` are not looked at.
 
-    `vet` gets each folder, or GGUF file and its metadata, before its tokenizer is read, and raises CheckpointError for
-    one that must not be.
+    `vet` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It raises
+    CheckpointError if the tokenizer must not be read.
     """
-    base, _, addition = ("", "", "") if "+" not in source or reach.exists(source) else source.rpartition("+")
+    base, _, addition = ("", "", "") if "+" not in source or policy.exists(source) else source.rpartition("+")
     if base and addition:
-        return describe_merged(reach.locate(base), reach.locate(addition), vet)
-    path = reach.locate(source)
+        return describe_merged(policy.locate(base), policy.locate(addition), vet)
+    path = policy.locate(source)
     if not path.is_dir():
         check_file(path)
         return gguf.describe_gguf(path, vet)
     if adapter.is_adapter(path):
-        return describe_merged(reach.for_source(source).locate(adapter.base_source(path)), path, vet)
+        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, vet)
     if recurrent.is_recurrent(path):
         return recurrent.describe_recurrent(path, vet)
     return folder.describe_folder(folder.open_folder(path), vet)
 
 
 def describe_merged(base: Path, addition: Path, vet: FolderCheck = accept_folder) -> Description:
-    """A base checkpoint with a LoRA merged into it."""
+    """The description of a base checkpoint with a LoRA merged into it."""
     if base.is_file():
         message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))

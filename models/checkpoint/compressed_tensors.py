@@ -1,8 +1,8 @@
-"""Matrices kept as whole numbers and scales, as compressed-tensors writes them.
+"""Quantised matrices in the compressed-tensors format: the tensors of one matrix (codes, scales, shape) become one
+entry, which is read as floats.
 
-Knows nothing of networks.  The one idea: several tensors of a file are one parameter; they become one entry, which is
-read as the floats they stand for.  Inputs of an output have one scale for each group of them, or one for all.  Whoever
-packs the floats that `rounded` makes finds the same codes and scales again.
+The weights of an output have one scale for each group of inputs, or one for all. Floats made by `quantize_int8` give
+the same codes and scales again when models.native packs them.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +21,18 @@ CONFIG = "quantization_config"
 METHOD = "compressed-tensors"
 FORMAT_BITS = {"int-quantized": 8, "pack-quantized": 4}  # bits of a weight
 KINDS = {8: "int8", 4: "int4"}  # of an entry
-GROUP_SIZES = (32, 64, 128)  # inputs that may share a scale, where not all do
-INT8_GROUP = 32  # inputs that share one in what is written here, as in models.native
+GROUP_SIZES = (32, 64, 128)  # inputs that may share a scale, unless all do
+INT8_GROUP = 32  # inputs that share a scale in saved files, as in models.native
 MAX_CODE = 127  # the largest code of eight bits
-TRIED_CODES = (MAX_CODE, *range(16, 0, -1))  # those of a group that is whole multiples of a scale already
-HALF_DIGITS = 2048  # a number of half precision is a whole one below this, times a power of two
+# The largest codes tried for a group that may be whole multiples of a scale already.
+TRIED_CODES = (MAX_CODE, *range(16, 0, -1))
+HALF_DIGITS = 2048  # a half-precision number is an integer below this times a power of two
 PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape")
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """`bits` of a weight, and how many inputs of an output share a scale: 0 for all."""
+    """`bits` of a weight, and how many inputs of an output share a scale; 0: all."""
 
     bits: int
     group: int
@@ -39,7 +40,7 @@ class Scheme:
 
 @dataclass(frozen=True)
 class CompressedEntry(TensorEntry):
-    """A matrix of `bits` a weight, of which the file holds codes and scales."""
+    """A matrix of which the file holds codes of `bits` bits, and scales."""
 
     bits: int
     codes: TensorEntry
@@ -64,39 +65,40 @@ class CompressedEntry(TensorEntry):
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """[N, K] float32, of int8 `codes` [N, K] and `scales` [N, G], each for K / G neighbours."""
+    """[N, K] float32 of int8 `codes` [N, K] and `scales` [N, G], each scale for K / G neighbouring inputs."""
     count, groups = scales.shape
     return codes.float().view(count, groups, -1).mul_(scales[:, :, None]).view(codes.shape)
 
 
 def quantize_int8(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] int8 and scales [N, K / GROUP] float32 of weights [N, K], as models.native packs them.
+    """Codes [N, K] int8 and scales [N, K / INT8_GROUP] float32 of weights [N, K], as models.native packs them.
 
-    A group that is whole multiples of a scale keeps it.  Otherwise LEVEL scales are its largest weight, rounded up to
-    the digits of half precision, so that codes times the scale are whole multiples: packed again, they have the same
-    codes and scales, whatever is packed beside them.  The packer stores scales in a unit of all that is packed as one,
-    with the range of half precision: this holds for groups whose largest weight is at least 2^-22 of the largest of
-    all.  Smaller ones have fewer digits there, and their codes may differ by a step of that.  A group with a number
-    that is infinite or none has NaN for a scale.
+    A group that is already whole multiples of a scale keeps that scale. Otherwise MAX_CODE scales are its largest
+    weight, rounded up to the digits of half precision. Then codes times the scale are exact, and packing them again
+    gives the same codes and scales whatever else is packed.
+
+    The packer stores scales relative to a unit of the whole matrix in the range of half precision. So this holds for
+    groups whose largest weight is at least 2^-22 of the largest of all; in smaller groups a code may differ by one. A
+    group with an infinite or NaN weight has the scale NaN.
     """
     count = len(weights)
     groups = weights.float().view(-1, INT8_GROUP)
     most = groups.abs().amax(1, keepdim=True)
     finite = most.isfinite()
     exponents = torch.frexp(most.where(finite, 1))[1].double()
-    # The largest becomes 1 / 2 to 1, so that nothing is subnormal.
+    # The largest is scaled to between 1/2 and 1, so that nothing is subnormal.
     groups = (groups.where(finite, 0) * torch.exp2(-exponents)).float()
     scales = choose_scales(groups)
     inverse = torch.where(scales > 0, 1 / scales, 0)
-    # Products of two float32 are exact in float64: rounded once, as a fused multiplication does it.  Without one the
-    # packer lets a tie fall otherwise now and then.
+    # Products of two float32 are exact in float64, so they are rounded once, as by a fused multiply-add.  Without
+    # that the packer would sometimes round a tie the other way.
     codes = (groups.double() * inverse.double()).round().to(torch.int8)
     scales = (scales * torch.exp2(exponents)).float().where(finite, torch.nan)
     return codes.view(count, -1), scales.view(count, -1)
 
 
 def choose_scales(groups: Tensor) -> Tensor:
-    """[G, 1] for groups [G, GROUP]: see `rounded`."""
+    """Scales [G, 1] for groups [G, INT8_GROUP]; see `quantize_int8`."""
     most = groups.abs().amax(1, keepdim=True)
     digits, exponent = torch.frexp(most / MAX_CODE)
     scales = torch.ldexp((digits * HALF_DIGITS).ceil() / HALF_DIGITS, exponent)
@@ -111,7 +113,7 @@ def choose_scales(groups: Tensor) -> Tensor:
 
 
 def pack_int4(codes: Tensor) -> Tensor:
-    """[N, K / 8] int32 of `codes` [N, K] uint8 from 0 to 15: eight in a number, the first in its lowest bits."""
+    """[N, K / 8] int32 of `codes` [N, K] uint8 from 0 to 15: eight codes in a number, the first in the lowest bits."""
     pairs = codes.view(len(codes), -1, 2)
     return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.int32)
 
@@ -124,55 +126,56 @@ def unpack_int4(numbers: Tensor, inputs: int) -> Tensor:
 
 
 def combine_entries(file: Path, config: Any, entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The entries with those that are parts of a matrix put together.  `config` is that of the quantisation.
+    """The entries, with the parts of each quantised matrix combined into one. `config` is the quantisation
+    configuration.
 
-    UnsupportedError names the field that asks for what is not read here.
+    UnsupportedError names the field that is not supported.
     """
     scheme = read_scheme(file, config)
     found: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         module, _, leaf = name.rpartition(".")
-        near = {part: entries[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in entries}
-        if "weight_scale" not in near or not leaf.startswith(("weight", "input", "output")):
+        parts = {part: entries[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in entries}
+        if "weight_scale" not in parts or not leaf.startswith(("weight", "input", "output")):
             found[name] = entry
         elif leaf == ("weight" if scheme.bits == 8 else "weight_packed"):
-            found[f"{module}.weight"] = combine_parts(f"{module}.weight", near, scheme)
+            found[f"{module}.weight"] = combine_parts(f"{module}.weight", parts, scheme)
         elif leaf not in PARTS:
             message = "zero points, reordered inputs and fixed scales of activations are not read; save it without"
             raise UnsupportedError(message, file=str(entry.file), tensor=name)
     return found
 
 
-def combine_parts(name: str, near: Mapping[str, TensorEntry], scheme: Scheme) -> CompressedEntry:
-    scales, codes = near["weight_scale"], near["weight" if scheme.bits == 8 else "weight_packed"]
-    shape = codes.shape if scheme.bits == 8 else read_shape(near, codes)
+def combine_parts(name: str, parts: Mapping[str, TensorEntry], scheme: Scheme) -> CompressedEntry:
+    scales, codes = parts["weight_scale"], parts["weight" if scheme.bits == 8 else "weight_packed"]
+    shape = codes.shape if scheme.bits == 8 else read_shape(parts, codes)
     count, inputs = shape if len(shape) == 2 else (0, 0)
     expected = ("I8", shape) if scheme.bits == 8 else ("I32", (count, -(-inputs // 8)))
     if len(shape) != 2 or (codes.kind, codes.shape) != expected:
-        message = f"{codes.kind} of the form {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
+        message = f"{codes.kind} of shape {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
     width = scheme.group or max(inputs, 1)
     if scales.kind not in FLOAT_ENCODINGS or inputs % width or scales.shape != (count, inputs // width):
         message = (
-            f"{scales.kind} of the form {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
+            f"{scales.kind} of shape {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
         )
         raise CheckpointError(message, file=str(scales.file), tensor=scales.name)
     kind = KINDS[scheme.bits]
     return CompressedEntry(codes.file, name, kind, shape, codes.start, codes.encoding, scheme.bits, codes, scales)
 
 
-def read_shape(near: Mapping[str, TensorEntry], codes: TensorEntry) -> tuple[int, ...]:
-    """Of the matrix, as two numbers in the file say it: its inputs may fill the last int32 in part."""
-    said = near.get("weight_shape")
-    if said is None or said.kind not in ("I32", "I64") or said.shape != (2,):
+def read_shape(parts: Mapping[str, TensorEntry], codes: TensorEntry) -> tuple[int, ...]:
+    """The shape of a matrix, which the file stores as two numbers: the last int32 of a row may be only partly used."""
+    shape_entry = parts.get("weight_shape")
+    if shape_entry is None or shape_entry.kind not in ("I32", "I64") or shape_entry.shape != (2,):
         message = "its weight_shape, two whole numbers, is missing"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
-    sides: list[int] = said.read(torch.int64, torch.device("cpu")).tolist()
+    sides: list[int] = shape_entry.read(torch.int64, torch.device("cpu")).tolist()
     return tuple(sides)
 
 
 def read_scheme(file: Path, config: Any) -> Scheme:
-    """What the configuration asks for, if it is read here."""
+    """The scheme in the configuration. Raises UnsupportedError if it is not supported."""
     config = dict_or_empty(config)
     check_field(file, "quant_method", config.get("quant_method"), (METHOD,))
     check_field(file, "format", config.get("format"), tuple(FORMAT_BITS))
@@ -187,7 +190,7 @@ def read_scheme(file: Path, config: Any) -> Scheme:
 
 
 def read_group_scheme(file: Path, bits: int, group: Json) -> Scheme:
-    """Of one of the config_groups."""
+    """The scheme of one of the config_groups."""
     check_field(file, "format", group.get("format"), (None, *FORMAT_BITS))
     check_field(file, "output_activations", group.get("output_activations"), (None,))
     if group.get("input_activations") is not None:
@@ -210,7 +213,7 @@ def dict_or_empty(value: Any) -> Json:
 
 
 def check_field(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
-    """UnsupportedError unless the field has one of the values that are known."""
+    """UnsupportedError unless the field has one of the known values."""
     if value not in known:
         raise UnsupportedError(
             f"{CONFIG}.{field} is {value!r}, and only {' or '.join(map(repr, known))} is read: weights of {METHOD}, "
@@ -220,9 +223,10 @@ def check_field(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> N
 
 
 def build_config(scheme: Scheme, ignored: list[str]) -> Json:
-    """What compressed-tensors wants to read of matrices saved under `scheme`; `ignored` modules are floats.
+    """The quantization_config of matrices saved under `scheme`; `ignored` modules are stored as floats.
 
-    The form cannot state how activations are rounded here, and rounding them by token is less exact: it states nothing.
+    The format cannot describe how activations are rounded here, and its rounding per token is less exact, so nothing is
+    written about activations.
     """
     weights: Json = {"num_bits": scheme.bits, "type": "int", "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}

@@ -1,7 +1,7 @@
-"""The default precision of a checkpoint, from the formats its matrices are stored in.
+"""Chooses the default precision of a checkpoint from the formats of its matrices.
 
-Weights that are stored as floats are computed in float32.  Where most are stored in blocks of integers, the codes and
-scales of the file are multiplied as they are, which takes a fraction of the time and memory.
+Weights stored as floats are computed in float32. If most are stored in blocks of integers, the codes and scales of the
+file are multiplied directly, which takes a fraction of the time and memory.
 """
 
 from collections import Counter
@@ -13,20 +13,20 @@ from typing import Literal
 from .tensor_files import TensorEntry
 
 PrecisionName = Literal["float32", "int8", "int4"]
-FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K", "int4"))  # what int4 takes as it is; it has what else there is in 8 bits
+FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K", "int4"))  # formats that int4 stores exactly; it stores others in 8 bits
 
 
 @dataclass(frozen=True)
 class DefaultPrecision:
-    """A precision, and a clause for people that says why it."""
+    """A precision, and a clause for people that gives the reason."""
 
     precision: PrecisionName
     reason: str
 
 
 def choose_precision(entries: Iterable[TensorEntry]) -> DefaultPrecision:
-    """Of a checkpoint's tensors, of which at least one is a matrix: integers if more than half of the numbers in
-    matrices are stored as such, int4 if it takes any of them as they are."""
+    """The default precision of a checkpoint with at least one matrix: integers if more than half of the matrices'
+    weights are stored so, int4 if any of them keeps its stored codes in int4."""
     numbers, shares = Counter[str](), Counter[PrecisionName]()
     for entry in entries:
         if len(entry.shape) == 2:
@@ -40,8 +40,8 @@ def choose_precision(entries: Iterable[TensorEntry]) -> DefaultPrecision:
 
 
 def kind_precision(kind: str) -> PrecisionName:
-    """What a single format asks for.  Block formats of GGUF are Q, the bits of a number, and the scheme; see
-    models.checkpoint.compressed_tensors for the others."""
+    """The precision for a single format. GGUF's block formats are Q, the bits of a weight, and the scheme; for the
+    others see models.checkpoint.compressed_tensors."""
     if kind in FOUR:
         return "int4"
     return "int8" if kind.startswith("Q") or kind == "int8" else "float32"

@@ -1,8 +1,7 @@
-"""A checkpoint that is understood but not yet read, and the network made of it.
+"""The description of a checkpoint before its weights are read, and the network built from it.
 
-Knows nothing of files' formats or of families.  The one idea: build on torch's meta device, where tensors have shapes
-but no memory; compare every shape the files announce with every shape the network wants; and only then allocate
-(weights.py).  A wrong or absurd checkpoint is refused before it costs anything.
+The network is built on torch's meta device, where tensors have shapes but no memory. Every shape in the files is
+compared with the network's before memory is allocated (weight_reader.py), so a wrong checkpoint is refused at no cost.
 """
 
 import math
@@ -41,9 +40,10 @@ BODY_PREFIXES = (
     "blocks.",
     "final_norm.",
 )
-MIN_DISTANCES = 4  # kinds: near and far ones, before and behind
-MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions: they are made, not read
-PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))  # with all that stands round a text, and round a pair
+MIN_DISTANCES = 4  # buckets: near and far ones, before and after
+MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
+# With the special tokens around a text and around a pair.
+PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
 MAX_NAMED = 5  # tensors named in a message; the others are counted
 NamedPieces = list[tuple[str, Tensor]]
 CutFunction = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
@@ -51,18 +51,18 @@ log = getLogger(__name__)
 
 
 def cut_nothing(network: Transformer, head: nn.Module) -> Mapping[str, Cut]:  # noqa: ARG001
-    """Nothing is cut."""
+    """The default of `cut_network`: cuts nothing."""
     return {}
 
 
 @dataclass(frozen=True)
 class HeadDescription:
-    """What is made of the states: `task` is its word in requests, `build` makes the module for a network.
+    """The head of a checkpoint: `task` is its name in requests, `build` makes the module for a network.
 
-    `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.  `prompts` are
-    what may be put before a text, by name; the one without a name is put before every text.  `pooling`: of an embedder.
-    `configs` are those of bodies that the head has besides; `writing`: what it writes where nobody asks otherwise.
-    `both_orders`: it reads pairs, each in both orders, and what it says of them is added.
+    `ignored_names` are our names of tensors that a file may have but that are not read, as a tied tensor's second copy.
+    `prompts` are texts that may be put before the input, by name; the one with the empty name is put before every text.
+    `pooling`: of an embedder. `decoder_configs` are those of further stacks inside the head; `decoding`: its default
+    decoding rules. `both_orders`: a pair is scored in both orders and the scores are added.
     """
 
     task: str
@@ -78,12 +78,12 @@ class HeadDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Everything about a checkpoint but its numbers.
+    """Everything about a checkpoint except for its weights.
 
-    `suited` is the precision for how its weights are stored, unless another is `preferred`.
-    `file` is what describes it, for messages.  `translate` turns a tensor under the file's name into tensors under
-    ours ("head." for those of the head), on the meta device too.  `cutting` makes the network and its head a share of
-    themselves, where one is wanted, and says how by our names (models.parallel).
+    `default_precision` follows from how the weights are stored, unless `preferred_precision` is set. `file` is the path
+    for messages. `translate` turns a tensor under the file's name into tensors under our names ("head." for those of
+    the head); it works on the meta device too. `cut_network` cuts the network and head to this process's share and
+    returns the cuts by our names (models.parallel).
     """
 
     file: str
@@ -96,10 +96,10 @@ class Description:
     max_tokens: int
     chat: ChatTemplate | None = None
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
-    parts: FolderParts | None = None  # of a folder: what adapters change
+    parts: FolderParts | None = None  # of a folder: what an adapter may change
     cut_network: CutFunction = cut_nothing
     build_network: Callable[[], Any] | None = (
-        None  # of a network that is no Transformer; `config` is then about as large
+        None  # for a network that is no Transformer; `config` is then one of similar size
     )
     preferred_precision: DefaultPrecision | None = None
 
@@ -109,14 +109,14 @@ class Description:
 
     @property
     def decoder_config(self) -> ModelConfig:
-        """Of what is computed step by step: that which writes, where there are two."""
+        """The configuration of the stack that is computed step by step: the decoder of an encoder-decoder."""
         return self.head.decoder_configs[-1] if self.head.decoder_configs else self.config
 
 
 class SkipInitialization(TorchFunctionMode):
-    """Modules made under it keep their parameters as they come.
+    """Modules made under it skip the random initialization of their parameters.
 
-    Random numbers for tensors without memory would be drawn by torch's compiler, which takes seconds to import.
+    Torch would draw random numbers for tensors without memory through its compiler, which takes seconds to import.
     """
 
     def __torch_function__(
@@ -128,42 +128,44 @@ class SkipInitialization(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build_on_meta(what: Description) -> tuple[Transformer, nn.Module]:
-    """Both modules on the meta device: shapes, and no memory.
+def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
+    """The network and the head on the meta device: shapes without memory.
 
-    CheckpointError where they cannot be made, or cannot read what the tokenizer makes of a text.
+    CheckpointError if they cannot be built, or if the tokenizer's output does not fit the network.
     """
-    for config in (what.config, *what.head.decoder_configs):
+    for config in (description.config, *description.head.decoder_configs):
         for name, wrong in invalid_fields(config):
-            raise CheckpointError(f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=what.file)
-        if config.depth > len(what.entries):
             raise CheckpointError(
-                f"it describes {config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
+                f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=description.file
             )
-    check_tokenizer_fits(what)
+        if config.depth > len(description.entries):
+            raise CheckpointError(
+                f"it describes {config.depth} layers, but the files hold {len(description.entries)} tensors",
+                file=description.file,
+            )
+    check_tokenizer_fits(description)
     with torch.device("meta"), SkipInitialization():
-        network = what.build_network() if what.build_network else Transformer(what.config)
-        return network, what.head.build(network)
+        network = description.build_network() if description.build_network else Transformer(description.config)
+        return network, description.head.build(network)
 
 
-def check_tokenizer_fits(what: Description) -> None:
-    """CheckpointError where the special tokens or the segments round a text, or the tokens of a word, are none of the
-    network's."""
+def check_tokenizer_fits(description: Description) -> None:
+    """CheckpointError if the special tokens or segments around a text, or the tokens of a word, have no embedding."""
     for probe in PROBE_TEXTS:
         try:
-            [encoding] = what.tokenizer.encode_batch([probe])
+            [encoding] = description.tokenizer.encode_batch([probe])
         except EncodingError:
-            continue  # no request with such a text gets tokens
-        if reason := missing_embedding(what, encoding.ids, encoding.segments):
-            raise CheckpointError(reason, file=what.file)
+            continue  # a request with such a text is refused later
+        if reason := missing_embedding(description, encoding.ids, encoding.segments):
+            raise CheckpointError(reason, file=description.file)
 
 
-def missing_embedding(what: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
-    """Which number of a text the network has no embedding for, in a sentence; empty if it has one for each.
+def missing_embedding(description: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
+    """A sentence that names the token or segment without an embedding; empty if each has one.
 
-    Without embeddings of segments they are not read.
+    A network without segment embeddings ignores segments.
     """
-    kinds = (("token", tokens, what.config.vocab_size), ("segment", segments, what.config.segments))
+    kinds = (("token", tokens, description.config.vocab_size), ("segment", segments, description.config.segments))
     for name, numbers, count in kinds:
         if (name == "token" or count) and max(numbers, default=0) >= count:
             made = f"its tokenizer makes {name} {max(numbers)} of the text"
@@ -172,7 +174,7 @@ def missing_embedding(what: Description, tokens: Sequence[int], segments: Sequen
 
 
 def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Fields whose values make no network, and what they should be: a description may hold anything."""
+    """The fields with invalid values, each with what it should be. A file may hold any value."""
     for name, least in (*((name, 1) for name in SIZE_FIELDS), *((name, 0) for name in COUNT_FIELDS)):
         value = getattr(config, name)
         if type(value) is not int or not least <= value < 2**31:
@@ -197,7 +199,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
         if config.distances < MIN_DISTANCES:
             yield "distances", f"{MIN_DISTANCES} at least"
         if config.farthest <= near + 1:
-            yield "farthest", f"more than {near + 1}, where each distance is of a kind of its own"
+            yield "farthest", f"more than {near + 1}, up to which each distance has a bucket of its own"
     if scaling := config.rope_scaling:
         if not 0 < scaling.factor < math.inf:
             yield "rope_scaling", "by a positive factor"
@@ -208,7 +210,7 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Our names and shapes of all parameters; one that is tied to another is left out."""
+    """Our names and shapes of all parameters; a parameter tied to another is left out."""
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     known = {id(parameter) for parameter in network.parameters()}
     for name, parameter in head.named_parameters():
@@ -217,62 +219,65 @@ def parameter_shapes(network: Transformer, head: nn.Module) -> dict[str, tuple[i
     return shapes
 
 
-def match_entries(what: Description, network: Transformer, head: nn.Module) -> dict[str, TensorEntry]:
-    """The entries to read, in the order of the files; CheckpointError unless they are exactly what is wanted."""
+def match_entries(description: Description, network: Transformer, head: nn.Module) -> dict[str, TensorEntry]:
+    """The entries to read, in the order of the files. CheckpointError unless they are exactly the network's
+    parameters."""
     shapes, sources = parameter_shapes(network, head), dict[str, str]()
     entries, unknown = {}, []
-    for name, entry in what.entries.items():
-        pieces = translate_shape(what, name, entry)
+    for name, entry in description.entries.items():
+        pieces = translate_shape(description, name, entry)
         for ours, piece in pieces:
-            if ours in what.head.ignored_names:
+            if ours in description.head.ignored_names:
                 continue
             if ours not in shapes:
                 unknown.append((name, ours))
                 continue
             if tuple(piece.shape) != shapes[ours]:
                 raise CheckpointError(
-                    f"its shape is {list(piece.shape)}, but {what.file} asks for {list(shapes[ours])}",
+                    f"its shape is {list(piece.shape)}, but {description.file} asks for {list(shapes[ours])}",
                     file=str(entry.file),
                     tensor=name,
                 )
             sources[ours] = name
             entries[name] = entry
             check_readable(entry)
-    check_missing(what, [name for name in shapes if name not in sources], sources)
-    check_unknown(what, unknown, entries)
+    check_missing(description, [name for name in shapes if name not in sources], sources)
+    check_unknown(description, unknown, entries)
     return dict(sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)))
 
 
-def translate_shape(what: Description, name: str, entry: TensorEntry) -> NamedPieces:
-    """What a tensor will become, with shapes only."""
+def translate_shape(description: Description, name: str, entry: TensorEntry) -> NamedPieces:
+    """The tensors that an entry becomes, with shapes only."""
     try:
-        return what.translate(name, torch.empty(entry.shape, device="meta"))
-    except (RuntimeError, ValueError) as error:  # more or fewer dimensions, or not divisible as its kind should be
+        return description.translate(name, torch.empty(entry.shape, device="meta"))
+    except (RuntimeError, ValueError) as error:  # wrong number of dimensions, or a size that cannot be divided
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"its shape {list(entry.shape)} is not that of such a tensor ({reason})", file=str(entry.file), tensor=name
         ) from None
 
 
-def check_missing(what: Description, missing: list[str], sources: Mapping[str, str]) -> None:
+def check_missing(description: Description, missing: list[str], sources: Mapping[str, str]) -> None:
     if missing:
         names = [checkpoint_name(name, sources) for name in missing]
-        files = sorted({str(entry.file) for entry in what.entries.values()}) or [what.file]
-        message = f"{len(names)} tensors are missing: {join_names(names)}; {what.file} asks for them"
+        files = sorted({str(entry.file) for entry in description.entries.values()}) or [description.file]
+        message = f"{len(names)} tensors are missing: {join_names(names)}; {description.file} asks for them"
         raise CheckpointError(message, file=", ".join(files[:MAX_NAMED]), tensor=names[0])
 
 
-def check_unknown(what: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:
-    """A tensor with a name of ours has no place in this network.  Without one it belongs to a head: an embedder may
-    leave that aside."""
-    strays = [name for name, ours in unknown if what.head.task != "embed" or is_body(ours)]
+def check_unknown(description: Description, unknown: list[tuple[str, str]], entries: Mapping[str, TensorEntry]) -> None:
+    """CheckpointError for a tensor of the body that the network has no place for. A tensor that belongs to another head
+    is ignored if the task is to embed."""
+    strays = [name for name, ours in unknown if description.head.task != "embed" or is_body(ours)]
     if strays:
-        message = f"{len(strays)} tensors have no place in the network {what.file} describes: {join_names(strays)}"
-        raise CheckpointError(message, file=str(what.entries[strays[0]].file), tensor=strays[0])
+        message = (
+            f"{len(strays)} tensors have no place in the network {description.file} describes: {join_names(strays)}"
+        )
+        raise CheckpointError(message, file=str(description.entries[strays[0]].file), tensor=strays[0])
     aside = [name for name, _ in unknown if name not in entries]
     if aside:
         log.info(
-            "%s: %d tensors of a head that is not used are left aside: %s", what.file, len(aside), join_names(aside)
+            "%s: %d tensors of a head that is not used are ignored: %s", description.file, len(aside), join_names(aside)
         )
 
 
@@ -281,7 +286,7 @@ def is_body(ours: str) -> bool:
 
 
 def checkpoint_name(ours: str, sources: Mapping[str, str]) -> str:
-    """The checkpoint's own name for a tensor it lacks, told from the same tensor of another layer, or its bias."""
+    """The checkpoint's name of a missing tensor, guessed from the same tensor of another layer or from its bias."""
     layer = re.match(r"(head\.decoder\.)?blocks\.(\d+)\.", ours)
     for known, name in sources.items():
         if layer and re.sub(r"^(head\.decoder\.)?blocks\.\d+", layer[0][:-1], known) == ours:

@@ -1,8 +1,5 @@
-"""A folder in the layout of Hugging Face: config.json, safetensors in one or several files, tokenizer files.
-
-Knows nothing of names inside a network; `models.architectures` does.  The one idea: everything that can be refused is
-refused from small files and headers, before a tensor is read, with a sentence that says what to do instead.
-"""
+"""A checkpoint folder in the layout of Hugging Face: config.json, safetensors in one or several files, tokenizer files.
+Everything unsupported is refused from the small files and headers, before a tensor is read."""
 
 from dataclasses import replace
 from functools import partial
@@ -33,7 +30,7 @@ from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
 
 def open_folder(path: Path) -> FolderParts:
-    """Read the small files and the headers.  CheckpointError or UnsupportedError names what is wrong."""
+    """Read the small files and the tensor headers. CheckpointError or UnsupportedError says what is wrong."""
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
@@ -46,7 +43,7 @@ def open_folder(path: Path) -> FolderParts:
 
 
 def describe_folder(parts: FolderParts, vet: FolderCheck = accept_folder) -> Description:
-    """All about the checkpoint but its numbers.  `vet` is called before the tokenizer is read."""
+    """The description of a checkpoint folder. `vet` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
     config = parse_config(file, partial(parts.family.config, parts.config))
     tokenizer = load_tokenizer(parts.path, vet)
@@ -68,14 +65,15 @@ def describe_folder(parts: FolderParts, vet: FolderCheck = accept_folder) -> Des
 
 
 def describe_changed(parts: FolderParts, known: Description) -> Description:
-    """The same of one that differs from a known one in tensors and head only: its other files are not read again."""
+    """The description of a folder that differs from a known one in tensors and head only; its other files are not read
+    again."""
     head, limit = HEADS[parts.spec.task](parts, known.config)
     translate = partial(rename_weight, parts.family, parts.spec.renames)
     return replace(known, head=head, entries=parts.entries, translate=translate, max_tokens=limit, parts=parts)
 
 
 def check_config(file: Path, config: JsonObject) -> None:
-    """What would need code from the checkpoint, or arithmetic that is not here."""
+    """UnsupportedError for a checkpoint that needs its own code, or a quantisation that is not supported."""
     if "auto_map" in config:
         raise UnsupportedError(
             "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
@@ -105,7 +103,7 @@ def find_head_spec(file: Path, config: JsonObject, family: Family) -> HeadSpec:
 
 
 def list_tensors(path: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the folder by name: from its index, else from its one safetensors file."""
+    """Every tensor of the folder by name, from its index or else from its one safetensors file."""
     if (path / INDEX).is_file():
         return list_sharded_tensors(path)
     if (path / SINGLE).is_file():
@@ -127,13 +125,13 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
         shards.setdefault(shard, []).append(name)
     found, count = dict[str, TensorEntry](), 0
     for shard, names in shards.items():
-        there = read_safetensors(path / shard)
-        count += len(there)
+        tensors = read_safetensors(path / shard)
+        count += len(tensors)
         check_tensor_count(path / INDEX, count)
         for name in names:
-            if name not in there:
+            if name not in tensors:
                 raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)
-            found[name] = there[name]
+            found[name] = tensors[name]
     return {name: found[name] for name in places}
 
 
@@ -153,10 +151,10 @@ def load_tokenizer(path: Path, vet: FolderCheck = accept_folder) -> Tokenizer:
 
 
 def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template from its own file or from the tokenizer's configuration."""
+    """The chat template, from its own file or from the tokenizer's configuration."""
     if (path / "chat_template.jinja").is_file():
-        beside = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
-        files = {"default": path / "chat_template.jinja"} | ({"tool_use": beside} if beside.is_file() else {})
+        tool_use = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
+        files = {"default": path / "chat_template.jinja"} | ({"tool_use": tool_use} if tool_use.is_file() else {})
         sources = {name: read_text(file, errors="replace") for name, file in files.items()}
         return build_chat_template(str(path), sources, tokenizer)
     aside = read_json(path / "chat_template.json", {})
@@ -168,17 +166,17 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def read_stop_tokens(parts: FolderParts, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-    """Every token that any of the files calls the end; what is no token of the vocabulary is left out.
+    """Every end token that any of the files names; ids outside of the vocabulary are left out.
 
-    CheckpointError where a file lists too many.
+    CheckpointError if a file lists too many.
     """
     stops: list[Any] = [tokenizer.eos_id]
     for file, config in (
         (parts.path / "generation_config.json", read_json(parts.path / "generation_config.json", {})),
         (parts.path / "config.json", parts.config),
     ):
-        said = config.get("eos_token_id")
-        listed = said if isinstance(said, list) else [said]
+        ids = config.get("eos_token_id")
+        listed = ids if isinstance(ids, list) else [ids]
         if len(listed) > MAX_STOP_TOKENS:
             message = f"eos_token_id has {len(listed)} tokens; {MAX_STOP_TOKENS} are the most"
             raise CheckpointError(message, file=str(file))

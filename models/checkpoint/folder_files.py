@@ -1,7 +1,4 @@
-"""What a checkpoint folder says of itself, as it is read from the small files.
-
-Knows nothing of what the values mean.
-"""
+"""The small files of a checkpoint folder: reads them and turns their errors into CheckpointError."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,18 +17,18 @@ from .tensor_files import TensorEntry
 JsonObject = dict[str, Any]
 FolderCheck = Callable[
     [Path, JsonObject], None
-]  # of a folder, or of a GGUF file and its metadata, before its tokenizer is read
+]  # called with a folder, or a GGUF file and its metadata, before its tokenizer is read
 T = TypeVar("T")
-MAX_STOP_TOKENS = 64  # tokens that end an answer; published models name up to ten
+MAX_STOP_TOKENS = 64  # stop tokens of a checkpoint; published models have up to ten
 
 
 def accept_folder(source: Path, fields: JsonObject) -> None:
-    """Its tokenizer is read as it is."""
+    """The default check: accepts every folder and GGUF file."""
 
 
 @dataclass(frozen=True)
 class FolderParts:
-    """What a folder says of itself.  An adapter may change any of it before it is described."""
+    """What a folder's files contain. An adapter may change any of it before it is described."""
 
     path: Path
     config: JsonObject
@@ -41,7 +38,7 @@ class FolderParts:
 
 
 def read_json(path: Path, default: JsonObject | None = None, kind: type = dict) -> Any:
-    """A JSON object (or another `kind`) from a file; `default` stands for a file that is not there."""
+    """A JSON object (or another `kind`) from a file; `default` is returned if the file is missing."""
     try:
         value = orjson.loads(read_json_bytes(path))
     except FileNotFoundError:
@@ -62,7 +59,7 @@ def missing_hint(path: Path) -> str:
 
 
 def build_chat_template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The chat template called "default", with the one called "tool_use"; what is wrong with it names the file."""
+    """The chat template named "default", with the one named "tool_use". Errors name the file."""
     source, tool_use = sources.get("default"), sources.get("tool_use")
     if not isinstance(source, str):
         return None
@@ -74,12 +71,12 @@ def build_chat_template(file: str, sources: Mapping[str, Any], tokenizer: Tokeni
 
 
 def valid_tokens(tokens: Iterable[object], vocab_size: int) -> frozenset[int]:
-    """The ids of tokens among these values; true and false are none."""
+    """The token ids among these values; booleans are no ids."""
     return frozenset(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
 
 
 def parse_config(file: str, make: Callable[[], T]) -> T:
-    """What `make` reads from a description, its failures as sentences."""
+    """The result of `make`, which reads a configuration; its failures become CheckpointError."""
     try:
         return make()
     except KeyError as error:

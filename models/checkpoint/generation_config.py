@@ -1,9 +1,6 @@
-"""How a folder's network writes where nobody asks otherwise: models.seq2seq.decoding.Writing, from
-generation_config.json.
-
-Knows no networks.  Where that file is missing, config.json says it, as in transformers.  The one idea: what would
-change an answer is followed or refused, by name; nothing of it is passed over.
-"""
+"""Reads the default decoding rules (models.seq2seq.decoding.DecodingConfig) of an encoder-decoder from
+generation_config.json, or from config.json if that file is missing, as transformers does. A field that would change an
+answer is either followed or refused by name."""
 
 import re
 from collections.abc import Mapping
@@ -47,79 +44,82 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "top_h": None,
     "typical_p": 1.0,
     "watermarking_config": None,
-}  # what would change answers, and the values with which it does not; None: only where it is not set
+}  # fields that would change answers, and the values with which they do not; None: only if not set
 IGNORED_FIELDS = re.compile(
     "_from_model_config|assistant_|cache_|compile_|continuous_batching|disable_compile|is_assistant|low_memory|max_cache|"
     "max_matching|num_assistant|output_|pad_token_id|prefill_|prompt_lookup|remove_invalid_values|return_dict|speculation|"
     "target_lookbehind|transformers_version|use_"
-)  # how those names begin that change nothing of what is written
-DEFAULT_TOP_K = 50  # tokens that transformers draws from where nobody says
+)  # prefixes of fields that do not change the output
+DEFAULT_TOP_K = 50  # transformers' default
 log = getLogger(__name__)
 
 
 def read_start_token(folder: Path, config: JsonObject) -> int:
-    """The token that stands before the first that is written."""
-    said, file = read_generation_fields(folder, config)
+    """The decoder's start token."""
+    fields, file = read_generation_fields(folder, config)
     for key in ("decoder_start_token_id", "bos_token_id"):
-        for each in (said, config):
+        for each in (fields, config):
             if isinstance(each.get(key), int):
                 return int(each[key])
-    message = "decoder_start_token_id is missing: the token that stands before the first that is written"
+    message = "decoder_start_token_id is missing: the token before the first generated one"
     raise CheckpointError(message, file=str(file))
 
 
 def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig) -> DecodingConfig:
-    """CheckpointError or UnsupportedError names the field that cannot be followed."""
-    said, file = read_generation_fields(folder, config)
-    check_fields(said, file)
-    how = parse_config(str(file), lambda: build_decoding_config(said, read_eos_tokens(said, config), decoder))
-    words = sorted(
+    """The default decoding rules. CheckpointError or UnsupportedError names the field that cannot be followed."""
+    fields, file = read_generation_fields(folder, config)
+    check_fields(fields, file)
+    how = parse_config(str(file), lambda: build_decoding_config(fields, read_eos_tokens(fields, config), decoder))
+    tokens = sorted(
         {*how.stop_tokens, *how.forced_first, *how.forced_last, *how.banned_tokens, read_start_token(folder, config)}
     )
-    if words and not 0 <= words[0] <= words[-1] < decoder.vocab_size:
+    if tokens and not 0 <= tokens[0] <= tokens[-1] < decoder.vocab_size:
         raise CheckpointError(
-            f"it names tokens {words}, the network knows 0 to {decoder.vocab_size - 1}", file=str(file)
+            f"it names tokens {tokens}, the network knows 0 to {decoder.vocab_size - 1}", file=str(file)
         )
     return how
 
 
 def read_generation_fields(folder: Path, config: JsonObject) -> tuple[JsonObject, Path]:
-    """What is said of it, and the file that does."""
+    """The fields of the generation configuration, and the file they are from."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE), folder / FILE
     known = {*SUPPORTED_FIELDS, *NEUTRAL_VALUES}
     return {key: value for key, value in config.items() if key in known}, folder / "config.json"
 
 
-def check_fields(said: JsonObject, file: Path) -> None:
+def check_fields(fields: JsonObject, file: Path) -> None:
     for key, neutral in NEUTRAL_VALUES.items():
-        if said.get(key) not in (None, neutral, []):
+        if fields.get(key) not in (None, neutral, []):
             raise UnsupportedError(
-                f"{key} {said[key]!r} would change what is written, and is not done here; remove it, or serve another",
+                f"{key} {fields[key]!r} would change the output and is not supported; remove it, or use another file",
                 file=str(file),
             )
-    strange = sorted(key for key in said.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key))
-    if strange:
-        log.warning("%s: %s is not known, and is left aside", file, ", ".join(strange))
+    unknown = sorted(
+        key for key in fields.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key)
+    )
+    if unknown:
+        log.warning("%s: %s is not known, and is ignored", file, ", ".join(unknown))
 
 
-def read_eos_tokens(said: JsonObject, config: JsonObject) -> frozenset[int]:
-    ends = token_ids(said.get("eos_token_id", config.get("eos_token_id")))
+def read_eos_tokens(fields: JsonObject, config: JsonObject) -> frozenset[int]:
+    ends = token_ids(fields.get("eos_token_id", config.get("eos_token_id")))
     if len(ends) > MAX_STOP_TOKENS:
         raise CheckpointError(f"eos_token_id has {len(ends)} tokens; {MAX_STOP_TOKENS} are the most")
     return frozenset(ends)
 
 
-def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: ModelConfig) -> DecodingConfig:
-    """Lengths in the file count the start too, where they don't say that they count what is new."""
-    given = {key: value for key, value in said.items() if value is not None}
+def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: ModelConfig) -> DecodingConfig:
+    """The decoding rules from the fields. `max_length` and `min_length` in the file include the start token;
+    `max_new_tokens` and `min_new_tokens` do not."""
+    given = {key: value for key, value in fields.items() if value is not None}
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
     early = given.get("early_stopping", False)
     if early not in (True, False, "never"):
         raise UnsupportedError(f"early_stopping {early!r} is not true, false or never")
-    drawn, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
-    if drawn and beams > 1:
-        raise UnsupportedError("do_sample with num_beams: beams that are drawn are not known here; set one of them")
+    sampled, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
+    if sampled and beams > 1:
+        raise UnsupportedError("do_sample with num_beams: sampled beams are not supported; set one of them")
     return DecodingConfig(
         stop_tokens=stops,
         max_tokens=max(min(int(longest), decoder.max_positions), 1),
@@ -133,7 +133,7 @@ def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: Mode
         length_penalty=float(given.get("length_penalty", 1.0)),
         early_stopping=early is True,
         never_stop_early=early == "never",
-        sample=drawn,
+        sample=sampled,
         temperature=float(given.get("temperature", 1.0)),
         top_k=int(given.get("top_k", DEFAULT_TOP_K)),
         top_p=float(given.get("top_p", 1.0)),
@@ -141,7 +141,7 @@ def build_decoding_config(said: JsonObject, stops: frozenset[int], decoder: Mode
 
 
 def token_ids(ids: object) -> tuple[int, ...]:
-    """One token or several, or none."""
+    """A tuple of token ids from one id, a list of ids or None."""
     if ids is None:
         return ()
     found = ids if isinstance(ids, list) else [ids]
@@ -151,8 +151,8 @@ def token_ids(ids: object) -> tuple[int, ...]:
 
 
 def read_banned_tokens(given: JsonObject, stops: frozenset[int]) -> tuple[int, ...]:
-    """Tokens that are never written; what ends an answer cannot be banned as a bad word."""
-    words = [token_ids(word) for word in given.get("bad_words_ids", ())]
-    if any(len(word) != 1 for word in words):
+    """Tokens that are never generated; an end token cannot be banned as a bad word."""
+    tokens = [token_ids(word) for word in given.get("bad_words_ids", ())]
+    if any(len(word) != 1 for word in tokens):
         raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
-    return (*(token for (token,) in words if token not in stops), *token_ids(given.get("suppress_tokens")))
+    return (*(token for (token,) in tokens if token not in stops), *token_ids(given.get("suppress_tokens")))

@@ -1,8 +1,5 @@
-"""One GGUF file: network, tokenizer and chat template in one.
-
-Knows nothing of block formats (metadata.py) or of families (models.architectures).  The one idea: as with a folder,
-everything is refused from the header.
-"""
+"""Reads one GGUF file, which holds network, tokenizer and chat template. Everything unsupported is refused from the
+header."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -38,7 +35,7 @@ Json = dict[str, Any]
 
 
 def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
-    """All about the checkpoint but its numbers.  `vet` is called before the tokenizer is made."""
+    """The description of a GGUF file. `vet` is called before the tokenizer is made."""
     metadata, entries = read_header(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
@@ -63,7 +60,7 @@ def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
 
 
 def check_architecture(path: Path, metadata: Json) -> str:
-    """The architecture's name; UnsupportedError where it is not known, or the file is only a part of a model."""
+    """The architecture's name. UnsupportedError if it is unknown, or if the file is only a part of a model."""
     name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
     if kind != "model":
         raise UnsupportedError(f"general.type is {kind!r}; only whole models are loaded", file=str(path))
@@ -97,10 +94,9 @@ def read_config(dialect: GgufArchitecture, fields: Json, entries: Mapping[str, T
 
 
 def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
-    """Llama 3's scaling, told from the factors that the file has for every frequency.
+    """Llama 3's rotary scaling, inferred from the factors that the file has for every frequency.
 
-    The converter writes the factors and not what they were made of; only the largest of them and the published
-    constants are tried.
+    The converter writes the factors, not the parameters. Only the largest factor and the published constants are tried.
     """
     width = hf["head_dim"]
     if entry.shape != (width // 2,):
@@ -123,7 +119,7 @@ def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
 
 
 def frequency_divisors(hf: Json, guess: Json) -> Tensor:
-    """By what the guessed scaling divides each frequency."""
+    """The divisor of each frequency under the guessed scaling."""
     parameters = hf["rope_parameters"] | guess
     base, scaling = read_rope({"rope_parameters": parameters})
     assert scaling is not None
@@ -132,7 +128,7 @@ def frequency_divisors(hf: Json, guess: Json) -> Tensor:
 
 
 def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, TensorEntry]) -> HeadDescription:
-    """A generator, unless the file is an encoder or says how to pool."""
+    """A generator's head, unless the file is an encoder or names a pooling."""
     pooling = fields.get("pooling_type", 0)
     if config.causal and not pooling:
         return language_head(config, tied="output.weight" not in entries)

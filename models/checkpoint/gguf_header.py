@@ -1,8 +1,8 @@
-"""The header of a GGUF file: key-value metadata and where each tensor lies.
+"""The header of a GGUF file: key-value metadata and the place of each tensor.
 
-Knows nothing of what the keys mean.  The one idea: the package's own reader makes an object of every word in the
-vocabulary, seconds and hundreds of megabytes for a large one, so the header is read here in one pass; decoding
-quantised numbers stays with the package.  Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The gguf package's reader makes an object of every token in the vocabulary, which takes seconds and hundreds of
+megabytes for a large one; here the header is read in one pass. Quantised numbers are decoded by the package. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import struct
@@ -88,7 +88,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
 
 
 class _HeaderReader:
-    """One pass over the header of one open file, which says itself how long everything is, so it is not believed."""
+    """Reads the header of one open file in one pass. The lengths in the header are not trusted."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.file, self.length = path, file, path.stat().st_size
@@ -112,7 +112,7 @@ class _HeaderReader:
         for _ in range(values):
             key = self.read_string()
             if key in metadata:
-                raise CheckpointError(f"it says {key!r} twice: is the file damaged?", file=str(self.path))
+                raise CheckpointError(f"it has the key {key!r} twice: is the file damaged?", file=str(self.path))
             metadata[key] = self.read_value(self.read_number("<I"))
         return metadata, self.read_entries(tensors, metadata.get("general.alignment", 32))
 
@@ -124,7 +124,7 @@ class _HeaderReader:
         return raw
 
     def check_value_count(self, count: int) -> None:
-        """So many values come; CheckpointError if they are more than any file has."""
+        """Count `count` more values. CheckpointError if they are more than any valid file has."""
         self.left -= count
         if self.left < 0:
             message = f"the file is truncated or damaged: it has more than {MAX_VALUES} values before its tensors"
@@ -174,7 +174,7 @@ class _HeaderReader:
         return placed
 
     def check_overlaps(self, names: list[str], placed: Mapping[str, TensorEntry]) -> None:
-        """Two tensors of one name, or in the same bytes."""
+        """CheckpointError for two tensors of the same name, or with the same bytes."""
         if len(placed) != len(names):
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise CheckpointError("it is there twice: is the file damaged?", file=str(self.path), tensor=twice)

@@ -1,8 +1,5 @@
-"""Which head a folder's checkpoint has, what it is called in requests, and how long its input may be.
-
-Knows nothing of weights.  Where Hugging Face's files leave something open, what their own libraries do by default is
-done here, and said in the log.
-"""
+"""Chooses the head of a checkpoint folder, its task and the longest input. Where the files leave something open, the
+default of Hugging Face's own libraries is used and logged."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,10 +29,10 @@ BOTH_ORDERS = "both_orders"
 MODULES, SPARSE = "modules.json", "SpladePooling"
 PROMPTS, SENTENCE_CONFIG = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
-MAX_INPUT_LIMIT = 1 << 24  # tokenizers write 10^30 where they know of no limit
+MAX_INPUT_LIMIT = 1 << 24  # tokenizers write 10^30 if there is no limit
 MAX_LABEL_LENGTH = 1000  # characters of a label or of a prompt's name: answers repeat them
 MAX_PROMPTS = 256
-MAX_PROMPT_LENGTH = 4096  # characters: every text has it before it
+MAX_PROMPT_LENGTH = 4096  # characters; it is put before every text
 MAX_LABEL_CHARACTERS = 4 << 20  # characters of all labels
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
@@ -54,22 +51,22 @@ log = getLogger(__name__)
 
 
 def generation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
-    """Logits over the vocabulary; the matrix may be that of the token embedding."""
+    """The head of a generator: logits over the vocabulary. The output matrix may be tied to the token embedding."""
     return language_head(config, is_tied(parts)), config.max_positions
 
 
 def is_tied(parts: FolderParts) -> bool:
-    """Whether the output matrix is that of the token embedding."""
+    """Whether the output matrix is tied to the token embedding."""
     names = checkpoint_names(parts, (OUTPUT, TOKENS))
     tied = bool(parts.config.get("tie_word_embeddings", OUTPUT not in names))
     if len(names) == 2 and tied:
-        # Both are there: as in transformers, they are one only if they hold the same.
+        # Both exist: as in transformers, they are tied only if their numbers are equal.
         tied = has_same_bytes(parts.entries[names[OUTPUT]], parts.entries[names[TOKENS]])
     return tied
 
 
 def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
-    """Another text, written from what was read."""
+    """The head of an encoder-decoder."""
     file = str(parts.path / "config.json")
     names = checkpoint_names(parts, (TOKENS, BIAS, *EMBEDDING_COPIES))
     for copy in EMBEDDING_COPIES:
@@ -101,18 +98,18 @@ def language_head(config: ModelConfig, tied: bool) -> HeadDescription:
     return HeadDescription("generate", build, ignored_names=(OUTPUT,) if tied else ())
 
 
-def checkpoint_names(parts: FolderParts, wanted: tuple[str, ...]) -> dict[str, str]:
+def checkpoint_names(parts: FolderParts, our_names: tuple[str, ...]) -> dict[str, str]:
     """The checkpoint's names of those of our tensors that it holds."""
     found = {}
     for name in parts.entries:
         for ours, _ in rename_weight(parts.family, parts.spec.renames, name, torch.empty((3, 3), device="meta")):
-            if ours in wanted:
+            if ours in our_names:
                 found[ours] = name
     return found
 
 
 def sequence_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
-    """A score per label.  One label is a relevance: the task is to rank."""
+    """A score per label for a text. With one label the score is a relevance and the task is to rank."""
     labels = read_labels(parts)
     closing = choose_score_activation(parts, len(labels))
     scoring = parse_config(str(parts.path / "config.json"), partial(parts.spec.scoring, parts.config))
@@ -126,17 +123,20 @@ def sequence_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescript
 
 
 def reads_both_orders(parts: FolderParts, closing: ScoreActivation) -> bool:
-    """Whether the scores of a pair's two orders are (Radford et al. 2018, section 3.3), as only we write it."""
+    """Whether the scores of a pair's two orders are added (Radford et al. 2018, section 3.3). Only checkpoints saved by
+    this program have the field."""
     both, file = parts.config.get(BOTH_ORDERS, False), str(parts.path / "config.json")
     if not isinstance(both, bool):
         raise CheckpointError(f"{BOTH_ORDERS} is {both!r}, which should be true or false", file=file)
     if both and closing != "softmax":
-        raise UnsupportedError(f"{BOTH_ORDERS} is known before a softmax, this head has {closing}", file=file)
+        raise UnsupportedError(
+            f"{BOTH_ORDERS} is supported before a softmax only, and this head has {closing}", file=file
+        )
     return both
 
 
 def read_labels(parts: FolderParts) -> tuple[str, ...]:
-    """Names of the labels in the order of the outputs; transformers' default is two without a name."""
+    """Names of the labels in the order of the outputs; transformers' default is two labels without names."""
     file, names = str(parts.path / "config.json"), parts.config.get("id2label")
     if names is None:
         count = parts.config.get("num_labels", 2)
@@ -153,8 +153,8 @@ def read_labels(parts: FolderParts) -> tuple[str, ...]:
 
 
 def check_names(field: str, names: tuple[str, ...], file: str) -> tuple[str, ...]:
-    """`names`, which answers repeat.  Raises CheckpointError if one is longer than LONGEST_NAME characters, or all
-    together are longer than MOST_NAMED."""
+    """The `names`, which answers repeat. Raises CheckpointError if one is longer than MAX_LABEL_LENGTH characters, or
+    all together are longer than MAX_LABEL_CHARACTERS."""
     for name in names:
         check_characters(field, name, MAX_LABEL_LENGTH, file)
     if (characters := sum(map(len, names))) > MAX_LABEL_CHARACTERS:
@@ -170,7 +170,7 @@ def check_characters(field: str, text: str, most: int, file: str) -> None:
 
 
 def choose_score_activation(parts: FolderParts, labels: int) -> ScoreActivation:
-    """How scores become probabilities: as transformers' pipeline and sentence-transformers' CrossEncoder do."""
+    """How scores become probabilities, as in transformers' pipeline and sentence-transformers' CrossEncoder."""
     extra = parts.config.get("sentence_transformers")
     chosen = extra.get("activation_fn") if isinstance(extra, dict) else None
     if chosen:
@@ -196,7 +196,7 @@ def tag_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, 
 
 
 def span_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
-    """How well an answer starts and ends at every token: logits; what they are worth is seen beside a whole context."""
+    """Start and end logits of an answer for every token. Their probabilities follow only from the whole context."""
 
     def build(network: Transformer) -> nn.Module:
         return TokenHead(network.config, 2, "none")
@@ -205,7 +205,7 @@ def span_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription,
 
 
 def mask_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
-    """What a token may be; the matrix may be that of the token embedding."""
+    """Logits over the vocabulary for every token. The output matrix may be tied to the token embedding."""
     check_sparse_pooling(parts.path)
     tied, activation = is_tied(parts), parts.spec.activation or config.activation
 
@@ -216,7 +216,7 @@ def mask_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription,
 
 
 def check_sparse_pooling(folder: Path) -> None:
-    """Ways to weigh words (sentence-transformers' sparse encoders) that are not done here."""
+    """UnsupportedError for other token weightings of sentence-transformers' sparse encoders than the supported one."""
     if (folder / MODULES).is_file():
         file = subfolder(folder, read_modules(folder)[SPARSE]) / "config.json"
         config = read_json(file)
@@ -226,15 +226,15 @@ def check_sparse_pooling(folder: Path) -> None:
 
 
 def is_embedder(folder: Path) -> bool:
-    """Whether sentence-transformers made one vector a text of it."""
+    """Whether the folder is a sentence-transformers model that gives one vector a text."""
     return (folder / MODULES).is_file() and SPARSE not in read_modules(folder)
 
 
 def embedding_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """One vector a text.
 
-    modules.json says how states are pooled.  A plain encoder without it says nothing; sentence-transformers then
-    takes the mean and leaves the length alone, and so do we.
+    modules.json says how states are pooled. Without that file, sentence-transformers takes the mean and does not
+    normalise; so does this.
     """
     if not (parts.path / MODULES).is_file():
         log.warning("%s: no modules.json says how to pool states; taking their mean", parts.path)
@@ -252,12 +252,13 @@ def embedding_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescrip
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    """What sentence-transformers puts before texts, by name; the one without a name is put before every text.
+    """The prompts that sentence-transformers puts before texts, by name; the one with the empty name is put before
+    every text.
 
-    UnsupportedError for what else it does to them.
+    UnsupportedError for other changes of the text.
     """
     if read_json(folder / SENTENCE_CONFIG, {}).get("do_lower_case"):
-        message = "do_lower_case would change every text, which is not done here; unset it and send the text so"
+        message = "do_lower_case would change every text, which is not supported; unset it and send lower-case texts"
         raise UnsupportedError(message, file=str(folder / SENTENCE_CONFIG))
     file, config = folder / PROMPTS, read_json(folder / PROMPTS, {})
     prompts = config.get("prompts") or {}
@@ -286,7 +287,7 @@ def pooler_head(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = 
 
 
 def read_modules(path: Path) -> dict[str, str]:
-    """Where each module of a sentence-transformers folder keeps its files, by its kind."""
+    """The subfolder of each module of a sentence-transformers folder, by the module's kind."""
     file, kinds = path / MODULES, ("Transformer", "Pooling", "Normalize", "MLMTransformer", SPARSE)
     found = {}
     for module in read_list(file):
@@ -311,7 +312,7 @@ def read_list(file: Path) -> list[JsonObject]:
 
 
 def read_pooling(file: Path) -> Pooling:
-    """From the newer `pooling_mode` or the older one switch a mode."""
+    """The pooling, from the newer `pooling_mode` or from the older form with one boolean a mode."""
     config = read_json(file)
     if config.get("include_prompt") is False:
         raise UnsupportedError("include_prompt: false is not known; tokens of a prompt are pooled", file=str(file))
@@ -328,10 +329,10 @@ def read_pooling(file: Path) -> Pooling:
 
 
 def input_limit(path: Path, config: ModelConfig) -> int:
-    """The longest input in tokens, special ones included."""
-    said = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
-    sane = isinstance(said, int | float) and 0 < said < MAX_INPUT_LIMIT
-    return min(int(said), config.max_positions) if sane else config.max_positions
+    """The longest input in tokens, special tokens included."""
+    stored = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
+    sane = isinstance(stored, int | float) and 0 < stored < MAX_INPUT_LIMIT
+    return min(int(stored), config.max_positions) if sane else config.max_positions
 
 
 HEADS: dict[str, Callable[[FolderParts, ModelConfig], tuple[HeadDescription, int]]] = {

@@ -1,8 +1,5 @@
-"""Checkpoints by their id on the Hugging Face hub.
-
-Knows nothing of what is in them.  The extra `hub` brings huggingface_hub; without it everything else works.  That
-package imports its parts (and an HTTP client) when they are first named, which here is when something is fetched.
-"""
+"""Downloads checkpoints by their id on the Hugging Face hub. The extra `hub` installs huggingface_hub; it imports its
+parts (and an HTTP client) only when something is downloaded."""
 
 import re
 from importlib.util import find_spec
@@ -27,7 +24,7 @@ def is_id(source: str) -> bool:
 
 
 def download(source: str) -> Path:
-    """The folder of a checkpoint's files, fetched or from the cache.  CheckpointError where that fails."""
+    """The folder of a checkpoint's files, downloaded or from the cache. CheckpointError if that fails."""
     if not HAS_HUB_LIBRARY:
         raise UnsupportedError(
             f"{source!r} is no folder or file here, and to fetch it from the hub an extra is needed: "
@@ -39,6 +36,6 @@ def download(source: str) -> Path:
         return Path(
             huggingface_hub.snapshot_download(found["name"], revision=found["revision"], allow_patterns=list(PATTERNS))
         )
-    except (OSError, ValueError) as error:  # its own errors are among them
+    except (OSError, ValueError) as error:  # the library's own errors are subclasses
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(f"{source!r} is no folder or file here, and the hub did not send it: {reason}") from None

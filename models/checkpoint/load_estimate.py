@@ -1,8 +1,5 @@
-"""How much there is to load of a checkpoint, from its description alone: nothing is read.
-
-Knows no cache and no step.  The one idea: the network is laid out on the meta device anyway, before anything is read,
-so its parameters can be counted there; and reading copies only what has to be laid out anew.
-"""
+"""Estimates what loading a checkpoint takes, from its description alone. The parameters are counted on the meta device;
+no tensor is read."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,9 +19,7 @@ from .tensor_files import PIECE_BYTES, TensorEntry
 from .tensor_slices import locate_pieces
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
-CHARACTER_BYTES = (
-    50  # bytes for each character of its tokens, where they are long: most are nodes of the tree for grammars
-)
+CHARACTER_BYTES = 50  # bytes for each character of long tokens: most are nodes of the tree for grammars
 FOUND = {
     "Q4_0": INT4,
     "int4": INT4,
@@ -32,15 +27,17 @@ FOUND = {
     "Q4_K": INT4_SHIFTED,
     "Q5_1": INT8_SHIFTED,
     "Q5_K": INT8_SHIFTED,
-}  # by packing, of what is stored so
+}  # the packed format of each stored format
 
 
 @dataclass(frozen=True)
 class LoadSize:
-    """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, in the largest that is read
-    as a whole and then cut, and in the largest that is computed as it is read (merged with an adapter, multiplied by
-    scales); bytes of the tokenizer.  `head`: numbers in the head, those it shares with the network too.  `tied`: a
-    generator whose output matrix is that of its tokens.  `bits`: see models.native.step_memory.
+    """Counts of numbers: in the network (tied ones once), in the largest tensor that is copied to another layout, in
+    the largest that is read whole and then cut, and in the largest that is computed while it is read (merged with an
+    adapter, or multiplied by scales). `tokenizer` is in bytes.
+
+    `head`: numbers in the head, those shared with the network included. `tied`: a generator whose output matrix is the
+    token embedding. `bits`: see models.native.step_memory.
     """
 
     parameters: int
@@ -53,53 +50,53 @@ class LoadSize:
     bits: Mapping[str, float]
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes that stay."""
+        """Bytes of the weights in memory."""
         return self.parameters * dtype.itemsize
 
     def temporary_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes beside them while they are read."""
+        """Bytes needed in addition while the weights are read."""
         return (
             max(self.rearranged, self.cut) * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE_BYTES
         )
 
 
-def estimate_load(what: Description) -> LoadSize:
-    """Raises CheckpointError where the files do not hold what the description asks for."""
-    network, head = build_on_meta(what)
-    entries = match_entries(what, network, head)
-    cuts = what.cut_network(network, head)
+def estimate_load(description: Description) -> LoadSize:
+    """The sizes of a described checkpoint. Raises CheckpointError if the files do not hold the described tensors."""
+    network, head = build_on_meta(description)
+    entries = match_entries(description, network, head)
+    cuts = description.cut_network(network, head)
     numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
-    pieces = {name: translate_shape(what, name, each) for name, each in entries.items()}
+    pieces = {name: translate_shape(description, name, each) for name, each in entries.items()}
     return LoadSize(
         parameters=sum(numbers.values()),
         head=sum(parameter.numel() for parameter in head.parameters()),
         rearranged=max((_count_noncontiguous(piece for _, piece in each) for each in pieces.values()), default=0),
         cut=max(
-            (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(what, name, each, cuts)),
+            (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(description, name, each, cuts)),
             default=0,
         ),
         merged=max(map(_merge_size, entries.values()), default=0),
-        tokenizer=max(what.tokenizer.vocab_size * TOKEN, what.tokenizer.text_size * CHARACTER_BYTES),
+        tokenizer=max(description.tokenizer.vocab_size * TOKEN, description.tokenizer.text_size * CHARACTER_BYTES),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
             ours: WEIGHT_BITS[format]
             for name, entry in entries.items()
             if (format := _stored_bits(entry)) is not None
             for ours, piece in pieces[name]
-            if piece.stride(-1) == 1  # an output's weights side by side, as they were grouped
+            if piece.stride(-1) == 1  # an output's weights are contiguous, as they were grouped
         },
     )
 
 
 def _count_noncontiguous(pieces: Iterable[Tensor]) -> int:
-    """Numbers that do not lie as they will be used."""
+    """Count of numbers that are not in the layout in which they are used."""
     return sum(piece.numel() for piece in pieces if not piece.is_contiguous())
 
 
-def _is_cut_after_read(what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:
-    """Whether it is read as a whole, and something of it is cut then."""
-    return any(ours in cuts for ours, _ in translate_shape(what, name, entry)) and not locate_pieces(
-        what, name, entry, cuts
+def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]) -> bool:
+    """Whether the tensor is read whole and cut afterwards."""
+    return any(ours in cuts for ours, _ in translate_shape(description, name, entry)) and not locate_pieces(
+        description, name, entry, cuts
     )
 
 
@@ -108,9 +105,9 @@ def _merge_size(entry: TensorEntry) -> int:
 
 
 def _stored_bits(entry: TensorEntry) -> int | None:
-    """The format in which int4 packs matrices that are stored so; None if that depends on their numbers.
+    """The bits of a weight when int4 packs matrices of this format; None if that depends on the numbers.
 
-    Of Q4_1 it is as good as certain: only blocks that lie 10,000 scales away from zero are not found again.
+    For Q4_1 it is nearly certain: only blocks that lie 10,000 scales away from zero are not recognised.
     """
     if isinstance(entry, MergedEntry) or (
         isinstance(entry, CompressedEntry) and entry.bits == 4 and entry.scales.kind != "F16"

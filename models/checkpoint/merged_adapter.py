@@ -1,8 +1,7 @@
-"""A PEFT LoRA folder, merged into its base while the base is read (Hu et al. 2021, arXiv:2106.09685).
+"""Merges a PEFT LoRA folder into its base while the base is read (Hu et al. 2021, arXiv:2106.09685).
 
-Knows nothing of networks.  The one idea: an adapter is named after the base's own tensors, so it is merged there,
-before anything is renamed: W becomes W + scale * B @ A, and a saved module takes the place of the base's.  Whatever an
-adapter holds is used, or it is refused by name.
+An adapter names the base's own tensors, so merging comes before renaming: W becomes W + scale * B @ A, and a saved
+module replaces the base's. Everything in an adapter is used, or refused by name.
 """
 
 import math
@@ -36,7 +35,7 @@ TASKS = {
     "FEATURE_EXTRACTION": "embed",
 }
 OVERLAY_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
-# Settings that leave the merged weights as they are: how training went, or where the adapter was put.
+# Settings that do not change the merged weights: those of training, or of the adapter's placement.
 HARMLESS = (
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config"),
     *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
@@ -44,19 +43,19 @@ HARMLESS = (
     *("peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules"),
     *("task_type", "use_rslora"),
 )
-# Of these some values do change them: biases of the base, and starts that take something away from the base.
+# Some values of these do change them: biases of the base, and initialisations that subtract from the base.
 LIMITED: JsonObject = {
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
-MAX_PATTERNS = 1024  # of ranks, and of alphas
-MAX_ALPHA = 1e9  # more is no setting but an accident
+MAX_PATTERNS = 1024  # of ranks, and as many of alphas
+MAX_ALPHA = 1e9  # a larger value is an error
 log = getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A folder's configuration, what it lays over the base's, and its tensors under the names of the base's."""
+    """A LoRA folder: its settings, what it changes in the base's configuration, and its tensors by the base's names."""
 
     path: Path
     settings: JsonObject
@@ -97,7 +96,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_source(path: Path) -> str:
-    """The source of the base that the adapter was made for: an id on the hub, or a path, relative to the adapter."""
+    """The source of the base the adapter was made for: an id on the hub, or a path relative to the adapter."""
     settings = read_json(path / CONFIG)
     name = settings.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
@@ -112,7 +111,7 @@ def base_source(path: Path) -> str:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """The adapter's small files and its header."""
+    """The adapter's small files and tensor header."""
     settings = read_json(path / CONFIG)
     check_adapter_settings(path / CONFIG, settings)
     if not (path / WEIGHTS).is_file():
@@ -136,7 +135,7 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def check_adapter_settings(file: Path, settings: JsonObject) -> None:
-    """Anything that would change the arithmetic from W + scale * B @ A."""
+    """UnsupportedError for settings under which the update is not scale * B @ A."""
     if settings.get("peft_type") != "LORA":
         raise UnsupportedError(f"peft_type {settings.get('peft_type')!r}; only LORA is merged", file=str(file))
     for key, value in settings.items():
@@ -148,7 +147,7 @@ def check_adapter_settings(file: Path, settings: JsonObject) -> None:
 
 
 def check_patterns(file: Path, key: str, patterns: Any) -> None:
-    """UnsupportedError for patterns that are too many, or have more than is matched here."""
+    """UnsupportedError for too many patterns, or patterns with unsupported syntax."""
     patterns = patterns if isinstance(patterns, dict) else {}
     if len(patterns) > MAX_PATTERNS:
         raise UnsupportedError(f"{key} has {len(patterns)} patterns; {MAX_PATTERNS} are the most", file=str(file))
@@ -178,7 +177,7 @@ def order_pair(sides: Mapping[str, TensorEntry]) -> tuple[TensorEntry, TensorEnt
 
 
 def apply_adapter(adapter: Adapter, base: FolderParts) -> FolderParts:
-    """The base with the adapter's tensors and labels, and the head its task asks for."""
+    """The base with the adapter's tensors and labels, and with the head of the adapter's task."""
     spec = adapter_head_spec(adapter, base)
     config = {**base.config, **adapter.overlay}
     if spec.task in ("classify", "tag") and "id2label" not in adapter.overlay:
@@ -188,7 +187,7 @@ def apply_adapter(adapter: Adapter, base: FolderParts) -> FolderParts:
 
 
 def adapter_head_spec(adapter: Adapter, base: FolderParts) -> HeadSpec:
-    """The head of the adapter's task, in the base's family; the base's own if it names none."""
+    """The head of the adapter's task in the base's family; the base's own if the adapter names no task."""
     task = adapter.settings.get("task_type")
     if task is None:
         return base.spec
@@ -204,8 +203,8 @@ def adapter_head_spec(adapter: Adapter, base: FolderParts) -> HeadSpec:
 
 
 def label_overlay(adapter: Adapter, family: Family, spec: HeadSpec, config: JsonObject) -> JsonObject:
-    """Labels without a name where the saved head has another number of them than the base knows.  CheckpointError
-    where it has none."""
+    """Generic label names, if the saved head has another number of labels than the base. CheckpointError if it has
+    none."""
     for name, entry in adapter.saved.items():
         names = [ours for ours, _ in rename_weight(family, spec.renames, name, torch.empty((3, 3), device="meta"))]
         count = entry.shape[0] if entry.shape else 0
@@ -221,7 +220,7 @@ def label_overlay(adapter: Adapter, family: Family, spec: HeadSpec, config: Json
 
 
 def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The base's entries with the adapter's laid over them."""
+    """The base's entries with the adapter's changes."""
     known = {strip_prefix(family, name): name for name in base}
     entries = dict(base)
     for name, entry in adapter.saved.items():
@@ -253,17 +252,17 @@ def build_merged_entry(
             tensor=a.name,
         )
     scale = lora_scale(adapter, module, a.shape[0])
-    kind = "F32" if isinstance(base, CompressedEntry) else base.kind  # a sum is no whole multiple of a scale any more
+    kind = "F32" if isinstance(base, CompressedEntry) else base.kind  # the sum is no longer whole multiples of a scale
     return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 
 def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
     """Alpha over the rank, or over its square root (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732)."""
     settings = adapter.settings
-    said = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
+    stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
     alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
-    if said != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
-        message = f"r {said!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
+    if stated_rank != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
+        message = f"r {stated_rank!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
         raise CheckpointError(message, file=str(adapter.path / CONFIG))
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 

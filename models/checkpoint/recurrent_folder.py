@@ -1,8 +1,5 @@
-"""The folder of a recurrent encoder-decoder: config.json, model.safetensors, tokenizer.json, written and read back.
-
-Knows nothing of what a network computes.  No other program writes such folders, so the one idea: what is written is
-what the network says of itself, field by field and parameter by parameter under its own names, and all of it is read.
-"""
+"""Saves and reads the folder of a recurrent encoder-decoder: config.json, model.safetensors, tokenizer.json. The fields
+and parameters are stored under the network's own names, and all of them are read."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -30,14 +27,15 @@ STANDARD_NAMES = {
     "start": "decoder_start_token_id",
     "end": "eos_token_id",
     "pad": "pad_token_id",
-}  # others read these, too
+}  # names that other programs use
 FILE_NAMES = {
     field.name: STANDARD_NAMES.get(field.name, field.name) for field in fields(RecurrentConfig)
-}  # the file's, by ours
+}  # the file's names by ours
 
 
 def save_recurrent(folder: Path, network: RecurrentTranslator, tokenizer_file: Path) -> None:
-    """A folder like any that is loaded; config.json comes last: without it a folder is no checkpoint."""
+    """Save a folder that can be loaded like any other. config.json is written last: without it a folder is no
+    checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: each.detach().to("cpu", torch.float32).contiguous() for name, each in network.named_parameters()}
     (folder / SINGLE).write_bytes(packed(tensors, metadata={"format": "pt"}))
@@ -54,7 +52,7 @@ def is_recurrent(folder: Path) -> bool:
 
 
 def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Description:
-    """All about it but its numbers, as of any folder that is served.  `vet` is called before the tokenizer is read."""
+    """The description of the folder. `vet` is called before the tokenizer is read."""
     file = folder / "config.json"
     config, entries = parse_recurrent_config(str(file), read_json(file)), list_tensors(folder)
     vet(folder, {})
@@ -89,12 +87,12 @@ def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Descri
     )
 
 
-def parse_recurrent_config(file: str, said: JsonObject) -> RecurrentConfig:
-    """What a config.json says; CheckpointError unless it has every field, and none that is not known."""
-    if (said.get("model_type"), said.get("architectures")) != (KIND, [ARCHITECTURE]):
-        found = f"model_type {said.get('model_type')!r} with architectures {said.get('architectures')!r}"
+def parse_recurrent_config(file: str, content: JsonObject) -> RecurrentConfig:
+    """The configuration in a config.json. CheckpointError unless it has every field and no unknown one."""
+    if (content.get("model_type"), content.get("architectures")) != (KIND, [ARCHITECTURE]):
+        found = f"model_type {content.get('model_type')!r} with architectures {content.get('architectures')!r}"
         raise UnsupportedError(f"{found} is not {KIND!r} with [{ARCHITECTURE!r}]", file=file)
-    described = {name: value for name, value in said.items() if name not in ("model_type", "architectures", "dtype")}
+    described = {name: value for name, value in content.items() if name not in ("model_type", "architectures", "dtype")}
     if unknown := sorted(described.keys() - FILE_NAMES.values()):
         raise CheckpointError(f"{join_names(unknown)}: no such field is known; remove it", file=file)
     if missing := [name for name in FILE_NAMES.values() if name not in described]:
@@ -107,7 +105,7 @@ def parse_recurrent_config(file: str, said: JsonObject) -> RecurrentConfig:
 
 
 def check_entries(file: str, config: RecurrentConfig, entries: Mapping[str, TensorEntry]) -> None:
-    """CheckpointError unless the entries are exactly what the network wants."""
+    """CheckpointError unless the entries are exactly the network's parameters."""
     if config.depth > len(entries):
         message = f"it describes {config.depth} layers, but the files hold {len(entries)} tensors"
         raise CheckpointError(message, file=file)

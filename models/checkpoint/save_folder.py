@@ -1,8 +1,6 @@
-"""A checkpoint folder written once more, its matrices as codes and scales (models.checkpoint.compressed_tensors).
-
-Knows no arithmetic but rounding.  The one idea: what a file will hold is known before a number is read, so the header
-is written first and every tensor to its place as it is made: one matrix in memory at a time.
-"""
+"""Saves a checkpoint folder again with quantised matrices (models.checkpoint.compressed_tensors). The header is written
+first, since shapes are known in advance; then one tensor after the other is written at its place, so only one matrix is
+in memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
@@ -33,41 +31,42 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "I8": torch.int8,
-}  # from the widest: tensors lie in this order, so that each starts at a multiple of its own width
+}  # widest first: tensors are stored in this order, so that each starts at a multiple of its item size
 COPIED_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json")
-ROUNDED_ROWS = 1024  # of a matrix rounded at a time
+ROUNDED_ROWS = 1024  # rows of a matrix rounded at a time
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
 
 
 def ignore_saved(done: int, total: int) -> None:
-    """Nobody asked how far it is."""
+    """The default progress callback: does nothing."""
 
 
-def find_coded_matrices(what: Description, scheme: Scheme) -> dict[str, str]:
-    """Our names of the matrices that are written as codes, by the file's: those of blocks, and an output of its own.
+def find_coded_matrices(description: Description, scheme: Scheme) -> dict[str, str]:
+    """Our names of the matrices that are written as codes, by the file's names: those of the blocks, and an untied
+    output matrix.
 
-    UnsupportedError where they are quantised already, or lie in the file as nobody would look for them.
+    UnsupportedError if they are quantised already, or if the file's layout cannot be stored in this format.
     """
-    network, head = build_on_meta(what)
-    entries = match_entries(what, network, head)
+    network, head = build_on_meta(description)
+    entries = match_entries(description, network, head)
     if done := next((name for name, entry in entries.items() if isinstance(entry, CompressedEntry)), ""):
         message = "it is quantised already; name the folder it was made from"
-        raise UnsupportedError(message, file=what.file, tensor=done)
-    wanted, found = linear_names(network, head), dict[str, str]()
+        raise UnsupportedError(message, file=description.file, tensor=done)
+    linears, found = linear_names(network, head), dict[str, str]()
     for name, entry in entries.items():
-        match translate_shape(what, name, entry):
-            case [(ours, piece)] if ours in wanted and piece.is_contiguous():
+        match translate_shape(description, name, entry):
+            case [(ours, piece)] if ours in linears and piece.is_contiguous():
                 found[name] = ours
-    if missing := wanted - set(found.values()):
-        message = f"{what.family} keeps matrices transposed or several as one, which the form cannot say"
-        raise UnsupportedError(message, file=what.file, tensor=min(missing))
+    if missing := linears - set(found.values()):
+        message = f"{description.family} stores matrices transposed or fused, which this format cannot represent"
+        raise UnsupportedError(message, file=description.file, tensor=min(missing))
     for name in found:
         if entries[name].shape[1] % scheme.group:
             message = (
                 f"its {entries[name].shape[1]} inputs are no multiple of {scheme.group}, so many share a scale; "
                 "serve the checkpoint as it is with --precision int8"
             )
-            raise UnsupportedError(message, file=what.file, tensor=name)
+            raise UnsupportedError(message, file=description.file, tensor=name)
     return found
 
 
@@ -77,23 +76,24 @@ def linear_names(network: nn.Module, head: nn.Module) -> set[str]:
 
 
 def untied_head(network: nn.Module, head: nn.Module) -> LanguageHead | None:
-    """The head of a generator whose output matrix is not that of its tokens."""
+    """The head of a generator whose output matrix is not tied to the token embedding; else None."""
     tokens = {id(parameter) for parameter in network.parameters()}
     return head if isinstance(head, LanguageHead) and id(head.output.weight) not in tokens else None
 
 
 def write_quantized(
-    what: Description,
+    description: Description,
     out: Path,
     grids: Mapping[str, Int4Matrix] | None = None,
     progress: Callable[[int, int], None] = ignore_saved,
 ) -> None:
-    """The folder that `what` describes, into the folder `out`: as int8, or as the int4 that `grids` hold by our names.
+    """Save the folder that `description` describes into the folder `out`: as int8, or as the int4 matrices in `grids`,
+    by our names.
 
-    config.json comes last: without it a folder is no checkpoint.
+    config.json is written last: without it a folder is no checkpoint.
     """
     scheme = SCHEMES["int8" if grids is None else "int4"]
-    source, names = Path(what.file).parent, find_coded_matrices(what, scheme)
+    source, names = Path(description.file).parent, find_coded_matrices(description, scheme)
     entries = {name: entry for name, entry in folder.list_tensors(source).items() if entry.encoding is not None}
     config = read_json(source / "config.json")
     unchanged = list_copied_files(source)
@@ -105,13 +105,13 @@ def write_quantized(
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
     write_tensors(out / formats.SINGLE, shapes, build_tensors(entries, names, grids, progress))
-    config[compressed.CONFIG] = compressed.build_config(scheme, list_float_modules(what, entries, names))
+    config[compressed.CONFIG] = compressed.build_config(scheme, list_float_modules(description, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 
 
 def list_copied_files(source: Path) -> list[Path]:
-    """Paths, relative to the folder, of the files that are copied as they are.  CheckpointError where one of them would
-    not be read if the folder were loaded: a link that leads out of it, a device, a file that is too long."""
+    """Paths, relative to the folder, of the files that are copied unchanged. CheckpointError if one of them could not
+    be loaded: a link that leads out of the folder, a device, a file that is too long."""
     found = sorted({path.relative_to(source) for pattern in COPIED_PATTERNS for path in source.glob(pattern)})
     found = [path for path in found if path.name != formats.INDEX and path != Path("config.json")]
     for path in found:
@@ -120,17 +120,19 @@ def list_copied_files(source: Path) -> list[Path]:
     return found
 
 
-def list_float_modules(what: Description, entries: Mapping[str, TensorEntry], names: Mapping[str, str]) -> list[str]:
-    """Modules whose matrices stay as they are, a tied output layer's too."""
+def list_float_modules(
+    description: Description, entries: Mapping[str, TensorEntry], names: Mapping[str, str]
+) -> list[str]:
+    """Modules whose matrices stay floats, a tied output layer included."""
     kept = [
         name.removesuffix(".weight") for name, each in entries.items() if len(each.shape) == 2 and name not in names
     ]
-    tied = what.head.task == "generate" and not {"lm_head.weight", *kept} & {*names, "lm_head"}
+    tied = description.head.task == "generate" and not {"lm_head.weight", *kept} & {*names, "lm_head"}
     return [*kept, "lm_head"] if tied else kept
 
 
 def coded_shapes(name: str, entry: TensorEntry, scheme: Scheme) -> Shapes:
-    """What a matrix becomes in the file."""
+    """The tensors in the file that a matrix becomes."""
     count, inputs = entry.shape
     groups = inputs // scheme.group
     if scheme.bits == 8:
@@ -168,7 +170,7 @@ def build_tensors(
 
 
 def write_tensors(file: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """A safetensors file of `tensors`, in any order."""
+    """Write a safetensors file of `tensors`, which may come in any order."""
     kinds, starts, end = list(DTYPES), dict[str, int](), 0
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     for name, (kind, shape) in sorted(shapes.items(), key=lambda item: (kinds.index(item[1][0]), item[0])):

@@ -1,8 +1,8 @@
-"""Tensors in files: where each one lies, in what encoding, and how to read it.
+"""Tensors in files: the place of each one, its encoding, and how it is read.
 
-Knows nothing of what a name means, of networks or of families.  The one idea: a file is read, not mapped.  A mapped
-page counts as resident memory until the kernel takes it back, so a mapped file beside its copy is twice the weights.
-Reading a piece at a time into the final tensor costs the weights and one piece.
+A file is read, not mapped. A mapped page counts as resident memory until the kernel takes it back, so a mapped file and
+its copy take twice the memory of the weights. Reading piece by piece into the final tensor takes the weights and one
+piece.
 """
 
 import os
@@ -22,19 +22,20 @@ from ..core.files import open_member
 
 PIECE_BYTES = 1 << 20  # bytes of a file in memory at a time
 MAX_HEADER_BYTES = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
-MAX_HEADER_VALUES = 1 << 21  # of its JSON
+MAX_HEADER_VALUES = 1 << 21  # values of its JSON
 MAX_DIMENSIONS = 8  # of a tensor
 MAX_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
 MAX_NAME_LENGTH = 512  # characters of a tensor's name; published ones have a hundred
 
 
 def ignore_bytes(size: int) -> None:
-    """Nobody asked how far it is."""
+    """The default progress callback: does nothing."""
 
 
 @dataclass(frozen=True)
 class NumberEncoding:
-    """How numbers become bytes: blocks of `items` numbers in `size` bytes each, decoded into a flat tensor."""
+    """How numbers are stored as bytes: blocks of `items` numbers in `size` bytes each; `decode` writes them to a flat
+    tensor."""
 
     items: int
     size: int
@@ -43,7 +44,7 @@ class NumberEncoding:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in one file.  `encoding` is None where the encoding, named `kind`, is not read here."""
+    """One tensor in one file. `encoding` is None if the encoding, named `kind`, is not supported."""
 
     file: Path
     name: str
@@ -54,12 +55,12 @@ class TensorEntry:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that its numbers come from."""
+        """All files that its numbers come from."""
         return (self.file,)
 
     @property
     def transformation(self) -> tuple[object, ...]:
-        """What is done to the numbers of the files, as far as no file says it."""
+        """A key for what is done to the stored numbers while they are read, if the files alone do not determine it."""
         return ()
 
     @property
@@ -69,9 +70,9 @@ class TensorEntry:
         return prod(self.shape) // self.encoding.items * self.encoding.size
 
     def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
-        """The whole tensor, in memory of its own.  CheckpointError where the file ends early or cannot be read.
+        """The whole tensor in new memory. CheckpointError if the file ends early or cannot be read.
 
-        `advanced` hears of the bytes of every piece.
+        `advanced` is called with the bytes of every piece.
         """
         assert self.encoding is not None
         out = torch.empty(self.shape, dtype=dtype, device=device)
@@ -91,7 +92,8 @@ class TensorEntry:
         return out
 
     def _check_finite(self, filled: Tensor) -> None:
-        """Looks at a sum first: it is finite only if all it sums is, and it is read from the cache."""
+        """CheckpointError for infinite numbers or NaN. The sum is checked first: it is finite only if all summands are,
+        and the numbers are still in the processor's cache."""
         if not filled.sum().isfinite() and not filled.isfinite().all():
             message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
             raise CheckpointError(message, file=str(self.file), tensor=self.name)
@@ -109,7 +111,7 @@ class TensorEntry:
 
 
 def plain_encoding(dtype: torch.dtype) -> NumberEncoding:
-    """The encoding that stores numbers as they are in memory."""
+    """The encoding of numbers that are stored as in memory."""
 
     def decode(raw: bytearray, out: Tensor) -> None:
         out.copy_(torch.frombuffer(raw, dtype=dtype))
@@ -131,7 +133,7 @@ INTEGER_ENCODINGS: dict[str, NumberEncoding] = {
 
 
 def read_safetensors(path: Path) -> dict[str, TensorEntry]:
-    """What a safetensors file holds, from its header alone (https://huggingface.co/docs/safetensors)."""
+    """The entries of a safetensors file, from its header alone (https://huggingface.co/docs/safetensors)."""
     header, start, length = _read_header(path)
     header.pop("__metadata__", None)
     check_tensor_count(path, len(header))
@@ -156,32 +158,26 @@ def read_safetensors(path: Path) -> dict[str, TensorEntry]:
 
 
 def check_tensor_count(path: Path, count: int) -> None:
-    """Raises CheckpointError for more tensors than a network has."""
+    """Raises CheckpointError for more than MAX_TENSORS tensors."""
     if count > MAX_TENSORS:
         raise CheckpointError(f"it has {count} tensors; {MAX_TENSORS} are the most that are read", file=str(path))
 
 
 def check_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:
-    """The tensors of a safetensors file lie one after the other and are all that is in it, so that no two say
-    different things of the same bytes."""
+    """CheckpointError unless the tensors of a safetensors file lie one after the other and fill it. So no two tensors
+    share bytes."""
     last = start
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != last:
-            what = (
-                "it overlaps another tensor"
-                if begin < last
-                else f"nothing says what the {begin - last} bytes before it are"
-            )
+            what = "it overlaps another tensor" if begin < last else f"no tensor has the {begin - last} bytes before it"
             raise CheckpointError(f"no safetensors file: {what}", file=str(path), tensor=name)
         last = end
     if last != length:
-        raise CheckpointError(
-            f"no safetensors file: nothing says what its last {length - last} bytes are", file=str(path)
-        )
+        raise CheckpointError(f"no safetensors file: no tensor has its last {length - last} bytes", file=str(path))
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """The JSON header, where the data starts, and how long the file is."""
+    """The JSON header, the offset of the data, and the length of the file."""
     try:
         with open_member(path) as file:
             length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
@@ -226,14 +222,14 @@ def _parse_entry(path: Path, name: str, fields: Any, start: int) -> TensorEntry:
 
 
 def check_name_length(path: Path, name: str) -> None:
-    """CheckpointError for a tensor's name that no pattern should be compared with."""
+    """CheckpointError for a tensor's name of more than MAX_NAME_LENGTH characters; names are matched with patterns."""
     if len(name) > MAX_NAME_LENGTH:
         message = f"a tensor's name has {len(name)} characters; {MAX_NAME_LENGTH} are the most"
         raise CheckpointError(message, file=str(path), tensor=f"{name[:60]}...")
 
 
 def check_readable(entry: TensorEntry) -> None:
-    """UnsupportedError unless the encoding is one of numbers that are read here as they are."""
+    """UnsupportedError unless the encoding is one of floats."""
     if entry.encoding is None or entry.kind in INTEGER_ENCODINGS:
         message = (
             f"its numbers are {entry.kind}, and only {', '.join(FLOAT_ENCODINGS)} are read; save it as one of those"
@@ -242,7 +238,7 @@ def check_readable(entry: TensorEntry) -> None:
 
 
 def has_same_bytes(one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors hold the same bytes; UnsupportedError where those are of an encoding not read here."""
+    """Whether two tensors have the same bytes. UnsupportedError if their encoding is not supported."""
     if (one.kind, one.shape) != (other.kind, other.shape):
         return False
     check_readable(one)

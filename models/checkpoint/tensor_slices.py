@@ -1,8 +1,8 @@
-"""The share of a tensor that is wanted, read without the rest.
+"""Reads only the needed share of a tensor.
 
-Knows nothing of networks.  The one idea: what a tensor of a file becomes is worked out on torch's meta device first;
-where it is still the same memory, seen otherwise (turned, one of three, a range of it), its offset and strides say
-which rows and columns of the file it is.  Rows that nobody wants are not read; of columns only the wanted are kept.
+The translation of a tensor is done on torch's meta device first. If the result is a view of the stored tensor
+(transposed, one of three parts, a range), its offset and strides give the rows and columns in the file. Other rows are
+not read; of the rows only the needed columns are kept.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ ReadEntry = Callable[[TensorEntry], Tensor]
 
 @dataclass(frozen=True)
 class EntrySlice:
-    """Rows of a tensor in a file, and columns of them if it has any; `turned`: wanted the other way round."""
+    """Rows of a tensor in a file, and columns if it has two dimensions; `transposed`: the result is transposed."""
 
     rows: range
     columns: range
@@ -36,7 +36,7 @@ class EntrySlice:
         return out.t() if self.transposed else out
 
     def _read_columns(self, entry: TensorEntry, some: list[range], read: ReadEntry) -> Tensor:
-        """Whole rows, a few at a time; what is not wanted of them is let go of before the next are read."""
+        """Read whole rows, a few at a time, and keep only the needed columns."""
         columns, out = slice(self.columns.start, self.columns.stop), None
         for rows in some:
             part = read(entry_rows(entry, rows))[:, columns]
@@ -48,31 +48,32 @@ class EntrySlice:
 
 
 def entry_rows(entry: TensorEntry, rows: range) -> TensorEntry:
-    """These rows as a tensor of their own."""
+    """These rows as an entry of their own."""
     start = entry.start + rows.start * (entry.size // entry.shape[0])
     return replace(entry, shape=(len(rows), *entry.shape[1:]), start=start)
 
 
 def read_cut_pieces(
-    what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: ReadEntry
+    description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut], read: ReadEntry
 ) -> NamedPieces:
-    """What becomes of a tensor, cut, where it is; or of all of it, read first, in memory of its own."""
-    places = locate_pieces(what, name, entry, cuts)
+    """The pieces that a tensor becomes, cut. Reads only these pieces where that is possible, otherwise the whole
+    tensor."""
+    places = locate_pieces(description, name, entry, cuts)
     if places is None:
         return [
             (ours, cuts[ours](piece).clone()) if ours in cuts else (ours, piece)
-            for ours, piece in what.translate(name, read(entry))
+            for ours, piece in description.translate(name, read(entry))
         ]
     return [(ours, place.read(entry, read)) for ours, place in places]
 
 
 def locate_pieces(
-    what: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]
+    description: Description, name: str, entry: TensorEntry, cuts: Mapping[str, Cut]
 ) -> list[tuple[str, EntrySlice]] | None:
-    """Where its cut pieces lie in the file.  None where it is to be read as a whole: it is computed as it is read
-    (merged, multiplied by scales), or laid out anew, or nothing of it is cut."""
+    """Where the cut pieces lie in the file. None if the tensor must be read whole: it is computed while it is read
+    (merged, multiplied by scales), or copied to another layout, or nothing of it is cut."""
     blank = torch.empty(entry.shape, device="meta")
-    pieces = what.translate(name, blank)
+    pieces = description.translate(name, blank)
     if not any(ours in cuts for ours, _ in pieces):
         return None
     found = []
@@ -84,7 +85,7 @@ def locate_pieces(
 
 
 def locate_piece(piece: Tensor, whole: Tensor, entry: TensorEntry) -> EntrySlice | None:
-    """Where in the file it lies; None if it is not simply some of what is there."""
+    """Where a piece lies in the file; None if it is not a range of rows and columns."""
     assert entry.encoding is not None
     if type(entry) is not TensorEntry or piece.untyped_storage() is not whole.untyped_storage():
         return None

@@ -1,8 +1,7 @@
-"""A PEFT LoRA folder laid beside a checkpoint that is served, not merged into it: low-rank matrices and a head.
+"""Loads a PEFT LoRA folder as low-rank matrices and a head for a base model that is already served, without merging it.
 
-Knows nothing of who computes them.  The one idea: it is described as if it were merged, from its own small files and
-what is known of the checkpoint already; so whatever merging refuses is refused here in the same words, and of what it
-changes only its own numbers are read.
+The adapter is described as if it were merged, from its own small files and the base's description. So it is refused for
+the same reasons as a merged one, and only its own numbers are read.
 """
 
 from collections.abc import Mapping
@@ -23,17 +22,17 @@ from .description import Description, build_on_meta, match_entries, translate_sh
 from .merged_adapter import MergedEntry
 from .tensor_files import TensorEntry
 
-MAX_RANK = 256  # of one matrix; more is hardly low
+MAX_RANK = 256  # of one matrix; larger ones are not low-rank
 MERGE_HINT = "load it merged (BASE+ADAPTER, or merge: true)"
 
 
 @dataclass(frozen=True)
 class LoraPlan:
-    """An adapter that is understood but not read.
+    """An adapter that is described but not read.
 
-    `what` describes the merged checkpoint; `updates` are the entries of its products, `own` those of its head, by their
-    names in the files, of which the trunk has those in `common`.  `head` has no numbers yet; it is None where that of
-    the trunk stays.
+    `description` is of the merged checkpoint. `updates` are the entries of the low-rank updates, `head_entries` those
+    of the head, by their names in the files; `shared_names` are those of the head that the base has too. `head` has no
+    numbers yet; it is None if the base's head is used.
     """
 
     description: Description
@@ -44,68 +43,68 @@ class LoraPlan:
 
     @property
     def parameter_counts(self) -> tuple[int, int]:
-        """In the low-rank matrices, and in what the head has for itself."""
+        """Count of numbers in the low-rank matrices, and of those that only this head has."""
         low = sum(prod(side.shape) for update in self.updates.values() for side in update.pair)
         return low, sum(prod(entry.shape) for name, entry in self.head_entries.items() if name not in self.shared_names)
 
 
 class BaseModel:
-    """A served checkpoint, as those need it that lie beside it: what describes it, and what of it they share."""
+    """A served base model, as its adapters need it: its description, and the head parameters that adapters share."""
 
-    def __init__(self, what: Description) -> None:
-        self.description = what
+    def __init__(self, description: Description) -> None:
+        self.description = description
         self._shared: WeakValueDictionary[str, nn.Parameter] = WeakValueDictionary()
 
     def plan_adapter(self, source: Path) -> LoraPlan:
-        """Raises what loading it merged would; UnsupportedError, too, where it can only be merged."""
+        """Describe an adapter. Raises what loading it merged would raise, and UnsupportedError if it can only be
+        merged."""
         if self.description.parts is None:
-            message = "an adapter is laid only over a safetensors folder; serve the one this file was made from"
+            message = "an adapter needs a base in a safetensors folder; serve the one this file was made from"
             raise UnsupportedError(message, file=self.description.file)
-        mine = self.description.parts.entries
+        base_entries = self.description.parts.entries
         parts = adapter.apply_adapter(adapter.read_adapter(source), self.description.parts)
-        what = folder.describe_changed(parts, self.description)
-        check_same_task(source, self.description, what)
-        network, head = build_on_meta(what)
-        entries = match_entries(what, network, head)
-        changed = {name: entry for name, entry in parts.entries.items() if mine.get(name) is not entry}
-        check_targets(what, changed)
-        own = {name: entry for name, entry in entries.items() if belongs_to_head(what, name, entry)}
+        merged = folder.describe_changed(parts, self.description)
+        check_same_task(source, self.description, merged)
+        network, head = build_on_meta(merged)
+        entries = match_entries(merged, network, head)
+        changed = {name: entry for name, entry in parts.entries.items() if base_entries.get(name) is not entry}
+        check_targets(merged, changed)
+        own = {name: entry for name, entry in entries.items() if belongs_to_head(merged, name, entry)}
         updates = {
             name: entry
             for name, entry in changed.items()
             if isinstance(entry, MergedEntry) and name in entries.keys() - own.keys()
         }
         same = parts.spec is self.description.parts.spec and parts.config == self.description.parts.config
-        if what.head.task == "generate" or (same and not own.keys() & changed.keys()):
-            return LoraPlan(what, updates, {}, frozenset(), None)
+        if merged.head.task == "generate" or (same and not own.keys() & changed.keys()):
+            return LoraPlan(merged, updates, {}, frozenset(), None)
         if {*head.parameters()} & {*network.parameters()}:
-            message = (
-                f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE_HINT}"
-            )
+            message = f"it changes a head that is tied to the token embeddings, which needs a merge: {MERGE_HINT}"
             raise UnsupportedError(message, file=str(source))
-        return LoraPlan(what, updates, own, own.keys() - changed.keys(), head)
+        return LoraPlan(merged, updates, own, own.keys() - changed.keys(), head)
 
-    def load_adapter(self, laid: LoraPlan, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
-        """The matrices in float32, the head as `dtype` on `device`.  CheckpointError where a file cannot be read."""
+    def load_adapter(self, plan: LoraPlan, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
+        """The low-rank matrices in float32, and the head as `dtype` on `device`. CheckpointError if a file cannot be
+        read."""
         lora: dict[str, LowRank] = {}
-        for name, update in laid.updates.items():
+        for name, update in plan.updates.items():
             a, b = (side.read(torch.float32, torch.device("cpu")) for side in update.pair)
             b *= update.scale
-            for ours, piece in laid.description.translate(name, b.t() if update.transposed else b):
+            for ours, piece in plan.description.translate(name, b.t() if update.transposed else b):
                 lora[ours.removesuffix(".weight")] = LowRank(a, piece.contiguous())
-        if laid.head is not None:
-            self._load_head(laid, laid.head, dtype, device)
-        return lora, laid.head
+        if plan.head is not None:
+            self._load_head(plan, plan.head, dtype, device)
+        return lora, plan.head
 
-    def _load_head(self, laid: LoraPlan, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        """What the trunk's files hold of it is there once for all heads that have it."""
-        for name, entry in laid.head_entries.items():
-            places = [piece.removeprefix("head.") for piece, _ in translate_shape(laid.description, name, entry)]
-            common = name in laid.shared_names
+    def _load_head(self, plan: LoraPlan, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        """Load the head's parameters. Those from the base's files exist once for all heads that use them."""
+        for name, entry in plan.head_entries.items():
+            places = [piece.removeprefix("head.") for piece, _ in translate_shape(plan.description, name, entry)]
+            common = name in plan.shared_names
             known = [self._shared.get(f"{dtype} {name} {place}") for place in places] if common else []
             if not known or None in known:
                 known = [
-                    nn.Parameter(piece) for _, piece in laid.description.translate(name, entry.read(dtype, device))
+                    nn.Parameter(piece) for _, piece in plan.description.translate(name, entry.read(dtype, device))
                 ]
             for place, parameter in zip(places, known, strict=True):
                 owner, _, leaf = place.rpartition(".")
@@ -114,31 +113,32 @@ class BaseModel:
                     self._shared[f"{dtype} {name} {place}"] = parameter
 
 
-def belongs_to_head(what: Description, name: str, entry: TensorEntry) -> bool:
-    return any(piece.startswith("head.") for piece, _ in translate_shape(what, name, entry))
+def belongs_to_head(merged: Description, name: str, entry: TensorEntry) -> bool:
+    return any(piece.startswith("head.") for piece, _ in translate_shape(merged, name, entry))
 
 
-def check_same_task(source: Path, trunk: Description, what: Description) -> None:
-    """A generator computes logits, an encoder states: no step does both."""
-    if trunk.config.position == "distance":
-        message = f"its base looks at distances through matrices that adapters change: {MERGE_HINT}"
+def check_same_task(source: Path, base: Description, merged: Description) -> None:
+    """UnsupportedError if base and adapter differ in kind: a generator computes logits, an encoder states, and no step
+    does both."""
+    if base.config.position == "distance":
+        message = f"its base computes distance scores with matrices that adapters change: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
-    if (trunk.head.task == "generate") != (what.head.task == "generate"):
-        message = f"it is to {what.head.task}, and what it is to be laid over is to {trunk.head.task}: {MERGE_HINT}"
+    if (base.head.task == "generate") != (merged.head.task == "generate"):
+        message = f"its task is {merged.head.task}, and that of its base is {base.head.task}: {MERGE_HINT}"
         raise UnsupportedError(message, file=str(source))
 
 
-def check_targets(what: Description, changed: Mapping[str, TensorEntry]) -> None:
-    """What would have to be another network's."""
-    known = adaptable_shapes(what.config)
+def check_targets(merged: Description, changed: Mapping[str, TensorEntry]) -> None:
+    """UnsupportedError for a change of a tensor that adapters of one base cannot have for themselves."""
+    known = adaptable_shapes(merged.config)
     for name, entry in changed.items():
         side = entry.pair[0] if isinstance(entry, MergedEntry) else entry
-        for ours, _ in translate_shape(what, name, entry):
-            if ours.startswith("head.") and what.head.task != "generate":
+        for ours, _ in translate_shape(merged, name, entry):
+            if ours.startswith("head.") and merged.head.task != "generate":
                 continue
             if not isinstance(entry, MergedEntry) or ours.removesuffix(".weight") not in known:
-                message = f"it changes {ours}, which all adapters of a trunk share: {MERGE_HINT}"
+                message = f"it changes {ours}, which all adapters of a base share: {MERGE_HINT}"
                 raise UnsupportedError(message, file=str(side.file), tensor=side.name)
             if side.shape[0] > MAX_RANK:
-                message = f"its rank is {side.shape[0]}, and at most {MAX_RANK} is laid beside a trunk: {MERGE_HINT}"
+                message = f"its rank is {side.shape[0]}, and at most {MAX_RANK} is served unmerged: {MERGE_HINT}"
                 raise UnsupportedError(message, file=str(side.file), tensor=side.name)

@@ -1,7 +1,5 @@
-"""Formats of weights that are not read: why, and what to do instead.
-
-A format is known by the end of a file's name; no file is opened.
-"""
+"""Weight formats that are not supported: the reason, and what to do instead. A format is recognised by the suffix of a
+file's name; no file is opened."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +53,7 @@ FORMATS: Mapping[str, UnreadFormat] = {
 
 
 def check_file(path: Path) -> None:
-    """A file that is named as a source.  UnsupportedError unless it is a GGUF file."""
+    """UnsupportedError for a source that is a file, unless it is a GGUF file."""
     if path.suffix == GGUF:
         return
     if path.suffix == SAFE:
@@ -68,7 +66,7 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """A folder.  UnsupportedError if it has weights, but only in formats that are not read."""
+    """UnsupportedError for a folder that has weights in unsupported formats only."""
     if (path / INDEX).is_file() or (path / SINGLE).is_file() or list_files(path, {SAFE, GGUF}):
         return
     for found in (PICKLE, ONNX, KERAS, FLAX):
@@ -77,13 +75,14 @@ def check_folder(path: Path) -> None:
 
 
 def missing_weights_error(path: Path) -> CheckpointError:
-    """What to say of a folder that has none to be read."""
+    """The error for a folder without readable weights."""
     others = list_files(path, {SAFE, GGUF})
     hint = f"; there is only {', '.join(others)}" if others else ""
     return CheckpointError(f"no weights: neither {SINGLE} nor {INDEX} is there{hint}", file=str(path))
 
 
 def explain_format(found: UnreadFormat, names: Sequence[str]) -> str:
-    """`names` are those of the files in a folder; none: it is the file that is named."""
+    """A clause about a format. `names` are files of that format in a folder; empty: the source itself is such a
+    file."""
     what = f"only {found.name} ({', '.join(names)})" if names else found.name
     return f"{what}, {found.reason}; {found.remedy}"

@@ -1,8 +1,5 @@
-"""The numbers of a network and its head, read from the files part by part, when a part is wanted.
-
-Knows nothing of files' formats or of families.  The one idea: whoever packs a network asks for one part of it, takes
-what it needs and lets go of it again; so there is never more in memory than what is packed and one part.
-"""
+"""Reads the weights of a network and its head part by part. A caller that packs a network loads one part, packs it and
+frees it again, so that never more than the packed weights and one part are in memory."""
 
 from collections.abc import Callable
 
@@ -16,33 +13,34 @@ from .tensor_slices import read_cut_pieces
 
 
 class WeightReader:
-    """Of `network` and `head`, both on the meta device.  `progress` hears of bytes done and bytes in all.
+    """Reads the weights of `network` and `head`, both on the meta device. `progress` is called with the bytes read so
+    far and in all.
 
-    They become a share of themselves, if only one is wanted, once they are compared with the files.  Raises
-    CheckpointError unless the files hold exactly what is wanted.
+    After the shapes are compared with the files, the modules are cut to this process's share if the description asks
+    for it. Raises CheckpointError unless the files hold exactly the needed tensors.
     """
 
     def __init__(
-        self, what: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
+        self, description: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
     ) -> None:
-        self._description, self._progress = what, progress
-        entries = match_entries(what, network, head)
-        self._cuts = what.cut_network(network, head)
+        self._description, self._progress = description, progress
+        entries = match_entries(description, network, head)
+        self._cuts = description.cut_network(network, head)
         self._owners = parameter_owners(network, head)
         self._parameters = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
         self._parameters |= dict(network.named_parameters())
         self._entries: dict[nn.Parameter, tuple[str, TensorEntry]] = {}
         for name, entry in entries.items():
-            for ours, _ in translate_shape(what, name, entry):
+            for ours, _ in translate_shape(description, name, entry):
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
         self._total, self._done = sum(entry.size for entry in entries.values()), 0
         progress(0, self._total)
 
     def load(self, part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        """Give those parameters of `part` that have no memory yet their numbers, wherever else they stand too.
+        """Load those parameters of `part` that have no memory yet, at all places where they are used.
 
-        CheckpointError where a file ends early, cannot be read, or holds what is no number.
+        CheckpointError if a file ends early, cannot be read, or holds infinite numbers or NaN.
         """
         entries = dict(self._entries[parameter] for parameter in part.parameters() if parameter in self._entries)
         for name, entry in sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)):
@@ -67,7 +65,7 @@ class WeightReader:
 
 
 def parameter_owners(network: Transformer, head: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Where each parameter stands: one that is tied to another in several places."""
+    """The modules and names of each parameter: a tied one has several."""
     found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for owner in (*network.modules(), *head.modules()):
         for leaf, parameter in owner.named_parameters(recurse=False):

@@ -1,13 +1,13 @@
-"""What can be wrong with a checkpoint or with what is given to its tokenizer and template.
+"""Errors of checkpoints, and of the text and messages that a tokenizer or chat template is given.
 
-ModelError                 the base: a sentence for people
-├── CheckpointError        a folder or file that cannot be loaded: names the file, and the tensor where there is one
-│   └── UnsupportedError   intact, but of a kind that is not loaded here: says what to do instead
-├── InvarianceError        this machine's kernels cannot give answers that do not depend on the batch
-├── TemplateError          a chat template that refused the messages, or took too long or wrote too much
-└── EncodingError          text that is no text (lone surrogates) or token ids outside the vocabulary
+ModelError                 the base: the message is a sentence for people
+├── CheckpointError        a folder or file that cannot be loaded: names the file, and the tensor if there is one
+│   └── UnsupportedError   an intact checkpoint of a kind that is not supported: says what to do instead
+├── InvarianceError        this machine's kernels cannot give answers that are independent of the batch
+├── TemplateError          a chat template that refused the messages, took too long or wrote too much
+└── EncodingError          text with lone surrogates, or token ids outside the vocabulary
 
-RowsError stands alone: it is a fault of the program, no sentence for people.
+StepInputError stands alone: it is a fault of the program and no message for people.
 """
 
 
@@ -18,8 +18,8 @@ class ModelError(Exception):
 class CheckpointError(ModelError):
     """A checkpoint that cannot be loaded.
 
-    `file` is the path of the offending file or folder, `tensor` the name of the offending tensor, empty if none.
-    What a checkpoint says of itself may be of any length; of what a message quotes the beginning is enough.
+    `file` is the path of the faulty file or folder, `tensor` the name of the faulty tensor; each is empty if there is
+    none. Values quoted from a checkpoint may be of any length, so messages are truncated.
     """
 
     def __init__(self, message: str, *, file: str = "", tensor: str = "") -> None:
@@ -33,11 +33,11 @@ def truncate(text: str, longest: int = 1000) -> str:
 
 
 class UnsupportedError(CheckpointError):
-    """A checkpoint of a kind that is not loaded here; the message says what to do instead."""
+    """A checkpoint of a kind that is not supported; the message says what to do instead."""
 
 
 class InvarianceError(ModelError):
-    """A deterministic mode that this machine's kernels cannot hold; says which of them and for what shape."""
+    """A deterministic mode that this machine's kernels cannot provide; names the kernel and the shape."""
 
 
 class TemplateError(ModelError):
@@ -49,7 +49,8 @@ class EncodingError(ModelError):
 
 
 class StepInputError(ValueError):
-    """A step with a number that is out of range: names which one, its value and the bound.
+    """A number of a step that is out of range: names the number, its value and the bound.
 
-    Who laid out the step should have refused it: a broken invariant, checked under `python -O` too.
+    The code that built the step should have refused the number. It is a broken invariant that is checked under `python
+    -O` too.
     """

@@ -1,8 +1,6 @@
-"""Files of a checkpoint, opened so that none can hang, swell or lead astray whoever reads it.
-
-Knows no format.  The one idea: a checkpoint is somebody else's folder.  So what is read is a regular file, it lies in
-that folder (or where a hub's cache keeps the files of its snapshots), and it is no longer than a sane one of its kind.
-"""
+"""Reads files of a checkpoint safely: a file must be a regular file inside its folder (or inside the blob folder of a
+hub's cache) and no longer than the limit for its kind. So no file can block the reader, fill the memory or lead outside
+of the folder."""
 
 import os
 import stat
@@ -15,19 +13,21 @@ from .errors import CheckpointError
 
 MAX_SMALL_BYTES = 16 << 20  # bytes of a description, an index, a template
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
-MAX_JSON_VALUES = 1 << 21  # fields, objects and lists in a file of JSON; each costs many times its bytes
-MAX_LISTED_FILES = 10_000  # files of a folder that are looked at for a hint
+MAX_JSON_VALUES = 1 << 21  # fields, objects and lists in a JSON file; each takes many times its bytes in memory
+MAX_LISTED_FILES = 10_000  # files of a folder that are searched for a hint
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file for reading.  CheckpointError for a pipe, a device, a folder: opening one may never return.  OSError."""
+    """Opens a regular file for reading. Opening a pipe, a device or a folder may never return, so it raises
+    CheckpointError. Raises OSError."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise CheckpointError("is no regular file, and nothing else is read", file=str(path))
     return path.open("rb")
 
 
 def open_member(path: Path) -> BinaryIO:
-    """The same of a file in its folder: CheckpointError, too, if it is a link to anywhere else."""
+    """Opens a file of a checkpoint folder. Raises CheckpointError as `open_regular` does, and for a link that leads out
+    of the folder."""
     if path.is_symlink():
         home, real = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
         if not real.is_relative_to(home) and not real.is_relative_to(blob_folder(home)):
@@ -37,8 +37,8 @@ def open_member(path: Path) -> BinaryIO:
 
 
 def blob_folder(folder: Path) -> Path:
-    """Where a hub's cache keeps the files that a snapshot (models--org--name/snapshots/revision) links to; the folder
-    itself, if it is none."""
+    """The folder where a hub's cache keeps the files that a snapshot (models--org--name/snapshots/revision) links to;
+    the folder itself if it is no snapshot."""
     for snapshot in (folder, folder.parent):
         if snapshot.parent.name == "snapshots" and snapshot.parent.parent.name.startswith("models--"):
             return snapshot.parent.parent / "blobs"
@@ -46,7 +46,8 @@ def blob_folder(folder: Path) -> Path:
 
 
 def read_content(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
-    """All of a small file.  CheckpointError if it has more than `most` bytes or cannot be read; FileNotFoundError."""
+    """All bytes of a small file. Raises CheckpointError if it has more than `most` bytes or cannot be read,
+    FileNotFoundError if it is missing."""
     try:
         with open_member(path) as file:
             raw = file.read(most) if os.fstat(file.fileno()).st_size <= most else b""
@@ -60,13 +61,13 @@ def read_content(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copies a file of a checkpoint folder that has at most VOCABULARY bytes.  CheckpointError as `content`, and where
-    there is no such file; OSError where `target` cannot be written."""
+    """Copies a file of a checkpoint folder that has at most MAX_VOCABULARY_BYTES. Raises CheckpointError as
+    `read_content` does and where the file is missing, OSError where `target` cannot be written."""
     target.write_bytes(read_copyable(source))
 
 
 def read_copyable(path: Path) -> bytes:
-    """All of a file that may be copied.  CheckpointError."""
+    """All bytes of a file that may be copied. Raises CheckpointError, also where the file is missing."""
     try:
         return read_content(path, MAX_VOCABULARY_BYTES)
     except FileNotFoundError:
@@ -74,12 +75,14 @@ def read_copyable(path: Path) -> bytes:
 
 
 def read_text(path: Path, most: int = MAX_SMALL_BYTES, errors: str = "strict") -> str:
-    """The same of a file of text, every line of which ends in one character."""
+    """The text of a small file, with every line ending as one newline. Raises as `read_content` does, and
+    UnicodeDecodeError."""
     return read_content(path, most).decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json_bytes(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
-    """The same of a file of JSON: CheckpointError, too, if it has more values than any that describes a network."""
+    """The bytes of a small JSON file. Raises CheckpointError as `read_content` does, and if the file has more than
+    MAX_JSON_VALUES values."""
     raw = read_content(path, most)
     if max(map(raw.count, (b"[", b"{", b":"))) > MAX_JSON_VALUES:
         raise CheckpointError(f"has more than {MAX_JSON_VALUES} values, which no such file has", file=str(path))
@@ -87,7 +90,7 @@ def read_json_bytes(path: Path, most: int = MAX_SMALL_BYTES) -> bytes:
 
 
 def subfolder(folder: Path, name: str) -> Path:
-    """A folder inside a folder.  CheckpointError unless `name` is one, and no link."""
+    """A folder inside a folder. Raises CheckpointError unless `name` is the plain name of one that is no link."""
     path = folder / name
     if name and (Path(name).name != name or name == ".." or path.is_symlink()):
         raise CheckpointError(f"{name!r} is no folder inside this one", file=str(folder))
@@ -95,7 +98,7 @@ def subfolder(folder: Path, name: str) -> Path:
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[str]:
-    """Names of a few files in a folder that end so, for a hint.  OSError."""
+    """Names of up to three files in a folder with one of these suffixes, for a hint in a message. Raises OSError."""
     with os.scandir(folder) as found:
         names = [each.name for each in islice(found, MAX_LISTED_FILES)]
     return sorted(name for name in names if Path(name).suffix in suffixes)[:3]

@@ -1,1 +1,1 @@
-"""Executors of a step: the contract, its checks, and the one of torch."""
+"""Executors of a step: the protocol, its checks, and the torch executor."""

@@ -1,7 +1,7 @@
-"""The numbers of a step, checked before an executor indexes memory with them.
+"""Checks the numbers of a step before an executor indexes memory with them.
 
-A token, a position or a block number may come from a stranger's file or request, so each of them is compared here with
-the size of what it indexes, whatever was checked before.
+A token, position or block number may come from an untrusted file or request, so each is compared with the size of what
+it indexes, whatever was checked before.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -15,16 +15,16 @@ from ..core.errors import StepInputError
 from ..network.model_config import ModelConfig
 from .contract import StepInput
 
-INT32_LIMIT = 2**31  # what an int32 holds is below
-TABLE_POSITIONS = ("learned", "sinusoidal", "sines-cosines")  # positions that are looked up
+INT32_LIMIT = 2**31  # int32 values are below it
+TABLE_POSITIONS = ("learned", "sinusoidal", "sines-cosines")  # kinds of positions that are read from a table
 
 Integers = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class StepArrays:
-    """The numbers of Rows, within their bounds; `blocks` are those of all tables, that of sequence n from
-    `table_starts[n]` on."""
+    """The numbers of a StepInput, checked. `blocks` are the blocks of all tables; those of sequence n begin at
+    `table_starts[n]`."""
 
     tokens: Integers  # [T]
     positions: Integers  # [T]
@@ -37,10 +37,10 @@ class StepArrays:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many tokens, positions, segments and cache blocks there are, numbered from 0.
+    """The counts of tokens, positions, segments and cache blocks; each is numbered from 0.
 
-    `positions` is 0 where no table of positions is read, `segments` where none of segments is, `block_count` without a
-    cache.
+    `positions` is 0 if the network has no table of positions, `segments` 0 if it has no segment embeddings,
+    `block_count` 0 without a cache.
     """
 
     tokens: int
@@ -55,10 +55,11 @@ class Bounds:
         return cls(config.vocab_size, positions, config.segments, block_count, block_size)
 
     def check(self, rows: StepInput, attached: Container[int]) -> StepArrays:
-        """RowsError for the first number that is out of range; `attached` are the numbers of adapters."""
+        """StepInputError for the first number that is out of range; `attached` are the numbers of the attached
+        adapters."""
         count, sequences = len(rows.tokens), len(rows.starts) - 1
         check_length("positions", len(rows.positions), count)
-        check_length("tables", len(rows.block_tables), sequences)
+        check_length("block_tables", len(rows.block_tables), sequences)
         starts = int32_array("starts", rows.starts)
         check_starts(starts, count)
         tokens = int32_array("tokens", rows.tokens)
@@ -76,20 +77,20 @@ class Bounds:
         if rows.sources is not None:
             check_length("sources", len(rows.sources), sequences)
             check_range("sources", int32_array("sources", list(chain.from_iterable(rows.sources))), self.tokens)
-        wanted = int32_array("wanted", rows.output_rows)
-        check_range("wanted", wanted, count)
-        check_ascending("wanted", wanted)
+        outputs = int32_array("output_rows", rows.output_rows)
+        check_range("output_rows", outputs, count)
+        check_ascending("output_rows", outputs)
         blocks, table_starts = np.empty(0, np.int32), np.zeros(sequences + 1, np.int32)
         if self.block_count:
-            blocks = int32_array("tables", list(chain.from_iterable(rows.block_tables)))
-            check_range("tables", blocks, self.block_count)
-            table_starts = int32_array("tables", list(accumulate(map(len, rows.block_tables), initial=0)))
+            blocks = int32_array("block_tables", list(chain.from_iterable(rows.block_tables)))
+            check_range("block_tables", blocks, self.block_count)
+            table_starts = int32_array("block_tables", list(accumulate(map(len, rows.block_tables), initial=0)))
         positions = int32_array("positions", rows.positions)
         self._check_positions(positions, starts, table_starts)
-        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, wanted)
+        return StepArrays(tokens, positions, segments, starts, blocks, table_starts, outputs)
 
     def _check_positions(self, positions: Integers, starts: Integers, table_starts: Integers) -> None:
-        """Consecutive in each sequence, within its blocks; from 0 on without a cache, where a sequence comes whole."""
+        """Positions must be consecutive in each sequence and within its blocks; without a cache they start at 0."""
         check_range("positions", positions, self.positions or INT32_LIMIT)
         gaps = positions[1:] - positions[:-1] != 1
         gaps[starts[1:-1] - 1] = False  # where the next sequence begins
@@ -107,7 +108,7 @@ class Bounds:
             raise StepInputError(f"positions: sequence {n} begins at {first[n]}, which should be 0 without a cache")
 
     def check_copies(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """RowsError for a block that is not in the cache."""
+        """StepInputError for a block that is not in the cache."""
         check_range("copies", int32_array("copies", list(chain.from_iterable(pairs))), self.block_count)
 
 
@@ -119,7 +120,7 @@ def int32_array(name: str, values: Sequence[int]) -> Integers:
 
 
 def first_overflow(values: Iterable[int]) -> int:
-    """The first that an int32 does not hold."""
+    """The first value that does not fit an int32."""
     return next(value for value in values if not -INT32_LIMIT <= value < INT32_LIMIT)
 
 
@@ -129,7 +130,8 @@ def check_length(name: str, length: int, right: int) -> None:
 
 
 def check_range(name: str, values: Integers, count: int) -> None:
-    """Each from 0 to `count` - 1.  As unsigned numbers the negative ones are the largest: one maximum is enough."""
+    """Each value must be from 0 to `count` - 1. As unsigned numbers the negative ones are the largest, so one maximum
+    is enough."""
     unsigned = values.view(np.uint32)
     if values.size and int(unsigned.max()) >= count:
         row = int((unsigned >= count).argmax())
@@ -143,7 +145,7 @@ def check_ascending(name: str, values: Integers) -> None:
 
 
 def check_starts(starts: Integers, count: int) -> None:
-    """Ascending from 0 to `count`: no sequence is empty, and there is one."""
+    """Starts must ascend from 0 to `count`: there is at least one sequence and none is empty."""
     if len(starts) < 2:
         raise StepInputError("starts: there is no sequence")
     if starts[0] != 0 or starts[-1] != count:

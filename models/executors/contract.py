@@ -1,8 +1,7 @@
-"""The seam between those who decide what to compute and what computes it.
+"""The interface between the scheduler and an executor.
 
-Above the seam everything is a plain integer: which tokens, at which positions, in which cache blocks.  Below it an
-executor owns the network and the memory of the cache.  Whoever calls `step` learns logits or states, and never sees
-a key or a value.
+The scheduler's side has plain integers only: tokens, positions, cache blocks. The executor owns the network and the
+memory of the cache. The caller of `step` gets logits or states, never keys or values.
 """
 
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ from ..network.lora import Lora
 
 @dataclass(frozen=True)
 class StepInput:
-    """One step's work: sequences laid end to end, T tokens of N sequences.
+    """The input of one step: N sequences laid end to end, T tokens in all.
 
-    Sequence n owns rows [starts[n], starts[n + 1]).  `tables[n]` lists the cache blocks that hold its tokens in
-    order, the new ones included: the token at position p lives in block `tables[n][p // block_size]`.  A network
-    without a cache gets empty tables.  `wanted` are the rows whose output is asked for.
+    Sequence n owns rows [starts[n], starts[n + 1]). `block_tables[n]` lists the cache blocks of its tokens in order,
+    including the new ones: the token at position p is in block `block_tables[n][p // block_size]`. Without a cache the
+    tables are empty. `output_rows` are the rows whose output is returned.
     """
 
     tokens: list[int]  # [T]
@@ -30,16 +29,16 @@ class StepInput:
     block_tables: list[list[int]]  # [N]
     output_rows: list[int]
     segments: list[int] | None = None  # [T], for encoders with segment embeddings
-    adapters: list[int] | None = None  # [N] as `attach` numbered them, 0: the network alone; None: all of them 0
-    sources: list[tuple[int, ...]] | None = None  # [N] what was read before, where that is another sequence
+    adapters: list[int] | None = None  # [N] numbers from `attach`, 0: no adapter; None: all are 0
+    sources: list[tuple[int, ...]] | None = None  # [N] source tokens, for an encoder-decoder
 
 
 class Executor(Protocol):
-    """Runs a network over rows.  One thread calls it, always the same."""
+    """Runs a network on the input of steps. It is always called by the same thread."""
 
     @property
     def block_size(self) -> int:
-        """Tokens a cache block; 0 for a network without a cache."""
+        """Tokens in a cache block; 0 for a network without a cache."""
 
     @property
     def block_count(self) -> int:
@@ -47,37 +46,39 @@ class Executor(Protocol):
 
     @property
     def nonfinite_blocks(self) -> AbstractSet[int]:
-        """Cache blocks that hold a key or a value that is no number (infinite or NaN), as of the last step.
+        """Cache blocks that hold an infinite or NaN key or value, as of the last step.
 
-        Whoever reads such a block gets nonsense from then on.  It stays named until a step starts it anew, that is
-        writes its first slot: then it is cleared first.  Empty for a network without a cache.
+        Attention over such a block gives NaN. A block stays in the set until a step writes its first slot again; it is
+        cleared before that. Empty for a network without a cache.
         """
 
     @property
     def argmax(self) -> list[int] | None:
-        """[len(wanted)] the first of the largest logits of each row of the last step; -1 where one is no number.
+        """[len(output_rows)] the lowest token with the largest logit, for each row of the last step; -1 if a logit of
+        the row is infinite or NaN.
 
-        None where the executor does not look: whoever wants to know does.
+        None if the executor does not compute it; the caller does then.
         """
 
     def step(self, rows: StepInput) -> Tensor:
-        """Logits [len(wanted), V] of a generator, or states [len(wanted), W] of an encoder, as float32.
+        """Logits [len(output_rows), V] of a generator, or states [len(output_rows), W] of an encoder, as float32.
 
-        Every row's keys and values are stored in the cache on the way.  An answer does not depend on what else is in
-        the step (to its precision; to the bit where the network was made so, see models.invariant).
+        The keys and values of every row are stored in the cache. The result does not depend on the other sequences of
+        the step (up to rounding; exactly where the network was made invariant, see models.invariant).
         """
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Copy whole cache blocks, one after the other: what the first of each pair holds, to the second."""
+        """Copy whole cache blocks in order: of each pair, the first block to the second."""
 
     def attach(self, adapter: Lora) -> int:
-        """Keep an adapter beside the network; from now on sequences may have it, by this number, never given again.
+        """Attach an adapter and return its number, by which sequences use it; a number is never used twice.
 
-        It costs its own size.  UnsupportedError where this executor cannot add to the network's products.
+        It takes the memory of the adapter alone. UnsupportedError if this executor cannot add to the network's
+        products.
         """
 
     def detach(self, number: int) -> None:
-        """Let go of it: no sequence has it any more."""
+        """Free an adapter that no sequence uses any more."""
 
     def padding(self, rows: StepInput) -> int:
         """How many token slots `step` computes for `rows` that belong to no token (attention padding)."""

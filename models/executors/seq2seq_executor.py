@@ -1,8 +1,8 @@
-"""The executor of what reads one sequence and writes another: recurrent networks and transformers alike.
+"""The executor of encoder-decoders, recurrent networks and transformers alike.
 
-It doesn't know requests, nor what is inside a network.  The one idea: a block of its cache holds tokens, and what the
-network knows behind the newest of them is kept beside; so sequences fork, are preempted and find what others wrote, as
-over keys and values.  A state that is not kept any more is made again: the source is read, and what was written fed.
+A block of its cache holds tokens, and the network's state after the newest token is kept beside it. So sequences can be
+forked, preempted and find shared prefixes as with a cache of keys and values. A state that is no longer kept is
+computed again from the source and the generated tokens.
 """
 
 from collections import defaultdict
@@ -20,14 +20,14 @@ from ..seq2seq.protocol import Seq2Seq, Seq2SeqState
 from .bounds import Bounds
 from .contract import StepInput
 
-MAX_SOURCE_TOKENS = 1024  # tokens of sources that are read at once, or one longer source
-MAX_STATE_AGE = 4  # steps after which a state that nobody went on from is let go of
-PLACEHOLDER_SOURCE = (0,)  # what is read where nobody says what: whoever asks wants to see that anything is computed
+MAX_SOURCE_TOKENS = 1024  # tokens of sources encoded at once, unless a single source is longer
+MAX_STATE_AGE = 4  # steps after which an unused state is freed
+PLACEHOLDER_SOURCE = (0,)  # the source of a step without sources, as in a self-test
 
 
 @dataclass(eq=False)
 class BatchState:
-    """What is known of several sequences at once."""
+    """The network's state of several sequences."""
 
     state: Seq2SeqState
     size: int
@@ -35,16 +35,17 @@ class BatchState:
 
 @dataclass(eq=False)
 class StepSequence:
-    """One sequence of a step: `feed` is what it has yet to be fed, of which the last `new` are rows of the step."""
+    """One sequence of a step. `pending` are the tokens it still has to read; the last `new_count` of them are rows of
+    the step."""
 
     source: tuple[int, ...]
-    slot: int  # of its newest token, once it is fed
-    previous_slot: int  # of the one before the first that is new; -1: there is none
+    slot: int  # of its newest token
+    previous_slot: int  # of the token before the new ones; -1: none
     pending: list[int]
     new_count: int
-    first_row: int  # row of the first new token
+    first_row: int  # row of its first new token
     batch_state: BatchState | None = None
-    row: int = 0  # in `kept`
+    row: int = 0  # in `batch_state`
     finite: bool = True
 
 
@@ -54,14 +55,15 @@ class Seq2SeqExecutor:
     def __init__(
         self, network: Seq2Seq, device: torch.device, *, vocabulary: int, block_count: int, block_size: int
     ) -> None:
-        """`vocabulary`: how many tokens both sides know."""
+        """`vocabulary`: the size of the vocabulary, which both sides share."""
         self.network, self.device = network, device
         self.block_count, self.block_size = block_count, block_size
         self._bounds = Bounds(vocabulary, 0, 0, block_count, block_size)
         self._slot_tokens = [0] * (block_count * block_size)  # tokens, by slot
-        self._states: dict[int, tuple[BatchState, int, int]] = {}  # by slot: whose row it is, and since which step
+        # By slot: the state, the row in it, and the step it is from.
+        self._states: dict[int, tuple[BatchState, int, int]] = {}
         self._nonfinite_blocks: set[int] = set()
-        self._steps = self._vocab_size = 0  # of the vocabulary, once logits were seen
+        self._steps = self._vocab_size = 0  # the size is known after the first logits
 
     @property
     def argmax(self) -> None:
@@ -73,7 +75,7 @@ class Seq2SeqExecutor:
 
     @torch.inference_mode()
     def step(self, rows: StepInput) -> Tensor:
-        """Raises RowsError before anything is computed."""
+        """Raises StepInputError before anything is computed."""
         self._bounds.check(rows, ())
         members = [self._plan_sequence(rows, n) for n in range(len(rows.block_tables))]
         self._encode_sources([member for member in members if member.batch_state is None])
@@ -81,8 +83,8 @@ class Seq2SeqExecutor:
         while going := [member for member in members if member.pending]:
             self._advance(going, logits)
         self._store_states(rows, members)
-        wanted = [logits[row] for row in rows.output_rows]
-        return torch.stack(wanted).float() if wanted else torch.empty(0, self._vocab_size, device=self.device)
+        outputs = [logits[row] for row in rows.output_rows]
+        return torch.stack(outputs).float() if outputs else torch.empty(0, self._vocab_size, device=self.device)
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self._bounds.check_copies(blocks)
@@ -95,7 +97,7 @@ class Seq2SeqExecutor:
                     self._states[other * size + offset] = known
 
     def attach(self, adapter: Lora) -> int:  # noqa: ARG002
-        raise UnsupportedError("adapters are laid over generators and encoders, not over networks that read and write")
+        raise UnsupportedError("adapters are supported for generators and encoders, not for encoder-decoders")
 
     def detach(self, number: int) -> None:  # noqa: ARG002
         raise AssertionError("nothing was attached")
@@ -104,7 +106,7 @@ class Seq2SeqExecutor:
         return 0
 
     def _plan_sequence(self, rows: StepInput, n: int) -> StepSequence:
-        """Where it stands, and how it goes on from there, or from the beginning."""
+        """A sequence of the step: continued from its kept state, or computed again from the start."""
         start, end = rows.starts[n], rows.starts[n + 1]
         first, new, size = rows.positions[start], rows.tokens[start:end], self.block_size
         slots = [
@@ -125,7 +127,7 @@ class Seq2SeqExecutor:
         return member
 
     def _encode_sources(self, members: list[StepSequence]) -> None:
-        """Sources are read, each once, several together."""
+        """Encode the sources, each distinct one once, several together."""
         by: dict[tuple[int, ...], list[StepSequence]] = defaultdict(list)
         for member in members:
             by[member.source].append(member)
@@ -140,7 +142,7 @@ class Seq2SeqExecutor:
                     member.batch_state, member.row = kept, row
 
     def _advance(self, members: list[StepSequence], logits: dict[int, Tensor]) -> None:
-        """All of them by one token."""
+        """Run one token of each sequence."""
         members, state = self._join_states(members)
         tokens = torch.tensor([member.pending[0] for member in members], device=self.device)
         out, after = self.network.step(tokens, state)
@@ -154,7 +156,8 @@ class Seq2SeqExecutor:
                 logits[member.first_row + member.new_count - 1 - len(member.pending)] = out[row]
 
     def _join_states(self, members: list[StepSequence]) -> tuple[list[StepSequence], Seq2SeqState]:
-        """One state of all of them, and their order in it.  Those who went on together last time already are one."""
+        """The sequences in the order of their joint state, and that state. Sequences of the same last step are already
+        joint."""
         by: dict[BatchState, list[StepSequence]] = defaultdict(list)
         for member in members:
             assert member.batch_state is not None
@@ -169,7 +172,7 @@ class Seq2SeqExecutor:
         return ordered, states[0] if len(states) == 1 else self.network.join_states(states)
 
     def _store_states(self, rows: StepInput, members: list[StepSequence]) -> None:
-        """All was computed: it counts."""
+        """Store the new states, after all of the step was computed."""
         self._steps += 1
         for n, member in enumerate(members):
             self._states.pop(member.previous_slot, None)
@@ -184,7 +187,7 @@ class Seq2SeqExecutor:
                 del self._states[slot]
 
     def _store_tokens(self, rows: StepInput, n: int) -> None:
-        """The tokens that were new, each in its slot; a block that is begun anew holds nothing of before."""
+        """Store the new tokens in their slots. A block whose first slot is written counts as empty before."""
         new, size = slice(rows.starts[n], rows.starts[n + 1]), self.block_size
         for position, token in zip(rows.positions[new], rows.tokens[new], strict=True):
             block, offset = rows.block_tables[n][position // size], position % size

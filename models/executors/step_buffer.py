@@ -1,8 +1,8 @@
-"""All integers of a step on one sheet: one copy to the device, then views of it.
+"""All integers of a step in one buffer, so that one copy brings them to the device, where they are views of it.
 
-Knows no networks and computes nothing.  For attention by one kernel (models.network.varlen), where a step's shapes
-follow from how many rows, sequences and blocks there are; so sheets of the same counts can be copied into the same
-memory."""
+It is for attention by one kernel (models.network.varlen), where shapes follow from the counts of rows, sequences and
+blocks; steps with the same counts use the same memory.
+"""
 
 from itertools import accumulate, pairwise
 
@@ -17,7 +17,8 @@ from .contract import StepInput
 
 
 class StepBuffer:
-    """What `rows` asks for, their keys and values stored at `slots`; tables are filled up to `width` blocks.
+    """The integers of the step `rows`, with keys and values stored at `slots`; block tables are padded to `width`
+    blocks.
 
     Without a cache there are no slots, and `width` is 0.
     """
@@ -28,8 +29,8 @@ class StepBuffer:
         for blocks, row in zip(rows.block_tables, table, strict=bool(width)):
             row[: len(blocks)] = blocks
         self._all_output = len(rows.output_rows) == len(rows.tokens)
-        wanted = [] if self._all_output else rows.output_rows
-        lists = [rows.tokens, rows.positions, rows.segments or [], wanted, rows.starts]
+        outputs = [] if self._all_output else rows.output_rows
+        lists = [rows.tokens, rows.positions, rows.segments or [], outputs, rows.starts]
         lists += [slots, list(accumulate(used, initial=0)), used]
         parts = [*(np.array(part, np.int32) for part in lists), table.ravel()]
         self.buffer = torch.from_numpy(np.concatenate(parts))
@@ -37,16 +38,17 @@ class StepBuffer:
         self._starts, self._longest = tuple(rows.starts), max(b - a for a, b in pairwise(rows.starts))
 
     def copy_to(self, device: torch.device) -> Tensor:
-        """The flat sheet there; the host does not wait for the copy."""
+        """The buffer on the device; the host does not wait for the copy."""
         return self.stage_for(device).to(device, non_blocking=True)
 
     def stage_for(self, device: torch.device) -> Tensor:
-        """The flat sheet where a copy to `device` can start from without the host's waiting."""
+        """The buffer in memory from which a copy to `device` does not block the host."""
         return self.buffer.pin_memory() if device.type == "cuda" else self.buffer
 
     def view_batch(self, flat: Tensor, kernel: Kernel, cache: PagedCache | None, context: int) -> RaggedBatch:
-        """The batch whose tensors are views of `flat`, this sheet on a device; no sequence is longer than `context`."""
-        tokens, positions, segments, wanted, starts, slots, key_starts, used, table = torch.split(flat, self._sizes)
+        """The batch whose tensors are views of `flat`, this buffer on a device; no sequence is longer than
+        `context`."""
+        tokens, positions, segments, outputs, starts, slots, key_starts, used, table = torch.split(flat, self._sizes)
         view = None if cache is None else CacheView(cache, cache.storage_rows(slots.long()))
         spans = SequenceSpans(kernel, starts, starts, self._longest, max(context, self._longest))
         if cache is not None:
@@ -59,6 +61,6 @@ class StepBuffer:
             starts=self._starts,
             segments=segments if len(segments) else None,
             cache=view,
-            output_rows=None if self._all_output else wanted,
+            output_rows=None if self._all_output else outputs,
             spans=spans,
         )

@@ -1,8 +1,7 @@
-"""The reference executor: the network in torch, on any device, over a paged cache of its own.
+"""The reference executor: the network in torch, on any device, with its own paged cache.
 
-It doesn't know requests.  A key that is not a number would spread to whoever is given its block next, hidden slots
-included (0 * NaN is NaN), so blocks with such a key or value are remembered, and cleared when somebody starts them
-anew.
+An infinite or NaN key would spread to the next sequence in its block, even from masked slots (0 * NaN is NaN). So such
+blocks are recorded, and cleared when they are used again.
 """
 
 from collections.abc import Sequence
@@ -27,9 +26,9 @@ from .step_buffer import StepBuffer
 
 
 class TorchExecutor:
-    """Runs `network` and, for a generator, `head` on what `Rows` asks for; see models.executors.contract.Executor.
+    """Runs `network` and, for a generator, `head` on a StepInput; see models.executors.contract.Executor.
 
-    `block_count` 0 means no cache: every sequence comes whole.  Which way it attends is chosen here, once.
+    `block_count` 0 means no cache: every sequence comes whole. The way of attention is chosen here, once.
     """
 
     def __init__(
@@ -46,8 +45,8 @@ class TorchExecutor:
         self._bounds = Bounds.of(network.config, block_count, block_size)
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
-        self._nonfinite_blocks: set[int] = set()  # blocks that hold numbers that are none
-        self._unchecked_blocks: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
+        self._nonfinite_blocks: set[int] = set()  # blocks with an infinite or NaN number
+        self._unchecked_blocks: set[int] = set()  # blocks of a step that raised, whose numbers were not checked
         self._kernel = None if in_place is None else in_place.kernel
         self._linear_names, self._loras, self._attached = name_linears(network, config), dict[int, Lora](), 0
         self.cache: PagedCache | None = None
@@ -55,7 +54,7 @@ class TorchExecutor:
         if block_count:
             replays = in_place is not None and in_place.decode_sequences > 0
             self.cache = PagedCache(config, block_count + replays, block_size, weight, in_place is not None)
-            if in_place is not None and replays:  # over one more block, the spare one
+            if in_place is not None and replays:  # the cache has one more block, the spare one
                 self._graphs = DecodeGraphs(self._compute, self.cache, in_place, config.max_positions)
 
     @property
@@ -68,7 +67,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def step(self, rows: StepInput) -> Tensor:
-        """Good until the next step.  Raises RowsError before anything is computed."""
+        """The result is valid until the next step. Raises StepInputError before anything is computed."""
         self.check(rows)
         slots = self._slots(rows) if self.cache is not None else []
         self._clear_reused_blocks(slots)
@@ -82,16 +81,20 @@ class TorchExecutor:
         return out
 
     def check(self, rows: StepInput) -> None:
-        """RowsError for a number that is out of range: on a GPU it would end the process's use of the device."""
+        """StepInputError for a number that is out of range, which on a GPU would end the process's use of the
+        device."""
         self._bounds.check(rows, self._loras)
 
     def step_with_states(self, rows: StepInput) -> tuple[Tensor, Tensor]:
-        """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
+        """The result of `step`, and the output of each layer for each row: [depth, T, W] float32, before the final
+        norm.
 
-        All rows must be wanted, since the last layer computes no others.  No recorded graph is replayed.
+        All rows must be output rows, since the last layer computes no others. No recorded graph is replayed.
         """
         if len(rows.output_rows) != len(rows.tokens):
-            raise StepInputError(f"wanted: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
+            raise StepInputError(
+                f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all"
+            )
         kept: list[Tensor] = []
         graphs, self._graphs = self._graphs, None
         hooks = [
@@ -119,7 +122,7 @@ class TorchExecutor:
 
     def attach(self, adapter: Lora) -> int:
         if adapter.keys() - set(self._linear_names.values()):
-            message = "products are held to the bit here, and sums with what an adapter adds are not: load it merged"
+            message = "products are exact to the bit here, and sums with an adapter's updates are not: load it merged"
             raise UnsupportedError(message)
         like = self.network.tokens.weight
         self._attached += 1
@@ -137,9 +140,9 @@ class TorchExecutor:
 
     def _batch(self, rows: StepInput, slots: list[int]) -> RaggedBatch:
         if self._kernel is not None:
-            sheet = StepBuffer(rows, slots, max(map(len, rows.block_tables)))
-            read = sheet.view_batch(
-                sheet.copy_to(self.device), self._kernel, self.cache, self.network.config.max_positions
+            step_buffer = StepBuffer(rows, slots, max(map(len, rows.block_tables)))
+            read = step_buffer.view_batch(
+                step_buffer.copy_to(self.device), self._kernel, self.cache, self.network.config.max_positions
             )
             return replace(read, additions=self._adapter_updates(rows))
         cache = None
@@ -160,16 +163,19 @@ class TorchExecutor:
         if rows.adapters is None or not any(rows.adapters):
             return None
         each = expand_adapters(rows.adapters, rows.starts)
-        wanted = [each[row] for row in rows.output_rows]
+        output_adapters = [each[row] for row in rows.output_rows]
         return AdapterUpdates(
-            self._linear_names, self._loras, AdapterTiles.of(each, self.device), AdapterTiles.of(wanted, self.device)
+            self._linear_names,
+            self._loras,
+            AdapterTiles.of(each, self.device),
+            AdapterTiles.of(output_adapters, self.device),
         )
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def _slots(self, rows: StepInput) -> list[int]:
-        """Where in the cache each row's key and value go."""
+        """The cache slot of each row's key and value."""
         size = self.block_size
         return [
             table[position // size] * size + position % size

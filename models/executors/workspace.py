@@ -1,8 +1,9 @@
-"""What computing takes beside weights: the cache's blocks and a step's numbers, told from a configuration alone.
+"""Memory that a step takes in addition to the weights, computed from a configuration: cache blocks and intermediate
+results.
 
-Knows no tensors.  The one idea: count what is alive at once where a forward pass is widest, for the largest step a
-worker may ask for.  tests/service/runtime/test_memory_budget.py compares it with what the torch executor is seen to
-allocate."""
+It counts what is alive at once at the widest point of a forward pass, for the largest step of a worker.
+tests/service/runtime/test_memory_budget.py compares it with what the torch executor allocates.
+"""
 
 from dataclasses import dataclass
 
@@ -11,18 +12,18 @@ import torch
 from ..network.attention import GROUP_KEYS
 from ..network.model_config import ModelConfig
 
-GROWTH = 1.25  # memory to gather into is made so much larger than what is wanted
-SELF_TEST_ROWS = 192  # rows of a product that are held to be compared
-GRAPH_BYTES = 16 << 20  # a recorded step, and what libraries keep for it; a guess, not yet compared with a GPU
-MASK_BYTES = 3  # bytes a score while a mask is made: which keys exist, which are in sight, both
+GROWTH = 1.25  # memory to gather into is this much larger than needed
+SELF_TEST_ROWS = 192  # rows of a product that are kept to be compared
+GRAPH_BYTES = 16 << 20  # of a recorded step, with the libraries' memory for it; an estimate, not measured on a GPU
+MASK_BYTES = 3  # bytes a score while a mask is computed: existing keys, visible keys, both
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestStep:
-    """The largest step: `rows` tokens of at most `sequences` sequences, each looking at up to `context` tokens.
+    """The largest step: `rows` tokens of at most `sequences` sequences, each with up to `context` tokens.
 
-    `cached`: their keys and values come out of a cache.  `invariant`: computed as models.invariant does.  `in_place`:
-    one kernel attends for all (models.network.varlen), without masks and copies.
+    `cached`: keys and values are read from a cache. `invariant`: computed as models.invariant does. `in_place`: one
+    kernel attends for all (models.network.varlen), without masks and copies.
     """
 
     rows: int
@@ -34,17 +35,17 @@ class LargestStep:
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """One block of the cache: keys and values of `block_size` tokens in all layers."""
+    """Bytes of a cache block: keys and values of `block_size` tokens in all layers."""
     return 2 * config.depth * config.kv_heads * config.head_width * block_size * dtype.itemsize
 
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
-    """Of the network, until it has states: activations and masks."""
+    """Bytes of a forward pass: activations and masks."""
     return _activations(config, dtype, largest) + _masks(config, dtype, largest)
 
 
 def self_test_bytes(config: ModelConfig, dtype: torch.dtype, generates: bool) -> int:
-    """While a network is made invariant: its widest matrix turned, and its rows compared."""
+    """Bytes while a network is made invariant: a transposed copy of its widest matrix, and the compared rows."""
     width = config.vocab_size if generates else config.mlp_width
     return width * (config.width * dtype.itemsize + SELF_TEST_ROWS * torch.float32.itemsize)
 
@@ -55,23 +56,23 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     attention = 5 * heads + (2 if largest.cached else 4) * kept
     mlp = (3 if config.gated_mlp else 2) * config.mlp_width
     if largest.invariant:
-        attention, mlp = attention + heads, 3 * config.mlp_width  # what is padded, and put together of pieces
+        attention, mlp = attention + heads, 3 * config.mlp_width  # padded inputs, and outputs assembled from pieces
     if config.position == "distance":
         attention += config.heads * config.distances
-    if config.position == "relative":  # what queries have in common with vectors of keys, and sums for those of values
+    if config.position == "relative":  # products of queries and key vectors, and weight sums for value vectors
         attention += 2 * config.heads * (2 * config.farthest + 1)
     return largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
 
 
 def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
-    """Those of all groups, and in attention one more copy for each query head that shares a key head."""
+    """The masks of all groups, and in attention one more copy for each query head that shares a key head."""
     if largest.in_place:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
     if (
         config.has_distance_scores
-    ):  # distances, and for each head what they add, alone and with a mask; or the terms of its scores
+    ):  # distances, and for each head their bias, alone and with a mask; or the terms of its scores
         terms = 3 if config.window or config.position == "relative" else 2
         kept += torch.int64.itemsize + terms * config.heads * dtype.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
@@ -81,7 +82,7 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int
 
 
 def gather_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) -> int:
-    """Keys and values out of the cache, of one layer and one group of sequences; kept from step to step."""
+    """Keys and values gathered from the cache, of one layer and one group of sequences; reused in every step."""
     if not largest.cached or largest.in_place:
         return 0
     keys = min(largest.sequences * largest.context, max(GROUP_KEYS, largest.context))
@@ -90,8 +91,9 @@ def gather_bytes(config: ModelConfig, dtype: torch.dtype, largest: LargestStep) 
     return int(numbers * (GROWTH * dtype.itemsize + padded))
 
 
-def graph_bytes(config: ModelConfig, dtype: torch.dtype, talking: int) -> int:
-    """Recorded steps of up to `talking` sequences: their logits, together twice the largest, and what they share."""
-    logits = 2 * talking * config.vocab_size * (torch.float32.itemsize + dtype.itemsize)
-    step = LargestStep(rows=talking, sequences=talking, context=0, cached=True, in_place=True)
-    return logits + _activations(config, dtype, step) + GRAPH_BYTES * (talking.bit_length() + 1)
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, decode_sequences: int) -> int:
+    """Bytes of recorded steps of up to `decode_sequences` sequences: their logits, in all twice the largest, and shared
+    memory."""
+    logits = 2 * decode_sequences * config.vocab_size * (torch.float32.itemsize + dtype.itemsize)
+    step = LargestStep(rows=decode_sequences, sequences=decode_sequences, context=0, cached=True, in_place=True)
+    return logits + _activations(config, dtype, step) + GRAPH_BYTES * (decode_sequences.bit_length() + 1)

@@ -1,7 +1,7 @@
-"""Why a network said what it said: `explain(watched, asked)`.
+"""Explains a network's output from token ids and raw scores: `explain(watched, request)`.
 
-Knows token ids and raw scores, no text and no request.  The one idea: whatever takes long is a generator that yields
-between pieces of work, so that whoever drives it can let others compute in between.
+Every long computation is a generator that yields between pieces of work, so the caller can stop it, or run it between
+the steps of a busy thread. Attention rollout and flow: max_flow.py; gradients: gradients.py; occlusion: occlusion.py.
 """
 
 from collections.abc import Callable, Generator
@@ -50,21 +50,14 @@ METHODS: dict[Method, Callable[[InstrumentedNetwork, ExplanationRequest, int], S
 ATTRIBUTING: frozenset[Method] = frozenset(("gradient_x_input", "integrated_gradients", "occlusion"))
 
 
-def explain(watched: InstrumentedNetwork, asked: ExplanationRequest, *, piece: int = PIECE_ROWS) -> Steps:
-    """Yields between pieces of about `piece` token rows, forward or backward.
-
-    A longer text is cut between its layers, unless one sequence is read and another written.
-
-    Where attributions are asked for and there are no goals (an answer of no tokens), nothing is computed.
-
-    UnsupportedError where the network has nothing of that kind to show.
-    """
-    if asked.method in ATTRIBUTING and not asked.goals:
+def explain(network: InstrumentedNetwork, request: ExplanationRequest, *, piece: int = PIECE_ROWS) -> Steps:
+    """The explanation of one request. Yields between pieces of about `piece` token rows, forward or backward."""
+    if request.method in ATTRIBUTING and not request.goals:
         return empty_explanation()
-    return METHODS[asked.method](watched, asked, piece)
+    return METHODS[request.method](network, request, piece)
 
 
 def empty_explanation() -> Steps:
-    """No attributions."""
+    """An explanation without attributions."""
     yield from ()
     return Explanation()

@@ -1,7 +1,7 @@
-"""What stands in the place of an attention's `mix` where its weights are to be seen, or some of its heads to be silent.
+"""Probes that replace the `mix` function of an attention layer to record its weights or to silence some heads.
 
-Knows no network.  The one idea: values are mixed by the same fused call as ever, and the weights that are asked for are
-worked out beside it, some rows at a time; so that looking takes memory for what is looked at and no more.
+Values are still mixed by the fused kernel. The recorded weights are computed in addition, some rows at a time, so that
+recording takes memory only for what is recorded.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from ..network.attention import Attention, AttentionFunction, RelativeAttention
 
-SCORE_ROWS = 256  # of which scores exist at a time
+SCORE_ROWS = 256  # rows whose scores exist at a time
 
 
 @dataclass(frozen=True)
 class WeightBuffer:
-    """Where the weights of some layers and heads of a part are put, of one text alone."""
+    """The recorded weights of some layers and heads of a part of the network, for one text."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -30,21 +30,21 @@ class WeightBuffer:
     def allocate(
         cls, layers: tuple[int, ...], heads: tuple[int, ...], shape: tuple[int, int], *, mean: bool
     ) -> "WeightBuffer":
-        """`shape`: how many rows look at how many."""
+        """`shape`: the numbers of query rows and key columns."""
         return cls(layers, heads, np.zeros((len(layers), 1 if mean else len(heads), *shape), np.float32))
 
     def store(self, layer: int, first: int, weights: Tensor) -> None:
-        """Weights [H, R, K] of those heads, of the rows from `first` on."""
+        """Store weights [H, R, K] of the recorded heads, for the rows from `first` on."""
         seen = weights.mean(0, keepdim=True) if self.values.shape[1] < len(self.heads) else weights
         self.values[self.layers.index(layer), :, first : first + weights.size(1)] = seen.cpu().numpy()
 
 
 class AttentionProbe:
-    """Over one layer's attention."""
+    """The probe of one attention layer."""
 
     def __init__(self, attention: Attention) -> None:
         self.layer, self.heads = attention.layer, attention.config.heads
-        self.buffer: WeightBuffer | None = None  # nobody looks
+        self.buffer: WeightBuffer | None = None  # nothing is recorded
         self.silenced_heads: AbstractSet[int] = frozenset()
         self.original_mix: AttentionFunction = attention.mix
         attention.mix = self.mix
@@ -53,9 +53,9 @@ class AttentionProbe:
         attention.output.register_forward_pre_hook(self.zero_silenced)
 
     @contextmanager
-    def record_into(self, plate: WeightBuffer) -> Iterator[None]:
-        """What is computed meanwhile is laid on the plate, if it is of this layer."""
-        self.buffer = plate if self.layer in plate.layers else None
+    def record_into(self, buffer: WeightBuffer) -> Iterator[None]:
+        """Within this context, weights of this layer are recorded into `buffer` if it asks for them."""
+        self.buffer = buffer if self.layer in buffer.layers else None
         try:
             yield
         finally:
@@ -74,20 +74,20 @@ class AttentionProbe:
             self.buffer.store(self.layer, 0, weights[0, list(self.buffer.heads)])
         return weights
 
-    def _record(self, plate: WeightBuffer, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
-        """Of [1, Q, H, D] queries and [1, KV, K, D] keys, of which several heads may share one."""
-        heads, shared = list(plate.heads), self.heads // key.size(1)
-        asking = query[0, :, heads].transpose(0, 1) * scale  # [H, Q, D]
+    def _record(self, buffer: WeightBuffer, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> None:
+        """Record the weights of [1, Q, H, D] queries over [1, KV, K, D] keys; several heads may share a key head."""
+        heads, shared = list(buffer.heads), self.heads // key.size(1)
+        queries = query[0, :, heads].transpose(0, 1) * scale  # [H, Q, D]
         keys = key[0, [head // shared for head in heads]].mT
         added = None if mask is None else mask[0, heads if mask.size(1) > 1 else [0]]  # [H or 1, Q or 1, K]
-        for first in range(0, asking.size(1), SCORE_ROWS):
-            scores = asking[:, first : first + SCORE_ROWS] @ keys
+        for first in range(0, queries.size(1), SCORE_ROWS):
+            scores = queries[:, first : first + SCORE_ROWS] @ keys
             if added is not None:
                 scores += added[:, first : first + SCORE_ROWS] if added.size(1) > 1 else added
-            plate.store(self.layer, first, scores.softmax(dim=-1))
+            buffer.store(self.layer, first, scores.softmax(dim=-1))
 
     def zero_silenced(self, output: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:  # noqa: ARG002
-        """What silent heads mixed is nothing to what comes behind them (Michel et al. 2019, arXiv:1905.10650)."""
+        """Set the output of silenced heads to zero (Michel et al. 2019, arXiv:1905.10650)."""
         if not self.silenced_heads:
             return None
         mixed = inputs[0].view(len(inputs[0]), self.heads, -1)

@@ -1,7 +1,4 @@
-"""Attention as it is, of each layer and head that is asked for; and that of all layers together.
-
-Knows nothing of gradients.
-"""
+"""Attention weights of each requested layer and head, and attention rollout and flow over all layers."""
 
 from collections.abc import Generator, Mapping
 from typing import Literal
@@ -15,56 +12,57 @@ from .max_flow import Floats
 
 
 def attention(
-    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+    network: InstrumentedNetwork, request: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """Of every part that the network has; layers and heads that a part doesn't have are left out of it."""
-    if not watched.layout:
-        raise UnsupportedError(
-            "it has no attention to be seen; ask for gradient_x_input, integrated_gradients or occlusion"
-        )
-    if not watched.probes:
-        values = watched.alignments(asked.text)[None, None]
+    """The weights of every part of the network that has attention. Layers and heads that a part does not have are left
+    out."""
+    if not network.layout:
+        raise UnsupportedError("it has no attention; ask for gradient_x_input, integrated_gradients or occlusion")
+    if not network.probes:
+        values = network.alignments(request.text)[None, None]
         return Explanation((AttentionWeights("cross", values, (0,), (0,)),))
-    plates = {part: allocate_buffer(asked, part, shape) for part, shape in watched.layout.items()}
-    yield from record_weights(watched, asked, plates, piece)
+    buffers = {part: allocate_buffer(request, part, shape) for part, shape in network.layout.items()}
+    yield from record_weights(network, request, buffers, piece)
     return Explanation(
-        tuple(AttentionWeights(part, plate.values, plate.layers, plate.heads) for part, plate in plates.items())
+        tuple(AttentionWeights(part, buffer.values, buffer.layers, buffer.heads) for part, buffer in buffers.items())
     )
 
 
 def attention_rollout(
-    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+    network: InstrumentedNetwork, request: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """See models.explain.attention_flow.  Of an encoder-decoder that of its encoder."""
-    weights = yield from mean_weights(watched, asked, piece)
+    """See models.explain.max_flow. For an encoder-decoder it is that of the encoder."""
+    weights = yield from mean_weights(network, request, piece)
     return build_explanation("rollout", max_flow.rollout(weights))
 
 
 def attention_flow(
-    watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int
+    network: InstrumentedNetwork, request: ExplanationRequest, piece: int
 ) -> Generator[None, None, Explanation]:
-    """The same."""
-    weights = yield from mean_weights(watched, asked, piece)
+    """See models.explain.max_flow. For an encoder-decoder it is that of the encoder."""
+    weights = yield from mean_weights(network, request, piece)
     return build_explanation("flow", (yield from max_flow.maximum_flows(weights)))
 
 
-def mean_weights(watched: InstrumentedNetwork, asked: ExplanationRequest, piece: int) -> Generator[None, None, Floats]:
-    """[L, Q, Q] of all layers, each the mean of its heads: what models.explain.attention_flow takes."""
-    part: AttentionPart = "encoder" if "encoder" in watched.layout else "self"
-    if part not in watched.layout:
-        raise UnsupportedError("nothing in it looks at its own text; ask for attention, which is its alignment")
-    layers, heads = watched.layout[part]
-    plate = WeightBuffer.allocate(tuple(range(layers)), tuple(range(heads)), weight_shape(asked, part), mean=True)
-    yield from record_weights(watched, asked, {part: plate}, piece)
-    return plate.values[:, 0]
+def mean_weights(
+    network: InstrumentedNetwork, request: ExplanationRequest, piece: int
+) -> Generator[None, None, Floats]:
+    """[L, Q, Q] the weights of all layers, each the mean over heads: the input of models.explain.max_flow."""
+    part: AttentionPart = "encoder" if "encoder" in network.layout else "self"
+    if part not in network.layout:
+        raise UnsupportedError("it has no self-attention; ask for attention, which is its alignment")
+    layers, heads = network.layout[part]
+    buffer = WeightBuffer.allocate(tuple(range(layers)), tuple(range(heads)), weight_shape(request, part), mean=True)
+    yield from record_weights(network, request, {part: buffer}, piece)
+    return buffer.values[:, 0]
 
 
 def record_weights(
-    watched: InstrumentedNetwork, asked: ExplanationRequest, plates: Mapping[AttentionPart, WeightBuffer], piece: int
+    network: InstrumentedNetwork, request: ExplanationRequest, buffers: Mapping[AttentionPart, WeightBuffer], piece: int
 ) -> Generator[None, None, None]:
-    """Yields when so many rows have gone through a layer as make a piece going through all of them."""
+    """Record attention weights. Yields after as many rows times layers as a piece has in the whole network."""
     yield from run_in_pieces(
-        watched.record_attention(asked.text, plates), piece * max(layers for layers, _ in watched.layout.values())
+        network.record_attention(request.text, buffers), piece * max(layers for layers, _ in network.layout.values())
     )
 
 
@@ -72,17 +70,17 @@ def build_explanation(kind: Literal["rollout", "flow"], values: Floats) -> Expla
     return Explanation((AttentionWeights(kind, values[None, None], (0,), (0,)),))
 
 
-def allocate_buffer(asked: ExplanationRequest, part: AttentionPart, shape: LayersAndHeads) -> WeightBuffer:
-    """Room for what is asked of a part, and for nothing else."""
+def allocate_buffer(request: ExplanationRequest, part: AttentionPart, shape: LayersAndHeads) -> WeightBuffer:
+    """A buffer for the requested layers and heads of a part."""
     layers, heads = (
-        tuple(number for number in wanted or range(count) if number < count)
-        for wanted, count in zip((asked.layers, asked.heads), shape, strict=True)
+        tuple(number for number in requested or range(count) if number < count)
+        for requested, count in zip((request.layers, request.heads), shape, strict=True)
     )
-    return WeightBuffer.allocate(layers, heads, weight_shape(asked, part), mean=False)
+    return WeightBuffer.allocate(layers, heads, weight_shape(request, part), mean=False)
 
 
-def weight_shape(asked: ExplanationRequest, part: AttentionPart) -> tuple[int, int]:
-    """How many rows look at how many."""
-    read, written = len(asked.text.source), len(asked.text.tokens)
+def weight_shape(request: ExplanationRequest, part: AttentionPart) -> tuple[int, int]:
+    """The numbers of query rows and key columns."""
+    read, written = len(request.text.source), len(request.text.tokens)
     rows = read if part == "encoder" else written
     return rows, read if part in ("encoder", "cross") else written

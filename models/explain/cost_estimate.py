@@ -1,7 +1,7 @@
-"""What explaining takes beside the network: at most, by its shape and by how much is asked.
+"""Upper bounds of the memory and the time of an explanation, from the configuration and the request.
 
-Knows configurations, and computes nothing.  The one idea: a backward pass needs what every layer kept of its rows, and
-a forward pass alone what one layer has at a time; what grows with pairs of rows is counted apart.
+A backward pass needs what every layer kept of its rows; a forward pass only what one layer holds at a time. What grows
+with pairs of rows is counted separately.
 """
 
 from math import ceil
@@ -15,77 +15,78 @@ FLOAT32_BYTES = 4
 FLOAT64_BYTES = 8
 GRADIENT_METHODS = ("gradient_x_input", "integrated_gradients")
 ALL_LAYER_METHODS = ("attention_rollout", "attention_flow")
-EDGE_NUMBERS = 12  # numbers of 8 bytes for each pipe, while flows are looked for
-SLACK_BYTES = 1 << 20  # what is small: indices, scores, vectors of a text
-MIN_ROWS = 8  # a pass takes as long for one row as for so many: its weights have to be read
-LAYER_OVERHEAD = 20_000_000  # operations that fit in the time in which the calls of one layer are begun
-EDGE_OPERATIONS = 2000  # operations that fit in the time that one flow takes for one pipe, on one core
+EDGE_NUMBERS = 12  # numbers of 8 bytes for each edge, while flows are computed
+SLACK_BYTES = 1 << 20  # for small things: indices, scores, vectors of a text
+MIN_ROWS = 8  # a pass takes as long for one row as for this many, since all weights are read
+LAYER_OVERHEAD = 20_000_000  # operations in the time that launching the calls of one layer takes
+EDGE_OPERATIONS = 2000  # operations in the time that one flow takes for one edge, on one core
 
 
-def estimate_bytes(config: ModelConfig, body: ModelConfig, asked: ExplanationRequest, piece: int = PIECE_ROWS) -> int:
-    """`config` and `body` as models.checkpoint.Checkpoint has them: two, where one body reads and another writes.
+def estimate_bytes(config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int = PIECE_ROWS) -> int:
+    """Bytes of an explanation, without the weights and the answer's JSON.
 
-    The weights are not in it, nor the answer's JSON.
+    `config` and `body` are as in models.checkpoint.Checkpoint: two for an encoder-decoder.
     """
-    text = asked.text
-    count = max(1, piece // max(1, text.row_count)) if asked.method in ("integrated_gradients", "occlusion") else 1
-    slopes = asked.method in GRADIENT_METHODS
-    total = _stack_bytes(body, len(text.tokens), count, slopes)
+    text = request.text
+    count = max(1, piece // max(1, text.row_count)) if request.method in ("integrated_gradients", "occlusion") else 1
+    needs_gradients = request.method in GRADIENT_METHODS
+    total = _stack_bytes(body, len(text.tokens), count, needs_gradients)
     if text.source:
-        total += _stack_bytes(config, len(text.source), count, slopes) + _cross_attention_bytes(
-            body, asked, count, slopes
+        total += _stack_bytes(config, len(text.source), count, needs_gradients) + _cross_attention_bytes(
+            body, request, count, needs_gradients
         )
-    if asked.method in (*ALL_LAYER_METHODS, "attention"):
-        total += _weight_buffer_bytes(config, body, asked)
-    if slopes:
+    if request.method in (*ALL_LAYER_METHODS, "attention"):
+        total += _weight_buffer_bytes(config, body, request)
+    if needs_gradients:
         embeddings = text.row_count * (config.embedding_width or config.width)
-        total += embeddings * (count * 4 * FLOAT32_BYTES + (len(asked.goals) + 4) * 2 * FLOAT64_BYTES)
+        total += embeddings * (count * 4 * FLOAT32_BYTES + (len(request.goals) + 4) * 2 * FLOAT64_BYTES)
     return total + SLACK_BYTES
 
 
-def _stack_bytes(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
-    """Of `count` texts of so many rows that go through a body together."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    attention = 2 * (inner + kept) + (inner + kept if config.query_key_norm else 0)
+def _stack_bytes(config: ModelConfig, rows: int, count: int, needs_gradients: bool) -> int:
+    """Bytes of `count` texts of so many rows that go through a stack together."""
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
+    attention = 2 * (inner + kv_inner) + (inner + kv_inner if config.query_key_norm else 0)
     mlp, sums = (3 if config.gated_mlp else 1) * config.mlp_width, 6 if config.norm_order == "sandwich" else 4
-    layers = config.depth if slopes else 0
-    layer = sums * config.width + attention + mlp  # what it keeps; one of them has as much again at a time, and more
+    layers = config.depth if needs_gradients else 0
+    # Kept for the backward pass; the layer in progress takes this much again, and more.
+    layer = sums * config.width + attention + mlp
     a_row = layers * layer + layer + 2 * (config.width + inner + config.mlp_width)
     shared = config.heads // config.kv_heads
     masked = config.causal or bool(config.window)
-    each = shared if masked and shared > 1 else 0  # masks, laid out for the heads that share keys
+    each = shared if masked and shared > 1 else 0  # masks, copied for the heads that share keys
     if config.position in ("distance", "relative"):
-        each += 4 * config.heads  # their scores are made, not fused
+        each += 4 * config.heads  # their scores are stored, not fused
     a_pair = layers * each + 2 * each + (6 if masked else 0)
     if config.has_distance_scores:
         a_pair += 3 * config.heads + 4
     return FLOAT32_BYTES * count * rows * (a_row + rows * a_pair)
 
 
-def _cross_attention_bytes(config: ModelConfig, asked: ExplanationRequest, count: int, slopes: bool) -> int:
-    """What a body that writes looks at, keys and values of all layers; and how: if it has one head, maybe by additive
-    scores."""
-    read, written = len(asked.text.source), len(asked.text.tokens)
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    layers = config.depth if slopes else 1
+def _cross_attention_bytes(config: ModelConfig, request: ExplanationRequest, count: int, needs_gradients: bool) -> int:
+    """Bytes of cross-attention: keys and values of all layers, and scores, which may be additive if there is one
+    head."""
+    read, written = len(request.text.source), len(request.text.tokens)
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
+    layers = config.depth if needs_gradients else 1
     pairs = 4 * config.head_width if config.heads == 1 else 1
-    a_row = 4 * kept * config.depth * read + (2 * inner + config.width) * layers * written
+    a_row = 4 * kv_inner * config.depth * read + (2 * inner + config.width) * layers * written
     return FLOAT32_BYTES * count * (a_row + pairs * read * written)
 
 
-def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, asked: ExplanationRequest) -> int:
-    """The answer, and scores of the rows that are looked at at a time."""
-    read, written = len(asked.text.source), len(asked.text.tokens)
+def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, request: ExplanationRequest) -> int:
+    """Bytes of the recorded weights, and of the scores that exist at a time."""
+    read, written = len(request.text.source), len(request.text.tokens)
     sides = [(config, read, read), (body, written, written), (body, written, read)]
     total = most = 0
     for part, rows, columns in sides if read else sides[1:2]:
-        layers = len([layer for layer in asked.layers if layer < part.depth]) or part.depth
-        heads = len([head for head in asked.heads if head < part.heads]) or part.heads
-        if asked.method in ALL_LAYER_METHODS:
+        layers = len([layer for layer in request.layers if layer < part.depth]) or part.depth
+        heads = len([head for head in request.heads if head < part.heads]) or part.heads
+        if request.method in ALL_LAYER_METHODS:
             layers, heads = part.depth, part.heads
-        answer = layers * rows * columns * (1 if asked.method in ALL_LAYER_METHODS else heads)
+        answer = layers * rows * columns * (1 if request.method in ALL_LAYER_METHODS else heads)
         each = {"attention": 0, "attention_rollout": 3 * FLOAT64_BYTES}.get(
-            asked.method, (3 + EDGE_NUMBERS) * FLOAT64_BYTES
+            request.method, (3 + EDGE_NUMBERS) * FLOAT64_BYTES
         )
         total += answer * (FLOAT32_BYTES + each)
         most = max(most, 3 * FLOAT32_BYTES * heads * min(SCORE_ROWS, rows) * columns)
@@ -93,19 +94,21 @@ def _weight_buffer_bytes(config: ModelConfig, body: ModelConfig, asked: Explanat
 
 
 def estimate_operations(
-    config: ModelConfig, body: ModelConfig, asked: ExplanationRequest, piece: int = PIECE_ROWS
+    config: ModelConfig, body: ModelConfig, request: ExplanationRequest, piece: int = PIECE_ROWS
 ) -> int:
-    """Floating-point operations, two for each product that is added: of all passes, forward and back.
+    """Floating-point operations of all passes, forward and backward; a product that is added counts as two.
 
-    What takes time and is no such operation (reading weights for few rows, beginning calls, flows) counts as the
-    operations that fit in that time on a core that does some 50 GFLOP a second.  `config` and `body`: see `bytes_of`.
+    What takes time without being such an operation (reading weights for few rows, launching calls, flows) counts as the
+    operations that fit in that time, on a core with about 50 GFLOP a second. `config` and `body`: see `estimate_bytes`.
     """
-    text, goals = asked.text, max(len(asked.goals), 1)
+    text, goals = request.text, max(len(request.goals), 1)
     together = max(1, piece // max(1, text.row_count))
     total = (
-        _pass_operations(config, body, asked.compared_text, 1) if asked.compared_text is not None and asked.goals else 0
+        _pass_operations(config, body, request.compared_text, 1)
+        if request.compared_text is not None and request.goals
+        else 0
     )
-    match asked.method:
+    match request.method:
         case "attention" | "attention_rollout":
             return total + _pass_operations(config, body, text, 1)
         case "attention_flow":
@@ -119,11 +122,11 @@ def estimate_operations(
         case "integrated_gradients":
             return (
                 total
-                + (1 + goals) * _batched_pass_operations(config, body, text, asked.steps, together)
+                + (1 + goals) * _batched_pass_operations(config, body, text, request.steps, together)
                 + 2 * _pass_operations(config, body, text, 1)
             )
         case "occlusion":
-            hidden = sum(1 for _ in windows(asked))
+            hidden = sum(1 for _ in windows(request))
             return (
                 total
                 + _pass_operations(config, body, text, 1)
@@ -134,14 +137,14 @@ def estimate_operations(
 def _batched_pass_operations(
     config: ModelConfig, body: ModelConfig, text: InputTokens, count: int, together: int
 ) -> int:
-    """Of so many texts, some at a time."""
+    """Operations of so many texts, `together` at a time."""
     whole, left = divmod(count, together)
     total = whole * _pass_operations(config, body, text, together)
     return total + (_pass_operations(config, body, text, left) if left else 0)
 
 
 def _pass_operations(config: ModelConfig, body: ModelConfig, text: InputTokens, count: int) -> int:
-    """Forward or back, of `count` texts together."""
+    """Operations of a forward or backward pass of `count` texts together."""
     read, written = len(text.source), len(text.tokens)
     total = _stack_operations(body, written, count)
     if read:
@@ -150,10 +153,11 @@ def _pass_operations(config: ModelConfig, body: ModelConfig, text: InputTokens, 
 
 
 def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     mlp = (3 if config.gated_mlp else 2) * config.width * config.mlp_width
-    matrices = config.width * (2 * inner + 2 * kept) + mlp
-    products = 4 if config.position in ("distance", "relative") else 2  # of queries, keys, values and distances
+    matrices = config.width * (2 * inner + 2 * kv_inner) + mlp
+    # Products of queries, keys, values and distances.
+    products = 4 if config.position in ("distance", "relative") else 2
     pairs = products * inner * count * rows * rows
     before = config.embedding_width * config.width
     used = max(count * rows, MIN_ROWS)
@@ -161,14 +165,15 @@ def _stack_operations(config: ModelConfig, rows: int, count: int) -> int:
 
 
 def _cross_attention_operations(config: ModelConfig, read: int, written: int, count: int) -> int:
-    """What a body that writes looks at the one that reads with."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    """Operations of cross-attention."""
+    inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
     own, theirs = max(count * written, MIN_ROWS), max(count * read, MIN_ROWS)
-    matrices = config.width * (own * 2 * inner + theirs * 2 * kept)
+    matrices = config.width * (own * 2 * inner + theirs * 2 * kv_inner)
     return 2 * config.depth * (matrices + 2 * inner * count * written * read)
 
 
 def _count_flow_edges(config: ModelConfig, body: ModelConfig, text: InputTokens) -> int:
-    """Of all flows: one for each row and each of the `n` tokens it sees, through `n` times `n` pipes a layer."""
+    """Edges of all flows: one flow for each row and each of the `n` tokens it sees, through `n` times `n` edges a
+    layer."""
     part, rows = (config, len(text.source)) if text.source else (body, len(text.tokens))
     return part.depth * (ceil(rows**4 / 4) if part.causal else rows**4)

@@ -1,8 +1,5 @@
-"""What is asked of a network besides its answer, and what comes back: token ids in, arrays out.
-
-Knows no text, no labels and no torch.  The one idea: whatever a head says is a table of raw scores, so that what is to
-be explained is a few of its cells.
-"""
+"""The request and the result of an explanation: token ids in, arrays out. What every head returns is a table of raw
+scores, and an explained goal is the sum of some of its cells."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,17 +10,18 @@ from numpy.typing import NDArray
 Method = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
 ]
-AttentionPart = Literal["self", "encoder", "decoder", "cross"]  # of a network: where its attention is
-Cell = tuple[int, int]  # (row, column) of the raw scores: see models.explain.instrumented_network.Watched.scores
-Goal = tuple[Cell, ...]  # what is explained is the sum of these cells
-PIECE_ROWS = 256  # token rows that are computed before others may compute
+AttentionPart = Literal["self", "encoder", "decoder", "cross"]  # the part of a network with the attention
+Cell = tuple[int, int]  # (row, column) of the raw scores; see InstrumentedNetwork.scores
+Goal = tuple[Cell, ...]  # the sum of these cells is explained
+PIECE_ROWS = 256  # token rows computed between two yields
 
 
 @dataclass(frozen=True, slots=True)
 class InputTokens:
-    """What a network reads.  An encoder-decoder reads `source`, and `tokens` is what it writes, its start first.
+    """The input of a network. An encoder-decoder reads `source`, and `tokens` is its target, beginning with the start
+    token.
 
-    Where rows of both are counted, as `Asked.kept` and `Attribution.values` do, those of the source come first.
+    Where rows of both are counted, as in `kept_rows` and `Attribution.values`, those of the source come first.
     """
 
     tokens: tuple[int, ...]
@@ -37,7 +35,8 @@ class InputTokens:
 
 @dataclass(frozen=True, slots=True)
 class ExplanationRequest:
-    """Who asks has checked that rows, columns, layers, heads and ids are there, and that the method is offered."""
+    """A request. The caller has checked that rows, columns, layers, heads and ids exist, and that the method is
+    supported."""
 
     text: InputTokens
     method: Method
@@ -45,15 +44,15 @@ class ExplanationRequest:
     layers: tuple[int, ...] = ()  # of "attention"; empty: all
     heads: tuple[int, ...] = ()  # the same
     steps: int = 50  # of integrated gradients
-    baseline: int = -1  # the token that stands for nothing; -1: zero vectors, but not for occlusion
+    baseline: int = -1  # the baseline's token; -1: zero vectors (not for occlusion)
     kept_rows: frozenset[int] = frozenset()  # rows that the baseline keeps and occlusion never hides
     window: int = 1  # neighbouring tokens that occlusion hides together
-    compared_text: InputTokens | None = None  # of an embedder: what the text is compared with, held constant
+    compared_text: InputTokens | None = None  # of an embedder: the text that the input is compared with; it is constant
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """How much each row looks at each column: of a network's part, or of all its layers together."""
+    """Attention weights of each row for each column: of one part of the network, or over all its layers."""
 
     kind: Literal["self", "encoder", "decoder", "cross", "rollout", "flow"]
     values: NDArray[np.float32]  # [L, H, Q, K]; of rollout and flow [1, 1, Q, K]
@@ -63,11 +62,11 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What each row did for a goal."""
+    """The contribution of each row to a goal."""
 
     values: NDArray[np.float32]  # [rows]
     score: float  # the goal's
-    baseline: float  # the same for the baseline of integrated gradients; nan where there is none
+    baseline: float  # the goal's value for the baseline of integrated gradients; NaN for other methods
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What a head says of a text, a few cells of it or all.
+"""Raw scores of a head: all, or a few cells of the table.
 
-Knows the heads, and no network.  The one idea: the last thing that every head does is a product, of which a cell is one
-row of states and one of the matrix; so no vocabulary's width of logits is made, or differentiated, for one word.
+The last operation of every head is a product; a cell needs one row of states and one of the matrix. So logits over the
+whole vocabulary are never computed, or differentiated, for one token.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from ..network.heads import LanguageHead, MaskHead, Pooler, SequenceHead, TokenH
 from ..recurrent.recurrent_network import RecurrentTranslator
 from .explain_types import Goal
 
-FinalProduct = tuple[Tensor, Tensor, Tensor | None]  # what the last product takes: rows, its matrix, its bias
+FinalProduct = tuple[Tensor, Tensor, Tensor | None]  # the last product: its input rows, matrix and bias
 
 
 class GoalReader:
-    """The goals' values of texts, from their states."""
+    """Computes the goals' values of texts from their states."""
 
-    def __init__(self, head: nn.Module, goals: Sequence[Goal], beside: Tensor | None = None) -> None:
-        """`beside` [1, W]: of an embedder, the other text's vector."""
-        self.head, self.compared_vector, self.sizes = head, beside, [len(goal) for goal in goals]
+    def __init__(self, head: nn.Module, goals: Sequence[Goal], compared: Tensor | None = None) -> None:
+        """`compared` [1, W]: of an embedder, the vector of the other text."""
+        self.head, self.compared_vector, self.sizes = head, compared, [len(goal) for goal in goals]
         self.rows = [row for goal in goals for row, _ in goal]
         self.columns = [column for goal in goals for _, column in goal]
 
@@ -33,7 +33,7 @@ class GoalReader:
         return torch.stack([some.sum(dim=1) for some in torch.split(cells, self.sizes, dim=1)], dim=1)
 
     def read_cells(self, states: Tensor) -> Tensor:
-        """The same of each cell, [N, C]."""
+        """As the call, for each cell: [N, C]."""
         if isinstance(self.head, Pooler):
             assert self.compared_vector is not None
             return similarity(self.head, states, self.compared_vector).expand(-1, len(self.rows))
@@ -43,7 +43,8 @@ class GoalReader:
 
 
 def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProduct:
-    """[N, T, W] states to what the last product makes scores of, for `rows` of each text [N, R, W]; and the product."""
+    """The input of the last product for `rows` of each text [N, R, W], from states [N, T, W]; and the product's matrix
+    and bias."""
     match head:
         case SequenceHead():
             pooled = head.hidden_states(states.flatten(0, 1), text_starts(states))
@@ -56,12 +57,12 @@ def final_product(head: nn.Module, states: Tensor, rows: list[int]) -> FinalProd
             return states[:, rows], head.output.weight, None
         case EncoderDecoder() | RecurrentTranslator():
             return states[:, rows], *head.output_layer
-    raise AssertionError(f"nobody knows what a {type(head).__name__} says")
+    raise AssertionError(f"no raw scores are defined for {type(head).__name__}")
 
 
-def similarity(head: Pooler, states: Tensor, beside: Tensor) -> Tensor:
-    """[N, T, W] states of N texts to their vectors' cosines with another's: [N, 1]."""
-    return F.cosine_similarity(pooled_vectors(head, states), beside, dim=-1)[:, None]
+def similarity(head: Pooler, states: Tensor, compared: Tensor) -> Tensor:
+    """[N, 1] the cosine of the vectors of N texts, from states [N, T, W], with another vector."""
+    return F.cosine_similarity(pooled_vectors(head, states), compared, dim=-1)[:, None]
 
 
 def pooled_vectors(head: Pooler, states: Tensor) -> Tensor:
@@ -71,6 +72,6 @@ def pooled_vectors(head: Pooler, states: Tensor) -> Tensor:
 
 
 def text_starts(states: Tensor) -> list[int]:
-    """Where each of N texts of T rows starts, and the last one ends."""
+    """The start row of each of N texts of T rows, and the end of the last."""
     count, rows, _ = states.shape
     return [rows * n for n in range(count + 1)]

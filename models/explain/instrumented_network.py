@@ -1,9 +1,5 @@
-"""A network whose attention can be seen, whose heads can be silenced, and that can be differentiated by what it reads.
-
-Knows no method, no text and no request.  The one idea: whatever is explained is run as it is served, one body for all,
-with lenses laid over its attention and embeddings that are handed to it; so it has to be a network of one's own, which
-answers nobody else.
-"""
+"""A network whose attention can be recorded, whose heads can be silenced, and which can be differentiated with respect
+to its input embeddings. Probes replace parts of its attention, so it must be a copy that answers no requests."""
 
 from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,22 +20,22 @@ from ..network.heads import Pooler, SequenceHead
 from ..network.ragged import RaggedBatch
 from ..network.transformer import Transformer
 from ..recurrent.recurrent_network import RecurrentTranslator
-from . import head_scores as reading
+from . import head_scores
 from .attention_probe import AttentionProbe, WeightBuffer
 from .explain_types import AttentionPart, ExplanationRequest, InputTokens
 from .head_scores import GoalReader
 
 Seq2SeqNetwork = EncoderDecoder | RecurrentTranslator
-LayersAndHeads = tuple[int, int]  # how many layers, of how many heads
-Segment = tuple[Tensor, Tensor]  # what a part of the network reads, and what it makes of it
+LayersAndHeads = tuple[int, int]  # numbers of layers and heads
+Segment = tuple[Tensor, Tensor]  # input and output of a part of the network
 T = TypeVar("T")
 
 
 class InstrumentedNetwork:
-    """`silenced`: heads whose mixed values are zero, (part, layer, head); whoever watches changes it at will."""
+    """`silenced`: heads whose output is zero, as (part, layer, head); the caller may change it at any time."""
 
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
-        """As models.checkpoint.load gives them.  They become float32 that nobody learns, and are changed for good."""
+        """`network` and `head` as from models.checkpoint.load. They are converted to constant float32, in place."""
         freeze_parameters([network, head])
         self.network, self.head = network.eval(), head.eval()
         self.seq2seq: Seq2SeqNetwork | None = head if isinstance(head, Seq2SeqNetwork) else None
@@ -50,27 +46,28 @@ class InstrumentedNetwork:
         self.silenced: set[tuple[AttentionPart, int, int]] = set()
 
     def release(self) -> None:
-        """Let go of all numbers: the memory is free at once, also where a cycle of references keeps the network."""
+        """Free all numbers at once, even if a cycle of references keeps the network alive."""
         for module in (self.network, self.head):
             for each in (*module.parameters(), *module.buffers()):
                 each.data = each.new_empty(0)
 
     @property
     def layout(self) -> Mapping[AttentionPart, LayersAndHeads]:
-        """Of each part that has attention; a recurrent network's is one head that looks across."""
+        """The layers and heads of each part that has attention; a recurrent network's is one head of
+        cross-attention."""
         if isinstance(self.seq2seq, RecurrentTranslator):
             return {} if self.seq2seq.config.attention == "none" else {"cross": (1, 1)}
-        return {part: (len(lenses), lenses[0].heads) for part, lenses in self.probes.items()}
+        return {part: (len(probes), probes[0].heads) for part, probes in self.probes.items()}
 
     @property
     def token_embedding(self) -> nn.Embedding:
-        """Of tokens' embeddings: one for both sides, where there are two."""
+        """The token embeddings; an encoder-decoder has one table for both sides."""
         owner = self.seq2seq.encoder if isinstance(self.seq2seq, EncoderDecoder) else self.network
         return cast(nn.Embedding, owner.tokens)
 
     @torch.no_grad()
     def embeddings(self, text: InputTokens) -> Tensor:
-        """[rows, E], before they are scaled, placed or projected."""
+        """[rows, E] token embeddings, before scaling, positions and projection."""
         return self.embed_tokens([*text.source, *text.tokens])
 
     def embed_tokens(self, tokens: Sequence[int]) -> Tensor:
@@ -78,9 +75,9 @@ class InstrumentedNetwork:
         return vectors
 
     def states(self, texts: Sequence[InputTokens], embedded: Tensor | None = None) -> Tensor:
-        """[N, T, W] of N texts that are alike in all lengths: what the head reads of each row of `tokens`.
+        """[N, T, W] the states that the head reads, for N texts of equal lengths: one for each row of `tokens`.
 
-        `embedded` [N, rows, E] is read in the place of their tokens.
+        `embedded` [N, rows, E] replaces the token embeddings.
         """
         self._apply_silenced()
         tokens, source = self._batches(texts, embedded)
@@ -92,9 +89,9 @@ class InstrumentedNetwork:
     def states_in_pieces(
         self, texts: Sequence[InputTokens], piece: int, embedded: Tensor | None = None
     ) -> Generator[None, None, Tensor]:
-        """The same states, without derivatives.  Yields between pieces of about `piece` rows, several of a long text.
+        """As `states`, without gradients. Yields between pieces of about `piece` rows, several for a long text.
 
-        What reads one sequence and writes another is computed whole.
+        An encoder-decoder is computed in one piece.
         """
         if self.seq2seq is not None:
             with torch.no_grad():
@@ -105,10 +102,10 @@ class InstrumentedNetwork:
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
     def segments(self, texts: Sequence[InputTokens], embedded: Tensor) -> Generator[int, None, list[Segment]]:
-        """The parts of the network in their order, each a graph of its own for autograd, so that derivatives can be
-        taken part by part from the last to the first.  Yields how many rows a layer had, once it is computed.
+        """The network as a list of segments (input, output), each with its own autograd graph, so that gradients can be
+        computed segment by segment from the last to the first. Yields the number of rows of each layer when it is done.
 
-        What reads one sequence and writes another is one part.
+        An encoder-decoder is one segment.
         """
         if self.seq2seq is not None:
             with torch.inference_mode(False), torch.enable_grad():
@@ -128,45 +125,46 @@ class InstrumentedNetwork:
         with torch.inference_mode(False), torch.enable_grad():
             return [*found, (entered, states.unflatten(0, (len(texts), -1)))]
 
-    def read_goals(self, asked: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
-        """What the goals are worth, given those states.  Yields as `states_in_pieces` does."""
-        if asked.compared_text is None:
-            return GoalReader(self.head, asked.goals, None)
-        states = yield from self.states_in_pieces([asked.compared_text], piece)
+    def read_goals(self, request: ExplanationRequest, piece: int) -> Generator[None, None, GoalReader]:
+        """The reader of the goals' values from states. Yields as `states_in_pieces` does."""
+        if request.compared_text is None:
+            return GoalReader(self.head, request.goals, None)
+        states = yield from self.states_in_pieces([request.compared_text], piece)
         with torch.no_grad():
-            return GoalReader(self.head, asked.goals, reading.pooled_vectors(cast(Pooler, self.head), states))
+            return GoalReader(self.head, request.goals, head_scores.pooled_vectors(cast(Pooler, self.head), states))
 
     @torch.no_grad()
     def scores(self, text: InputTokens, rows: Sequence[int] = (), beside: InputTokens | None = None) -> Tensor:
-        """Raw scores: of labels [1, C]; where every row is answered for [T, C], or [R, C] of those `rows`; of
-        embedders [1, 1] the cosine with the text `beside`.
+        """Raw scores: [1, C] of labels; [T, C] if the head scores every row, or [R, C] for those `rows`; [1, 1] of an
+        embedder, the cosine with the text `beside`.
 
-        Row r of what generates, or writes, is what may come behind token r.
+        Row r of a generator or encoder-decoder is for the token after row r.
         """
         states = self.states([text])
         if isinstance(self.head, Pooler):
             assert beside is not None
-            other = reading.pooled_vectors(self.head, self.states([beside]))
-            return reading.similarity(self.head, states, other)
-        wanted = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
-        some, matrix, bias = reading.final_product(self.head, states, wanted)
+            other = head_scores.pooled_vectors(self.head, self.states([beside]))
+            return head_scores.similarity(self.head, states, other)
+        needed = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
+        some, matrix, bias = head_scores.final_product(self.head, states, needed)
         return F.linear(some[0], matrix, bias)
 
     def record_attention(
-        self, text: InputTokens, plates: Mapping[AttentionPart, WeightBuffer]
+        self, text: InputTokens, buffers: Mapping[AttentionPart, WeightBuffer]
     ) -> Generator[int, None, None]:
-        """Lay the weights of one text on plates, layer by layer.  Tells how many rows a layer had, once it is done."""
+        """Record the attention weights of one text, layer by layer. Yields the number of rows of each layer when it is
+        done."""
         tokens, source = self._batches([text], None)
         if self.seq2seq is None:
-            yield from self._run_layers(cast(Transformer, self.network), tokens, {"self"}, plates)
+            yield from self._run_layers(cast(Transformer, self.network), tokens, {"self"}, buffers)
             return
         assert isinstance(self.seq2seq, EncoderDecoder)
-        states = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, plates)
-        if not plates.keys() <= {"encoder"}:
+        states = yield from self._run_layers(self.seq2seq.encoder, source, {"encoder"}, buffers)
+        if not buffers.keys() <= {"encoder"}:
             with torch.inference_mode(False), torch.no_grad():
                 view = MemoryView([self.seq2seq.build_memory(states, source, tokens.lengths)], [0])
             yield from self._run_layers(
-                self.seq2seq.decoder, replace(tokens, memory=view), {"decoder", "cross"}, plates
+                self.seq2seq.decoder, replace(tokens, memory=view), {"decoder", "cross"}, buffers
             )
 
     def _run_layers(
@@ -174,17 +172,18 @@ class InstrumentedNetwork:
         body: Transformer,
         batch: RaggedBatch,
         parts: AbstractSet[AttentionPart],
-        plates: Mapping[AttentionPart, WeightBuffer],
+        buffers: Mapping[AttentionPart, WeightBuffer],
     ) -> Generator[int, None, Tensor]:
-        """A body's states.  Whoever reads something else in between disturbs nothing."""
+        """The states of a stack. Its probes are active only while a layer runs, so other calls may run between two
+        yields."""
         with torch.inference_mode(False), torch.no_grad():
             x, frame = body.embed(batch)
         for layer, block in enumerate(body.blocks):
-            over = [(self.probes[part][layer], plates[part]) for part in parts & plates.keys()]
+            over = [(self.probes[part][layer], buffers[part]) for part in parts & buffers.keys()]
             self._apply_silenced()
             with torch.inference_mode(False), torch.no_grad(), ExitStack() as shown:
-                for lens, plate in over:
-                    shown.enter_context(lens.record_into(plate))
+                for probe, buffer in over:
+                    shown.enter_context(probe.record_into(buffer))
                 x = block(x, frame)
             yield len(x)
         with torch.inference_mode(False), torch.no_grad():
@@ -192,7 +191,7 @@ class InstrumentedNetwork:
 
     @torch.no_grad()
     def alignments(self, text: InputTokens) -> NDArray[np.float32]:
-        """[Q, K] how much a recurrent network looks at each token that it read, behind each that it wrote."""
+        """[Q, K] the attention weights of a recurrent network: for each target token over the source tokens."""
         assert isinstance(self.seq2seq, RecurrentTranslator)
         device, rows = self.token_embedding.weight.device, []
         state = self.seq2seq.initial_state(RaggedBatch.of([text.source], device=device))
@@ -203,7 +202,7 @@ class InstrumentedNetwork:
         return found
 
     def _batches(self, texts: Sequence[InputTokens], embedded: Tensor | None) -> tuple[RaggedBatch, RaggedBatch]:
-        """Of their tokens, and of their sources, which may have none."""
+        """The batches of the targets and of the sources; sources may be empty."""
         read, device = len(texts[0].source), self.token_embedding.weight.device
         tokens = RaggedBatch.of([text.tokens for text in texts], self._segments(texts), device)
         source = RaggedBatch.of([text.source for text in texts], device=device)
@@ -218,15 +217,15 @@ class InstrumentedNetwork:
         return [text.segments or (0,) * len(text.tokens) for text in texts]
 
     def _apply_silenced(self) -> None:
-        for part, lenses in self.probes.items():
-            for lens in lenses:
-                lens.silenced_heads = {
-                    head for where, layer, head in self.silenced if (where, layer) == (part, lens.layer)
+        for part, probes in self.probes.items():
+            for probe in probes:
+                probe.silenced_heads = {
+                    head for where, layer, head in self.silenced if (where, layer) == (part, probe.layer)
                 }
 
 
 def run_in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None, None, T]:
-    """What `layers` returns; yields when `most` rows have gone through a layer since it last did."""
+    """The result of `layers`; yields each time `most` further rows have gone through a layer."""
     done = 0
     while True:
         try:
@@ -239,7 +238,7 @@ def run_in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None,
 
 
 def find_attentions(network: nn.Module, head: nn.Module) -> dict[AttentionPart, list[Attention]]:
-    """Layer by layer."""
+    """The attention layers of each part, in order."""
     if isinstance(head, EncoderDecoder):
         bodies: dict[AttentionPart, Transformer] = {"encoder": head.encoder, "decoder": head.decoder}
         crossing: dict[AttentionPart, list[Attention]] = {"cross": list(head.decoder.cross_attentions)}
@@ -250,9 +249,9 @@ def find_attentions(network: nn.Module, head: nn.Module) -> dict[AttentionPart, 
 
 
 def freeze_parameters(modules: Sequence[nn.Module]) -> None:
-    """Their numbers as float32 that is constant to autograd, what is shared still shared.
+    """Make all numbers float32 and constant for autograd; shared tensors stay shared.
 
-    What was read under torch's inference mode could take no part in a backward pass: it is copied.
+    Tensors loaded under torch's inference mode cannot take part in a backward pass, so they are copied.
     """
     made: dict[int, Tensor] = {}
     with torch.inference_mode(False):

@@ -1,9 +1,7 @@
-"""Attention through all layers at once: what a row of the last one has of each token (Abnar and Zuidema 2020,
-arXiv:2005.00928).
+"""Attention over all layers: rollout and maximum flow (Abnar and Zuidema 2020, arXiv:2005.00928).
 
-Knows no network and no torch: matrices in, a matrix out, in any thread.  The one idea, theirs: a layer hands on half of
-what it mixes and half of what was there, so that layers make a graph of pipes from rows down to tokens.  The extra
-`explain` brings scipy, which finds how much can flow through it; rollout needs none.
+Each layer passes on half of what attention mixes and half of its input, so the layers form a graph from the last rows
+down to the tokens. Maximum flow needs scipy, which the extra `explain` installs; rollout does not.
 """
 
 from collections.abc import Generator
@@ -16,24 +14,22 @@ from ..core.errors import UnsupportedError
 
 HAS_SCIPY = find_spec("scipy") is not None
 if HAS_SCIPY:
-    import scipy  # its parts are imported when they are first named
+    import scipy  # its submodules are imported at their first use
 
 Floats = NDArray[np.float32]
-FULL_CAPACITY = (
-    1 << 28
-)  # capacities are multiples of one part in so many; what leaves a row, the whole, is an int32 still
-FLOWS_BETWEEN_YIELDS = 8  # flows after which others may compute
+FULL_CAPACITY = 1 << 28  # the capacity of a whole row; capacities are integers, and this one still fits an int32
+FLOWS_BETWEEN_YIELDS = 8  # flows computed between two yields
 
 
 def layer_shares(weights: Floats) -> NDArray[np.float64]:
-    """[L, Q, Q] means over heads to shares that add up to one in each row, what goes straight on added."""
+    """[L, Q, Q] shares from the mean weights [L, Q, Q]: half attention, half residual; each row sums to one."""
     mixed = weights.astype(np.float64) / 2 + np.eye(weights.shape[-1]) / 2
     shares: NDArray[np.float64] = mixed / mixed.sum(axis=-1, keepdims=True)
     return shares
 
 
 def rollout(weights: Floats) -> Floats:
-    """[L, Q, Q] means over heads, the first layer's first, to [Q, Q]: shares along all ways added up."""
+    """[Q, Q] the products of the shares of all layers, from mean weights [L, Q, Q], the first layer first."""
     shares = layer_shares(weights)
     through = shares[0]
     for layer in shares[1:]:
@@ -43,11 +39,11 @@ def rollout(weights: Floats) -> Floats:
 
 
 def maximum_flows(weights: Floats) -> Generator[None, None, Floats]:
-    """[L, Q, Q] means over heads to [Q, Q]: how much of each token alone could flow up to each row, as shares that add
-    up to one in each row.
+    """[Q, Q] the maximum flow from each row to each token, from mean weights [L, Q, Q], scaled so that each row sums to
+    one.
 
-    Exact but for rounding: a capacity is off by 2^-29 at most, so a flow by that times the pipes of its narrowest cut.
-    It takes Q^2 flows through some L Q^2 pipes, and yields after each few.
+    It is exact up to rounding: a capacity is off by 2^-29 at most, and a flow by that times the edges of its minimum
+    cut. There are Q^2 flows through about L Q^2 edges each; it yields after every few flows.
     """
     if not HAS_SCIPY:
         message = "attention_flow needs an extra: pip install 'polyhead[explain]'; attention_rollout needs none"
@@ -65,12 +61,14 @@ def maximum_flows(weights: Floats) -> Generator[None, None, Floats]:
 
 
 def build_flow_graph(shares: NDArray[np.float64], row: int) -> "scipy.sparse.csr_array":
-    """Of [L, n, n] shares: n tokens, n rows a layer but the last, and of that one the row, as the last node.
+    """The flow graph of [L, n, n] shares: n nodes for the tokens, n for each layer but the last, and the row as the
+    last node.
 
-    A row sees all that a row sees that it sees, so those n are the same in all layers.
+    A row sees everything that the rows it sees can see, so the n nodes are the same in all layers.
     """
     layers, size, _ = shares.shape
-    ways = np.concatenate([shares[:-1].reshape(-1, size), shares[-1:, row]])  # out of each node that is no token
+    # The edges out of each node that is no token.
+    ways = np.concatenate([shares[:-1].reshape(-1, size), shares[-1:, row]])
     below = np.arange(len(ways))[:, None] // size * size + np.arange(size)
     ends = np.concatenate([np.zeros(size, np.int32), np.arange(len(ways) + 1, dtype=np.int32) * size])
     capacities = np.rint(ways * FULL_CAPACITY).astype(np.int32)

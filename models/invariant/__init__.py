@@ -1,11 +1,9 @@
-"""Answers that do not depend on the batch, to the bit: `make_invariant(network, head)`.
+"""Makes a network's answers independent of the batch, to the last bit: `make_invariant(network, head)`.
 
-The same tokens give the same states and logits whatever is computed beside them, in chunks of whatever size, over
-keys that were stored or are computed again.  Nothing of this is a flag inside a layer: linear layers, activations and
-attention are exchanged from outside.  Norms, embeddings, rotations and softmax are row by row as torch has them.
-
-What a library's kernels do is promised nowhere, so it is tried out on this machine, for the shapes of this network,
-before the first request; see sizes.py.
+The same tokens give the same states and logits whatever is computed beside them, in chunks of any size, with cached
+keys or recomputed ones. Linear layers, activations and attention are replaced from outside; norms, embeddings,
+rotations and softmax are computed row by row by torch already. No library promises this of its kernels, so the shapes
+of this network are tested on this machine before the first request (safe_sizes.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -31,24 +29,22 @@ from .varlen_probe import self_test_kernel
 
 __all__ = ["make_head_invariant", "make_invariant", "self_test_kernel"]
 
-SafeSizes = dict[tuple[object, ...], tuple[int, ...]]  # of the rows in which a shape is computed
+SafeSizes = dict[tuple[object, ...], tuple[int, ...]]  # the safe numbers of rows, by the shape of a matrix
 
-TEST_LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
+TEST_LENGTHS = (2, 7, 20)  # lengths of the sequences that the self-test computes alone and together
 
 
 @torch.inference_mode()
-def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:
-    """Exchange what depends on the batch in both, in place, and prove what is left.
+def make_invariant(network: Transformer, head: nn.Module, yield_to_engine: Callable[[], None] = lambda: None) -> None:
+    """Replace what depends on the batch in both modules, in place, and test the rest.
 
-    Takes a second or so; `breathe` is called every now and then, for who else has business on this thread.
-    For the thread that will compute, with the number of threads it will have.  InvarianceError says which kernel gives
-    a row other bits in another batch.
+    It takes about a second; `yield_to_engine` is called between parts of the work, so that the thread can do other
+    work. Call it in the thread that will compute, with the number of threads that thread will have. InvarianceError
+    names the kernel that fails.
     """
     if network.config.position in ("distance", "relative"):
-        raise InvarianceError(
-            "scores of distances' vectors are products whose bits are not held here; serve it without"
-        )
-    _replace_linears(network, head, sizes={}, breathe=breathe)
+        raise InvarianceError("products with distance vectors are not made invariant; serve it without `deterministic`")
+    _replace_linears(network, head, sizes={}, yield_to_engine=yield_to_engine)
     _replace_activation(head)
     weight, config = network.tokens.weight, network.config
     mix = self_test_attention(config.head_width, config.heads // config.kv_heads, weight.device)
@@ -62,18 +58,18 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     self_test_rows("the activation", first.mlp.activation, config.mlp_width, weight)
     self_test_rows("the norm", first.mlp_norm, config.width, weight)
     self_test_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
-    breathe()
+    yield_to_engine()
     self_test(network, head)
 
 
 @torch.inference_mode()
-def make_head_invariant(head: nn.Module, proven: SafeSizes | None = None) -> None:
-    """The same of a head alone, over states that do not depend on the batch.
+def make_head_invariant(head: nn.Module, safe_sizes: SafeSizes | None = None) -> None:
+    """As `make_invariant`, for a head alone, over states that are invariant already.
 
-    `proven` keeps what is found out of shapes, for the heads that follow.
+    `safe_sizes` collects the tested shapes, for further heads.
     """
     if not isinstance(head, LanguageHead):
-        _replace_linears(head, sizes={} if proven is None else proven)
+        _replace_linears(head, sizes={} if safe_sizes is None else safe_sizes)
         _replace_activation(head)
 
 
@@ -82,7 +78,7 @@ def _replace_activation(head: nn.Module) -> None:
         head.activation = InvariantActivation(head.activation)
 
 
-def _replace_linears(*modules: nn.Module, sizes: SafeSizes, breathe: Callable[[], None] = lambda: None) -> None:
+def _replace_linears(*modules: nn.Module, sizes: SafeSizes, yield_to_engine: Callable[[], None] = lambda: None) -> None:
     for owner, name, linear in list(_linears(*modules)):
         wide = widen_linear(linear)
         store_transposed(wide.weight)
@@ -90,11 +86,11 @@ def _replace_linears(*modules: nn.Module, sizes: SafeSizes, breathe: Callable[[]
         if shape not in sizes:
             sizes[shape] = find_safe_sizes(wide)
         setattr(owner, name, InvariantLinear(wide, sizes[shape], linear.out_features))
-        breathe()
+        yield_to_engine()
 
 
 def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Every linear layer with the module and the name that hold it."""
+    """Every linear layer, with the module and the name that hold it."""
     for module in modules:
         for owner in module.modules():
             for name, child in owner.named_children():
@@ -110,7 +106,7 @@ def self_test(network: Transformer, head: nn.Module) -> None:
     together = _last_outputs(network, head, sequences)
     alone = [_last_outputs(network, head, [sequence]) for sequence in sequences]
     if not torch.equal(together, torch.cat(alone)):
-        raise InvarianceError("texts in a batch are given other numbers than alone, though each kernel agreed")
+        raise InvarianceError("texts get other numbers in a batch than alone, although each kernel passed its test")
 
 
 def _last_outputs(network: Transformer, head: nn.Module, sequences: list[list[int]]) -> Tensor:

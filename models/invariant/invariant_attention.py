@@ -1,9 +1,10 @@
-"""Attention of which a row does not depend on the rows, keys and sequences it is computed beside.
+"""Attention in which a row does not depend on the other rows, keys and sequences of the batch. Called as
+`models.network.attention.attend`.
 
-Knows nothing of caches or groups; it is called as `models.network.attention.attend` is.  The one idea: two passes
-over tiles of TILE keys, at fixed places of the sequence.  The first finds each row's largest score, which no order
-changes; the second adds up, tile after tile, exponentials times values.  A key that is hidden, or is only padding,
-adds an exact zero.  Arithmetic is in float32, whatever the values are kept in."""
+It makes two passes over tiles of KEY_TILE keys at fixed positions of the sequence. The first finds each row's largest
+score, which does not depend on the order. The second adds exponentials times values tile by tile. A masked or padding
+key adds an exact zero. Arithmetic is in float32 whatever the values' type.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,47 +18,47 @@ from ..core.errors import InvarianceError
 from .safe_sizes import is_prefix_of, split_rows
 
 KEY_TILE = 256  # keys
-QUERY_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # queries at once of a sequence
+QUERY_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # queries of a sequence at once
 KEY_COUNTS = tuple(range(16, KEY_TILE + 1, 16))
-MAX_SCORES = 1 << 20  # numbers in flight: about what stays in a core's cache
-MIN_QUERIES = 32  # queries at once, though they be more than that
-ONES_COLUMNS = 8  # columns: sums are products too, with ones
-BATCH_SIZES = (1, 2, 3, 4, 33)  # matrices in a batch of products, as far as tried
-REFERENCE_MATRICES = 4  # of the products that others are compared with
-REFERENCE_ROWS = 16  # and their rows
+MAX_SCORES = 1 << 20  # scores computed at once: about the size of a core's cache
+MIN_QUERIES = 32  # queries at once, even if that exceeds MAX_SCORES
+ONES_COLUMNS = 8  # columns; sums are computed as products with ones
+BATCH_SIZES = (1, 2, 3, 4, 33)  # tested numbers of matrices in a batched product
+REFERENCE_MATRICES = 4  # matrices in the reference product
+REFERENCE_ROWS = 16  # rows of the reference product
 KeyTiles = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class InvariantAttention:
-    """Mixes values by scores: so many queries of a sequence at once, and tiles of so many keys, all proven to agree."""
+    """Mixes values by scores, with tested numbers of queries at once and tested tile lengths."""
 
     query_counts: tuple[int, ...]
     key_counts: tuple[int, ...]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """[N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D]; `mask` [N, 1 or H, Q, K] is added to the scores."""
-        sequences, asked, heads, width = query.shape
+        sequences, queries, heads, width = query.shape
         tiles = tile_keys(key.size(2), self.key_counts)
         length = tiles[-1][1]
         kept = _pad_keys(key, length), _pad_keys(value, length)
         hidden = None if mask is None and key.size(2) == length else _pad_mask_keys(mask, key, length)
         scaled = query.float() * (width**-0.5 if scale is None else scale)
-        folded = scaled.view(sequences, asked, key.size(1), -1, width).permute(0, 2, 3, 1, 4)  # [N, KV, S, Q, D]
+        folded = scaled.view(sequences, queries, key.size(1), -1, width).permute(0, 2, 3, 1, 4)  # [N, KV, S, Q, D]
         room = max(MAX_SCORES // (sequences * heads * length), MIN_QUERIES)
         sizes = tuple(size for size in self.query_counts if size <= room) or self.query_counts[:1]
         mixed = []
-        for start, size in split_rows(asked, sizes):
+        for start, size in split_rows(queries, sizes):
             some = folded[:, :, :, start : start + size]
             shown = hidden if hidden is None or hidden.size(3) == 1 else hidden[:, :, :, start : start + size]
             mixed.append(mix_tiles(_pad_queries(some, size), kept, shown, tiles)[:, :, :, : some.size(3)])
         whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=3)
-        return whole.permute(0, 3, 1, 2, 4).reshape(sequences, asked, -1).to(query.dtype)
+        return whole.permute(0, 3, 1, 2, 4).reshape(sequences, queries, -1).to(query.dtype)
 
 
 @lru_cache(maxsize=4096)
 def tile_keys(length: int, keys: tuple[int, ...]) -> KeyTiles:
-    """(start, end) of the tiles of `length` keys; the last as short as is proven."""
+    """(start, end) of the tiles of `length` keys; the last is as short as the tested lengths allow."""
     whole = length // KEY_TILE * KEY_TILE
     tiles = [(start, start + KEY_TILE) for start in range(0, whole, KEY_TILE)]
     if whole < length:
@@ -66,8 +67,8 @@ def tile_keys(length: int, keys: tuple[int, ...]) -> KeyTiles:
 
 
 def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, tiles: KeyTiles) -> Tensor:
-    """[N, KV, S, Q, D] scaled queries over [N * KV, K, D] keys and values, to the same; `mask` [N, 1, 1, Q, K], or
-    [N, KV, S, Q, K]."""
+    """[N, KV, S, Q, D] scaled queries over [N * KV, K, D] keys and values, to [N, KV, S, Q, D]; `mask` [N, 1, 1, Q, K],
+    or [N, KV, S, Q, K]."""
     key, value = kept
     rows = query.reshape(len(key), -1, query.size(4))  # [N * KV, S * Q, D]
     scores = [torch.bmm(rows, key[:, start:end].transpose(1, 2)) for start, end in tiles]
@@ -88,9 +89,10 @@ def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, t
 
 
 def self_test_attention(width: int, shared: int, device: torch.device) -> InvariantAttention:
-    """What gives a row the same bits, of heads of `width` that share keys by `shared`; InvarianceError if too little.
+    """The invariant attention for heads of `width`, `shared` query heads a key head. InvarianceError if too few shapes
+    agree.
 
-    The kernels are those of the products alone: what is between them adds in one order by construction, or not at all.
+    Only the products are tested: what is between them adds in one order by construction, or does not add.
     """
     generator = torch.Generator().manual_seed(0)
     most = -(-QUERY_COUNTS[-1] * shared // REFERENCE_ROWS) * REFERENCE_ROWS
@@ -101,18 +103,18 @@ def self_test_attention(width: int, shared: int, device: torch.device) -> Invari
     weights = torch.rand(REFERENCE_MATRICES, most, KEY_TILE, generator=generator).to(device)
     scored = _by_rows(query, lambda rows: torch.bmm(rows, key.transpose(1, 2)))
     mixed = _by_rows(weights, lambda rows: torch.bmm(rows, value))
-    asked = tuple(
+    queries = tuple(
         size
         for size in QUERY_COUNTS
         if is_prefix_of(torch.bmm(query[:, : size * shared], key.transpose(1, 2)), scored)
         and is_prefix_of(torch.bmm(weights[:, : size * shared], value), mixed)
         and _batches_agree(query, key, (weights, value), size * shared)
     )
-    rows = tuple(size * shared for size in asked)
+    rows = tuple(size * shared for size in queries)
     keys = _safe_key_counts((query, key), (weights, value), scored, rows)
-    if not asked or KEY_TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE_ROWS):
+    if not queries or KEY_TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE_ROWS):
         raise InvarianceError(f"products of attention heads of width {width} give a row other bits in another batch")
-    return InvariantAttention(asked, keys)
+    return InvariantAttention(queries, keys)
 
 
 def _by_rows(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
@@ -122,7 +124,7 @@ def _by_rows(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
 def _safe_key_counts(
     scored: tuple[Tensor, Tensor], mixed: tuple[Tensor, Tensor], reference: Tensor, rows: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Lengths of a last tile: scores as in a whole one, and sums as if zeros filled it up."""
+    """Lengths of a last tile that give the same scores as a whole tile, and the same sums as one padded with zeros."""
     (query, key), (weights, value) = scored, mixed
 
     def agrees(length: int, size: int) -> bool:
@@ -139,25 +141,25 @@ def _safe_key_counts(
 
 
 def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], rows: int) -> bool:
-    """Whether products of so many rows are the same beside any number of others: threads may share the rows of one
-    matrix where they would take a matrix each of several."""
+    """Whether products of so many rows are the same beside any number of other matrices: with one matrix, threads may
+    share its rows; with several, each thread may take a matrix."""
     weights, value = mixed
-    asked, given = query[:, :rows].contiguous(), weights[:, :rows].contiguous()
-    scored, summed = torch.bmm(asked, key.transpose(1, 2)), torch.bmm(given, value)
+    queries, given = query[:, :rows].contiguous(), weights[:, :rows].contiguous()
+    scored, summed = torch.bmm(queries, key.transpose(1, 2)), torch.bmm(given, value)
     totals = torch.bmm(given, _ones(given))
     for count in BATCH_SIZES:
-        wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (asked, key, given, value)]
+        wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (queries, key, given, value)]
         if not (
-            torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(asked)], scored[:count])
-            and torch.equal(torch.bmm(wide[2], wide[3])[: len(asked)], summed[:count])
-            and torch.equal(torch.bmm(wide[2], _ones(wide[2]))[: len(asked)], totals[:count])
+            torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(queries)], scored[:count])
+            and torch.equal(torch.bmm(wide[2], wide[3])[: len(queries)], summed[:count])
+            and torch.equal(torch.bmm(wide[2], _ones(wide[2]))[: len(queries)], totals[:count])
         ):
             return False
     return True
 
 
 def _pad_keys(kept: Tensor, length: int) -> Tensor:
-    """[N, KV, K, D] to [N * KV, length, D] in float32, zeros where there was nothing."""
+    """[N, KV, K, D] to [N * KV, length, D] in float32, padded with zeros."""
     n, heads, count, width = kept.shape
     if count == length and kept.is_contiguous():
         return kept.float().view(n * heads, length, width)
@@ -167,8 +169,8 @@ def _pad_keys(kept: Tensor, length: int) -> Tensor:
 
 
 def _pad_mask_keys(mask: Tensor | None, key: Tensor, length: int) -> Tensor:
-    """What is added to the scores of [N, KV, K, D] keys padded to `length`: [N, 1, 1, Q, length], or 1 for any Q, or
-    [N, KV, S, Q, length]."""
+    """The mask for [N, KV, K, D] keys padded to `length`: [N, 1, 1, Q, length], or 1 for any Q, or [N, KV, S, Q,
+    length]."""
     if mask is None:
         mask = torch.zeros(1, 1, 1, key.size(2), device=key.device)
     if mask.size(3) < length:
@@ -177,13 +179,13 @@ def _pad_mask_keys(mask: Tensor | None, key: Tensor, length: int) -> Tensor:
 
 
 def _pad_queries(query: Tensor, size: int) -> Tensor:
-    """[N, KV, S, Q, D] with zeros for queries up to `size`."""
+    """[N, KV, S, Q, D] padded with zero queries up to `size`."""
     missing = size - query.size(3)
     return F.pad(query, (0, 0, 0, missing)) if missing else query
 
 
 def _pad_mask_queries(mask: Tensor, rows: int) -> Tensor:
-    """`mask` of Q queries for `rows` of them, the last of which may be nobody's and see what the first sees."""
+    """`mask` of Q queries padded to `rows`; padding rows see what the first row sees."""
     missing = rows - mask.size(3)
     if mask.size(3) == 1 or not missing:
         return mask
@@ -191,5 +193,5 @@ def _pad_mask_queries(mask: Tensor, rows: int) -> Tensor:
 
 
 def _ones(weights: Tensor) -> Tensor:
-    """[B, K, ONES] that add up [B, m, K] weights, stored once."""
+    """[B, K, ONES_COLUMNS] ones, with which a product sums [B, m, K] weights; stored once."""
     return weights.new_ones(weights.size(2), ONES_COLUMNS).expand(len(weights), -1, -1)

@@ -1,8 +1,8 @@
-"""A linear layer whose rows do not depend on how many there are, and an activation of which the same is true.
+"""A linear layer whose rows do not depend on their number, and an activation with the same property.
 
-Knows nothing of transformers.  The one idea: rows are multiplied in pieces whose sizes were proven to give the same
-bits (sizes.py); on a CPU over weights that lie input by input, because those kernels add in one order for nearly every
-number of rows, and are the faster ones for few.
+Rows are multiplied in pieces whose sizes were tested to give the same bits (safe_sizes.py). On a CPU the weights are
+stored input by input, because those kernels add in one order for nearly every number of rows, and are faster for few
+rows.
 """
 
 import math
@@ -16,19 +16,19 @@ from torch.nn import functional as F
 from ..core.errors import InvarianceError
 from .safe_sizes import ROW_COUNTS, is_prefix_of, matching_sizes, split_rows
 
-REFERENCE_TILE = 16  # rows of the product that others are compared with
+REFERENCE_TILE = 16  # rows of the reference product
 MAX_ROWS = ROW_COUNTS[-1]
-SINGLE_THREAD_ELEMENTS = 32768  # elements below which torch leaves a loop to one thread (at::internal::GRAIN_SIZE)
-VECTOR_MULTIPLE = 64  # a multiple of what any vector loop takes at a time; what is left over goes through a scalar one
-MAX_ROWS_WIDE = 32  # rows tried of a product as wide as a vocabulary, which takes long
+SINGLE_THREAD_ELEMENTS = 32768  # elements below which torch uses one thread for a loop (at::internal::GRAIN_SIZE)
+VECTOR_MULTIPLE = 64  # a multiple of every vector loop's width; the rest of a count goes through a scalar loop
+MAX_ROWS_WIDE = 32  # tested rows of a product as wide as a vocabulary, which takes long
 WIDE_OUTPUTS = 16384
-NARROW_OUTPUTS = 64  # outputs below which a layer is filled up to whole vectors
+NARROW_OUTPUTS = 64  # outputs below which a layer is padded to whole vectors
 VECTOR_WIDTH = 16
-DISTINCT_ROWS = 4096  # rows made up of a matrix at a time
+DISTINCT_ROWS = 4096  # rows of a test matrix generated at a time
 
 
 class InvariantLinear(nn.Module):
-    """x @ weight.T + bias in pieces of `sizes` rows; the first `features` of what a widened layer gives."""
+    """x @ weight.T + bias in pieces of `sizes` rows; `features` is the number of real outputs of a widened layer."""
 
     def __init__(self, linear: nn.Linear, sizes: tuple[int, ...], features: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class InvariantLinear(nn.Module):
         return self.padded_product(x)[:, : self.features].contiguous()
 
     def padded_product(self, x: Tensor) -> Tensor:
-        """[T, in] to [T, out], all of it."""
+        """[T, in] to [T, out], with the outputs of widening."""
         pieces = split_rows(len(x), self.sizes)
         if len(pieces) == 1:
             return linear_product(pad_rows(x, pieces[0][1]), self.weight, self.bias)[: len(x)]
@@ -54,12 +54,12 @@ class InvariantLinear(nn.Module):
 
 
 def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias: the same call wherever it is stored."""
+    """x @ weight.T + bias, by the same call whether or not `out` is given."""
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
 def pad_rows(x: Tensor, size: int) -> Tensor:
-    """[T, in] with zeros up to `size` rows."""
+    """[T, in] padded with zeros to `size` rows."""
     missing = size - len(x)
     return torch.cat((x, _zeros(missing, x.size(1), x.dtype, x.device))) if missing else x
 
@@ -70,8 +70,8 @@ def _zeros(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> T
 
 
 def widen_linear(linear: nn.Linear) -> nn.Linear:
-    """A layer of few outputs with more, all zero: what is left over of a vector goes, in some libraries, through
-    kernels that give a row other bits at another place."""
+    """A layer of few outputs with zero outputs added. Some libraries compute the outputs that do not fill a vector with
+    other kernels, which give a row other bits at another place."""
     more = -linear.out_features % VECTOR_WIDTH if linear.out_features < NARROW_OUTPUTS else 0
     if not more:
         return linear
@@ -83,17 +83,18 @@ def widen_linear(linear: nn.Linear) -> nn.Linear:
 
 
 def store_transposed(weight: Tensor) -> None:
-    """Turn a float32 matrix in a CPU's memory so that an input's weights lie side by side; it is read as before."""
+    """Store a float32 matrix on a CPU so that an input's weights lie side by side; its shape and values stay the
+    same."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         weight.data = weight.data.t().contiguous().t()
 
 
 def find_safe_sizes(linear: nn.Linear) -> tuple[int, ...]:
-    """Numbers of rows whose product with such a matrix gives each row the same bits as tiles of 16 do.
+    """Numbers of rows for which the product with such a matrix gives each row the same bits as tiles of 16 rows.
 
-    Tried with numbers whose products cancel, so that what is left is what rounding left: another order of adding shows
-    in nearly every element.  With ordinary numbers, half precision would round nearly all of it away.
-    InvarianceError where a row's bits depend on its place in a tile, or on its neighbours.
+    The test uses numbers whose products cancel, so that the result is rounding error only: another order of addition
+    changes nearly every element. Ordinary numbers would hide it in half precision. InvarianceError if a row's bits
+    depend on its place in a tile, or on its neighbours.
     """
     most = max_tested_rows(linear.out_features)
     x, weight = cancelling_inputs(most + REFERENCE_TILE, linear.weight)
@@ -109,22 +110,22 @@ def find_safe_sizes(linear: nn.Linear) -> tuple[int, ...]:
             f"a product of {linear.in_features} to {linear.out_features} features in {tensor_kind(weight)} gives a row "
             "other bits at another place of the batch"
         )
-    shifted = reference[1:]  # so that no row stands where it stood in its tile
+    shifted = reference[1:]  # so that each row has another place in its tile
     return matching_sizes((size for size in ROW_COUNTS if size <= most), shifted, lambda size: made(x[1 : size + 1]))
 
 
 def max_tested_rows(outputs: int) -> int:
-    """Rows that are computed at once, at most."""
+    """The largest number of rows computed at once."""
     return MAX_ROWS_WIDE if outputs > WIDE_OUTPUTS else MAX_ROWS
 
 
 def linear_test_bytes(inputs: int, outputs: int) -> int:
-    """While a matrix is tried: another like it, and the product of all rows twice, in float32."""
+    """Bytes while a matrix is tested: a second matrix, and the product of all rows twice, in float32."""
     return outputs * (inputs + 2 * (max_tested_rows(outputs) + REFERENCE_TILE)) * torch.float32.itemsize
 
 
 def cancelling_inputs(rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, in] inputs and a matrix laid out `like` this one whose products are zero but for rounding."""
+    """[rows, in] inputs and a matrix in the layout of `like`, whose products are zero up to rounding."""
     generator = torch.Generator().manual_seed(0)
     count, features = like.shape
     order = torch.randperm(features // 2, generator=generator)
@@ -146,10 +147,10 @@ def tensor_kind(tensor: Tensor) -> str:
 
 
 class InvariantActivation:
-    """An elementwise function as if every element went through the same loop.
+    """An elementwise function that treats every element in the same loop.
 
-    A vectorised loop leaves its last few elements, and those where two threads meet, to a scalar one, which rounds
-    differently.  So the function is given numbers of elements that leave none.
+    A vectorised loop leaves its last elements, and those at the border of two threads, to a scalar loop that rounds
+    differently. So the function is called with counts of elements that leave no rest.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -170,7 +171,7 @@ class InvariantActivation:
 
 
 def even_thread_size(count: int, threads: int) -> list[int]:
-    """`count` elements, a multiple of LANES, as numbers that each thread gets whole LANES of."""
+    """`count` elements, a multiple of VECTOR_MULTIPLE, in sizes of which each thread gets whole multiples."""
     pieces = []
     while count:
         whole = count
@@ -182,7 +183,7 @@ def even_thread_size(count: int, threads: int) -> list[int]:
 
 
 def self_test_rows(name: str, function: Callable[[Tensor], Tensor], width: int, like: Tensor) -> None:
-    """InvarianceError where `function` of [T, width] gives a row other bits than of that row alone."""
+    """InvarianceError if `function` of [T, width] gives a row other bits than for that row alone."""
     x = torch.randn(67, width, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
     alone = torch.cat([function(row) for row in torch.split(x, 1)])
     for count in (2, 3, 8, 33, 67):

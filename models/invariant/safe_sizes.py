@@ -1,7 +1,7 @@
-"""Shapes that are known to give the same bits, and how to make do with them.
+"""Sizes of products that give the same bits, and how to split rows into them.
 
-A library chooses a kernel by shape, and kernels differ in the order in which they add.  The one idea: try each shape of
-a short list against one reference on this machine, and from then on compute in shapes that agreed, and in no others.
+A library chooses a kernel by shape, and kernels add in different orders. So each size of a short list is compared with
+a reference on this machine, and later only sizes that agreed are used.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,22 +11,23 @@ import torch
 from torch import Tensor
 
 ROW_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-CALL_COST = 12  # what one more product costs, in rows
+CALL_COST = 12  # the cost of one more product, in rows
 
 
 def matching_sizes(candidates: Iterable[int], reference: Tensor, compute: Callable[[int], Tensor]) -> tuple[int, ...]:
-    """The candidates for which `compute` gives `reference` to the bit, as far as it gives anything."""
+    """The candidates for which `compute` returns a prefix of `reference`, bit by bit."""
     return tuple(size for size in candidates if is_prefix_of(compute(size), reference))
 
 
 def is_prefix_of(some: Tensor, reference: Tensor) -> bool:
-    """Whether `some` is the beginning of `reference`, in every dimension."""
+    """Whether `some` equals the beginning of `reference` in every dimension."""
     return torch.equal(some, reference[tuple(slice(length) for length in some.shape)])
 
 
 @lru_cache(maxsize=4096)
 def split_rows(count: int, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """(start, size) of cheap pieces of `sizes` (ascending) that cover `count` rows; the last may reach beyond."""
+    """(start, size) of pieces with `sizes` (ascending) that cover `count` rows at the lowest cost; the last may reach
+    beyond."""
     whole, rest = divmod(count, sizes[-1])
     pieces = [(index * sizes[-1], sizes[-1]) for index in range(whole)]
     start = whole * sizes[-1]
@@ -38,7 +39,7 @@ def split_rows(count: int, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...
 
 @lru_cache(maxsize=4096)
 def _cheapest_sizes(count: int, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """What `count` rows cost, fewer than the largest size, and in which pieces."""
+    """The cost of `count` rows, fewer than the largest size, and the sizes of their pieces."""
     if not count:
         return 0, ()
     over = next(size for size in sizes if size >= count)

@@ -1,7 +1,7 @@
-"""Whether one kernel that attends for all sequences gives a row the same bits whatever it is computed beside.
+"""Tests whether the variable-length attention kernel gives a row the same bits whatever is computed beside it.
 
-Knows nothing of networks.  It promises so, where it does not split keys; as nothing promised is trusted here, it is
-tried: sequences together, each alone, in chunks, and row by row, over blocks and packed, with and without a window.
+The kernel promises it as long as keys are not split. The test compares sequences together, alone, in chunks and row by
+row, with cached and packed keys, with and without a window.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ CHUNKS = (1, 7, 64)  # rows of a sequence at once
 
 @torch.inference_mode()
 def self_test_kernel(kernel: Kernel, config: ModelConfig, like: Tensor) -> None:
-    """InvarianceError where a row of heads like those of `config`, in numbers like `like`, depends on the others."""
+    """InvarianceError if a row depends on the others, for heads like those of `config` and numbers like `like`."""
     shape = (config.heads, config.kv_heads, config.head_width)
     query, pages, spans = random_inputs(kernel, like, SEQUENCES, shape)
     kept = (query[:, : config.kv_heads].flip(0), query[:, : config.kv_heads].flip(2))

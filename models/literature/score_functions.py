@@ -1,8 +1,7 @@
-"""How well queries match keys, in one number each, and what is made of those numbers: weights that sum to one.
+"""Attention score functions, and the softmax over their scores.
 
-Knows neither where queries come from nor what values are.  The one idea: every score is a module of one shape, [Q, Dq]
-queries and [K, Dk] keys to [Q, K] numbers with whatever stands before, so that whoever attends can be given any of
-them.  Transformers have theirs, the scaled dot product, in one kernel of torch's (models.network.attention).
+Every function is a module from [Q, Dq] queries and [K, Dk] keys to [Q, K] scores, with any leading dimensions, so
+attention can use any of them. Transformers compute scaled dot products in one kernel (models.network.attention).
 """
 
 import math
@@ -15,16 +14,16 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreWidths:
-    """What scores are made for; each takes of it what it needs."""
+    """The sizes a score function is built for; each uses those it needs."""
 
     query: int
     key: int
-    hidden: int = 0  # of the layer inside additive scores; 0: as wide as the query
-    places: int = 0  # that keys can have, for scores that know keys by their places alone
+    hidden: int = 0  # of the hidden layer of additive scores; 0: the query's width
+    places: int = 0  # number of places, for scores that depend on places only
 
 
 class ScoreFunction(nn.Module):
-    """One way to match; made of Widths, which it checks."""
+    """A score function, built from ScoreWidths, which it checks."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__()
@@ -35,17 +34,17 @@ class ScoreFunction(nn.Module):
         raise NotImplementedError
 
     def prepare(self, keys: Tensor) -> Tensor:
-        """What is the same for all queries, for whoever asks [..., K, Dk] keys more than once."""
+        """What is the same for all queries, so that [..., K, Dk] keys can be prepared once."""
         return keys
 
     def score_prepared(self, query: Tensor, prepared: Tensor) -> Tensor:
-        """The same scores, of keys that are prepared."""
+        """The scores of prepared keys."""
         scores: Tensor = self(query, prepared)
         return scores
 
 
 class EqualWidthScore(ScoreFunction):
-    """Of queries and keys of one width: what has no matrix between them."""
+    """A score of queries and keys of equal width, without a matrix between them."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
@@ -63,15 +62,15 @@ class Dot(EqualWidthScore):
 
 
 class ScaledDot(EqualWidthScore):
-    """q . k / sqrt(D), whose spread doesn't grow with the width (Vaswani et al. 2017, arXiv:1706.03762)."""
+    """q . k / sqrt(D): the spread does not grow with the width (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query @ keys.mT / math.sqrt(query.size(-1))
 
 
 class Cosine(EqualWidthScore):
-    """By content: the cosine of the angle, times a strength, without which no weight could be much larger than another
-    (Graves et al. 2014, arXiv:1410.5401; there each query brings its strength, here one is learned for all)."""
+    """The cosine times a learned strength; without it no weight could be much larger than another (Graves et al. 2014,
+    arXiv:1410.5401; there each query has its own strength, here one is learned for all)."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
@@ -82,7 +81,7 @@ class Cosine(EqualWidthScore):
 
 
 class General(ScoreFunction):
-    """q W k: widths may differ, and what is alike is learned (Luong et al. 2015, arXiv:1508.04025)."""
+    """q W k: widths may differ, and the similarity is learned (Luong et al. 2015, arXiv:1508.04025)."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
@@ -100,8 +99,7 @@ class General(ScoreFunction):
 
 
 class Additive(ScoreFunction):
-    """v . tanh(W q + U k) (Bahdanau et al. 2015, arXiv:1409.0473): what U makes of the keys is the same for all
-    queries."""
+    """v . tanh(W q + U k) (Bahdanau et al. 2015, arXiv:1409.0473); U k is the same for all queries."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
@@ -124,7 +122,7 @@ class Additive(ScoreFunction):
 
 
 class Concatenated(ScoreFunction):
-    """v . tanh(W [q; k]), the same with one matrix over both, as Luong et al. 2015 write it ("concat")."""
+    """v . tanh(W [q; k]): additive with one matrix over both, as Luong et al. 2015 write it ("concat")."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
@@ -141,12 +139,12 @@ class Concatenated(ScoreFunction):
 
 
 class Location(ScoreFunction):
-    """W q: each place has its row of W, and what stands there isn't looked at (Luong et al. 2015, arXiv:1508.04025)."""
+    """W q: each place has its row of W, and the key itself is ignored (Luong et al. 2015, arXiv:1508.04025)."""
 
     def __init__(self, widths: ScoreWidths) -> None:
         super().__init__(widths)
         if not widths.places:
-            message = "Location scores places: say how many there can be"
+            message = "Location scores places: give their number"
             raise ValueError(message)
         self.of_place = nn.Linear(widths.query, widths.places, bias=False)
 
@@ -191,10 +189,10 @@ SCORE_FUNCTIONS: dict[str, type[ScoreFunction]] = {
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Weights [..., Q, K] of the keys that `mask` lets a row see, where it is True; it may be of fewer dimensions.
+    """Weights [..., Q, K] over the keys for which `mask` is True; the mask may have fewer dimensions.
 
-    What is hidden weighs nothing, whatever its score, NaN too.  A row that sees no key has no weights that sum to one:
-    it gets zeros, and a gradient of zeros, where a softmax of -inf alone would be NaN.
+    A masked key has weight zero whatever its score, even NaN. A row without any key gets zeros, and a gradient of
+    zeros; a softmax over -inf alone would give NaN.
     """
     hidden = ~mask
     blind = hidden.all(dim=-1, keepdim=True)
@@ -205,6 +203,7 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 def weighted_sum(
     query: Tensor, keys: Tensor, values: Tensor, score: ScoreFunction, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """[..., Q, Dv] sums of [..., K, Dv] values, weighed by how well queries match keys, and the weights [..., Q, K]."""
+    """[..., Q, Dv] sums of [..., K, Dv] values, weighted by the scores of queries and keys, and the weights [..., Q,
+    K]."""
     weights = masked_softmax(score(query, keys), mask)
     return weights @ values, weights

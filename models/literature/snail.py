@@ -1,8 +1,7 @@
-"""SNAIL: causal convolutions over time, to gather, and attention, to find again (Mishra et al. 2018, arXiv:1707.03141).
+"""SNAIL: causal convolutions over time and attention (Mishra et al. 2018, arXiv:1707.03141).
 
-Knows nothing of what a sequence means.  The one idea: every block reads [..., T, C] and adds features of its own to
-what it was given, never changing it, so that whatever was there is still there for those behind; and no block's output
-at a time depends on a later one.
+Every block reads [..., T, C] and appends features of its own without changing the others, so later blocks see all of
+them; no output depends on a later time.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ from .score_functions import ScaledDot, ScoreWidths, weighted_sum
 
 
 class CausalConvolution(nn.Module):
-    """What is here and what was `dilation` times ago, through a matrix each (van den Oord et al. 2016,
-    arXiv:1609.03499); before the first time there are zeros."""
+    """A convolution over the current time and the time `dilation` steps ago, with a matrix for each (van den Oord et
+    al. 2016, arXiv:1609.03499); zeros stand before the first time."""
 
     def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
         super().__init__()
@@ -32,7 +31,7 @@ class CausalConvolution(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """A gated convolution's features beside what it read."""
+    """The features of a gated convolution, appended to its input."""
 
     def __init__(self, inputs: int, filters: int, dilation: int) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class DenseBlock(nn.Module):
 
 
 class TemporalBlock(nn.Sequential):
-    """Dense blocks that look twice as far back each, from one time on, until all of `times` are in sight."""
+    """Dense blocks with doubling dilation, until all of `times` are covered."""
 
     def __init__(self, inputs: int, filters: int, times: int) -> None:
         count = max(1, (times - 1).bit_length())
@@ -53,7 +52,7 @@ class TemporalBlock(nn.Sequential):
 
 
 class AttentionBlock(nn.Module):
-    """What one head finds among all times up to now, beside what it was given."""
+    """The output of one causal attention head, appended to its input."""
 
     def __init__(self, inputs: int, keys: int, values: int) -> None:
         super().__init__()
@@ -70,9 +69,10 @@ class AttentionBlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class SnailConfig:
-    """`inputs` features at each of up to `times`, and as many scores as there are `classes`.
+    """`inputs` features at each of up to `times` steps, and `classes` scores.
 
-    One of `attention`, widths of keys and of values, is one layer: a temporal block of `filters`, then attention.
+    Each element of `attention`, widths of keys and of values, is one layer: a temporal block of `filters`, then
+    attention.
     """
 
     inputs: int
@@ -83,7 +83,7 @@ class SnailConfig:
 
 
 class Snail(nn.Module):
-    """Scores of classes at each time, from all that came up to then."""
+    """Scores of classes at each time, from the inputs up to that time."""
 
     def __init__(self, config: SnailConfig) -> None:
         super().__init__()

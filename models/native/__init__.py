@@ -1,1 +1,1 @@
-"""The same network as one compiled call a step, on a CPU."""
+"""The native executor: a network as one compiled call a step, on a CPU."""

@@ -1,9 +1,10 @@
-"""Compiles src/step.cpp once for every instruction set of this kind of processor.  Knows nothing but the compiler.
+"""Compiles src/step.cpp once for each instruction set of this processor family.
 
-Which of them runs is decided when the library is loaded (library.py).  A missing compiler is no error: without a
-library the torch executor does the work.  hatch_build.py calls this when the package is installed, `make` before it
-serves or tests, `python -m polyhead.models.native.build` by hand.  The one idea: a library carries a hash of what it
-was made of, so whether it is stale does not depend on the time of any file."""
+library.py chooses at load time which one is used. Without a compiler there is no library, and the torch executor is
+used instead. hatch_build.py calls this when the package is installed, `make` before it serves or tests, `python -m
+polyhead.models.native.build` by hand. A library contains a hash of its sources and flags, so whether it is stale does
+not depend on file times.
+"""
 
 import hashlib
 import logging
@@ -48,19 +49,20 @@ def find_compiler() -> str | None:
 
 def source_hash(name: str) -> str:
     """A hash of the sources and of the flags they are compiled with."""
-    told = hashlib.sha256("\0".join((*COMMON_FLAGS, *TARGETS[name])).encode())
+    digest = hashlib.sha256("\0".join((*COMMON_FLAGS, *TARGETS[name])).encode())
     for path in SOURCES:
-        told.update(path.read_bytes())
-    return told.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def is_stale(library: Path) -> bool:
-    """Whether it is missing, or made of other sources or with other flags.  It is read, not run."""
+    """Whether the library is missing, or compiled from other sources or flags. The file is read, not loaded."""
     return not library.exists() or source_hash(library.stem).encode() not in library.read_bytes()
 
 
 def compile_target(command: str, name: str, *more: str, out: Path = LIBRARIES) -> Path:
-    """It is there whole or not at all.  Raises CalledProcessError, with the compiler's words."""
+    """Compile one library; the file appears whole or not at all. Raises CalledProcessError with the compiler's
+    output."""
     out.mkdir(exist_ok=True)
     library = out / f"{name}.so"
     growing = library.with_suffix(f".{os.getpid()}")
@@ -76,7 +78,7 @@ def compile_target(command: str, name: str, *more: str, out: Path = LIBRARIES) -
 
 
 def build() -> list[str]:
-    """Compiles what is stale; the names of all that are there."""
+    """Compile the libraries that are stale. Returns the names of all that exist afterwards."""
     command = find_compiler()
     if command is None:
         log.warning("no C++ compiler was found: models run on torch alone")

@@ -1,7 +1,7 @@
-"""The compiled library, as C sees it: which one this processor can run, its structures and its functions.
+"""The compiled library through ctypes: the choice for this processor, its structures and its functions.
 
-Knows no network.  The structures mirror those of src/: a library that was made of other sources than these is refused,
-and the sizes of the structures are compared.
+The structures mirror those in src/. A library compiled from other sources is refused, and the sizes of the structures
+are compared.
 """
 
 import ctypes
@@ -12,14 +12,14 @@ from pathlib import Path
 from . import build
 
 LIBRARIES = Path(__file__).parent / "lib"
-# From the fastest: a name, and the flags that Linux must show for it.
+# Fastest first: the name, and the CPU flags that Linux must report for it.
 CPU_FLAGS: dict[str, tuple[str, ...]] = {
     "avx512vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx2", "fma", "f16c"),
     "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
     "avx2": ("avx2", "fma", "f16c"),
     "portable": (),
 }
-# What polyhead_step says is out of range, by the number that it returns; 0: nothing.
+# What is out of range, by the return value of polyhead_step; 0: nothing.
 STEP_ERRORS = (
     "",
     "counts",
@@ -28,7 +28,7 @@ STEP_ERRORS = (
     "positions",
     "segments",
     "blocks",
-    "wanted rows",
+    "output rows",
     "adapters",
     "the cache",
 )
@@ -77,7 +77,7 @@ class Plan(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
         *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
-        *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "words")),
+        *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "vocab_size")),
         *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused")),
         ("tokens", c_void_p),
@@ -92,10 +92,19 @@ class Plan(Structure):
 
 class StepStruct(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("count", "sequences", "wanted_count", "rank")),
+        *((name, c_int32) for name in ("count", "sequences", "output_count", "rank")),
         *(
             (name, c_void_p)
-            for name in ("tokens", "positions", "segments", "starts", "tables", "table_starts", "wanted", "adapters")
+            for name in (
+                "tokens",
+                "positions",
+                "segments",
+                "starts",
+                "block_tables",
+                "table_starts",
+                "output_rows",
+                "adapters",
+            )
         ),
         ("states", c_void_p),
     )
@@ -115,7 +124,7 @@ class SampleStruct(Structure):
 
 
 def runnable_targets() -> list[str]:
-    """Which instruction sets this processor has and a library is there for, from the fastest."""
+    """The instruction sets that this processor has and that a library exists for, the fastest first."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -128,7 +137,7 @@ def runnable_targets() -> list[str]:
 
 @cache
 def load_library(name: str) -> ctypes.CDLL:
-    """The library for one instruction set.  Raises OSError unless it was made of the sources beside it."""
+    """The library for one instruction set. Raises OSError unless it was compiled from the present sources."""
     path = LIBRARIES / f"{name}.so"
     if build.SOURCES and build.is_stale(path):
         raise OSError(
@@ -145,13 +154,13 @@ def library_hash(name: str) -> str:
 
 @cache
 def load_fastest() -> ctypes.CDLL | None:
-    """The library for the best instruction set this processor has."""
+    """The library for the best instruction set of this processor; None if there is none."""
     names = runnable_targets()
     return load_library(names[0]) if names else None
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Raises OSError if there is none, or it was made from other sources."""
+    """Load a library. Raises OSError if the file is missing, or its structures have other sizes."""
     loaded = ctypes.CDLL(str(path))
     for which, mirror in enumerate((Plan, Layer, Linear, StepStruct, LowRankStruct, SampleStruct)):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
@@ -162,14 +171,14 @@ def open_library(path: Path) -> ctypes.CDLL:
     loaded.polyhead_close.argtypes = [c_void_p]
     loaded.polyhead_cache_bytes.restype = c_int64
     loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
-    loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
+    loaded.polyhead_set_cache.argtypes = [c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.restype = c_int
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(StepStruct), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
-    loaded.polyhead_open_drawer.restype = c_void_p
-    loaded.polyhead_open_drawer.argtypes = [c_int]
-    loaded.polyhead_close_drawer.argtypes = [c_void_p]
-    loaded.polyhead_draw.argtypes = [c_void_p, POINTER(SampleStruct), c_int]
+    loaded.polyhead_open_sampler.restype = c_void_p
+    loaded.polyhead_open_sampler.argtypes = [c_int]
+    loaded.polyhead_close_sampler.argtypes = [c_void_p]
+    loaded.polyhead_sample.argtypes = [c_void_p, POINTER(SampleStruct), c_int]
     return loaded

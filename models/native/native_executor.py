@@ -1,7 +1,7 @@
-"""The executor of CPUs: one compiled call a step over packed weights and a cache that is read in place.
+"""The executor for CPUs: one compiled call a step, over packed weights and a cache that is read in place.
 
-Knows no requests.  Its answers do not depend on what else is in a step, to the bit, in every precision.  What a cache
-block held before is never multiplied, so nothing is ever cleared.
+Its results do not depend on the other sequences of a step, to the last bit, in every precision. What a cache block held
+before is never multiplied, so blocks are never cleared.
 """
 
 import ctypes
@@ -36,12 +36,12 @@ from .packed_network import (
 
 
 class NativeExecutor:
-    """Runs `network` and, for a generator, `head`; see models.executors.contract.Executor.  Weights are copied in
+    """Runs `network` and, for a generator, `head`; see models.executors.contract.Executor. Weights are copied in
     `precision`.
 
-    `instructions` names the library, the fastest that runs here by default; `threads` are its own.  Each part of the
-    network is packed inside `held(part)`: before it and after it nobody reads the part's own weights.  UnsupportedError
-    says what of a network has no place in the step.
+    `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
+    part of the network is packed inside `held(part)`; outside of it the part's own weights are not read.
+    UnsupportedError says what of a network the compiled step cannot compute.
     """
 
     block_size = 0
@@ -70,8 +70,8 @@ class NativeExecutor:
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
         sizes = [self._library.polyhead_cache_bytes(self._model, values) for values in range(2)]
         self._cache = [map_pages(size) for size in sizes]
-        self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
-        runs = -(-block_count // RUN_BLOCKS)  # as the step lays blocks out: all layers of a run before the next run
+        self._library.polyhead_set_cache(self._model, *(kept.ctypes.data for kept in self._cache))
+        runs = -(-block_count // RUN_BLOCKS)  # the step's layout: all layers of a run before the next run
         self._runs = [
             kept[:size].reshape(runs, network.config.depth, RUN_BLOCKS, -1)
             for kept, size in zip(self._cache, sizes, strict=True)
@@ -99,33 +99,36 @@ class NativeExecutor:
 
     @property
     def token_table(self) -> NDArray[np.generic]:
-        """[V, W] the embeddings of tokens, as they are read: float32, or bfloat16 as whole numbers."""
+        """[V, W] the token embeddings as they are stored: float32, or bfloat16 as int16."""
         return self._packed.token_table.reshape(self._vocabulary, self._width)
 
     def step(self, rows: StepInput) -> Tensor:
-        """Good until the next step.  Raises RowsError before anything is computed."""
+        """The result is valid until the next step. Raises StepInputError before anything is computed."""
         return self._step(rows, 0)
 
     def step_with_states(self, rows: StepInput) -> tuple[Tensor, Tensor]:
-        """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
+        """The result of `step`, and the output of each layer for each row: [depth, T, W] float32, before the final
+        norm.
 
-        All rows must be wanted, since the last layer computes no others.
+        All rows must be output rows, since the last layer computes no others.
         """
         if len(rows.output_rows) != len(rows.tokens):
-            raise StepInputError(f"wanted: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all")
+            raise StepInputError(
+                f"output_rows: there are {len(rows.output_rows)}, which should be {len(rows.tokens)}, all"
+            )
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
     def _step(self, rows: StepInput, states: int) -> Tensor:
-        """`states` is the address of what `step_with_states` returns; 0: nothing is written."""
+        """`states` is the address of the states that `step_with_states` returns; 0: they are not written."""
         arrays = self._bounds.check(rows, self._loras)
-        count, wanted = len(rows.tokens), len(rows.output_rows)
+        count, output_count = len(rows.tokens), len(rows.output_rows)
         if self._nonfinite_blocks:
             self._nonfinite_blocks -= self._blocks(
                 rows, [i for i in range(count) if rows.positions[i] % BLOCK_TOKENS == 0]
             )
-        out, spoiled = self._output_buffer(wanted), np.empty(count, np.uint8)
-        self._argmax = np.empty(wanted if self._generates else 0, np.int32)
+        out, nonfinite = self._output_buffer(output_count), np.empty(count, np.uint8)
+        self._argmax = np.empty(output_count if self._generates else 0, np.int32)
         kept = [
             arrays.tokens,
             arrays.positions,
@@ -138,13 +141,13 @@ class NativeExecutor:
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
-        step = native.StepStruct(count, len(rows.block_tables), wanted, rank, *addresses, states)
-        told = spoiled.ctypes.data, self._argmax.ctypes.data
-        wrong = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
-        if wrong:
-            raise StepInputError(f"the compiled step refuses {native.STEP_ERRORS[wrong]}")
-        if self.block_count and spoiled.any():
-            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
+        step = native.StepStruct(count, len(rows.block_tables), output_count, rank, *addresses, states)
+        results = nonfinite.ctypes.data, self._argmax.ctypes.data
+        error = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *results)
+        if error:
+            raise StepInputError(f"the compiled step refuses {native.STEP_ERRORS[error]}")
+        if self.block_count and nonfinite.any():
+            self._nonfinite_blocks |= self._blocks(rows, np.flatnonzero(nonfinite).tolist())
         return out[:, : self._vocabulary] if self._generates else out
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -165,7 +168,7 @@ class NativeExecutor:
         return self._loras[number].address if number else 0
 
     def padding(self, rows: StepInput) -> int:  # noqa: ARG002
-        """None: rows are computed as they are."""
+        """Always 0: rows are not padded."""
         return 0
 
     def _output_buffer(self, rows: int) -> Tensor:

@@ -1,7 +1,4 @@
-"""Draws words from rows of logits by the compiled library, on threads of its own.
-
-Knows no requests: what is wanted of each row, and what came of it, stands in the library's own structure.
-"""
+"""Samples tokens from rows of logits with the compiled library, on its own threads."""
 
 from ctypes import Array
 
@@ -10,16 +7,16 @@ from .library import SampleStruct
 
 
 class NativeSampler:
-    """`instructions` names the library.  One thread calls it."""
+    """`instructions` names the library. It is always called by the same thread."""
 
     def __init__(self, instructions: str, threads: int) -> None:
         self._library = native.load_library(instructions)
-        self._drawer = self._library.polyhead_open_drawer(threads)
+        self._sampler = self._library.polyhead_open_sampler(threads)
 
     def __del__(self) -> None:
-        if drawer := getattr(self, "_drawer", None):
-            self._library.polyhead_close_drawer(drawer)
+        if sampler := getattr(self, "_sampler", None):
+            self._library.polyhead_close_sampler(sampler)
 
-    def sample(self, draws: Array[SampleStruct]) -> None:
-        """Fills in what they tell.  What they point to must live until then."""
-        self._library.polyhead_draw(self._drawer, draws, len(draws))
+    def sample(self, rows: Array[SampleStruct]) -> None:
+        """Fill in the results of the structures. What they point to must exist until the call returns."""
+        self._library.polyhead_sample(self._sampler, rows, len(rows))

@@ -1,8 +1,8 @@
-"""An adapter as the compiled step reads it: for each packed product what is added to it, in the product's own layout.
+"""Packs an adapter for the compiled step: the low-rank update of each packed product, in that product's layout.
 
-Knows src/gemm.hpp's LowRank and how plan.py orders what is packed as one.  The one idea: the A's of matrices that are
-packed as one lie one below the other, an A that several of them share once; of B, each half of a block has the
-columns that are its own and the rows of A that those mix.
+The A matrices of linear layers that are packed together are stacked, and an A that several of them share is stored
+once. For B, each half of a block of outputs stores its own columns and the range of rows of A that they use (LowRank in
+src/gemm.hpp).
 """
 
 import ctypes
@@ -31,7 +31,8 @@ GATED_LINEARS = ("mlp.gate", "mlp.up")
 
 
 class PackedLora:
-    """`address` of PRODUCTS * depth LowRanks, `rank` the largest of them, and what they point at."""
+    """`address` is that of len(PACKED_LINEARS) * depth structures, `rank` the largest rank of them; `arrays` are what
+    they point to."""
 
     def __init__(self, config: ModelConfig, lora: Lora) -> None:
         self.arrays: list[Array] = []
@@ -49,7 +50,7 @@ class PackedLora:
 
     @property
     def byte_count(self) -> int:
-        """Bytes."""
+        """Bytes in memory."""
         return sum(array.nbytes for array in self.arrays) + ctypes.sizeof(self._table)
 
     def _pack(self, which: int, parts: Sequence[LowRank | None]) -> native.LowRankStruct:
@@ -72,7 +73,8 @@ class PackedLora:
 
 
 def split_halves(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Each half's columns of those rows of B [R, N] that it mixes, [low, high); and where they are, for each half."""
+    """For each half of a block of outputs, its columns of the rows [low, high) of B [R, N], and which halves have
+    any."""
     table, done = np.zeros(len(low), HALVES), 0
     own = np.empty(int(np.maximum(high - low, 0).sum()) * HALF, np.float32)
     for first, end in sorted(
@@ -89,7 +91,7 @@ def split_halves(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
 
 
 def stack_a_matrices(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:
-    """At which row each part's A begins, and all of them one below the other."""
+    """The first row of each part's A, and all A matrices stacked."""
     places: dict[int, int] = {}
     matrices: list[Array] = []
     rows = 0
@@ -103,7 +105,8 @@ def stack_a_matrices(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]
 
 @cache
 def product_layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
-    """Of a layer's products: inputs, the packed columns of each part's outputs, and how many columns there are."""
+    """For each packed product of a layer: its inputs, the packed columns of each part's outputs, and the number of
+    columns."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
     shapes = [(config.width, [inner, kept, kept]), (inner, [config.width]), (config.width, up)]
@@ -112,7 +115,7 @@ def product_layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
 
 
 def output_columns(outputs: list[int], gated: bool) -> tuple[list[Array], int]:
-    """Where plan.py puts the outputs of matrices that it packs as one."""
+    """The packed columns of the outputs of linear layers that are packed together."""
     ends = np.cumsum(outputs)
     numbered = [np.arange(end - count, end) + 1 for count, end in zip(outputs, ends, strict=True)]
     ordered = interleave(numbered) if gated else np.concatenate(numbered)

@@ -1,7 +1,8 @@
-"""From a network in torch to what the compiled step reads: packed weights, and a Plan that points at them.
+"""Packs a torch network for the compiled step: packed weights, and a Plan structure that points to them.
 
-Knows the modules of models.network.transformer by their attributes, no family.  The one idea: whatever is multiplied
-with the same rows (three projections; a gate and what it lets through) lies packed as one, four products a layer."""
+Linear layers with the same input (query, key and value; gate and up) are packed as one matrix, so a layer has four
+products.
+"""
 
 import ctypes
 import math
@@ -24,9 +25,9 @@ from .library import Layer, Linear, Norm, Plan
 
 Precision = Literal["float32", "int8", "int4"]
 FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp
-WEIGHT_BITS = (32, 8.5, 4.5, 5, 9)  # of a weight in each format, with its share of scales
-TABLE_FORMATS = (FLOAT32, INT8)  # formats in which a tied output matrix is the table of embeddings too
-INT8_FORMATS = (INT8, INT8_SHIFTED)  # what weights of 8 bits are tried as; INT8 holds any others, rounded
+WEIGHT_BITS = (32, 8.5, 4.5, 5, 9)  # of a weight in each format, scales included
+TABLE_FORMATS = (FLOAT32, INT8)  # formats of a tied output matrix that also serve as the embedding table
+INT8_FORMATS = (INT8, INT8_SHIFTED)  # formats tried for 8-bit weights; INT8 stores any others rounded
 PRECISION_FORMATS: dict[Precision, tuple[int, ...]] = {
     "int8": INT8_FORMATS,
     "int4": (INT4, INT4_SHIFTED, *INT8_FORMATS),
@@ -39,7 +40,8 @@ BLOCK_TOKENS = 16  # tokens, as in src/attention.hpp
 RUN_BLOCKS = 16  # blocks, as in src/step.cpp
 
 Array = NDArray[Any]
-LoadPart = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers
+# Inside the context, a part of the network has its weights.
+LoadPart = Callable[[nn.Module], AbstractContextManager[object]]
 
 
 def unsupported_reason(config: ModelConfig) -> str:
@@ -47,20 +49,20 @@ def unsupported_reason(config: ModelConfig) -> str:
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
     if config.position in ("sinusoidal", "sines-cosines"):
-        return "its positions are told by sines"
+        return "its positions are sinusoidal"
     if config.position == "relative":
-        return "its keys and values differ by distance"
+        return "its keys and values depend on distances"
     if config.has_distance_scores:
         return "its scores have a bias by distance"
     if config.shared:
         return "its layers share their weights"
     if config.has_cross_attention:
-        return "its layers look at what another network has read"
+        return "its layers have cross-attention"
     return ""
 
 
 class PackedNetwork:
-    """A Plan, and everything it points at.  `threads` share the work of packing."""
+    """A Plan, and everything it points to. `threads` share the work of packing."""
 
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision, threads: int = 1) -> None:
         self.library, self.config, self.precision, self.threads = library, config, precision, threads
@@ -71,7 +73,7 @@ class PackedNetwork:
         self.weight_bytes = 0
 
     def pack_floats(self, values: Tensor | None, padding: int = PADDING) -> int:
-        """Address of [.., n] float32 numbers, zeros behind; 0 for None."""
+        """The address of [.., n] float32 numbers, padded with zeros; 0 for None."""
         if values is None:
             return 0
         count = values.numel()
@@ -88,7 +90,7 @@ class PackedNetwork:
         return Norm(self.pack_floats(module.weight), self.pack_floats(bias))
 
     def pack_table(self, weight: Tensor) -> int:
-        """Address of the token embeddings: bfloat16 beside narrow weights."""
+        """The address of the token embeddings: bfloat16 if weights are narrow."""
         narrow = self.precision != "float32"
         out = self.memory.zeros(weight.numel(), np.int16 if narrow else np.float32)
         kept = torch.from_numpy(out)
@@ -97,7 +99,7 @@ class PackedNetwork:
         return self._keep_array(out)
 
     def pack_linear(self, modules: list[nn.Linear], gated: bool = False) -> Linear:
-        """Several side by side as one; `gated`: two, whose outputs take turns by HALF."""
+        """Several linear layers packed as one; `gated`: two, whose outputs alternate by HALF."""
         weights = [module.weight.detach().float().cpu().contiguous() for module in modules]
         inputs = weights[0].size(1)
         rows = [weight.data_ptr() + np.arange(weight.size(0), dtype=np.uint64) * 4 * inputs for weight in weights]
@@ -116,13 +118,14 @@ class PackedNetwork:
         )
 
     def _choose_format(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
-        """The format and the weights: the first format in which they are found, else INT8, which rounds them."""
+        """The format and the packed weights: the smallest format that stores them exactly, else INT8, which rounds
+        them."""
         shape = addresses, inputs, k
         if self.precision == "float32":
             return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
         for format in sorted(
             PRECISION_FORMATS[self.precision], key=WEIGHT_BITS.__getitem__
-        ):  # each writes over all of the one before
+        ):  # each overwrites the whole result of the one before
             out, found = self._pack(shape, format, unit, only_found=True)
             if found:
                 return format, out
@@ -132,7 +135,7 @@ class PackedNetwork:
     def _pack(
         self, shape: tuple[NDArray[np.uint64], int, int], format: int, unit: float, *, only_found: bool
     ) -> tuple[Array, bool]:
-        """Packed weights, each thread making its share of the outputs, and whether they are stored as they were."""
+        """Packed weights, each thread packing a share of the outputs, and whether they are stored exactly."""
         addresses, inputs, k = shape
         out = self.memory.zeros(int(len(addresses) * k * WEIGHT_BITS[format] / 8), np.uint8)
 
@@ -159,18 +162,21 @@ class PackedNetwork:
 
 
 def largest_magnitude(weight: Tensor) -> float:
-    """The largest magnitude; no copy of a matrix is made for it."""
+    """The largest magnitude, computed without a copy of the matrix."""
     return max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
 
 
 def scale_unit(most: float) -> float:
-    """A power of two in which the scales of groups are halves of full precision, unless they are smaller than the
-    largest by 2^23.  `most` is the largest magnitude of all weights.  The inverse of a unit is a float32 too."""
+    """A power of two as the unit of group scales, so that scales fit half precision with full digits, unless they are
+    smaller than the largest by 2^23.
+
+    `most` is the largest magnitude of all weights. The inverse of a unit is a float32 too.
+    """
     return 2.0 ** max(math.frexp(most)[1] - 17, -126) if math.isfinite(most) and most > 0 else 1.0
 
 
 def interleave(two: list[Array]) -> Array:
-    """HALF of the first, HALF of the second, and so on; zeros fill up the last."""
+    """HALF of the first, HALF of the second, and so on; the last block is padded with zeros."""
     halves = [np.pad(values, (0, -len(values) % HALF)).reshape(-1, HALF) for values in two]
     return np.concatenate(halves, 1).ravel()
 
@@ -178,7 +184,7 @@ def interleave(two: list[Array]) -> Array:
 def pack_network(
     pack: PackedNetwork, network: Transformer, head: LanguageHead | None, block_count: int, held: LoadPart
 ) -> PackedNetwork:
-    """The whole network, one part after the other; each is `held` while it is packed."""
+    """Pack the whole network, one part after the other, each inside `held(part)`."""
     plan = pack.plan
     fill_plan(plan, network.config, head is not None, block_count)
     plan.narrow = pack.precision != "float32"
@@ -199,7 +205,7 @@ def pack_network(
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array
-    with held(network):  # what is left of it
+    with held(network):  # the remaining parameters
         if isinstance(network.position, LearnedPositions):
             plan.positions = pack.pack_floats(network.position.table.weight)
         if network.segments is not None:
@@ -213,12 +219,12 @@ def pack_network(
 
 
 def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int) -> None:
-    """All that is no address."""
+    """Set the fields of a Plan that are no addresses."""
     for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal", "position_offset"):
         setattr(plan, name, int(getattr(config, name)))
     plan.order, plan.norm = NORM_ORDER_CODES[config.norm_order], NORM_CODES[config.norm]
     plan.activation, plan.gated = ACTIVATION_CODES[config.activation], config.gated_mlp
-    plan.generates, plan.block_count, plan.words = generates, block_count, config.vocab_size
+    plan.generates, plan.block_count, plan.vocab_size = generates, block_count, config.vocab_size
     plan.position_count = config.max_positions if config.position == "learned" else 0
     plan.segment_count = config.segments
     plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale
@@ -226,7 +232,7 @@ def fill_plan(plan: Plan, config: ModelConfig, generates: bool, block_count: int
 
 
 def free_weights(module: nn.Module) -> None:
-    """Let go of numbers that nobody reads any more."""
+    """Free the weights of a module that are no longer read."""
     for parameter in module.parameters():
         parameter.data = torch.empty(0)
 

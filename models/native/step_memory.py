@@ -1,8 +1,10 @@
-"""What the compiled step takes, told from a configuration alone: weights, a block of the cache, and a step's numbers.
+"""The memory of the compiled step, computed from a configuration: weights, a cache block, and a step's intermediate
+results.
 
-Knows no tensors.  It counts what plan.py packs and src/step.cpp allocates;
-tests/service/runtime/test_memory_budget.py compares it with what is seen to be taken.  `bits` says of matrices, by
-their names, in how many int4 packs a weight of theirs; any other is rounded to INT8."""
+It counts what packed_network.py packs and src/step.cpp allocates; tests/service/runtime/test_memory_budget.py compares
+it with measured memory. `bits` gives, by a matrix's name, the bits of a weight when int4 packs it; other matrices are
+rounded to INT8.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -23,7 +25,7 @@ from .packed_network import (
 
 PANEL_ROWS = 128  # rows, as in src/step.cpp
 SCALE_FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
-GROWTH = 1.25  # room is made so much larger than what is wanted
+GROWTH = 1.25  # memory is allocated this much larger than needed
 FLOAT_BYTES = 4
 MatrixBits = Mapping[str, float]
 TOKENS_WEIGHT, HEAD_WEIGHT = "tokens.weight", "head.output.weight"
@@ -34,8 +36,11 @@ def round_up(count: int, to: int = PADDING) -> int:
 
 
 def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: MatrixBits) -> int:
-    """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix if that is FLOAT32 or INT8; of
-    one whose format depends on its numbers, int4 is taken to have a table beside it, int8 not."""
+    """Bytes of packed matrices, tables and norms.
+
+    Token embeddings are read from a tied output matrix if that is FLOAT32 or INT8. If its format depends on its
+    numbers, a separate table is assumed for int4, none for int8.
+    """
     layers, head = _packed_bytes(config, precision, tied, bits)
     table = config.vocab_size * config.width * (FLOAT_BYTES if precision == "float32" else 2)
     known = bits.get(TOKENS_WEIGHT, WEIGHT_BITS[INT4])
@@ -47,9 +52,10 @@ def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tie
 
 
 def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: MatrixBits) -> int:
-    """Of the part that is being packed, as read: beyond `weight_bytes`, of which what is packed later is not there yet.
+    """Bytes of the part that is being packed, as read, beyond `weight_bytes`; parts that are packed later are not in
+    memory yet.
 
-    The order is that of plan.fill: tokens, an output matrix of its own, blocks.
+    The order is that of `pack_network`: tokens, an untied output matrix, blocks.
     """
     layers, last = _packed_bytes(config, precision, tied, bits)
     head = last if generates and not tied else 0
@@ -61,17 +67,17 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
 
 
 def native_block_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Keys and values of BLOCK tokens in all layers."""
+    """Bytes of the keys and values of BLOCK_TOKENS tokens in all layers."""
     return config.depth * config.kv_heads * BLOCK_TOKENS * _token_bytes(config, precision)
 
 
 def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, generates: bool) -> int:
-    """Activations of the largest step, each thread's panel, and what is answered."""
+    """Bytes of the activations of the largest step, each thread's panel, and the output."""
     heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     width, attended, hidden = round_up(config.width), round_up(heads), round_up(config.mlp_width)
-    wanted = largest.sequences if generates else largest.rows
+    output_rows = largest.sequences if generates else largest.rows
     rows = largest.rows * (width + attended + round_up(heads + 2 * kept) + 2 * config.head_width)
-    answers = wanted * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
+    answers = output_rows * (width + attended + (round_up(config.vocab_size, COLUMNS) if generates else config.width))
     own = (
         0
         if largest.cached
@@ -82,13 +88,13 @@ def workspace_bytes(config: ModelConfig, largest: LargestStep, threads: int, gen
 
 
 def int8_bits(bits: float) -> float:
-    """Of a weight that int4 packs in so many bits, in int8."""
+    """Bits of a weight in int8, from its bits in int4."""
     return {WEIGHT_BITS[INT4]: WEIGHT_BITS[INT8], WEIGHT_BITS[INT4_SHIFTED]: WEIGHT_BITS[INT8_SHIFTED]}.get(bits, bits)
 
 
 def _token_bytes(config: ModelConfig, precision: Precision) -> int:
-    """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every FEATURES of a
-    key and one of a value."""
+    """Bytes of a token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every
+    SCALE_FEATURES of a key and one for a value."""
     width = round_up(config.head_width, SCALE_FEATURES)
     return (
         2 * width * FLOAT_BYTES if precision == "float32" else 3 * width + FLOAT_BYTES * (width // SCALE_FEATURES + 1)
@@ -96,7 +102,7 @@ def _token_bytes(config: ModelConfig, precision: Precision) -> int:
 
 
 def _packed_shapes(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
-    """Of a layer: the matrices that are packed as one, its inputs and outputs."""
+    """The inputs and outputs of the packed matrices of a layer."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
     return [
@@ -108,11 +114,11 @@ def _packed_shapes(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]
 
 
 def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: MatrixBits) -> tuple[int, int]:
-    """Of the products of all layers, and of the output matrix."""
+    """Bytes of the packed products of all layers, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
         kinds = {bits.get(name, WEIGHT_BITS[INT8]) for name in names}
-        # A shifted format holds those of fewer bits; INT8 rounds any.
+        # A shifted format stores weights of fewer bits too; INT8 rounds any.
         each = WEIGHT_BITS[INT8] if WEIGHT_BITS[INT8] in kinds else max(kinds)
         each = WEIGHT_BITS[FLOAT32] if precision == "float32" else int8_bits(each) if precision == "int8" else each
         rows = round_up(outputs, COLUMNS)

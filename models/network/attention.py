@@ -1,7 +1,7 @@
-"""Attention: who sees whom, scores, mixes.  The only module that turns the ragged layout into padded groups and back.
+"""Attention: masks, scores and mixed values. The only module that converts between the ragged layout and padded groups.
 
-Dense layers work on packed rows, where padding does not exist.  Only the scores need rectangles, so sequences of like
-size attend together in one Group and the rest in others; `grouping` weighs a group's fixed cost against its padding.
+Dense layers work on packed rows without padding. Scores need rectangles, so sequences of similar size attend together
+in one AttentionGroup; `group_sequences` weighs a group's fixed cost against its padding.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,32 +21,33 @@ from .varlen import attention_window
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
 ChooseFunction = Callable[["AttentionContext", "AttentionGroup"], AttentionFunction]
-GROUP_COST = 1024  # a further group's fixed cost, in scores; measured on two cores
+GROUP_COST = 1024  # fixed cost of one more group, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
-GROUP_KEYS = 8192  # of all members, unless one alone has more: bounds the memory that cached ones are gathered into
+GROUP_KEYS = 8192  # of all members, unless one alone has more: limits the memory that cached keys are gathered into
 
 
-def group_sequences(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
-    """Cut sequences with `lengths` query rows over `seen` keys into groups worth padding to one rectangle."""
-    order = sorted(range(len(lengths)), key=lambda n: (-lengths[n], -seen[n], n))
+def group_sequences(lengths: Sequence[int], key_counts: Sequence[int]) -> list[list[int]]:
+    """Cut sequences with `lengths` query rows over `key_counts` keys into groups that are padded to one rectangle
+    each."""
+    order = sorted(range(len(lengths)), key=lambda n: (-lengths[n], -key_counts[n], n))
     groups: list[list[int]] = []
     rows = keys = 0
     for n in order:
-        merged_rows, merged_keys = max(rows, lengths[n]), max(keys, seen[n])
-        waste = merged_rows * merged_keys - lengths[n] * seen[n]
-        waste += EDGE_COST * (merged_rows - lengths[n] + merged_keys - seen[n])
+        merged_rows, merged_keys = max(rows, lengths[n]), max(keys, key_counts[n])
+        waste = merged_rows * merged_keys - lengths[n] * key_counts[n]
+        waste += EDGE_COST * (merged_rows - lengths[n] + merged_keys - key_counts[n])
         room = groups and (len(groups[-1]) + 1) * keys <= GROUP_KEYS
         if room and merged_keys == keys and waste <= GROUP_COST:
             groups[-1].append(n)
         else:
             groups.append([n])
-            rows, keys = lengths[n], seen[n]
+            rows, keys = lengths[n], key_counts[n]
     return [sorted(group) for group in groups]
 
 
-def count_padding_rows(lengths: Sequence[int], seen: Sequence[int]) -> int:
-    """Query rows that groups of such sequences compute for nobody."""
-    groups = group_sequences(lengths, seen)
+def count_padding_rows(lengths: Sequence[int], key_counts: Sequence[int]) -> int:
+    """The number of padding rows in the groups of such sequences."""
+    groups = group_sequences(lengths, key_counts)
     return sum(max(lengths[n] for n in group) * len(group) - sum(lengths[n] for n in group) for group in groups)
 
 
@@ -54,8 +55,8 @@ def count_padding_rows(lengths: Sequence[int], seen: Sequence[int]) -> int:
 class AttentionGroup:
     """N sequences that attend together, padded to Q rows and K keys.
 
-    `rows` are their packed rows [N * Q] (a slice where they lie side by side without padding), `keys` the packed rows
-    of their keys [N * K] or, with a cache, its pieces [N, KV, B].  Masks are added to the scores; None hides nothing.
+    `rows` are their packed rows [N * Q] (a slice if they are contiguous and need no padding), `keys` the packed rows of
+    their keys [N * K] or, with a cache, its pieces [N, KV, B]. Masks are added to the scores; None hides nothing.
     """
 
     size: int
@@ -64,23 +65,23 @@ class AttentionGroup:
     mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
     distances: Tensor | None = (
-        None  # [N, Q, K] tokens that a key is before a row, where scores depend on that; N may be 1
+        None  # [N, Q, K] tokens that a key is before a row, if scores depend on distances; N may be 1
     )
 
     def with_bias(self, bias: DistanceBias | LinearBias, dtype: torch.dtype) -> "AttentionGroup":
-        """With a bias added to its scores, besides what its masks hide."""
+        """The group with a bias added to its masks."""
         added = bias(self.distances).to(dtype)  # [N, H, Q, K]
         mask = added if self.mask is None else added + self.mask
-        same = self.window_mask is self.mask  # and as large as all scores: once is enough
+        same = self.window_mask is self.mask  # as large as all scores, so it is added once
         return replace(self, mask=mask, window_mask=mask if same else added + self.window_mask)
 
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What all layers of one forward pass share: groups, masks, rotations, and the way back to packed rows.
+    """What all layers of one forward pass share: groups, masks, rotations, and the order of packed rows.
 
-    Where one kernel attends for all (`Ragged.spans`) there are no groups.  `across` is for those who look at
-    other texts (models.network.cross_attention).
+    There are no groups if one kernel attends for all sequences (`RaggedBatch.spans`). `cross` is for cross-attention
+    (models.network.cross_attention).
     """
 
     batch: RaggedBatch
@@ -88,7 +89,7 @@ class AttentionContext:
     order: Tensor | None  # [T] where each packed row stands in the groups' concatenated output; None: in order
     rotation: tuple[Tensor, Tensor] | None  # rotation of full layers
     window_rotation: tuple[Tensor, Tensor] | None
-    distances: tuple[Tensor, Tensor] | None  # vectors of their kinds [C, W], and the kinds [K, K] of a text's
+    distances: tuple[Tensor, Tensor] | None  # the vectors [C, W] of the buckets, and the buckets [K, K] of a text
     last_layer: int
     cross: "CrossAttentionContext | None" = None
 
@@ -101,9 +102,9 @@ class AttentionContext:
         dtype: torch.dtype,
         distances: nn.Module,
     ) -> "AttentionContext":
-        """`rotaries`: none, that of all layers, or those of full and of windowed layers.
+        """`rotaries`: none, one for all layers, or those of full and of windowed layers.
 
-        `distances`: of models.network.positions, if it is any of those there.
+        `distances`: one of the distance modules of models.network.positions, or another module if there is none.
         """
         turns = [rotary.rotation(batch.positions, dtype) for rotary in rotaries]
         members = _group_batch(batch)
@@ -118,13 +119,14 @@ class AttentionContext:
         return cls(batch, groups, order, full, windowed, vectors, config.depth - 1)
 
     def select_output_rows(self, x: Tensor, layer: int) -> Tensor:
-        """[T, W] to the wanted rows [M, W] where no later layer needs the others: after the last attention."""
+        """[T, W] to the output rows [M, W] if no later layer needs the others: after the last attention."""
         if self.batch.output_rows is None or layer < self.last_layer:
             return x
         return x.index_select(0, self.batch.output_rows)
 
     def linear_function(self, layer: int = -1) -> LinearFunction:
-        """How rows go through linear layers, before attention or, of a `layer`, after it (see `narrow`)."""
+        """The function that applies linear layers to rows: before attention, or after it in `layer` (see
+        `select_output_rows`)."""
         additions = self.batch.additions
         if additions is None:
             return apply_linear
@@ -158,8 +160,8 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class CrossAttentionContext:
-    """What blocks share that look at other texts: a frame for each memory, and where each row stands in what they give
-    laid end to end; None: in order."""
+    """What the cross-attention of all blocks shares: a context for each memory, and the place of each row in their
+    concatenated outputs (None: in order)."""
 
     memory_contexts: list[tuple[SourceMemory, AttentionContext]]
     order: Tensor | None
@@ -169,8 +171,8 @@ class CrossAttentionContext:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017): [N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D].
 
-    `mask` [N, 1 or H, Q, K] is added to the scores.  The H / KV query heads that share a key head stand as further rows
-    of it, so that it is read once (grouped-query attention, Ainslie et al. 2023).
+    `mask` [N, 1 or H, Q, K] is added to the scores. The H / KV query heads that share a key head become further rows of
+    it, so that it is read once (grouped-query attention, Ainslie et al. 2023).
     """
     n, rows, heads, width = query.shape
     kv_heads = key.size(1)
@@ -183,14 +185,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
 
 
 def fold_mask(mask: Tensor, kv_heads: int, shared: int) -> Tensor:
-    """[N, 1 or H, Q, K] as the rows of query heads that share a key head stand below each other: [N, KV, S * Q, K]."""
+    """[N, 1 or H, Q, K] to [N, KV, S * Q, K], for query heads that share a key head as further rows."""
     if mask.size(1) > 1:
         return mask.reshape(len(mask), kv_heads, -1, mask.size(3))
     return mask.repeat(1, 1, shared, 1) if mask.size(2) > 1 else mask
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with grouped keys and values.  `mix` is how values are mixed by scores."""
+    """Multi-head self-attention with grouped keys and values. `mix` computes scores and mixes values."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -219,12 +221,12 @@ class Attention(nn.Module):
         return through(self.output, mixed)
 
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
-        """How values are mixed for a group in this forward."""
+        """The function that mixes values for a group in this forward pass."""
         return self.mix
 
 
 class DisentangledAttention(Attention):
-    """Besides what looks for what, scores say what looks for where, and where for what (He et al. 2021)."""
+    """Disentangled attention: scores also have content-to-position and position-to-content terms (He et al. 2021)."""
 
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         assert frame.distances is not None
@@ -235,7 +237,7 @@ class DisentangledAttention(Attention):
             of = kinds[: query.size(1), : key.size(2)].expand(query.size(0), query.size(2), -1, -1)
             bias = distance_scores(
                 query.transpose(1, 2), asked, of
-            )  # [N, H, Q, K]: as large as all scores, so changed in place
+            )  # [N, H, Q, K], as large as all scores, so it is changed in place
             bias.add_(distance_scores(key, asking, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
             return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scale)
 
@@ -243,17 +245,18 @@ class DisentangledAttention(Attention):
 
 
 def distance_scores(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
-    """What [N, H, Q, D] tokens' features and [C, H, D] distances' have in common, of the kinds `of` [N, H, Q, K]."""
+    """[N, H, Q, K] products of token features [N, H, Q, D] and distance vectors [C, H, D], selected by the buckets `of`
+    [N, H, Q, K]."""
     return (tokens @ distances.permute(1, 2, 0)).gather(-1, of)
 
 
 class RelativeAttention(Attention):
-    """Keys and values differ with how far they are from the row (Shaw et al. 2018); see RelativeVectors."""
+    """Keys and values get a vector for their distance to the row (Shaw et al. 2018); see RelativeVectors."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.relative = RelativeVectors(config.farthest, config.head_width)
-        self.weigh: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)  # in the place of `mix`
+        self.weigh: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)  # used instead of `mix`
 
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         assert group.distances is not None
@@ -277,7 +280,7 @@ class RelativeAttention(Attention):
 ATTENTION_CLASSES: dict[str, type[Attention]] = {
     "distance": DisentangledAttention,
     "relative": RelativeAttention,
-}  # by what tells positions
+}  # by the kind of position encoding
 
 
 def build_attention(config: ModelConfig, layer: int) -> Attention:
@@ -285,7 +288,7 @@ def build_attention(config: ModelConfig, layer: int) -> Attention:
 
 
 def _group_batch(batch: RaggedBatch) -> list[list[int]]:
-    """The sequences that attend together."""
+    """The groups of sequences that attend together."""
     if batch.spans is not None:
         return []
     if batch.cache is not None and batch.cache.cache.is_contiguous:
@@ -294,7 +297,7 @@ def _group_batch(batch: RaggedBatch) -> list[list[int]]:
 
 
 def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dtype: torch.dtype) -> AttentionGroup:
-    lengths, seen = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
+    lengths, key_counts = [batch.lengths[n] for n in members], [batch.key_counts[n] for n in members]
     device = batch.tokens.device
     starts = [batch.starts[n] for n in members]
     rows = _padded_rows(starts, lengths, device)
@@ -302,14 +305,15 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
         keys, key_count = rows, max(lengths)
     else:
         cache = batch.cache.cache
-        blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(seen), cache.size, device)
+        blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(key_counts), cache.size, device)
         keys, key_count = cache.block_pieces(blocks), blocks.size(1) * cache.size
-    firsts = [total - new for total, new in zip(seen, lengths, strict=True)]  # position of each member's first row
-    plain = not config.causal and min(seen) == key_count
-    mask = None if plain else _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
+    # The position of each member's first row.
+    firsts = [total - new for total, new in zip(key_counts, lengths, strict=True)]
+    plain = not config.causal and min(key_counts) == key_count
+    mask = None if plain else _visibility_mask(firsts, key_counts, (max(lengths), key_count), config.causal, 0)
     window_mask = mask
-    if config.window and max(seen) > config.window:
-        window_mask = _visibility_mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
+    if config.window and max(key_counts) > config.window:
+        window_mask = _visibility_mask(firsts, key_counts, (max(lengths), key_count), config.causal, config.window)
     before = _key_distances(firsts, (max(lengths), key_count)).to(device) if config.has_distance_scores else None
     hiding = additive_mask(mask, dtype, device)
     window_hiding = hiding if window_mask is mask else additive_mask(window_mask, dtype, device)
@@ -317,14 +321,14 @@ def _build_group(batch: RaggedBatch, config: ModelConfig, members: list[int], dt
 
 
 def _key_distances(firsts: list[int], shape: tuple[int, int]) -> Tensor:
-    """[N, Q, K] how many tokens a key is before a row; once where that is the same for all members."""
+    """[N, Q, K] how many tokens a key is before a row; N is 1 if that is the same for all members."""
     rows, keys = shape
     distinct = firsts if len(set(firsts)) > 1 else firsts[:1]
     return torch.tensor(distinct)[:, None, None] + torch.arange(rows)[:, None] - torch.arange(keys)
 
 
 def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) -> Tensor | slice:
-    """Packed rows of members padded to the longest by repeating a first row: [N * Q], or a slice of them."""
+    """Packed rows of members, padded to the longest by repeating a first row: [N * Q], or a slice of them."""
     longest = max(lengths)
     side_by_side = all(start == starts[0] + i * longest for i, start in enumerate(starts))
     if min(lengths) == longest and side_by_side:
@@ -334,20 +338,22 @@ def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) ->
 
 
 def _padded_blocks(tables: Sequence[Sequence[int]], longest: int, size: int, device: torch.device) -> Tensor:
-    """[N, B] blocks that hold up to `longest` tokens, padded with the sequence's own first.
+    """[N, B] blocks of up to `longest` tokens, padded with the sequence's own first block.
 
-    The mask hides it, and yet it is multiplied: another's could hold what is no number.
+    Masked slots are still multiplied, and another sequence's block could hold NaN.
     """
     count = -(-longest // size)
     return torch.tensor([[*table[:count], *[table[0]] * (count - len(table))] for table in tables], device=device)
 
 
-def _visibility_mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bool, window: int) -> Tensor:
-    """[N, 1, Q, K] True where a row may look."""
+def _visibility_mask(
+    firsts: list[int], key_counts: list[int], shape: tuple[int, int], causal: bool, window: int
+) -> Tensor:
+    """[N, 1, Q, K] True where a row may attend."""
     rows, keys = shape
     key = torch.arange(keys)  # [K]
     asking = torch.tensor(firsts)[:, None] + torch.arange(rows)  # [N, Q]
-    allowed = (key < torch.tensor(seen)[:, None])[:, None, :].expand(-1, rows, -1)
+    allowed = (key < torch.tensor(key_counts)[:, None])[:, None, :].expand(-1, rows, -1)
     if causal:
         allowed = allowed & (key <= asking[:, :, None])
     if window:
@@ -358,7 +364,7 @@ def _visibility_mask(firsts: list[int], seen: list[int], shape: tuple[int, int],
 
 
 def additive_mask(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """0 where True, -inf where False; a padded row that would see nothing sees everything, and is dropped later."""
+    """0 where True, -inf where False; a padding row without any key attends to all keys, and its output is dropped."""
     if mask is None or bool(mask.all()):
         return None
     mask = mask | ~mask.any(dim=-1, keepdim=True)
@@ -366,7 +372,7 @@ def additive_mask(mask: Tensor | None, dtype: torch.dtype, device: torch.device)
 
 
 def _output_order(batch: RaggedBatch, members: list[list[int]]) -> Tensor | None:
-    """Where each packed row stands in the groups' outputs laid end to end."""
+    """The place of each packed row in the groups' concatenated outputs."""
     lengths, order, base = batch.lengths, [0] * batch.starts[-1], 0
     for group in members:
         longest = max(lengths[n] for n in group)

@@ -1,7 +1,4 @@
-"""Keys and values: of past tokens, in blocks, and of texts that others are written from, in rectangles.
-
-Which block belongs to whom is decided elsewhere.
-"""
+"""Caches of keys and values: of past tokens in blocks, and of source texts in rectangles."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -16,17 +13,17 @@ from .model_config import ModelConfig
 
 
 class PagedCache:
-    """Storage for `count` blocks of `size` tokens, per layer one tensor of keys and one of values.
+    """Storage for `count` blocks of `size` tokens, with one tensor of keys and one of values for each layer.
 
-    Inside a block the heads come first, so that what is gathered for a head lies in one piece: products want that.
-    With `in_place` the tokens do, as the kernel that reads blocks where they are wants it (models.network.varlen).
-    It starts as zeros and stays finite: what a mask hides is still multiplied, and 0 * NaN is NaN.
+    Inside a block the heads come first, so that a head's data is contiguous when it is gathered for a product. With
+    `in_place` the tokens come first, as the kernel that reads blocks in place requires (models.network.varlen). It
+    starts as zeros and must stay finite: masked values are still multiplied, and 0 * NaN is NaN.
     """
 
-    is_contiguous = False  # whether the n-th block is all of the n-th sequence, and read where it lies
+    is_contiguous = False  # whether block n is the whole sequence n and is read in place
 
     def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor, in_place: bool = False) -> None:
-        """Numbers are kept as those of `like`, and where it is."""
+        """Numbers have the type and device of `like`."""
         self.count, self.size, self.heads, self.width = count, size, config.kv_heads, config.head_width
         self.in_place = in_place
         inner = (size, config.kv_heads) if in_place else (config.kv_heads, size)
@@ -36,7 +33,7 @@ class PagedCache:
         self._gathered = [like.new_empty(0) for _ in range(2)]
 
     def storage_rows(self, slots: Tensor) -> Tensor:
-        """[T * KV] rows of D numbers in which the heads of the tokens at `slots` [T] are stored."""
+        """[T * KV] storage rows of D numbers for the heads of the tokens at `slots` [T]."""
         heads = torch.arange(self.heads, device=slots.device)
         if self.in_place:
             return (slots[:, None] * self.heads + heads).flatten()
@@ -48,12 +45,12 @@ class PagedCache:
         return blocks[:, None] * self.heads + torch.arange(self.heads, device=blocks.device)[:, None]
 
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store [T, KV, D] keys and values of one layer at `places` [T * KV]."""
+        """Store [T, KV, D] keys and values of one layer at the storage rows `places` [T * KV]."""
         for storage, new in ((self.keys[layer], key), (self.values[layer], value)):
             storage.view(-1, self.width).index_copy_(0, places, new.reshape(-1, self.width))
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """Of each pair the first block to the second, in all layers, one after the other."""
+        """Copy blocks in all layers, in order: of each pair, the first block to the second."""
         for storage in (*self.keys, *self.values):
             for source, target in blocks:
                 storage[target] = storage[source]
@@ -64,15 +61,16 @@ class PagedCache:
             storage[list(blocks)] = 0
 
     def are_finite(self, places: Tensor) -> Tensor:
-        """[T] whether what was written at `places` is finite: what was not in an earlier layer is not in the last."""
+        """[T] whether the numbers at `places` are finite. Only the last layer is checked: NaN in an earlier layer
+        reaches it."""
         rows = (self.keys[-1].view(-1, self.width)[places], self.values[-1].view(-1, self.width)[places])
         sums = rows[0].sum(dim=1) + rows[1].sum(dim=1)
         return sums.view(-1, self.heads).isfinite().all(dim=1)
 
     def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of [N, KV, B] pieces as [N, KV, B * size, D], good until the next read.
+        """Keys and values of [N, KV, B] pieces as [N, KV, B * size, D], valid until the next read.
 
-        Gathered into memory that is kept: fresh pages would cost more than the copy.
+        They are gathered into reused memory: fresh pages would cost more than the copy.
         """
         kept = (self.keys[layer], self.values[layer])
         keys, values = (self._gather(i, storage, pieces) for i, storage in enumerate(kept))
@@ -80,18 +78,18 @@ class PagedCache:
 
     def _gather(self, which: int, storage: Tensor, pieces: Tensor) -> Tensor:
         rows = storage.view(self.count * self.heads, -1)  # a piece is one contiguous copy
-        wanted = pieces.numel() * rows.size(1)
-        if self._gathered[which].numel() < wanted:
-            self._gathered[which] = storage.new_empty(wanted * 5 // 4)
-        out = self._gathered[which][:wanted].view(pieces.numel(), -1)
+        needed = pieces.numel() * rows.size(1)
+        if self._gathered[which].numel() < needed:
+            self._gathered[which] = storage.new_empty(needed * 5 // 4)
+        out = self._gathered[which][:needed].view(pieces.numel(), -1)
         torch.index_select(rows, 0, pieces.flatten(), out=out)
         return out.view(*pieces.shape[:2], -1, self.width)
 
 
 class ContiguousCache(PagedCache):
-    """A block for each of `count` sequences, in order, which all attend together over their blocks where they lie.
+    """A cache with one block for each of `count` sequences, in order, that all attend together without a gather.
 
-    `writes` counts the steps that were written to it, for those who would write to it again.
+    `step_count` counts the steps written to it, so that a state can tell whether another state has written since.
     """
 
     is_contiguous = True
@@ -106,7 +104,7 @@ class ContiguousCache(PagedCache):
         return self.keys[layer], self.values[layer]
 
     def select_rows(self, rows: Tensor) -> "ContiguousCache":
-        """Of the sequences at [M] rows, in this order."""
+        """The cache of the sequences at [M] rows, in this order."""
         out = copy.copy(self)
         out.count, out.step_count = len(rows), 0
         out.keys, out.values = ([kept.index_select(0, rows) for kept in kind] for kind in (self.keys, self.values))
@@ -114,7 +112,7 @@ class ContiguousCache(PagedCache):
 
     @classmethod
     def concatenate(cls, caches: Sequence["ContiguousCache"], size: int) -> "ContiguousCache":
-        """Of all their sequences, one cache behind the other, with room for `size` tokens each, or more."""
+        """The concatenated cache of all sequences, with room for at least `size` tokens each."""
         size = max(size, *(cache.size for cache in caches))
         out, first = cls(caches[0].config, sum(cache.count for cache in caches), size, caches[0].keys[0]), 0
         for cache in caches:
@@ -126,10 +124,10 @@ class ContiguousCache(PagedCache):
 
 @dataclass(frozen=True)
 class SourceMemory:
-    """Keys and values of the states of M texts that were read, layer by layer: what those who write from them look at.
+    """Keys and values of the encoder states of M source texts, layer by layer, for cross-attention.
 
-    The one idea: texts of like length stand in one rectangle, padded to its longest by repeating a first row, and
-    rectangles lie end to end.  So they are laid out once and read in place, however many ask for the same text.
+    Texts of similar length are in one rectangle, padded to its longest by repeating a first row; rectangles are
+    concatenated. So they are laid out once and read in place, however many sequences use the same text.
     """
 
     lengths: tuple[int, ...]  # [M]
@@ -140,7 +138,7 @@ class SourceMemory:
     def of(
         cls, layers: Iterable[tuple[Tensor, Tensor]], spans: Sequence[tuple[int, int]], members: Sequence[Sequence[int]]
     ) -> "SourceMemory":
-        """Of packed rows, of which `spans` [M] are (first, count) of each text."""
+        """From packed rows; `spans` [M] are (first, count) of each text."""
         lengths = tuple(count for _, count in spans)
         rows = [
             spans[text][0] + (row if row < lengths[text] else 0)
@@ -158,7 +156,7 @@ class SourceMemory:
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """[M] in which rows each text lies: (first, count)."""
+        """[M] the rows of each text: (first, count)."""
         found, first = [(0, 0)] * len(self.lengths), 0
         for some in self.members:
             longest = max(self.lengths[text] for text in some)
@@ -174,9 +172,9 @@ class SourceMemory:
 
 @dataclass(frozen=True)
 class MemoryView:
-    """One step's look at memories: which text each sequence is written from, numbered one memory behind the other.
+    """The source memories of one step: which text each sequence uses, numbered across the memories.
 
-    `asked` gets what every layer looks for, one after the other: [T, H, D] queries.
+    `queries` collects the [T, H, D] queries of every layer.
     """
 
     memories: Sequence[SourceMemory]
@@ -186,16 +184,16 @@ class MemoryView:
 
 @dataclass(frozen=True)
 class CacheView:
-    """One step's window on the cache: where each new token goes, and which blocks each sequence reads."""
+    """The cache of one step: where each new token is stored, and which blocks each sequence reads."""
 
     cache: PagedCache
-    storage_rows: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.places
-    tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; none where Ragged has spans
-    lengths: Sequence[int] = ()  # [N] tokens to read, the new ones included; the same
+    storage_rows: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.storage_rows
+    tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; empty if the batch has spans
+    lengths: Sequence[int] = ()  # [N] tokens to read, including the new ones; empty if the batch has spans
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros whose memory is only taken when it is first written, on a CPU."""
+    """Zeros; on a CPU their pages take memory only when they are first written."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
     size = int(np.prod(shape)) * like.dtype.itemsize

@@ -1,8 +1,8 @@
-"""Rows that look at another text: who asks for which, and the attention that does it.
+"""Cross-attention: rows of targets attend to source texts.
 
-Knows no decoder.  The one idea: texts that were read lie in rectangles (models.network.cache.Memory), and what
-attends together is a rectangle with all rows, of however many sequences, that ask for its texts.  The rest is as in
-models.network.attention."""
+Source texts lie in rectangles (models.network.cache.SourceMemory). One group is a rectangle with all rows, of any
+sequences, that attend to its texts. The rest is as in models.network.attention.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +16,11 @@ from .ragged import RaggedBatch
 
 
 def build_cross_context(batch: RaggedBatch, view: MemoryView, dtype: torch.dtype) -> CrossAttentionContext:
-    """Every row sees all of the text that its sequence is written from."""
+    """The shared context of cross-attention: every row sees all of its sequence's source text."""
     asking: list[list[int]] = [[] for memory in view.memories for _ in memory.lengths]
     for n, source in enumerate(view.sources):
         asking[source].extend(range(batch.starts[n], batch.starts[n + 1]))
-    looks, order, texts, alone = [], list[int](), 0, replace(batch, cache=None, memory=None)
+    contexts, order, texts, alone = [], list[int](), 0, replace(batch, cache=None, memory=None)
     for memory in view.memories:
         groups = []
         for members in memory.members:
@@ -30,13 +30,13 @@ def build_cross_context(batch: RaggedBatch, view: MemoryView, dtype: torch.dtype
                 longest = max(map(len, rows))
                 order += [row for some in rows for row in some + [-1] * (longest - len(some))]
         if groups:
-            looks.append((memory, AttentionContext(alone, groups, None, None, None, None, 0)))
+            contexts.append((memory, AttentionContext(alone, groups, None, None, None, None, 0)))
         texts += len(memory.lengths)
-    return CrossAttentionContext(looks, _row_order(order, batch), view)
+    return CrossAttentionContext(contexts, _row_order(order, batch), view)
 
 
 def _row_order(order: list[int], batch: RaggedBatch) -> Tensor | None:
-    """Where each row stands among places that hold the rows of `order`, -1 for nobody's."""
+    """The place of each row in `order`, where -1 is a padding row; None if the order is unchanged."""
     if order == list(range(batch.starts[-1])):
         return None
     places = {row: place for place, row in enumerate(order)}
@@ -46,7 +46,8 @@ def _row_order(order: list[int], batch: RaggedBatch) -> Tensor | None:
 def _build_memory_group(
     memory: SourceMemory, members: Sequence[int], asking: list[list[int]], dtype: torch.dtype
 ) -> AttentionGroup:
-    """The rows that look at the texts of one rectangle, padded by repeating a first row, or any where there is none."""
+    """The rows that attend to the texts of one rectangle, padded by repeating a first row, or by row 0 if there is
+    none."""
     longest, lengths = max(map(len, asking)), [memory.lengths[text] for text in members]
     first, device = memory.spans[members[0]][0], memory.layers[0][0].device
     padded = [row for rows in asking for row in rows + (rows or [0])[:1] * (longest - len(rows))]
@@ -58,11 +59,11 @@ def _build_memory_group(
 
 
 class CrossAttention(Attention):
-    """Rows look at what was read of another text (Bahdanau et al. 2015, arXiv:1409.0473; in this form, Vaswani et al.
+    """Attention of target rows to a source text (Bahdanau et al. 2015, arXiv:1409.0473; in this form, Vaswani et al.
     2017)."""
 
     def project_source(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What there is to be looked at of a text's [T, W] states: keys and values [T, KV, D]."""
+        """Keys and values [T, KV, D] of a source text's states [T, W]."""
         key, value = (made(states).view(len(states), -1, self.config.head_width) for made in (self.key, self.value))
         return self.key_norm(key), value
 
@@ -81,7 +82,7 @@ class CrossAttention(Attention):
         return out
 
     def mean_weights(self, asked: Tensor, keys: Tensor) -> Tensor:
-        """[K] how much [H, D] queries look at each of [K, KV, D] keys, the mean of all heads."""
+        """[K] the weights of [H, D] queries over [K, KV, D] keys, the mean of all heads."""
         folded = asked.view(keys.size(1), -1, asked.size(1))  # [KV, S, D]
         scores = folded @ keys.permute(1, 2, 0) * (self.config.score_scale or asked.size(1) ** -0.5)
         return scores.softmax(dim=-1).mean(dim=(0, 1))

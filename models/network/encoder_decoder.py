@@ -1,9 +1,7 @@
-"""The Transformer of two halves: one reads a text, the other writes another and looks at what was read (Vaswani et al.
-2017, arXiv:1706.03762).
+"""The encoder-decoder Transformer (Vaswani et al. 2017, arXiv:1706.03762).
 
-Knows no search and no family.  The one idea: the decoder is the one body with blocks of three parts, and a step of it
-is a step over a cache, as a generator's; what it looks at besides, keys and values of the source's states, is made
-once, when the source has been read.
+The decoder is the same stack with a third part in each block, cross-attention. A decoding step uses a cache, as a
+generator's does; keys and values of the source are computed once, when it has been encoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,41 +20,41 @@ from .model_config import EncoderDecoderConfig, ModelConfig
 from .ragged import RaggedBatch
 from .transformer import PreBlock, Transformer, build_norm
 
-INITIAL_CAPACITY = 16  # tokens that a cache of what is written begins with; it grows by a quarter, and so many at least
+INITIAL_CAPACITY = 16  # initial capacity of a target's cache in tokens; it grows by a quarter, at least by this many
 
 
 class PreDecoderBlock(PreBlock):
-    """Looks back, looks at the source, thinks; norm before each part."""
+    """Self-attention, cross-attention, MLP; with a norm before each part."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.cross, self.cross_norm = CrossAttention(config, layer), build_norm(config)
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        """[T, W] to [T, W]; in the last layer to the output rows."""
         x = x + self.attention(self.attention_norm(x), frame)
         x = frame.select_output_rows(x + self.cross(self.cross_norm(x), frame), self.layer)
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
 class PostDecoderBlock(PreDecoderBlock):
-    """The same with a norm after each residual sum, as it was first."""
+    """The same parts with a norm after each residual sum, as in the first Transformer."""
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        """[T, W] to [T, W]; in the last layer to the output rows."""
         x = self.attention_norm(x + self.attention(x, frame))
         x = self.cross_norm(frame.select_output_rows(x + self.cross(x, frame), self.layer))
         return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
 
 
 class TransformerDecoder(Transformer):
-    """The body that writes: of batches with a memory."""
+    """The decoder stack, for batches with a source memory."""
 
     block_classes: ClassVar[Mapping[str, type[PreBlock]]] = {"pre": PreDecoderBlock, "post": PostDecoderBlock}
 
     @property
     def cross_attentions(self) -> list[CrossAttention]:
-        """The part of each block that looks at the source."""
+        """The cross-attention of each block."""
         return [cast(PreDecoderBlock, block).cross for block in self.blocks]
 
     def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
@@ -67,21 +65,22 @@ class TransformerDecoder(Transformer):
 
 @dataclass(frozen=True)
 class TransformerState:
-    """What is known of N texts under way.  It stays good when one that follows from it is made.
+    """The decoding state of N targets. It is immutable: later steps make new states.
 
-    `written` tokens of each are in the `cache`, which had `writes` steps written to it by then.
+    `written` tokens of each target are in the `cache`, which had `step_count` steps written to it when this state was
+    made.
     """
 
     cache: ContiguousCache
     step_count: int
     written: tuple[int, ...]  # [N]
     memories: tuple[SourceMemory, ...]
-    sources: tuple[int, ...]  # [N] which text each is written from, numbered one memory behind the other
-    queries: tuple[Tensor, ...]  # of each layer [N, H, D], what its last rows looked for
+    sources: tuple[int, ...]  # [N] the source text of each target, numbered across the memories
+    queries: tuple[Tensor, ...]  # [N, H, D] of each layer, the queries of the last rows
 
 
 class EncoderDecoder(nn.Module):
-    """A models.seq2seq.protocol.Seq2Seq around an encoder, whose token embeddings it shares."""
+    """An encoder with a decoder that shares its token embeddings; a models.seq2seq.protocol.Seq2Seq."""
 
     def __init__(self, encoder: Transformer, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -99,27 +98,27 @@ class EncoderDecoder(nn.Module):
         return self.config.start
 
     def forward(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
-        """[T, V] logits behind each row of N targets, of which the n-th is written from the n-th source."""
+        """[T, V] logits after each row of N targets; the n-th target belongs to the n-th source."""
         return F.linear(self.readout(sources, targets), *self.output_layer)
 
     def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
-        """[T, W]: what `last` makes those logits of."""
+        """[T, W] the input of the output layer."""
         memory = self.encode(sources, targets.lengths)
         view = MemoryView([memory], range(len(memory.lengths)))
         return self.scale_states(self.decoder(replace(targets, memory=view)))
 
     @property
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
-        """A matrix [V, W], and a bias [V] or none."""
+        """The output matrix [V, W], and a bias [V] or None."""
         return self.output.weight, self.bias
 
     def encode(self, sources: RaggedBatch, asking: Sequence[int]) -> SourceMemory:
-        """The memory of sources, at each of which so many rows will look at once."""
+        """The memory of the sources; `asking` are the numbers of target rows that attend to each at once."""
         assert min(sources.lengths) > 0
         return self.build_memory(self.encoder(sources), sources, asking)
 
     def build_memory(self, states: Tensor, sources: RaggedBatch, asking: Sequence[int]) -> SourceMemory:
-        """The same, when the encoder has made [T, W] states of them."""
+        """As `encode`, from the encoder's states [T, W]."""
         kept = [part.project_source(states) for part in self.decoder.cross_attentions]
         spans = list(zip(sources.starts, sources.lengths, strict=False))
         return SourceMemory.of(kept, spans, group_sequences(asking, sources.lengths))
@@ -133,7 +132,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def initial_state(self, sources: RaggedBatch) -> TransformerState:
-        """What is known of N texts when their sources have been read and nothing is written."""
+        """The state of N targets after their sources are encoded, before the first token."""
         count, config = len(sources.lengths), self.config.decoder
         memory = self.encode(sources, [1] * count)
         nothing = memory.layers[0][0].new_zeros(count, config.heads, config.head_width)
@@ -142,7 +141,7 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
-        """[N, V] logits behind the [N] tokens that were written last, and what is known then."""
+        """[N, V] logits after the last [N] tokens, and the new state."""
         assert max(state.written) < self.config.decoder.max_positions
         cache, count = ensure_capacity(state), len(state.written)
         positions = torch.tensor(state.written, device=tokens.device)
@@ -159,44 +158,50 @@ class EncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def select_rows(self, state: TransformerState, rows: Tensor) -> TransformerState:
-        """Of the sequences at [M] rows.  Texts that nobody writes from any more are let go of once they are half."""
-        wanted = rows.tolist()
-        if wanted == list(range(len(state.written))):
+        """The state of the sequences at [M] rows. Unused source texts are freed once they are half of a memory."""
+        selected = rows.tolist()
+        if selected == list(range(len(state.written))):
             return state
-        memories, sources = drop_unused_sources(state.memories, [state.sources[row] for row in wanted])
-        written = tuple(state.written[row] for row in wanted)
-        asked = tuple(queries.index_select(0, rows) for queries in state.queries)
-        return TransformerState(state.cache.select_rows(rows), 0, written, memories, sources, asked)
+        memories, sources = drop_unused_sources(state.memories, [state.sources[row] for row in selected])
+        written = tuple(state.written[row] for row in selected)
+        last_queries = tuple(queries.index_select(0, rows) for queries in state.queries)
+        return TransformerState(state.cache.select_rows(rows), 0, written, memories, sources, last_queries)
 
     @torch.no_grad()
     def join_states(self, states: Sequence[TransformerState]) -> TransformerState:
-        """Of all of their sequences, one state behind the other."""
+        """The state of all their sequences, one state after the other."""
         if len(states) == 1:
             return states[0]
         firsts = accumulate((sum(len(each.lengths) for each in state.memories) for state in states), initial=0)
         sources = tuple(first + text for first, state in zip(firsts, states, strict=False) for text in state.sources)
         memories = merge_memories([memory for state in states for memory in state.memories])
         cache = ContiguousCache.concatenate([state.cache for state in states], 0)
-        asked = tuple(torch.cat(layer) for layer in zip(*(state.queries for state in states), strict=True))
-        return TransformerState(cache, 0, tuple(n for state in states for n in state.written), memories, sources, asked)
+        last_queries = tuple(torch.cat(layer) for layer in zip(*(state.queries for state in states), strict=True))
+        return TransformerState(
+            cache, 0, tuple(n for state in states for n in state.written), memories, sources, last_queries
+        )
 
     @torch.no_grad()
     def attention_weights(self, state: TransformerState) -> list[Tensor]:
-        """For each of N texts how much its last row looked at its source's tokens [K], the mean of heads and layers; at
-        all alike where nothing is written."""
+        """For each of N targets the cross-attention weights [K] of its last row, the mean of heads and layers; uniform
+        before the first step."""
         texts = [(memory, text) for memory in state.memories for text in range(len(memory.lengths))]
         found = []
         for n, source in enumerate(state.sources):
             memory, text = texts[source]
             first, count = memory.spans[text]
             layers = zip(self.decoder.cross_attentions, state.queries, memory.layers, strict=True)
-            weights = [part.mean_weights(asked[n], keys[first : first + count]) for part, asked, (keys, _) in layers]
+            weights = [
+                part.mean_weights(last_queries[n], keys[first : first + count])
+                for part, last_queries, (keys, _) in layers
+            ]
             found.append(torch.stack(weights).mean(dim=0))
         return found
 
 
 def ensure_capacity(state: TransformerState) -> ContiguousCache:
-    """The state's cache, if it has room for a token more and nobody has written to it since; else a copy that has."""
+    """The state's cache, if it has room for one more token and no later state has written to it; else a copy with
+    room."""
     cache, longest = state.cache, max(state.written) + 1
     if longest <= cache.size and cache.step_count == state.step_count:
         return cache
@@ -208,8 +213,8 @@ def ensure_capacity(state: TransformerState) -> ContiguousCache:
 def drop_unused_sources(
     memories: Sequence[SourceMemory], sources: Sequence[int]
 ) -> tuple[tuple[SourceMemory, ...], tuple[int, ...]]:
-    """What is left of memories where only those texts are written from, and which each is there: a memory is laid out
-    anew once half of it is not looked at."""
+    """The memories reduced to the texts in use, and the new numbers of those texts. A memory is copied once half of its
+    tokens are unused."""
     kept, numbers, used, first = list[SourceMemory](), dict[int, int](), set(sources), 0
     for memory in memories:
         texts = [text for text in range(len(memory.lengths)) if first + text in used]
@@ -224,8 +229,8 @@ def drop_unused_sources(
 
 
 def merge_memories(memories: Sequence[SourceMemory]) -> tuple[SourceMemory, ...]:
-    """The same texts in few memories, each more than twice as large as the next: so what was read is copied a few
-    times, and not whenever somebody joins."""
+    """The same texts in few memories, each more than twice as large as the next. So a source is copied only a few
+    times, not at every join."""
     kept: list[SourceMemory] = []
     for memory in memories:
         kept.append(memory)
@@ -236,7 +241,7 @@ def merge_memories(memories: Sequence[SourceMemory]) -> tuple[SourceMemory, ...]
 
 
 def rebuild_memory(memories: Sequence[SourceMemory], texts: Sequence[int]) -> SourceMemory:
-    """A memory of some of the texts of all of those, numbered one memory behind the other."""
+    """A memory of the chosen texts, numbered across the memories."""
     bases = accumulate((memory.row_count for memory in memories), initial=0)
     spans = [(base + first, n) for base, memory in zip(bases, memories, strict=False) for first, n in memory.spans]
     layers = [

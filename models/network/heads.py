@@ -1,7 +1,7 @@
-"""What is made of a transformer's states: next-token logits, scores of a text or of its tokens, one vector a text.
+"""Heads on a transformer's states: next-token logits, scores of a text or of its tokens, one vector a text.
 
-A head says which rows it wants: what a network need not compute for the others, it leaves out (`Ragged.wanted`).
-Given those rows alone, with where each sequence starts among them, it answers the same.
+A head tells which rows it needs, so that the network need not compute the others (`RaggedBatch.output_rows`). It gives
+the same result for those rows alone, with the start of each sequence among them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Pooling = Literal["mean", "weighted", "cls", "max", "last"]
 
 SCORE_ACTIVATIONS: dict[ScoreActivation, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
-    "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
+    "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last elements of a batch differently
     "none": lambda raw: raw,
 }
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torch.tanh, "none": lambda raw: raw}
@@ -43,7 +43,7 @@ class LanguageHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Every token's state to a score per label: its class, or how well an answer starts and ends there."""
+    """A score per label for every token's state: its class, or whether an answer starts or ends there."""
 
     def __init__(self, config: ModelConfig, labels: int, closing: ScoreActivation) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TokenHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """What may stand in a token's place: its state, transformed, to logits over the vocabulary (Devlin et al. 2019).
+    """Logits over the vocabulary for every token: its state, transformed (Devlin et al. 2019).
 
     `tied` shares the token embedding's matrix.
     """
@@ -89,7 +89,7 @@ class MaskHead(nn.Module):
         return raw.float()
 
     def hidden_states(self, states: Tensor) -> Tensor:
-        """[M, W] to what `output` makes logits of, [M, W]."""
+        """[M, W] states to the input of `output`, [M, W]."""
         inner: Tensor = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
         return inner
 
@@ -99,9 +99,9 @@ class MaskHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector a text: the mean, the largest, the first or the last of its states.
+    """One vector a text: the mean, the maximum, the first or the last of its states.
 
-    "weighted" is a mean in which the n-th state counts n times: in causal networks the later have seen more
+    "weighted" is a mean in which the n-th state counts n times: in causal networks later states have seen more
     (Muennighoff 2022, arXiv:2202.08904).
     """
 
@@ -110,7 +110,7 @@ class Pooler(nn.Module):
         self.pooling, self.normalise = pooling, normalise
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
-        """The rows that are read, and where each sequence starts among them."""
+        """The rows that are read, and the start of each sequence among them."""
         if self.pooling == "cls":
             return starts[:-1], list(range(len(starts)))
         if self.pooling == "last":
@@ -131,15 +131,15 @@ class Pooler(nn.Module):
         return torch.segment_reduce(states, how, lengths=lengths, axis=0, unsafe=True)
 
     def postprocess(self, raw: Tensor) -> Tensor:
-        """[N, W] to unit length, where the checkpoint asks for it."""
+        """[N, W] to unit length if the checkpoint asks for it."""
         return F.normalize(raw, dim=-1) if self.normalise else raw
 
 
 @dataclass(frozen=True)
 class LabelScoring:
-    """How label scores are read off a text's states: off which of them, and through what.
+    """How the label scores of a text follow from its states: the pooling and the layers after it.
 
-    `activation` follows a dense layer, and a norm follows it; "none": there is no such layer.  `bias` is that of the
+    `activation` follows a dense layer, and a norm follows it; "none": there is no dense layer. `bias` is that of the
     scores.
     """
 
@@ -151,7 +151,7 @@ class LabelScoring:
 
 
 class SequenceHead(nn.Module):
-    """A text's pooled state, through one dense layer (Devlin et al. 2019) or as it is, to a score per label."""
+    """A score per label from a text's pooled state, through a dense layer (Devlin et al. 2019) or directly."""
 
     def __init__(self, config: ModelConfig, labels: int, scoring: LabelScoring, closing: ScoreActivation) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class SequenceHead(nn.Module):
         self.score_activation = closing
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
-        """The rows that are read, and where each sequence starts among them."""
+        """The rows that are read, and the start of each sequence among them."""
         return self.pooler.needed_rows(starts)
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
@@ -173,7 +173,7 @@ class SequenceHead(nn.Module):
         return raw.float()
 
     def hidden_states(self, states: Tensor, starts: Sequence[int]) -> Tensor:
-        """The same to what `out` makes scores of, [N, W]."""
+        """As `forward`, to the input of `out`: [N, W]."""
         pooled = self.pooler(states, starts).to(self.out.weight.dtype)
         inner: Tensor = self.norm(self.activation(self.dense(pooled)))
         return inner

@@ -1,8 +1,8 @@
-"""What an adapter adds to a network's products, beside them (Hu et al. 2021, arXiv:2106.09685).
+"""Adds the low-rank updates of adapters to the products of a network, without merging them (Hu et al. 2021,
+arXiv:2106.09685).
 
-Knows no files, no names but the network's own, and no requests.  The one idea: W x + B (A x) is (W + B A) x, so the
-network's matrices serve every adapter at once, and what is an adapter's own is small: rows are cut to tiles of one
-adapter each, and all tiles of a step are multiplied together.
+W x + B (A x) is (W + B A) x, so all adapters share the network's matrices. Rows are cut to tiles of one adapter each,
+and all tiles of a step are multiplied together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ LinearFunction = Callable[[nn.Linear, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to one product: [R, in] `a` and [out, R] `b`, the scale in it."""
+    """The update of one product: [R, in] `a` and [out, R] `b`, which includes the scale."""
 
     a: Tensor
     b: Tensor
 
     def to(self, like: Tensor) -> "LowRank":
-        """On its device, in its format."""
+        """The update with the device and type of `like`."""
         return LowRank(self.a.to(like.device, like.dtype), self.b.to(like.device, like.dtype))
 
 
@@ -36,7 +36,7 @@ Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
 
 
 def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the products of a network that something can be added to, by their names."""
+    """The inputs and outputs of the linear layers that an adapter can change, by name."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
     shapes = {name: (inner if name == ATTENTION[-1] else config.width, count) for name, count in outputs.items()}
@@ -49,7 +49,7 @@ def adaptable_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def name_linears(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:
-    """Those products of a network, by the module that computes each; layers that share weights share a name."""
+    """The names of those layers by module; layers that share weights share a name."""
     known, names = adaptable_shapes(config), dict[nn.Module, str]()
     for name, module in network.named_modules():
         _, _, inner = name.partition(".")
@@ -61,22 +61,22 @@ def name_linears(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str
 
 
 def apply_linear(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The product alone."""
+    """The linear layer without an adapter."""
     out: Tensor = linear(x)
     return out
 
 
 @dataclass(frozen=True)
 class AdapterTiles:
-    """Packed rows cut to P tiles of L rows, one adapter each."""
+    """Packed rows cut to P tiles of up to L rows, one adapter each."""
 
-    rows: Tensor  # [P, L]; what is missing of a tile repeats its first row
-    real_rows: Tensor  # [K] which of the P * L are no repetition
+    rows: Tensor  # [P, L]; a short tile repeats its first row
+    real_rows: Tensor  # [K] which of the P * L rows are no repetition
     adapters: tuple[int, ...]  # [P]
 
     @classmethod
     def of(cls, adapters: Sequence[int], device: torch.device) -> "AdapterTiles":
-        """Of rows with these adapters, 0 where there is none."""
+        """The tiles of rows with these adapters, 0 for none."""
         runs, start = list[tuple[int, int, int]](), 0
         for adapter, run in groupby(adapters):
             end = start + sum(1 for _ in run)
@@ -86,13 +86,15 @@ class AdapterTiles:
         longest = max((end - first for _, first, end in runs), default=0)
         rows = [[*range(first, end), *[first] * (longest - end + first)] for _, first, end in runs]
         own = [tile * longest + row for tile, (_, first, end) in enumerate(runs) for row in range(end - first)]
-        whose = tuple(adapter for adapter, _, _ in runs)
-        return cls(torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(own, device=device), whose)
+        tile_adapters = tuple(adapter for adapter, _, _ in runs)
+        return cls(
+            torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(own, device=device), tile_adapters
+        )
 
 
 @dataclass(frozen=True)
 class AdapterUpdates:
-    """What a step's adapters add to the products of a network: of all rows, and of those that are wanted at its end."""
+    """The adapter updates of a step: for all rows, and for the output rows after the last attention."""
 
     names: Mapping[nn.Module, str]
     loras: Mapping[int, Lora]
@@ -100,11 +102,11 @@ class AdapterUpdates:
     output_rows: AdapterTiles
 
     def for_output_rows(self) -> "AdapterUpdates":
-        """The same for the wanted rows alone."""
+        """The updates for the output rows alone."""
         return replace(self, rows=self.output_rows)
 
     def apply(self, linear: nn.Linear, x: Tensor) -> Tensor:
-        """The product of [T, in] rows, and what each row's adapter adds to it: [T, out]."""
+        """The product of [T, in] rows plus the update of each row's adapter: [T, out]."""
         out = apply_linear(linear, x)
         name = self.names[linear]
         found = [self.loras[adapter].get(name) for adapter in self.rows.adapters]
@@ -119,7 +121,7 @@ class AdapterUpdates:
 
 
 def pad_to_rank(matrix: Tensor | None, rank: int, rows: Tensor) -> Tensor:
-    """[rank, features of `rows`] zeros below the matrix."""
+    """A matrix padded with zero rows to [rank, features of `rows`]."""
     if matrix is None:
         return rows.new_zeros(1, 1).expand(rank, rows.size(-1))
     return F.pad(matrix, (0, 0, 0, rank - matrix.size(0))) if matrix.size(0) < rank else matrix

@@ -1,4 +1,5 @@
-"""What a network is made of: the only description of an architecture.  No other module asks for a family's name."""
+"""The configuration of a network, the only description of an architecture. No other module depends on a family's
+name."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,10 +7,10 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched to contexts longer than the pretrained one.
+    """How rotary frequencies are scaled to contexts longer than the pretrained one.
 
-    `linear` divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595).  `llama3` leaves the high
-    frequencies alone, divides the low ones and blends between (Llama 3.1 model card).
+    `linear` divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595). `llama3` keeps the high
+    frequencies, divides the low ones and blends between (Llama 3.1 model card).
     """
 
     kind: Literal["linear", "llama3"]
@@ -21,7 +22,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One transformer body.  Widths count features, positions and windows count tokens."""
+    """One transformer stack. Widths count features, positions and windows count tokens."""
 
     vocab_size: int
     width: int
@@ -33,23 +34,25 @@ class ModelConfig:
     max_positions: int
     causal: bool
     position: Literal["learned", "sinusoidal", "sines-cosines", "rotary", "bias", "distance", "relative", "alibi"] = (
-        "learned"  # sinusoidal: a sine beside its cosine; bias: of `distances`, and nothing else
+        # Sinusoidal: sine and cosine alternate; sines-cosines: all sines first; bias: only that of `distances`.
+        "learned"
     )
     position_offset: int = 0
-    distances: int = 0  # kinds of them, for which scores have a bias, or a vector if that is their `position`; 0: none
-    farthest: int = 128  # tokens, from which on all distances are of one kind; about, where kinds are counted
+    # Number of distance buckets, each with a bias (with a vector if `position` is "distance"); 0: none.
+    distances: int = 0
+    farthest: int = 128  # tokens; larger distances share a bucket (approximately so, if there are `distances`)
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    window: int = 0  # how many tokens a windowed layer sees, itself included; 0: no layer is windowed
-    windowed: tuple[bool, ...] = ()  # which layers are; empty: all of them, if `window` is set
-    window_rope_base: float = 0.0  # rotary base of the windowed layers where it differs; 0: the same
+    window: int = 0  # tokens that a windowed layer sees, including the row's own; 0: no layer is windowed
+    windowed: tuple[bool, ...] = ()  # which layers are windowed; empty: all, if `window` is set
+    window_rope_base: float = 0.0  # rotary base of the windowed layers if it differs; 0: the same
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer"
     norm_order: Literal["pre", "post", "sandwich"] = "pre"
-    opening_norm: bool = True  # before the first attention, of "pre" and "sandwich"
+    opening_norm: bool = True  # a norm before the first attention, in "pre" and "sandwich"
     embedding_norm: bool = False
-    embedding_width: int = 0  # of what is projected to `width` before the first layer; 0: it has that width already
+    embedding_width: int = 0  # width of the embeddings if they are projected to `width`; 0: `width`
     embedding_scale: float = 1.0
     query_key_norm: bool = False
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
@@ -60,11 +63,11 @@ class ModelConfig:
     mlp_bias: bool = True
     segments: int = 0
     shared: bool = False  # all layers have the same weights
-    has_cross_attention: bool = False  # its layers look at what another body has read, too
+    has_cross_attention: bool = False  # its layers have cross-attention
 
     @property
     def has_distance_scores(self) -> bool:
-        """Whether scores depend on how far tokens are apart, besides what is in queries and keys."""
+        """Whether scores depend on the distance of tokens, apart from what is in queries and keys."""
         return bool(self.distances) or self.position in ("relative", "alibi")
 
     def is_windowed(self, layer: int) -> bool:
@@ -73,11 +76,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """Two bodies of one width over one vocabulary, whose tokens have the same vectors on both sides; `decoder` is
-    causal.  `start` is the token that stands before the first that is written.
+    """Two stacks of one width over one vocabulary with shared token embeddings; `decoder` is causal. `start` is the
+    token before the first generated one.
 
-    How likely a token is is the product of a state with its row of a matrix, which is that of the embeddings if `tied`.
-    States are multiplied by `output_scale` before; with `output_bias` a number for each token is added.
+    Logits are the products of states with the output matrix, which is the embedding matrix if `tied`. States are
+    multiplied by `output_scale` before; with `output_bias` a bias for each token is added.
     """
 
     encoder: ModelConfig

@@ -1,4 +1,4 @@
-"""Where a token is.  An encoding acts in one of three places here: on embeddings, on queries and keys, on scores."""
+"""Position encodings: on embeddings, on queries and keys, or on scores."""
 
 import math
 
@@ -9,9 +9,9 @@ from .model_config import ModelConfig, RopeScaling
 
 
 class LearnedPositions(nn.Module):
-    """A vector per position, added to the embeddings (Gehring et al. 2017, arXiv:1705.03122).
+    """A learned vector per position, added to the embeddings (Gehring et al. 2017, arXiv:1705.03122).
 
-    `offset` rows at the head of the table belong to no position (RoBERTa counts from its padding id).
+    The first `offset` rows of the table belong to no position (RoBERTa counts from its padding id).
     """
 
     def __init__(self, count: int, width: int, offset: int) -> None:
@@ -26,10 +26,10 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """A vector per position that nobody learns: sines and cosines of W / 2 frequencies, from once every 2 pi tokens
-    down to a ten-thousandth of that (Vaswani et al. 2017, arXiv:1706.03762).
+    """A fixed vector per position: sines and cosines of W / 2 frequencies, from once every 2 pi tokens down to a
+    ten-thousandth of that (Vaswani et al. 2017, arXiv:1706.03762).
 
-    A sine and its cosine stand side by side there; with `halves`, all sines before all cosines, as in Marian.
+    A sine and its cosine are side by side; with `halves`, all sines come before all cosines, as in Marian.
     """
 
     table: Tensor
@@ -44,7 +44,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def sinusoids(count: int, width: int, halves: bool) -> Tensor:
-    """[count, W] in float32, computed in float64: an angle may be large."""
+    """[count, W] in float32, computed in float64 because an angle may be large."""
     exponents = torch.arange(0, width, 2, device="cpu", dtype=torch.float64) / width
     angles = torch.arange(count, device="cpu", dtype=torch.float64)[:, None] / 10_000.0**exponents  # [count, W / 2]
     both = (angles.sin(), angles.cos())
@@ -52,11 +52,11 @@ def sinusoids(count: int, width: int, halves: bool) -> Tensor:
 
 
 class DistanceBias(nn.Module):
-    """A bias for each head's scores by how far a key is from its row, shared by all layers (Raffel et al. 2020,
+    """A bias for each head's scores by the distance of key and row, shared by all layers (Raffel et al. 2020,
     arXiv:1910.10683).
 
-    Half of `kinds` are for keys before a row, half for those after it; all for those before, where a row sees no others
-    (`causal`).  Near distances have one each, the others share what is left by their logarithm, up to `farthest`.
+    Half of the buckets are for keys before a row, half for those after it; all are for keys before it if `causal`. Near
+    distances have a bucket each; the rest is divided by the logarithm of the distance, up to `farthest`.
     """
 
     def __init__(self, kinds: int, farthest: int, heads: int, causal: bool = False) -> None:
@@ -64,12 +64,12 @@ class DistanceBias(nn.Module):
         self.table, self.farthest, self.causal = nn.Embedding(kinds, heads), farthest, causal
 
     def forward(self, before: Tensor) -> Tensor:
-        """[N, H, Q, K] for keys that are [N, Q, K] tokens before rows."""
+        """[N, H, Q, K] for keys that are `before` [N, Q, K] tokens before rows."""
         bias: Tensor = self.table(self.bucket(before))  # [N, Q, K, H]
         return bias.permute(0, 3, 1, 2)
 
     def bucket(self, before: Tensor) -> Tensor:
-        """Of distances, positive to keys before the row."""
+        """The bucket of distances, which are positive for keys before the row."""
         one_side = self.table.num_embeddings // (1 if self.causal else 2)
         near, away = one_side // 2, before.clamp(min=0) if self.causal else before.abs()
         spread = (away.clamp(min=1).float() / near).log() / math.log(self.farthest / near) * (one_side - near)
@@ -79,10 +79,10 @@ class DistanceBias(nn.Module):
 
 
 class LinearBias(nn.Module):
-    """Scores lose in proportion to the distance, each head at a rate of its own, which nobody learns: ALiBi (Press et
-    al. 2022, arXiv:2108.12409).
+    """A bias proportional to the distance, with a fixed rate for each head: ALiBi (Press et al. 2022,
+    arXiv:2108.12409).
 
-    It is the same to both sides, for networks that look to both.
+    It is symmetric in networks that are not causal.
     """
 
     rates: Tensor
@@ -92,14 +92,14 @@ class LinearBias(nn.Module):
         self.register_buffer("rates", linear_rates(heads), persistent=False)
 
     def forward(self, before: Tensor) -> Tensor:
-        """[N, H, Q, K] for keys that are [N, Q, K] tokens before rows."""
+        """[N, H, Q, K] for keys that are `before` [N, Q, K] tokens before rows."""
         return -self.rates.float()[:, None, None] * before.abs()[:, None]
 
 
 def linear_rates(heads: int) -> Tensor:
-    """[H] from 2^(-8 / H) down to 2^-8, evenly by their logarithm, in float32.
+    """[H] rates from 2^(-8 / H) down to 2^-8, evenly spaced by their logarithm, in float32.
 
-    Of heads whose number is no power of two the last take every other rate of twice as many, as the authors do.
+    If the number of heads is no power of two, the last heads take every other rate of twice as many, as the authors do.
     """
     whole = 1 << (heads.bit_length() - 1)
     powers = [8 * (head + 1) / whole for head in range(whole)]
@@ -108,8 +108,10 @@ def linear_rates(heads: int) -> Tensor:
 
 
 class RelativeVectors(nn.Module):
-    """A layer's vectors for each distance up to `farthest`, before and after: one to add to a key, one to a value (Shaw
-    et al. 2018, arXiv:1803.02155).  What is farther is clipped to that; the heads have the same.
+    """A layer's vectors for each distance up to `farthest`, before and after: one is added to a key, one to a value
+    (Shaw et al. 2018, arXiv:1803.02155).
+
+    Larger distances are clipped; all heads share the vectors.
     """
 
     def __init__(self, farthest: int, width: int) -> None:
@@ -118,16 +120,16 @@ class RelativeVectors(nn.Module):
         self.farthest = farthest
 
     def bucket(self, before: Tensor) -> Tensor:
-        """Of distances, positive to keys before the row: which vector they have."""
+        """The index of the vector for distances, which are positive for keys before the row."""
         return (self.farthest - before).clamp(0, 2 * self.farthest)
 
 
 class DistanceVectors(nn.Module):
-    """A vector for each kind of distance, which attention looks at beside the tokens' (He et al. 2021,
+    """A vector for each bucket of distances, which attention scores beside those of tokens (He et al. 2021,
     arXiv:2006.03654).
 
-    Half of `kinds` are for keys before a row, half for those after it; of each half, the near half of the distances
-    have one each, the others share what is left by their logarithm, up to `farthest`.
+    Half of the buckets are for keys before a row, half for those after it. In each half, the near half of the distances
+    have a bucket each; the rest is divided by the logarithm of the distance, up to `farthest`.
     """
 
     def __init__(self, kinds: int, farthest: int, width: int, eps: float) -> None:
@@ -136,12 +138,12 @@ class DistanceVectors(nn.Module):
         self.farthest = farthest
 
     def forward(self, length: int) -> tuple[Tensor, Tensor]:
-        """[kinds, W] vectors, and [K, K] of which kind a key's distance from a row is, row by row."""
+        """[buckets, W] vectors, and [K, K] the bucket of each key's distance from a row, row by row."""
         kinds = self.bucket(token_distances(length, self.table.weight.device))
         return self.norm(self.table.weight), kinds
 
     def bucket(self, before: Tensor) -> Tensor:
-        """Of distances, positive to keys before the row."""
+        """The bucket of distances, which are positive for keys before the row."""
         span = self.table.num_embeddings // 2
         near, away = span // 2, before.abs()
         steps = torch.log(torch.tensor((self.farthest - 1) / near, device=before.device))
@@ -150,22 +152,22 @@ class DistanceVectors(nn.Module):
 
 
 def token_distances(length: int, device: torch.device) -> Tensor:
-    """[K, K] from every row of a text to every key: how many tokens before it."""
+    """[K, K] how many tokens every key is before every row of a text."""
     place = torch.arange(length, device=device)
     return place[:, None] - place
 
 
 class NoPositions(nn.Module):
-    """Adds nothing: the position is told elsewhere."""
+    """Adds nothing: positions are encoded elsewhere."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002
         return x
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by an angle that grows with the position (Su et al. 2021, arXiv:2104.09864).
+    """Rotates queries and keys by an angle proportional to the position (Su et al. 2021, arXiv:2104.09864).
 
-    Features d and d + D/2 form a pair, as in GPT-NeoX and in every checkpoint of the Llama line.
+    Features d and d + D/2 form a pair, as in GPT-NeoX and in every checkpoint of the Llama families.
     """
 
     frequency: Tensor
@@ -176,19 +178,20 @@ class Rotary(nn.Module):
         self.register_buffer("frequency", self.frequencies(), persistent=False)
 
     def frequencies(self) -> Tensor:
-        """[D / 2] angles a step, in float32."""
+        """[D / 2] angles per position, in float32."""
         exponents = torch.arange(0, self.head_width, 2, device="cpu").float() / self.head_width
         frequency = 1.0 / (self.base**exponents)
         return frequency if self.scaling is None else scale_frequencies(frequency, self.scaling)
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for [T] positions as [T, 1, D / 2]: made once a forward, used in every layer."""
+        """Cosines and sines for [T] positions as [T, 1, D / 2], computed once a forward pass and used in every
+        layer."""
         angle = (positions.float().unsqueeze(-1) * self.frequency).unsqueeze(-2)
         return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn [T, H, D] queries or keys by [T, 1, D / 2] cosines and sines."""
+    """Rotate [T, H, D] queries or keys by [T, 1, D / 2] cosines and sines."""
     cos, sin = turns
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -209,7 +212,7 @@ def scale_frequencies(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def build_embedding(config: ModelConfig) -> nn.Module:
-    """What the configuration adds to token embeddings."""
+    """The position encoding on embeddings."""
     width = config.embedding_width or config.width
     if config.position == "learned":
         return LearnedPositions(config.max_positions, width, config.position_offset)
@@ -219,7 +222,7 @@ def build_embedding(config: ModelConfig) -> nn.Module:
 
 
 def build_distances(config: ModelConfig) -> nn.Module:
-    """What the configuration makes of how far tokens are apart."""
+    """The position encoding by distances on scores."""
     if config.position == "distance":
         return DistanceVectors(config.distances, config.farthest, config.width, config.norm_eps)
     if config.position == "alibi":

@@ -1,7 +1,5 @@
-"""Ragged: sequences of different lengths laid end to end, without padding.  The one batch layout, in training too.
-
-Lengths are Python integers: asking a device for them would stall it.
-"""
+"""The only batch layout, in training too: sequences of different lengths laid end to end, without padding. Lengths are
+Python integers, because reading them from a device would stall it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +17,11 @@ from .varlen import SequenceSpans
 class RaggedBatch:
     """T tokens of N sequences: sequence n owns rows [starts[n], starts[n + 1]).
 
-    `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
-    their sequences, and the older ones are read from it.  `wanted` are the rows whose states are asked for; None
-    asks for all.  With `spans` one kernel attends for all sequences, else they do in groups.  With a `memory` they are
-    written from other texts, which were read before.  `embedded` stand in the place of what the network's table has for
-    its tokens: who differentiates by them, or lies between two texts, gives them.
+    `tokens[i]` is at `positions[i]` of its sequence. With a `cache`, the rows are only the newest tokens of their
+    sequences, and older ones are read from it. `output_rows` are the rows whose states are returned; None: all. With
+    `spans` one kernel attends for all sequences, otherwise they attend in groups. With a `memory`, cross-attention
+    reads source texts from it. `embedded` replaces the token embeddings, for gradients with respect to them and for
+    points between two texts.
     """
 
     tokens: Tensor  # [T]
@@ -33,7 +31,7 @@ class RaggedBatch:
     cache: CacheView | None = None
     output_rows: Tensor | None = None  # [M]
     spans: SequenceSpans | None = None
-    additions: AdapterUpdates | None = None  # of adapters, to the network's products
+    additions: AdapterUpdates | None = None  # of adapters
     memory: MemoryView | None = None
     embedded: Tensor | None = None  # [T, E]
 
@@ -59,5 +57,5 @@ class RaggedBatch:
 
     @property
     def key_counts(self) -> list[int]:
-        """Keys in sight of each sequence's last row: its rows, and what the cache holds of it."""
+        """Keys that each sequence's last row sees: its rows and those in the cache."""
         return self.lengths if self.cache is None else list(self.cache.lengths)

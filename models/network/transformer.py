@@ -1,7 +1,4 @@
-"""One body for every transformer: embeddings, a stack of blocks, a closing norm.
-
-It does not know where its tokens come from nor what is made of its states; heads do.
-"""
+"""The transformer stack for every architecture: embeddings, blocks, a final norm. Heads are in heads.py."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -41,14 +38,14 @@ class MLP(nn.Module):
         self.activation = MLP_ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor, through: LinearFunction = apply_linear) -> Tensor:
-        """[T, W] to [T, W]; `through` is how rows go through a linear layer."""
+        """[T, W] to [T, W]; `through` applies a linear layer to rows."""
         up = through(self.up, x)
         inner = self.activation(up) if self.gate is None else self.activation(through(self.gate, x)) * up
         return through(self.down, inner)
 
 
 class PreBlock(nn.Module):
-    """Norm before each part, the residual stream untouched (Xiong et al. 2020, arXiv:2002.04745)."""
+    """Norm before each part (Xiong et al. 2020, arXiv:2002.04745)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -58,7 +55,7 @@ class PreBlock(nn.Module):
         self.mlp, self.mlp_norm = MLP(config), build_norm(config)
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        """[T, W] to [T, W]; in the last layer to the output rows."""
         x = frame.select_output_rows(x + self.attention(self.attention_norm(x), frame), self.layer)
         return x + self.mlp(self.mlp_norm(x), frame.linear_function(self.layer))  # type: ignore[no-any-return]
 
@@ -67,20 +64,20 @@ class PostBlock(PreBlock):
     """Norm after each residual sum, as in the first Transformer (Vaswani et al. 2017) and BERT."""
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        """[T, W] to [T, W]; in the last layer to the output rows."""
         x = self.attention_norm(frame.select_output_rows(x + self.attention(x, frame), self.layer))
         return self.mlp_norm(x + self.mlp(x, frame.linear_function(self.layer)))  # type: ignore[no-any-return]
 
 
 class SandwichBlock(PreBlock):
-    """Norm before each part and again before its sum (Ding et al. 2021, arXiv:2105.13290)."""
+    """Norm before each part and after it, before the sum (Ding et al. 2021, arXiv:2105.13290)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.attention_post_norm, self.mlp_post_norm = build_norm(config), build_norm(config)
 
     def forward(self, x: Tensor, frame: AttentionContext) -> Tensor:
-        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        """[T, W] to [T, W]; in the last layer to the output rows."""
         x = frame.select_output_rows(
             x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer
         )
@@ -99,9 +96,9 @@ def share_parameters(blocks: nn.ModuleList) -> None:
 
 
 class Transformer(nn.Module):
-    """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W], or [M, W] of those wanted."""
+    """Token ids to states. `forward(batch)`: T packed rows to [T, W], or to the output rows [M, W]."""
 
-    block_classes: ClassVar[Mapping[str, type[PreBlock]]] = BLOCKS  # of blocks, by the order of their norms
+    block_classes: ClassVar[Mapping[str, type[PreBlock]]] = BLOCKS  # by the order of norms
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -131,7 +128,7 @@ class Transformer(nn.Module):
         return out
 
     def embed(self, batch: RaggedBatch) -> tuple[Tensor, AttentionContext]:
-        """What the first block is given: embeddings [T, W], and what all blocks share."""
+        """The input of the first block: embeddings [T, W], and the context that all blocks share."""
         x = self.tokens(batch.tokens) if batch.embedded is None else batch.embedded
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale

@@ -1,8 +1,9 @@
-"""Attention of packed rows by one kernel that is told where sequences start: no padding, no masks, keys read in place.
+"""Attention of packed rows by one kernel that gets the start of each sequence: no padding, no masks, cache blocks read
+in place.
 
-Knows no networks.  The kernel is torch's variable-length attention over a paged cache, which runs on some GPUs in some
-releases of torch.  The one idea: nothing is concluded from versions.  The function is looked for, its arguments are
-looked at, and it has to give the right numbers for a few sequences before it is used.
+The kernel is torch's variable-length attention over a paged cache, which exists on some GPUs in some versions of torch.
+Versions are not compared: the function is looked up, its parameters are checked, and it must give the right numbers for
+a few sequences before it is used.
 """
 
 import inspect
@@ -22,40 +23,41 @@ from .model_config import ModelConfig
 # Called as torch.nn.attention.varlen.varlen_attn is: [T, H, D] over [T, KV, D] or pages [P, size, KV, D], to [T, H, D].
 Kernel = Callable[..., Tensor]
 KeysAndValues = tuple[Tensor, Tensor]
-Window = tuple[int, int]  # keys in sight before and after a row's own; -1: all
+Window = tuple[int, int]  # visible keys before and after a row's own; -1: all
 
-PAGE_TOKENS = 256  # the kernel reads blocks of a multiple of so many tokens
+PAGE_TOKENS = 256  # the kernel requires blocks of a multiple of this many tokens
 REQUIRED_ARGUMENTS = {"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"}
-MAX_HEAD_WIDTH = 256  # heads, which must be a multiple of 8 too
-TOLERANCE = 0.03  # of numbers around one, rounded to bfloat16 on the way
+MAX_HEAD_WIDTH = 256  # of a head, whose width must be a multiple of 8 too
+TOLERANCE = 0.03  # for numbers around one, with intermediate results in bfloat16
 
 log = logging.getLogger("polyhead.varlen")
 varlen_attn: Kernel | None = None
-if torch.cuda.is_available():  # it takes seconds to import, which only a GPU makes up for
-    with suppress(ImportError):  # nor is it in the oldest torch that will do
+if torch.cuda.is_available():  # the import takes seconds, so it is done only with a GPU
+    with suppress(ImportError):  # older supported versions of torch do not have it
         from torch.nn.attention.varlen import varlen_attn  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class SequenceSpans:
-    """Where N sequences lie among packed rows, and their keys among packed keys or, with `table`, in blocks.
+    """Where N sequences lie among packed rows, and their keys among packed keys or, with `block_table`, in cache
+    blocks.
 
-    All are int32, as the kernel wants them.  What of `table` lies past a sequence's `used` keys is not read.
+    All are int32, as the kernel requires. Entries of `block_table` beyond a sequence's `key_counts` are not read.
     """
 
     kernel: Kernel
     starts: Tensor  # [N + 1]
     key_starts: Tensor  # [N + 1]
     max_rows: int  # of a sequence
-    max_keys: int  # no sequence has more; does not change from step to step, so that no choice depends on the batch
+    max_keys: int  # of any sequence; constant over steps, so that the kernel's choices do not depend on the batch
     key_counts: Tensor | None = None  # [N]
     block_table: Tensor | None = None  # [N, B]
 
     def attend(self, query: Tensor, kept: KeysAndValues, window: Window, scale: float | None) -> Tensor:
         """[T, H, D] queries over keys and values, packed or in blocks, to [T, H * D]; the last row sees the last key.
 
-        Keys are never split among threads to be put together afterwards (`num_splits`): then a row's sums have one
-        order whatever is beside it.  Split over blocks the kernel is wrong besides (pytorch issue 194167).
+        Keys are never split among threads and merged afterwards (`num_splits`), so a row's sums have one order whatever
+        is beside it. Also, with splits over blocks the kernel gives wrong results (pytorch issue 194167).
         """
         key, value = kept
         mixed = self.kernel(
@@ -77,13 +79,13 @@ class SequenceSpans:
 
 
 def attention_window(config: ModelConfig, layer: int) -> Window:
-    """What a row of this layer sees."""
+    """The attention window of a layer."""
     before = config.window - 1 if config.is_windowed(layer) else -1
     return before, 0 if config.causal else before
 
 
 def is_supported(config: ModelConfig) -> bool:
-    """Whether the kernel takes heads of this width, and scores as they are, of its own tokens."""
+    """Whether the kernel supports heads of this width, and attention without biases and without cross-attention."""
     return (
         config.head_width <= MAX_HEAD_WIDTH
         and config.head_width % 8 == 0
@@ -93,7 +95,7 @@ def is_supported(config: ModelConfig) -> bool:
 
 @lru_cache(maxsize=8)
 def find_kernel(device: torch.device, dtype: torch.dtype) -> Kernel | None:
-    """The kernel, if there is one here that computes what it should."""
+    """The kernel, if there is one and it gives the right numbers; else None."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.cuda is None:
         return None
     wrong = kernel_problem(varlen_attn, device, dtype)
@@ -117,7 +119,7 @@ def kernel_problem(kernel: Kernel | None, device: torch.device, dtype: torch.dty
 
 @torch.inference_mode()
 def wrong_result(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
-    """What it gets wrong of a few sequences over blocks and packed; empty if nothing."""
+    """What the kernel computes wrongly for a few sequences, in blocks and packed; empty if nothing."""
     like = torch.zeros(0, dtype=dtype, device=device)
     query, pages, spans = random_inputs(kernel, like, [(1, 300), (5, 5), (70, 600), (1, 1)])
     packed = SequenceSpans(kernel, spans.starts, spans.starts, spans.max_rows, spans.max_rows)
@@ -134,7 +136,8 @@ def wrong_result(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> st
 def random_inputs(
     kernel: Kernel, like: Tensor, sequences: list[tuple[int, int]], shape: tuple[int, int, int] = (4, 2, 64)
 ) -> tuple[Tensor, KeysAndValues, SequenceSpans]:
-    """Random queries [T, H, D] and pages [P, PAGE, KV, D] of sequences with so many (rows, keys), blocks in disorder.
+    """Random queries [T, H, D] and pages [P, PAGE_TOKENS, KV, D] of sequences with these (rows, keys), blocks in random
+    order.
 
     `shape` is (H, KV, D).
     """
@@ -157,7 +160,7 @@ def random_inputs(
 
 
 def reference_attention(query: Tensor, kept: KeysAndValues, spans: SequenceSpans, window: Window) -> Tensor:
-    """What `spans.attend` should give, one sequence after the other in float32."""
+    """The expected result of `spans.attend`, computed in float32 one sequence after the other."""
     mixed = []
     starts, key_starts = spans.starts.tolist(), spans.key_starts.tolist()
     for n, (start, end) in enumerate(pairwise(starts)):
@@ -178,5 +181,5 @@ def reference_attention(query: Tensor, kept: KeysAndValues, spans: SequenceSpans
 
 
 def is_far(some: Tensor, other: Tensor) -> bool:
-    """NaN is far from everything."""
+    """Whether the numbers differ by more than the tolerance; NaN always does."""
     return not bool(((some.float() - other).abs() <= TOLERANCE).all())

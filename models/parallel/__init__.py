@@ -1,9 +1,8 @@
-"""One network computed by several processes, a share of every layer each: for what is larger than one device.
+"""Tensor parallelism: one network computed by several processes, for networks larger than one device.
 
-Knows checkpoints' names of nothing, and no requests.  The one idea is Megatron-LM's (Shoeybi et al. 2019,
-arXiv:1909.08053): of two products in a row the first is split by what it gives and the second by what it takes, so what
-is between them (heads of attention, features of an MLP) is never exchanged, and each pair costs one sum over all.  The
-networks themselves don't know of it: it is put around them, as quantisation is.
+As in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), of two consecutive products the first is split by its outputs
+and the second by its inputs. What is between them (attention heads, features of an MLP) is never exchanged, and each
+pair of products needs one sum over all processes. The networks are wrapped from outside.
 """
 
 from .parallel_executor import FollowerExecutor, LeaderExecutor

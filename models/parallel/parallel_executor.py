@@ -1,8 +1,5 @@
-"""Executors of a share: one that leads, and those that follow it.
-
-Knows no processes.  The one idea: whoever leads is an executor like any other, to whoever calls it; before it computes
-a step it tells the others of it, and all compute the same at the same time.
-"""
+"""Executors of a share: a leader, which is called like any executor, and its followers. Before each step the leader
+sends its input to the followers, and all compute it at the same time."""
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -25,7 +22,7 @@ OnFailure = Callable[[], object]
 
 
 class FollowerExecutor(TorchExecutor):
-    """Computes the share of `group` of each step; a generator's logits come to the first alone."""
+    """Computes this process's share of each step; a generator's logits are complete on the first process only."""
 
     def __init__(
         self,
@@ -42,19 +39,21 @@ class FollowerExecutor(TorchExecutor):
         self.group = group
 
     def _compute(self, batch: RaggedBatch) -> StepOutput:
-        """A block holds no numbers where anybody's part of it holds none."""
+        """A row is finite only if it is finite in every process's share."""
         out, finite = super()._compute(batch)
         return out, None if finite is None else self.group.all_true(finite)
 
     def attach(self, adapter: Lora) -> int:  # noqa: ARG002
-        raise UnsupportedError("an adapter is not laid over a network that several compute together: load it merged")
+        raise UnsupportedError(
+            "an adapter cannot be attached to a network that several processes compute: load it merged"
+        )
 
 
 class LeaderExecutor:
-    """An executor over that of the first, of model `number`; the others follow what it computes.
+    """The executor on the first process, for the model with this `number`; the followers compute the same steps.
 
-    A step that fails in the middle leaves the others in another place than itself: nothing can be computed together
-    any more, which `lost` is told.
+    A step that fails in the middle leaves the followers in another state. Then no step can be computed any more, and
+    `lost` is called.
     """
 
     argmax = None
@@ -68,7 +67,7 @@ class LeaderExecutor:
         return self._executor.nonfinite_blocks
 
     def step(self, rows: StepInput) -> Tensor:
-        self._executor.check(rows)  # before it is sent to the others
+        self._executor.check(rows)  # before the followers get it
         with ExitStack() as undo:
             undo.callback(self._on_failure)
             self._executor.group.broadcast_message([StepCommand.STEP, self._number, *encode_step(rows)])

@@ -1,8 +1,8 @@
-"""Those who compute one network together, and what they say to each other (torch.distributed).
+"""Communication between the processes that compute one network (torch.distributed).
 
-Knows no networks.  The one idea: there are two ways between them.  On one, sums and gathered numbers go, in the middle
-of a step: whoever is late there is lost.  On the other the first says what is to be done next, and the others wait for
-that as long as it takes; both end at once where a process ends.
+There are two channels. On the first, sums and gathered tensors are exchanged in the middle of a step; it has a timeout.
+On the second the first process sends commands and the others wait for them without a timeout. Both fail at once if a
+process ends.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from .share import Share
 
-MESSAGE_NUMBERS = 1024  # numbers that are told at once; of more, how many come is told with the first
+MESSAGE_NUMBERS = 1024  # numbers sent at once; the first one is the length, and a longer message has a second part
 NO_TIMEOUT_S = 365 * 86_400.0  # seconds
 LOOPBACK = "127.0.0.1"
 Message = list[int]
 
 
 class Collectives(Protocol):
-    """What is used of a process group of torch's."""
+    """The methods of a torch process group that are used."""
 
     def allreduce(self, tensors: list[Tensor], /) -> Any: ...
 
@@ -35,7 +35,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """`numbers` is the way of a step, `told` that of what comes next; `device` is this process's own."""
+    """`tensors` is the channel of steps, `messages` that of commands; `device` is this process's own."""
 
     share: Share
     device: torch.device
@@ -46,26 +46,27 @@ class ProcessGroup:
     def connect(
         cls, store: Any, share: Share, device: torch.device, patience: float, host: str = LOOPBACK
     ) -> "ProcessGroup":
-        """As soon as all are there who have the same `store`.  A step waits `patience` seconds for whoever is late.
+        """Connect all processes with the same `store`; returns when all are there. A step waits `patience` seconds for
+        each other process.
 
-        `host` is an address of this machine for what goes between CPUs; empty: torch finds one.
+        `host` is an address of this machine for communication between CPUs; empty: torch chooses one.
         """
-        told = connect_cpus(PrefixStore("told", store), share, NO_TIMEOUT_S, host)
+        message_group = connect_cpus(PrefixStore("messages", store), share, NO_TIMEOUT_S, host)
         if device.type == "cuda":
-            numbers = connect_gpus(PrefixStore("numbers", store), share, patience, device)
+            numbers = connect_gpus(PrefixStore("tensors", store), share, patience, device)
         else:
-            numbers = connect_cpus(PrefixStore("numbers", store), share, patience, host)
-        group = cls(share, device, numbers, told)
-        group.all_confirm(True)  # nobody needs the store any more
+            numbers = connect_cpus(PrefixStore("tensors", store), share, patience, host)
+        group = cls(share, device, numbers, message_group)
+        group.all_confirm(True)  # after this the store is not needed any more
         return group
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Over all, in place: everybody has it then, to the same bit."""
+        """Sum over all processes, in place; every process gets the same bits."""
         self.tensors.allreduce([x]).wait()
         return x
 
     def gather_columns(self, x: Tensor, counts: list[int]) -> Tensor:
-        """Everybody's [M, counts[rank]] beside each other, for the first; the others get their own back."""
+        """The concatenated columns [M, counts[rank]] of all processes, on the first; the others get their own back."""
         padded = F.pad(x, (0, max(counts) - x.size(1))).contiguous()
         options = dist.GatherOptions()
         options.rootRank = 0
@@ -75,41 +76,41 @@ class ProcessGroup:
         return torch.cat([part[:, :count] for part, count in zip(parts, counts, strict=True)], 1) if first else x
 
     def all_true(self, flags: Tensor) -> Tensor:
-        """Where everybody says yes."""
+        """Where the flags of all processes are true."""
         against = (~flags).to(torch.int32)
         self.tensors.allreduce([against]).wait()
         return against == 0
 
-    def broadcast_message(self, words: Message) -> None:
-        """Have the others hear it; for the first."""
+    def broadcast_message(self, message: Message) -> None:
+        """Send a message to the other processes; called by the first."""
         page = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
-        page[0], head = len(words), words[: MESSAGE_NUMBERS - 1]
+        page[0], head = len(message), message[: MESSAGE_NUMBERS - 1]
         page[1 : 1 + len(head)] = torch.tensor(head, dtype=torch.int64)
         self.messages.broadcast([page]).wait()
-        if len(words) >= MESSAGE_NUMBERS:
-            self.messages.broadcast([torch.tensor(words[MESSAGE_NUMBERS - 1 :], dtype=torch.int64)]).wait()
+        if len(message) >= MESSAGE_NUMBERS:
+            self.messages.broadcast([torch.tensor(message[MESSAGE_NUMBERS - 1 :], dtype=torch.int64)]).wait()
 
     def receive_message(self) -> Message:
-        """What the first tells, whenever it does.  RuntimeError if it is gone."""
+        """Receive the next message of the first process, without a timeout. RuntimeError if that process is gone."""
         page = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
         self.messages.broadcast([page]).wait()
         count = int(page[0])
-        words: Message = page[1 : 1 + count].tolist()
+        message: Message = page[1 : 1 + count].tolist()
         if count >= MESSAGE_NUMBERS:
-            rest = torch.zeros(count - len(words), dtype=torch.int64)
+            rest = torch.zeros(count - len(message), dtype=torch.int64)
             self.messages.broadcast([rest]).wait()
-            words += rest.tolist()
-        return words
+            message += rest.tolist()
+        return message
 
     def all_confirm(self, good: bool) -> bool:
-        """Whether everybody says so, on the way that has time."""
+        """Whether all processes pass True, on the channel without a timeout."""
         against = torch.tensor([int(not good)])
         self.messages.allreduce([against]).wait()
         return not against
 
 
 def connect_cpus(store: Any, share: Share, patience: float, host: str) -> Collectives:
-    """A way between CPUs (gloo)."""
+    """A process group between CPUs (gloo)."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host) if host else gloo.create_default_device()]
@@ -119,7 +120,7 @@ def connect_cpus(store: Any, share: Share, patience: float, host: str) -> Collec
 
 
 def connect_gpus(store: Any, share: Share, patience: float, device: torch.device) -> Collectives:
-    """A way between GPUs (NCCL)."""
+    """A process group between GPUs (NCCL)."""
     dist.init_process_group(
         "nccl",
         store=store,

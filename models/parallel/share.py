@@ -1,8 +1,7 @@
-"""Which part of a network is whose: plain integers, from its configuration and from how many share it.
+"""Which part of a network each process computes, from the configuration and the number of processes.
 
-Knows no tensors but the one it is asked to cut.  The one idea: a share is a range, and ranges need not be of one
-length: three key heads are shared by two as two and one.  The first share is never smaller than another, so whoever has
-it speaks for all when memory is planned.
+A share is a range, and ranges may have different lengths: three key heads are split between two processes as two and
+one. The first share is never smaller than another, so it is used to plan memory.
 """
 
 import re
@@ -16,25 +15,25 @@ from ..network.model_config import ModelConfig
 SPLIT_BY_HEADS = re.compile(r"blocks\.\d+\.attention\.(query|key|value|output)\.(weight|bias)")
 SPLIT_BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
 SPLIT_BY_TOKENS = ("tokens.weight", "head.output.weight")  # of a generator
-HEAD_BIAS_TABLE = "distances.table.weight"  # of models.network.positions.DistanceBias: a column a head
-SPLIT_BY_INPUTS = ("output", "down")  # split by what they take; the others by what they give
+HEAD_BIAS_TABLE = "distances.table.weight"  # of models.network.positions.DistanceBias: one column for each head
+SPLIT_BY_INPUTS = ("output", "down")  # split by inputs; the others by outputs
 
 
 @dataclass(frozen=True)
 class Share:
-    """That of the `rank`-th of `world`, from 0 on."""
+    """The share of process `rank` of `world`, counted from 0."""
 
     rank: int
     world: int
 
     def range_of(self, count: int) -> range:
-        """Which of `count` things that lie in order."""
+        """The range of `count` ordered items in this share."""
         start, stop = (-(-count * rank // self.world) for rank in (self.rank, self.rank + 1))
         return range(start, stop)
 
     def heads(self, config: ModelConfig) -> tuple[range, range]:
-        """Query heads and key heads: whole groups of those that belong together; where there are fewer key heads than
-        shares, several have the same one and share its query heads."""
+        """The ranges of query heads and key heads: whole groups that share keys. If there are fewer key heads than
+        shares, several shares have the same key head and divide its query heads."""
         shared = config.heads // config.kv_heads
         if config.kv_heads >= self.world:
             kept = self.range_of(config.kv_heads)
@@ -47,18 +46,19 @@ class Share:
 
 @dataclass(frozen=True)
 class Cut:
-    """A range of one side of a tensor."""
+    """A range of one dimension of a tensor."""
 
     dim: int
     span: range
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """What is in it, without a copy."""
+        """The range, without a copy."""
         return tensor.narrow(self.dim, self.span.start, len(self.span))
 
 
 def share_config(config: ModelConfig, share: Share) -> ModelConfig:
-    """Of the share, as if it were a network of its own.  UnsupportedError where it cannot be shared among so many."""
+    """The configuration of the share as a network of its own. UnsupportedError if the network cannot be split among so
+    many."""
     if reason := split_problem(config, share.world):
         raise UnsupportedError(reason)
     asking, kept = share.heads(config)
@@ -66,7 +66,7 @@ def share_config(config: ModelConfig, share: Share) -> ModelConfig:
 
 
 def split_problem(config: ModelConfig, world: int) -> str:
-    """Why so many cannot share such a network, and how many can; empty if they can."""
+    """Why such a network cannot be split among `world` processes, and which numbers are possible; empty if it can."""
     if can_split(config, world):
         return ""
     fitting = [str(other) for other in range(1, config.heads + 1) if can_split(config, other)]
@@ -82,10 +82,10 @@ def can_split(config: ModelConfig, world: int) -> bool:
 
 
 def parameter_cut(name: str, config: ModelConfig, share: Share, generates: bool) -> Cut | None:
-    """How the parameter of that name is cut; None: everybody has all of it.
+    """How the parameter of that name is cut; None: every process has all of it.
 
-    The words of a generator are shared out, whose embeddings and logits cost as much as layers; those of others, with
-    a head that is not split, are not.
+    The vocabulary of a generator is split, since its embeddings and logits cost as much as layers. With other heads,
+    which are not split, the embeddings are not split either.
     """
     if name in SPLIT_BY_TOKENS:
         return Cut(0, share.range_of(config.vocab_size)) if generates else None

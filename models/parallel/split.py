@@ -1,7 +1,5 @@
-"""A network becomes one of its shares: parameters are cut, and where shares meet, modules are exchanged.
-
-Knows the modules of models.network.transformer by their attributes, as models.native does.  The one idea: names stay
-what they were, so whoever fills the parameters by name finds them, smaller."""
+"""Turns a network into one of its shares: parameters are cut, and modules are replaced where shares are combined.
+Parameters keep their names, so they can be loaded by name."""
 
 from typing import cast
 
@@ -16,24 +14,25 @@ from .share import Cut, Share, parameter_cut, share_config
 
 
 class RowParallelLinear(nn.Module):
-    """A product of which everybody has a share of the inputs; the bias is added once, to the sum."""
+    """A linear layer of which each process has a range of the inputs; the bias is added once, to the sum."""
 
     def __init__(self, linear: nn.Linear, group: ProcessGroup) -> None:
         super().__init__()
         self.weight, self.bias, self.group = linear.weight, linear.bias, group
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, in of the share] to [T, out]."""
+        """[T, inputs of the share] to [T, out]."""
         out = self.group.all_reduce(F.linear(x, self.weight))
         return out if self.bias is None else out.add_(self.bias)
 
 
 class ParallelEmbedding(nn.Module):
-    """Embeddings of which everybody has some of the words: whoever has one says it, the others say zeros."""
+    """Token embeddings of which each process has a range of the tokens; other tokens give zeros, and the results are
+    summed."""
 
-    def __init__(self, table: nn.Embedding, words: range, group: ProcessGroup) -> None:
+    def __init__(self, table: nn.Embedding, token_range: range, group: ProcessGroup) -> None:
         super().__init__()
-        self.weight, self.token_range, self.group = table.weight, words, group
+        self.weight, self.token_range, self.group = table.weight, token_range, group
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[T] to [T, W]."""
@@ -43,21 +42,21 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelLogits(nn.Module):
-    """Logits of which everybody has those of some words; the first is given all of them."""
+    """Logits of which each process has a range of the tokens; the first process gets all of them."""
 
     def __init__(self, linear: nn.Linear, counts: list[int], group: ProcessGroup) -> None:
         super().__init__()
         self.weight, self.counts, self.group = linear.weight, counts, group
 
     def forward(self, states: Tensor) -> Tensor:
-        """[M, W] to [M, V], or of the others to their share of them."""
+        """[M, W] to [M, V] on the first process, to their own share of them on the others."""
         return self.group.gather_columns(F.linear(states, self.weight), self.counts)
 
 
 def shard_network(network: Transformer, head: nn.Module, group: ProcessGroup) -> dict[str, Cut]:
-    """Both of them, in place, on the meta device or filled; how their parameters were cut, by name.
+    """Split both modules in place, on the meta device or loaded. Returns how their parameters were cut, by name.
 
-    UnsupportedError where so many cannot share it.
+    UnsupportedError if the network cannot be split among so many processes.
     """
     cuts = cut_parameters(network, head, group.share)
     insert_collectives(network, head, group)
@@ -65,7 +64,7 @@ def shard_network(network: Transformer, head: nn.Module, group: ProcessGroup) ->
 
 
 def cut_parameters(network: Transformer, head: nn.Module, share: Share) -> dict[str, Cut]:
-    """The parameters alone; what is tied stays so."""
+    """Cut the parameters alone; tied ones stay tied."""
     whole, generates = network.config, isinstance(head, LanguageHead)
     network.config = share_config(whole, share)
     cuts, cut_once = dict[str, Cut](), dict[nn.Parameter, nn.Parameter]()
@@ -83,13 +82,13 @@ def cut_parameters(network: Transformer, head: nn.Module, share: Share) -> dict[
 
 
 def insert_collectives(network: Transformer, head: nn.Module, group: ProcessGroup) -> None:
-    """Of cut parameters: where shares are put together."""
+    """Replace the modules whose shares are combined, after their parameters were cut."""
     for module in network.blocks:
         block = cast(PreBlock, module)
         block.attention.output = cast(nn.Linear, RowParallelLinear(block.attention.output, group))
         block.mlp.down = cast(nn.Linear, RowParallelLinear(block.mlp.down, group))
     if isinstance(head, LanguageHead):
-        share, words = group.share, network.config.vocab_size
-        counts = [len(Share(rank, share.world).range_of(words)) for rank in range(share.world)]
-        network.tokens = cast(nn.Embedding, ParallelEmbedding(network.tokens, share.range_of(words), group))
+        share, token_range = group.share, network.config.vocab_size
+        counts = [len(Share(rank, share.world).range_of(token_range)) for rank in range(share.world)]
+        network.tokens = cast(nn.Embedding, ParallelEmbedding(network.tokens, share.range_of(token_range), group))
         head.output = cast(nn.Linear, ParallelLogits(head.output, counts, group))

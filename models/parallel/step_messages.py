@@ -1,8 +1,5 @@
-"""What the first tells the others to do next, as numbers.
-
-Knows nothing of how it is sent.  The one idea: a step is described completely by the integers of its `Rows`, which are
-few beside what it computes; so the others need no scheduler, no requests, and no books.
-"""
+"""Messages from the first process to the others, as lists of integers. The integers of a StepInput describe a step
+completely, so the others need no scheduler and no requests."""
 
 import json
 from collections.abc import Sequence
@@ -16,21 +13,22 @@ MessageNumbers = list[int]
 
 
 class StepCommand(IntEnum):
-    """The first word of what is told; the second is the number of a model."""
+    """The first number of a message, the command; the second is the number of a model."""
 
-    LOAD = 0  # read a share of it: `Asked`
-    READY = 1  # say whether that went well
+    LOAD = 0  # load a share of it: `ShareRequest`
+    READY = 1  # report whether loading succeeded
     STEP = 2  # compute rows
-    COPY = 3  # blocks
-    DROP = 4  # forget it
+    COPY = 3  # copy cache blocks
+    DROP = 4  # unload it
 
 
 @dataclass(frozen=True)
 class ShareRequest:
-    """A model to be read, with a cache of `blocks` of `block_size` tokens; `dtype` is torch's word.
+    """A model to be loaded, with a cache of `blocks` of `block_size` tokens; `dtype` is torch's name.
 
-    `root` and `known` are what its source may reach (models.checkpoint.source_policy).  `in_place`: what attends
-    reads blocks where they are (models.network.varlen)."""
+    `root` and `known` are its source policy (models.checkpoint.source_policy). `in_place`: attention reads cache blocks
+    in place (models.network.varlen).
+    """
 
     source: str
     root: str
@@ -44,12 +42,12 @@ class ShareRequest:
         return list(json.dumps(asdict(self)).encode())
 
     @classmethod
-    def decode(cls, words: MessageNumbers) -> "ShareRequest":
-        return cls(**json.loads(bytes(words)))
+    def decode(cls, numbers: MessageNumbers) -> "ShareRequest":
+        return cls(**json.loads(bytes(numbers)))
 
 
 def encode_step(rows: StepInput) -> MessageNumbers:
-    """Adapters and what another sequence has read are not told: neither is computed in shares."""
+    """The integers of a step. Adapters and encoder-decoders are not supported in shares, so they are not sent."""
     assert not rows.adapters
     assert not rows.sources
     segments = rows.segments or []
@@ -66,17 +64,17 @@ def encode_step(rows: StepInput) -> MessageNumbers:
     return [*sizes, *(number for each in lists for number in each), *blocks]
 
 
-def decode_step(words: MessageNumbers) -> StepInput:
-    sizes, rest = words[:6], words[6:]
+def decode_step(numbers: MessageNumbers) -> StepInput:
+    sizes, rest = numbers[:6], numbers[6:]
     bounds = list(accumulate(sizes, initial=0))
-    tokens, positions, starts, wanted, segments, lengths = (rest[a:b] for a, b in pairwise(bounds))
+    tokens, positions, starts, output_rows, segments, lengths = (rest[a:b] for a, b in pairwise(bounds))
     blocks = rest[bounds[-1] :]
     tables = [blocks[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
-    return StepInput(tokens, positions, starts, tables, wanted, segments or None)
+    return StepInput(tokens, positions, starts, tables, output_rows, segments or None)
 
 
-def decode_pairs(words: MessageNumbers) -> list[tuple[int, int]]:
-    return list(zip(words[::2], words[1::2], strict=True))
+def decode_pairs(numbers: MessageNumbers) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def encode_pairs(blocks: Sequence[tuple[int, int]]) -> MessageNumbers:

@@ -1,1 +1,1 @@
-"""Weights as 8-bit and 4-bit numbers, and how far the answers of two models diverge."""
+"""Quantises weights to 4 bits, and measures how far the answers of two models diverge."""

@@ -1,7 +1,5 @@
-"""How far one model's next-token distributions are from another's, over the same tokens.
-
-Knows logits only, not what computed them.  The reference is called p, the other q; all figures are in nats.
-"""
+"""Measures how much two models' next-token distributions differ over the same tokens, from their logits. The reference
+is called p, the other q; all figures are in nats."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,19 +7,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-ROWS_AT_ONCE = 64  # of which log-probabilities are held at once: a vocabulary may be large
-TAIL_QUANTILE = 0.99  # the quantile that is reported beside the mean and the largest
+ROWS_AT_ONCE = 64  # rows of log-probabilities in memory at once: a vocabulary may be large
+TAIL_QUANTILE = 0.99  # the quantile reported beside the mean and the maximum
 
 
 @dataclass(frozen=True)
 class DivergenceFigures:
-    """What a Divergence comes to.  `logprob` figures are of the tokens that did follow."""
+    """The result of a Divergence. `logprob` figures are of the tokens that actually followed."""
 
     tokens: int
     kl_mean: float  # nats
     kl_p99: float
     kl_max: float
-    top1_agreement: float  # share of rows whose largest logit is the same
+    top1_agreement: float  # fraction of rows with the same largest logit
     perplexity: float
     reference_perplexity: float
     logprob_change_mean: float  # |log q - log p|
@@ -30,18 +28,18 @@ class DivergenceFigures:
 
 @dataclass
 class Divergence:
-    """Grows window by window: `add` the logits of both, then read `figures`.
+    """Accumulates windows of logits: `add` those of both models, then read `figures`.
 
-    The Kullback-Leibler divergence KL(p || q) is taken over the whole vocabulary, row by row.
+    The Kullback-Leibler divergence KL(p || q) is computed over the whole vocabulary, row by row.
     """
 
     _kl: list[Tensor] = field(default_factory=list)  # each [T] float64
     _agrees: list[Tensor] = field(default_factory=list)  # each [T] bool
-    _reference_logprobs: list[Tensor] = field(default_factory=list)  # each [T], log p of the tokens that followed
+    _reference_logprobs: list[Tensor] = field(default_factory=list)  # each [T], log p of the following tokens
     _other_logprobs: list[Tensor] = field(default_factory=list)  # the same of q
 
     def add(self, reference: Tensor, other: Tensor, following: Tensor) -> None:
-        """`reference` and `other` are [T, V] logits, before the [T] tokens that followed."""
+        """`reference` and `other` are [T, V] logits, `following` the [T] tokens after them."""
         assert reference.shape == other.shape
         assert following.shape == reference.shape[:1]
         for start in range(0, len(following), ROWS_AT_ONCE):
@@ -50,7 +48,7 @@ class Divergence:
 
     def _add(self, reference: Tensor, other: Tensor, following: Tensor) -> None:
         log_p, log_q = reference.float().log_softmax(-1), other.float().log_softmax(-1)
-        # Rounding may leave a sum that should be zero a little below it.
+        # Rounding may make a sum that should be zero slightly negative.
         self._kl.append((log_p.exp() * (log_p - log_q)).sum(-1, dtype=torch.float64).clamp(min=0))
         self._agrees.append(reference.argmax(-1) == other.argmax(-1))
         for kept, log in ((self._reference_logprobs, log_p), (self._other_logprobs, log_q)):
@@ -58,12 +56,12 @@ class Divergence:
 
     @property
     def tokens(self) -> int:
-        """How many rows were added."""
+        """The number of rows added."""
         return sum(map(len, self._kl))
 
     @property
     def figures(self) -> DivergenceFigures:
-        """Of all rows added so far; there must be one."""
+        """The figures of all rows added so far; there must be at least one."""
         kl, expected, found = (torch.cat(each) for each in (self._kl, self._reference_logprobs, self._other_logprobs))
         change = (found - expected).abs()
         return DivergenceFigures(
@@ -80,6 +78,6 @@ class Divergence:
 
 
 def perplexity(logprobs: Tensor) -> float:
-    """Of [T] log-probabilities of the tokens that followed; infinite where the number has no room."""
+    """The perplexity of [T] log-probabilities of the following tokens; infinite if it does not fit a float."""
     nats = -float(logprobs.mean())
     return math.exp(nats) if nats < math.log(torch.finfo(torch.float64).max) else math.inf

@@ -1,9 +1,8 @@
-"""Weights of four bits, calibrated (GPTQ, Frantar et al. 2022, arXiv:2210.17323).
+"""Quantises weights to 4 bits with calibration (GPTQ, Frantar et al. 2022, arXiv:2210.17323).
 
-Knows no files and no packing.  The one idea: what a column of weights loses by rounding is made good, as far as real
-inputs allow it, by the columns that are not rounded yet.  The weights stay in the network, as whole multiples -8 .. 7
-of one half-precision scale for FINE inputs of an output (GGUF's Q4_0): whoever packs or stores them finds codes and
-scales in the weights themselves.
+The rounding error of a column of weights is compensated by the columns that are not rounded yet, as far as real inputs
+allow it. The weights stay in the network as whole multiples -8 .. 7 of one half-precision scale for INT4_GROUP inputs
+of an output (GGUF's Q4_0). So codes and scales can be recovered from the weights when they are packed or saved.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from ..network.transformer import PreBlock, Transformer
 
 INT4_GROUP = 32  # inputs of an output that share a scale
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
-SCALE_FRACTIONS = tuple(1 - step / 40 for step in range(17))  # scales tried, of the one that cuts nothing off
+SCALE_FRACTIONS = tuple(1 - step / 40 for step in range(17))  # tried scales, as fractions of the one without clipping
 
 QUERY_STRIDE = 4
 LINEAR_GROUPS = (
@@ -32,24 +31,24 @@ LINEAR_GROUPS = (
     ("mlp.down",),
 )
 
-BlockInput = tuple[Tensor, AttentionContext]  # what a block is given for one sequence
+BlockInput = tuple[Tensor, AttentionContext]  # a block's input for one sequence
 
 
 @dataclass(frozen=True)
 class Int4Matrix:
-    """A matrix [N, K] as (codes - 8) * scales: whole numbers 0 to 15, and float16 scales [N, K / FINE], rounded up."""
+    """A matrix [N, K] as (codes - 8) * scales: integers 0 to 15, and float16 scales [N, ceil(K / INT4_GROUP)]."""
 
     codes: Tensor
     scales: Tensor
 
     def dequantize(self) -> Tensor:
-        """[N, K] float32, exactly."""
+        """[N, K] float32, exact."""
         wide = self.scales.float().repeat_interleave(INT4_GROUP, 1)[:, : self.codes.size(1)]
         return (self.codes.float() - 8) * wide
 
 
 def ignore_layers(done: int, total: int) -> None:
-    """Nobody asked how far it is."""
+    """The default progress callback: does nothing."""
 
 
 @torch.no_grad()
@@ -59,23 +58,23 @@ def calibrate(
     sequences: Sequence[Sequence[int]],
     progress: Callable[[int, int], None] = ignore_layers,
 ) -> dict[str, Int4Matrix]:
-    """Round the matrices of all blocks, and of `head` if there is one, in place, to suit `sequences` of tokens.
+    """Quantise the matrices of all blocks, and of `head` if given, in place, calibrated on `sequences` of tokens.
 
-    Float32 on any device; some ten thousand tokens are enough.  Gives what the matrices became by their parameters'
-    names.  A tied head is parted from the embeddings, which stay as they are.
+    It works in float32 on any device; about ten thousand tokens are enough. Returns the quantised matrices by parameter
+    name. A tied head gets its own matrix, and the embeddings stay as they are.
     """
     device = network.tokens.weight.device
-    shown = [network.embed(RaggedBatch.of([sequence], device=device)) for sequence in sequences]
+    block_inputs = [network.embed(RaggedBatch.of([sequence], device=device)) for sequence in sequences]
     found: dict[str, Int4Matrix] = {}
     for layer, module in enumerate(network.blocks):
         block = cast(PreBlock, module)
-        found |= {f"blocks.{layer}.{name}": grid for name, grid in quantize_block(block, shown).items()}
-        shown = [(block(x, frame), frame) for x, frame in shown]
+        found |= {f"blocks.{layer}.{name}": grid for name, grid in quantize_block(block, block_inputs).items()}
+        block_inputs = [(block(x, frame), frame) for x, frame in block_inputs]
         progress(layer + 1, len(network.blocks) + 1)
     if head is not None:
         head.output.weight = nn.Parameter(head.output.weight.detach().clone())
         seen = InputHessian(head.output)
-        for x, _ in shown:
+        for x, _ in block_inputs:
             seen.add(network.final_norm(x))
         seen.hook.remove()
         found["head.output.weight"] = quantize_linears([head.output], seen.hessian)[0]
@@ -84,7 +83,8 @@ def calibrate(
 
 
 class InputHessian:
-    """The sum of x xT over the inputs x of a matrix: how much an error in one column shows, and in which others."""
+    """The Hessian of a linear layer: the sum of x xT over its inputs x. It tells how much an error in one column
+    changes the output, and which other columns can compensate it."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.hessian = linear.weight.new_zeros(linear.in_features, linear.in_features)
@@ -96,16 +96,17 @@ class InputHessian:
 
 
 class ValueHessian(InputHessian):
-    """The same for values: attention mixes them before anybody sees them, so mixtures of inputs are what counts.
+    """The Hessian of the value projection, whose outputs are mixed by attention, so the sum is over mixtures of inputs.
 
-    The first tokens of a text are few, and half of what all others see: their errors would be lost in a plain sum.
+    The first tokens of a text are few but get half of all attention; a plain sum would neglect their errors.
     """
 
     def add(self, x: Tensor) -> None:
         self.last = x
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-        """As attend, of one sequence.  Every STRIDE-th row is enough: neighbours see much the same."""
+        """As attend, for one sequence. Only every QUERY_STRIDE-th row is used: neighbouring rows have similar
+        weights."""
         heads, kv_heads, width = query.size(2), key.size(1), query.size(3)
         rows = slice(QUERY_STRIDE - 1, None, QUERY_STRIDE)
         keys = key[0].repeat_interleave(heads // kv_heads, 0)  # [H, K, D]
@@ -117,13 +118,13 @@ class ValueHessian(InputHessian):
         return attend(query, key, value, mask, scale)
 
 
-def quantize_block(block: PreBlock, shown: list[BlockInput]) -> dict[str, Int4Matrix]:
-    """Matrices with the same inputs are rounded as one."""
+def quantize_block(block: PreBlock, block_inputs: list[BlockInput]) -> dict[str, Int4Matrix]:
+    """Quantise a block's matrices; those with the same inputs together."""
     linears = [
         {name: linear for name in names if isinstance(linear := attrgetter(name)(block), nn.Linear)}
         for names in LINEAR_GROUPS
     ]
-    hessians = measure_hessians(block, shown, [next(iter(each.values())) for each in linears])
+    hessians = measure_hessians(block, block_inputs, [next(iter(each.values())) for each in linears])
     found: dict[str, Int4Matrix] = {}
     for each, hessian in zip(linears, hessians, strict=True):
         names = [f"{name}.weight" for name in each]
@@ -131,13 +132,13 @@ def quantize_block(block: PreBlock, shown: list[BlockInput]) -> dict[str, Int4Ma
     return found
 
 
-def measure_hessians(block: PreBlock, shown: list[BlockInput], linears: list[nn.Linear]) -> list[Tensor]:
-    """The Hessian of each matrix."""
+def measure_hessians(block: PreBlock, block_inputs: list[BlockInput], linears: list[nn.Linear]) -> list[Tensor]:
+    """The Hessian of each linear layer."""
     attention = block.attention
     seen = [ValueHessian(linear) if linear is attention.value else InputHessian(linear) for linear in linears]
     before = attention.mix
     attention.mix = next(watcher.mix for watcher in seen if isinstance(watcher, ValueHessian))
-    for x, frame in shown:
+    for x, frame in block_inputs:
         block(x, frame)
     attention.mix = before
     for watcher in seen:
@@ -146,7 +147,7 @@ def measure_hessians(block: PreBlock, shown: list[BlockInput], linears: list[nn.
 
 
 def quantize_linears(linears: list[nn.Linear], hessian: Tensor) -> list[Int4Matrix]:
-    """In place."""
+    """Quantise linear layers with the same inputs, in place."""
     codes, scales = quantize_gptq(torch.cat([linear.weight for linear in linears]), hessian)
     made, start = [], 0
     for linear in linears:
@@ -159,7 +160,7 @@ def quantize_linears(linears: list[nn.Linear], hessian: Tensor) -> list[Int4Matr
 
 
 def quantize_gptq(weights: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] and scales [N, K / FINE] of weights [N, K]; see Grid.  `weights` are used up."""
+    """Codes [N, K] and scales [N, K / INT4_GROUP] of weights [N, K]; see Int4Matrix. `weights` are overwritten."""
     spread = inverse_factor(hessian)  # [K, K]
     importance = spread.diagonal() ** -2
     count, inputs = weights.shape
@@ -180,9 +181,10 @@ def quantize_gptq(weights: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse: row i says how what column i lost is shared out among those after it.
+    """The upper Cholesky factor of the inverse Hessian: row i tells how the error of column i is distributed to later
+    columns.
 
-    In float64: inputs of a small network are nearly dependent.
+    It is computed in float64, because inputs of a small network are nearly dependent.
     """
     hessian = hessian.double()
     diagonal = hessian.diagonal()
@@ -198,7 +200,7 @@ def nearest_codes(weights: Tensor, scale: Tensor) -> Tensor:
 
 
 def best_scale(group: Tensor, importance: Tensor) -> Tensor:
-    """[N] scales, exact in half precision, for weights [N, FINE]: the least squares of what is lost.
+    """[N] scales, exact in half precision, for weights [N, INT4_GROUP], with the least weighted squared error.
 
     A negative scale gives the code -8 to the largest positive weight.
     """

@@ -1,7 +1,4 @@
-"""Recurrent encoder-decoders, from the fixed context of 2014 to attention with a local reach.
-
-Knows no files; `models.checkpoint` does.
-"""
+"""Recurrent encoder-decoders: with a fixed context (2014), with attention, and with local attention."""
 
 from .recurrent_config import RecurrentConfig
 from .recurrent_network import RecurrentTranslator, fit_hidden_width

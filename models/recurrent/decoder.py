@@ -1,8 +1,8 @@
-"""What writes a target: three ways for a recurrent network to know its source.
+"""Decoders of recurrent encoder-decoders: without attention, with Bahdanau's and with Luong's.
 
-Knows nothing of the vocabulary.  The one idea: a decoder is a step of N sequences, and a whole target is that step over
-all that are still going, so that what is trained is what runs.  Where no step reads what the one before it made of its
-state, the cells run through a whole target in one call, and what comes behind them is computed for all rows at once.
+A decoder runs one step of N sequences; a whole target is that step over all unfinished sequences, so training runs the
+same code as generation. If no step reads the attentional output of the previous one, the cells run over the whole
+target in one call, and the rest is computed for all rows at once.
 """
 
 from collections.abc import Sequence
@@ -21,40 +21,40 @@ from .source_attention import EncodedSource, SourceAttention
 
 
 class RecurrentDecoder(nn.Module):
-    """What all of them have: cells, and a way through a target."""
+    """The common part of all decoders: the cells, and decoding of whole targets."""
 
     def __init__(self, config: RecurrentConfig, beside: int = 0) -> None:
-        """`beside`: features that come into the cells with those of a token."""
+        """`beside`: the number of features that enter the cells with those of a token."""
         super().__init__()
         self.config = config
         dropout = config.dropout if config.depth > 1 else 0.0
         self.layers = CELL_CLASSES[config.cell](config.width + beside, config.hidden, config.depth, dropout=dropout)
 
     def initial_state(self, annotations: Tensor, lengths: Sequence[int], last: Tensor) -> RecurrentState:
-        """Of N sources of these lengths, as the encoder gives them."""
+        """The state of N sources of these lengths, from the encoder's output."""
         source, count = self.build_source(annotations, lengths), len(lengths)
         made, weights = annotations.new_zeros(count, self.config.width), annotations.new_zeros(source.mask.shape)
         written = torch.zeros(count, dtype=torch.long, device=annotations.device)
         return RecurrentState(source, self.initial_memory(last), made, written, weights)
 
     def initial_memory(self, last: Tensor) -> Tensor:
-        """The first memory [M, depth, N, H]: what both directions remember, side by side."""
+        """The initial memory [M, depth, N, H]: the last states of both directions, concatenated."""
         return last.transpose(2, 3).flatten(3)
 
     def build_source(self, annotations: Tensor, lengths: Sequence[int]) -> EncodedSource:
-        """What can be looked at later."""
+        """What attention reads of the sources."""
         raise NotImplementedError
 
     def step(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """[N, W] vectors of the last tokens to what there is to say of the next ones, and what is known then."""
+        """[N, W] embeddings of the last tokens to features for the next ones, and the new state."""
         raise NotImplementedError
 
     def readout(self, features: Tensor) -> Tensor:
-        """What steps gave, of any number of rows, to what the output matrix takes: [..., W]."""
+        """The features of steps, of any number of rows, to the input of the output matrix: [..., W]."""
         return features
 
     def decode_targets(self, x: Tensor, lengths: Sequence[int], state: RecurrentState) -> Tensor:
-        """[T, W] vectors of whole targets to what the output matrix takes: [T, W]."""
+        """[T, W] embeddings of whole targets to the input of the output matrix: [T, W]."""
         packing = Packing.of(lengths, x.device)
         state, found = state.select_rows(packing.order), []
         for rows in torch.split(x.index_select(0, packing.rows), packing.sizes):
@@ -63,11 +63,11 @@ class RecurrentDecoder(nn.Module):
         return self.readout(packing.unpack(torch.cat(found)))
 
     def run_step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of [N, ...] rows: the uppermost layer's state [N, H], and the memory behind it."""
+        """One step of [N, ...] rows: the top layer's state [N, H], and the new memory."""
         return self._run_cells(pack_step(x), memory)
 
     def run_all_steps(self, x: Tensor, lengths: Sequence[int], memory: Tensor) -> Tensor:
-        """All steps of [T, ...] rows, in one call: [T, H]."""
+        """All steps of [T, ...] rows in one call: [T, H]."""
         packing = Packing.of(lengths, x.device)
         return packing.unpack(self._run_cells(packing.pack(x), memory)[0])
 
@@ -78,8 +78,8 @@ class RecurrentDecoder(nn.Module):
 
 
 class PlainDecoder(RecurrentDecoder):
-    """Without attention: it starts from what the encoder remembered last, which is all it knows of a source
-    (Sutskever et al. 2014, arXiv:1409.3215)."""
+    """Without attention: the encoder's last state, the initial memory, is all it gets of the source (Sutskever et al.
+    2014, arXiv:1409.3215)."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -102,7 +102,7 @@ class PlainDecoder(RecurrentDecoder):
 
 
 class AttentionDecoder(RecurrentDecoder):
-    """With attention."""
+    """A decoder with attention."""
 
     def __init__(self, config: RecurrentConfig, beside: int = 0) -> None:
         super().__init__(config, beside)
@@ -112,15 +112,18 @@ class AttentionDecoder(RecurrentDecoder):
         return self.looking.build_source(annotations, lengths)
 
     def attend(self, query: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        """[N, H] queries to contexts [N, H]."""
+        """[N, H] queries to contexts [N, H], and the new state."""
         contexts, weights = self.looking(query[:, None], state.source, state.steps[:, None])
         return contexts[:, 0], replace(state, weights=weights[:, 0], steps=state.steps + 1)
 
 
 class BahdanauDecoder(AttentionDecoder):
-    """It looks before its cell runs, asking with the state before, and what it sees goes into the cell (Bahdanau et al.
-    2015, arXiv:1409.0473).  The first state is made of what was remembered last by the direction that ends at the first
-    token; the readout is a maxout of state, token and context (Goodfellow et al. 2013)."""
+    """Attention before the cell: the query is the previous state, and the context enters the cell (Bahdanau et al.
+    2015, arXiv:1409.0473).
+
+    The initial state is computed from the last state of the backward direction; the readout is a maxout of state, token
+    and context (Goodfellow et al. 2013).
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config, config.hidden)
@@ -142,7 +145,7 @@ class BahdanauDecoder(AttentionDecoder):
 
 
 class LuongDecoder(AttentionDecoder):
-    """It looks when its cell has run, asking with that state, and says of both tanh(W [c; h]), the attentional vector
+    """Attention after the cell: the query is the new state, and the output is tanh(W [c; h]), the attentional vector
     (Luong et al. 2015, arXiv:1508.04025)."""
 
     def __init__(self, config: RecurrentConfig, beside: int = 0) -> None:
@@ -164,7 +167,7 @@ class LuongDecoder(AttentionDecoder):
         return self.attentional_vectors(self.attend_all(states, lengths, state.source), states)
 
     def attend_all(self, states: Tensor, lengths: Sequence[int], source: EncodedSource) -> Tensor:
-        """Of all rows of targets, in groups of like size: [T, H]."""
+        """[T, H] contexts of all rows of targets, computed in groups of similar size."""
         found, places = [], []
         for members in group_sequences(lengths, source.lengths):
             rows, inside = (part.to(states.device) for part in padded_rows(lengths, members))
@@ -176,7 +179,7 @@ class LuongDecoder(AttentionDecoder):
 
 
 class InputFeedingDecoder(LuongDecoder):
-    """Each step reads the attentional vector of the one before, so that it knows where it looked."""
+    """Input feeding: each step also reads the previous attentional vector."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config, config.width)
@@ -189,7 +192,7 @@ class InputFeedingDecoder(LuongDecoder):
 
 
 def build_decoder(config: RecurrentConfig) -> RecurrentDecoder:
-    """The one that a configuration asks for."""
+    """The decoder for a configuration."""
     kinds = {
         "none": PlainDecoder,
         "bahdanau": BahdanauDecoder,

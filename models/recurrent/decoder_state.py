@@ -1,4 +1,4 @@
-"""What is known of sequences that are being written: rows that can be picked, repeated and joined."""
+"""The decoding state of recurrent decoders, whose rows can be selected, repeated and joined."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from .source_attention import EncodedSource, join_sources
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """Of N sequences."""
+    """The state of N sequences."""
 
     source: EncodedSource
     memory: Tensor  # [M, depth, N, H] of the cells; M is 2 of an LSTM
-    attentional: Tensor  # [N, W] of the last step, where the next one reads it
+    attentional: Tensor  # [N, W] the attentional vectors of the last step, if the next step reads them
     steps: Tensor  # [N] steps
     weights: Tensor  # [N, K] of the last step
 
@@ -34,7 +34,7 @@ class RecurrentState:
 
 
 def join_states(states: Sequence[RecurrentState]) -> RecurrentState:
-    """All of their sequences, one state behind the other."""
+    """The state of all their sequences, one state after the other."""
     source = join_sources([state.source for state in states])
     weights = [F.pad(state.weights, (0, source.mask.size(1) - state.weights.size(1))) for state in states]
     memory = torch.cat([state.memory for state in states], dim=2)

@@ -1,7 +1,4 @@
-"""What reads a source: a recurrent network over its rows, which says something of each token and remembers all.
-
-Knows nothing of tokens, or of who will look.
-"""
+"""The recurrent encoder of source texts."""
 
 from collections.abc import Sequence
 
@@ -15,9 +12,12 @@ CELL_CLASSES: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": 
 
 
 class RecurrentEncoder(nn.Module):
-    """GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter and Schmidhuber 1997), in one direction or in both
-    (Schuster and Paliwal 1997).  In one it may read the last token first, so that what a target begins with was read
-    just before (Sutskever et al. 2014, arXiv:1409.3215); annotations stand in the source's own order all the same."""
+    """GRU (Cho et al. 2014, arXiv:1406.1078) or LSTM (Hochreiter and Schmidhuber 1997), in one or both directions
+    (Schuster and Paliwal 1997).
+
+    In one direction it may read the source backwards, so that the first tokens are read last (Sutskever et al. 2014,
+    arXiv:1409.3215); annotations are in the source's own order in any case.
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class RecurrentEncoder(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """[T, W] rows to [T, H] annotations, and what was remembered last: [M, depth, directions, N, H / directions],
-        where M is 2 of an LSTM."""
+        """[T, W] rows to [T, H] annotations and the last states [M, depth, directions, N, H / directions]; M is 2 for
+        an LSTM."""
         packing = Packing.of(lengths, x.device, backwards=self.config.reversed_source)
         out, last = self.layers(packing.pack(x))
         memory = torch.stack(last if isinstance(last, tuple) else (last,))

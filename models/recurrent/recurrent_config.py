@@ -1,7 +1,5 @@
-"""What a recurrent encoder-decoder is made of: the only description of one, and what values make no network.
-
-Knows no torch.  The papers' choices are fields: who attends and how it scores, how far it reaches, what the cell is.
-"""
+"""The configuration of a recurrent encoder-decoder, and the check of its values. The published variants are fields:
+attention, score, reach and cell."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,29 +28,29 @@ TOKEN_FIELDS = ("start", "end", "pad")
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig:
-    """One network over one vocabulary.  Widths count features, windows and positions count tokens.
+    """One network over one vocabulary. Widths count features, windows and positions count tokens.
 
-    ModelError names a field whose value makes no network.
+    ModelError names a field with an invalid value.
     """
 
     vocab_size: int
-    width: int  # of a token's vector, and of what the output matrix is given
-    hidden: int  # of the decoder's state and of what the encoder says of a token, half of it in each direction
+    width: int  # of token embeddings, and of the output matrix's input
+    hidden: int  # of the decoder's state and of the encoder's annotations, of which each direction has half
     depth: int = 1
     cell: CellKind = "gru"
     bidirectional: bool = True
     attention: AttentionKind = "none"
-    score: ScoreKind = "concat"  # of "luong"; the others have no choice
+    score: ScoreKind = "concat"  # of "luong"; the others have one each
     reach: ReachKind = "global"  # of "luong"
-    window: int = 10  # tokens on each side that a local reach sees
-    input_feeding: bool = False  # of "luong": what one step has made is read by the next
-    reversed_source: bool = False  # of an encoder in one direction: it reads the last token first
+    window: int = 10  # tokens on each side that a local reach includes
+    input_feeding: bool = False  # of "luong": each step reads the attentional vector of the previous one
+    reversed_source: bool = False  # of an encoder in one direction: it reads the source backwards
     dropout: float = 0.0
-    tied: bool = False  # the output matrix is that of the tokens
-    max_positions: int = 512  # of a source, and of what is written: no limit of the arithmetic
-    start: int  # stands before the first token that is written
-    end: int  # stands behind the last
-    pad: int  # stands for nothing, in rectangles of others; none is computed here
+    tied: bool = False  # the output matrix is the token embedding
+    max_positions: int = 512  # of a source and of a target; a limit of the service, not of the arithmetic
+    start: int  # before the first generated token
+    end: int  # after the last token
+    pad: int  # for padded layouts of other programs; unused here
 
     def __post_init__(self) -> None:
         for name, wrong in invalid_values(self):
@@ -65,12 +63,12 @@ class RecurrentConfig:
 
     @property
     def state_tensors(self) -> int:
-        """Tensors that a cell remembers: its state, and an LSTM's long memory beside it."""
+        """The number of state tensors of a cell: 1, or 2 for an LSTM."""
         return 2 if self.cell == "lstm" else 1
 
 
 def invalid_values(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
-    """Fields whose values make no network, and what they should be: a file may hold anything."""
+    """The fields with invalid values, each with what it should be. A file may hold any value."""
     for name, most in SIZE_LIMITS.items():
         if type(getattr(config, name)) is not int or not 1 <= getattr(config, name) < most:
             yield name, f"a whole number from 1 to {most - 1}"
@@ -89,11 +87,11 @@ def invalid_values(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
 
 
 def ignored_fields(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
-    """Fields that would be ignored, were they not refused."""
+    """The fields with a value that the other fields would make ineffective."""
     if config.bidirectional and config.hidden % 2:
         yield "hidden", "even, half of it for each direction"
     if config.bidirectional and config.reversed_source:
-        yield "reversed_source", "false where both directions are read"
+        yield "reversed_source", "false if both directions are read"
     if config.attention != "luong":
         for name, only in (("score", "concat"), ("reach", "global"), ("input_feeding", False)):
             if getattr(config, name) != only:

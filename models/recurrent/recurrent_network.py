@@ -1,7 +1,4 @@
-"""A recurrent encoder-decoder over one vocabulary: tokens in, logits out (models.seq2seq.protocol.Seq2Seq).
-
-Knows nothing of how it looks at its source; its decoder does.
-"""
+"""A recurrent encoder-decoder over one vocabulary: tokens in, logits out (models.seq2seq.protocol.Seq2Seq)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,13 +16,14 @@ from .recurrent_config import SIZE_LIMITS, RecurrentConfig
 
 
 class RecurrentTranslator(nn.Module):
-    """EncodingError for a source or a target without a token."""
+    """Encoder, decoder, embeddings and output matrix. Raises EncodingError for an empty source or target."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.width)
-        nn.init.normal_(self.tokens.weight, std=config.width**-0.5)  # a length of one, so that tied logits begin small
+        # Embeddings of length one, so that tied logits are small at first.
+        nn.init.normal_(self.tokens.weight, std=config.width**-0.5)
         self.encoder = RecurrentEncoder(config)
         self.decoder = build_decoder(config)
         self.output = nn.Linear(config.width, config.vocab_size)
@@ -42,14 +40,14 @@ class RecurrentTranslator(nn.Module):
         return logits
 
     def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
-        """[T, W]: what `last` makes logits of."""
+        """[T, W] the input of the output layer."""
         x, state = self._embed(targets), self.initial_state(sources)
         made: Tensor = self.dropout(self.decoder.decode_targets(x, targets.lengths, state))
         return made
 
     @property
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
-        """A matrix [V, W] and a bias [V]."""
+        """The output matrix [V, W] and its bias [V]."""
         return self.output.weight, self.output.bias
 
     def initial_state(self, sources: RaggedBatch) -> RecurrentState:
@@ -80,26 +78,27 @@ class RecurrentTranslator(nn.Module):
 
 
 def fit_hidden_width(config: RecurrentConfig, parameters: int) -> RecurrentConfig:
-    """The same with the `hidden` width that comes nearest to so many parameters, so that systems can be compared.
+    """The configuration with the `hidden` width that comes closest to `parameters`, so that systems of equal size can
+    be compared.
 
-    All matrices together grow with the square of that width, so three narrow networks tell what any would have.
-    ModelError if none is within a tenth of what is wanted.
+    The number of parameters is a quadratic function of that width, so three narrow networks determine it. ModelError if
+    none is within a tenth of the number.
     """
     unit = config.directions
     one, two, three = (count_parameters(replace(config, hidden=width * unit)) for width in (1, 2, 3))
 
-    def told(width: int) -> int:
+    def counts(width: int) -> int:
         return one + (two - one) * (width - 1) + (three - 2 * two + one) * (width - 1) * (width - 2) // 2
 
-    above = bisect_left(range(1, SIZE_LIMITS["hidden"] // unit), parameters, key=told) + 1
-    width = min((above, max(above - 1, 1)), key=lambda width: abs(told(width) - parameters))
-    if abs(told(width) - parameters) > parameters / 10:
-        message = f"{parameters} parameters are no budget for this network: the nearest has {told(width)}"
+    above = bisect_left(range(1, SIZE_LIMITS["hidden"] // unit), parameters, key=counts) + 1
+    width = min((above, max(above - 1, 1)), key=lambda width: abs(counts(width) - parameters))
+    if abs(counts(width) - parameters) > parameters / 10:
+        message = f"{parameters} parameters cannot be reached by this network: the nearest has {counts(width)}"
         raise ModelError(message)
     return replace(config, hidden=width * unit)
 
 
 def count_parameters(config: RecurrentConfig) -> int:
-    """Parameters of such a network; no random number is drawn that others would miss."""
+    """The number of parameters of such a network. Torch's random state does not change."""
     with torch.random.fork_rng(devices=[]):
         return sum(parameter.numel() for parameter in RecurrentTranslator(config).parameters())

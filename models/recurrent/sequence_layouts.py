@@ -1,8 +1,7 @@
-"""Rows of sequences in the two orders that recurrence wants beside the ragged one: step by step, and as a rectangle.
+"""The two layouts of sequences that recurrent layers need beside the ragged one: step by step, and as a rectangle.
 
-Knows nothing of what a row holds.  The one idea: torch's recurrent layers read sequences step by step, all that have
-such a step side by side, the longest first (its PackedSequence).  Ragged rows laid in that order are one index away,
-so no padding is made or computed on the way.
+Torch's recurrent layers read sequences step by step, at each step all sequences that are long enough, the longest first
+(its PackedSequence). Ragged rows get this order by one index, without padding.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 @dataclass(frozen=True)
 class Packing:
-    """T rows of N sequences, step by step: at step i the `sizes[i]` sequences that are longer than i, longest first."""
+    """T rows of N sequences step by step: at step i the `sizes[i]` sequences longer than i, the longest first."""
 
     rows: Tensor  # [T] the ragged row of each packed one
     places: Tensor  # [T] the packed row of each ragged one
@@ -25,7 +24,7 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device, *, backwards: bool = False) -> "Packing":
-        """Of sequences laid end to end, none of them empty; `backwards` begins with the last row of each."""
+        """For sequences laid end to end, none of them empty; `backwards` reverses each sequence."""
         length = torch.tensor(lengths)
         starts, order = length.cumsum(0) - length, length.argsort(descending=True, stable=True)
         step = torch.arange(max(lengths))[:, None]  # [L, 1]
@@ -36,28 +35,30 @@ class Packing:
         return cls(found[0], found[1], going.sum(dim=1).tolist(), found[2], found[3])
 
     def pack(self, x: Tensor) -> PackedSequence:
-        """Ragged [T, W] rows, for one of torch's layers."""
+        """Ragged [T, W] rows as the input of torch's recurrent layers."""
         rows = cast_for_autocast(x.index_select(0, self.rows))
         return PackedSequence(rows, torch.tensor(self.sizes), self.order, self.ranks)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """Packed [T, W] rows as they were."""
+        """Packed [T, W] rows in ragged order."""
         return packed.index_select(0, self.places)
 
 
 def pack_step(x: Tensor) -> PackedSequence:
-    """[N, W] rows of one step of N sequences."""
+    """[N, W] rows, one step of N sequences."""
     return PackedSequence(cast_for_autocast(x), torch.tensor([len(x)]))
 
 
 def cast_for_autocast(x: Tensor) -> Tensor:
-    """In the precision of mixed ones: torch casts what an LSTM on a CPU has beside its rows, and then refuses them."""
+    """Cast to autocast's type if that is enabled: on a CPU torch casts an LSTM's weights but not its input, and then
+    fails."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def padded_rows(lengths: Sequence[int], members: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Ragged rows [M, L] of some of the sequences, padded with the last row of each, and where none is padding."""
+    """Ragged rows [M, L] of some of the sequences, padded with the last row of each, and a mask that is False for
+    padding."""
     length, at = torch.tensor(lengths), torch.tensor(members)
     starts, length = (length.cumsum(0) - length)[at, None], length[at, None]
     place = torch.arange(int(length.max()))

@@ -1,8 +1,7 @@
-"""Who looks where in a source: scores of its annotations, how far one reaches, and what is seen.
+"""Attention of recurrent decoders to a source: the scores of its annotations, and global or local reach.
 
-Knows no cells: a query is a query, whether it is made before the cell runs (Bahdanau) or behind it (Luong).  The one
-idea: what is read is kept as a rectangle of annotations beside what a score makes of them for all queries, so that a
-step costs its query alone.
+Sources are padded to one rectangle, and what a score function computes for all queries is kept with them, so that a
+step costs only its query.
 """
 
 from collections.abc import Sequence
@@ -16,23 +15,24 @@ from ..literature.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreWi
 from .recurrent_config import RecurrentConfig
 from .sequence_layouts import padded_rows
 
-SCORE_NAMES = {"dot": "dot", "general": "general", "concat": "additive"}  # two halves of one matrix are two matrices
+# "concat" is additive: the two halves of its matrix are two matrices.
+SCORE_NAMES = {"dot": "dot", "general": "general", "concat": "additive"}
 
 
 @dataclass(frozen=True)
 class EncodedSource:
-    """Annotations of N sources, padded to the longest of them."""
+    """Annotations of N sources, padded to the longest."""
 
     lengths: tuple[int, ...]
     rows: Tensor  # [N, K, A]
-    keys: Tensor  # [N, K, D] what the score makes of them
+    keys: Tensor  # [N, K, D] the score function's prepared keys
     mask: Tensor  # [N, K] True where a token is
 
     def first_rows(self, count: int) -> "EncodedSource":
         return EncodedSource(self.lengths[:count], self.rows[:count], self.keys[:count], self.mask[:count])
 
     def select_rows(self, at: Tensor) -> "EncodedSource":
-        """Of [M] of them, no wider than they need."""
+        """The sources at [M] indices, padded to their longest."""
         lengths = tuple(self.lengths[n] for n in at.tolist())
         rows, keys, mask = (
             part[:, : max(lengths, default=0)].index_select(0, at) for part in (self.rows, self.keys, self.mask)
@@ -41,7 +41,7 @@ class EncodedSource:
 
 
 def join_sources(sources: Sequence[EncodedSource]) -> EncodedSource:
-    """All of them, one behind the other."""
+    """All sources, one after the other."""
     longest = max(source.mask.size(1) for source in sources)
     lengths = tuple(length for source in sources for length in source.lengths)
     rows, keys = (
@@ -61,26 +61,27 @@ class GlobalReach(nn.Module):
         self.config = config
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
-        """[N, Q, K] scores to weights, of [N, Q, H] queries at [N, Q] or [1, Q] `times`, where [N, K] `mask` is."""
+        """[N, Q, K] scores to weights, for [N, Q, H] queries at steps `times` [N, Q] or [1, Q]; `mask` [N, K] is True
+        for tokens."""
         return masked_softmax(scores, mask[:, None])
 
     def within_window(self, mask: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-        """What is no farther from [N, Q] centres than the window, and how far each token is: [N, Q, K]."""
+        """Which tokens are within the window around [N, Q] centres, and their distance: [N, Q, K]."""
         apart = torch.arange(mask.size(1), device=mask.device) - centre[..., None]
         return mask[:, None] & (apart.abs() <= self.config.window), apart
 
 
 class MonotonicReach(GlobalReach):
-    """local-m: around the token whose turn it is, were one written for each that was read.  Behind the end of a short
-    source nothing is seen."""
+    """local-m: the window is centred at the source position equal to the step. Beyond the end of a short source no
+    token is seen."""
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
         return masked_softmax(scores, self.within_window(mask, times)[0])
 
 
 class PredictiveReach(GlobalReach):
-    """local-p: around a place that the query foretells, S sigmoid(v . tanh(W h)), with a Gaussian of half the window
-    over it, so that the place is learned."""
+    """local-p: the centre is predicted from the query, S sigmoid(v . tanh(W h)). A Gaussian of half the window makes it
+    learnable."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -88,13 +89,13 @@ class PredictiveReach(GlobalReach):
         self.out = nn.Linear(config.hidden, 1, bias=False)
 
     def centre(self, query: Tensor, mask: Tensor) -> Tensor:
-        """[N, Q] places between 0 and how many tokens there are."""
+        """[N, Q] centres between 0 and the number of tokens."""
         share: Tensor = self.out(self.inner(query).tanh()).squeeze(-1).sigmoid()
         return share * mask.sum(dim=-1, keepdim=True)
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
-        near, apart = self.within_window(mask, self.centre(query, mask))
-        return masked_softmax(scores, near) * (apart.square() / (-2 * (self.config.window / 2) ** 2)).exp()
+        within, apart = self.within_window(mask, self.centre(query, mask))
+        return masked_softmax(scores, within) * (apart.square() / (-2 * (self.config.window / 2) ** 2)).exp()
 
 
 REACH_CLASSES: dict[str, type[GlobalReach]] = {
@@ -105,7 +106,8 @@ REACH_CLASSES: dict[str, type[GlobalReach]] = {
 
 
 class SourceAttention(nn.Module):
-    """Attention of one query a step, or of all that are known (Luong et al. 2015, arXiv:1508.04025, for its kinds)."""
+    """Attention for one query a step, or for all known queries (Luong et al. 2015, arXiv:1508.04025, for its
+    variants)."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ class SourceAttention(nn.Module):
         self.reach = REACH_CLASSES[config.reach](config)
 
     def build_source(self, annotations: Tensor, lengths: Sequence[int]) -> EncodedSource:
-        """[T, A] annotations of N sources, each padded with its last."""
+        """The sources of [T, A] annotations of N texts, each padded with its last annotation."""
         rows, mask = (part.to(annotations.device) for part in padded_rows(lengths, range(len(lengths))))
         return EncodedSource(tuple(lengths), annotations[rows], self.score.prepare(annotations)[rows], mask)
 

@@ -1,9 +1,7 @@
-"""Writing with any models.seq2seq.protocol.Seq2Seq: the likeliest token each time, beams, or by chance; N sources at
-once.
+"""Generation with any models.seq2seq.protocol.Seq2Seq, for N sources at once: greedy, beam search or sampling.
 
-Knows no network and no text.  The one idea: what may be written at a place is told by what was written and the Writing
-alone, so the three ways differ in nothing but which rows of the network's state go on with which tokens.  Rules and
-their order are those of transformers' `generate`, so that what it writes is written here, token for token.
+Which tokens are allowed depends only on the generated tokens and the DecodingConfig. The rules and their order are
+those of transformers' `generate`, so the output is the same, token for token.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +16,18 @@ from ..network.ragged import RaggedBatch
 from .beam_search import BeamRules, Continuation
 from .protocol import Seq2Seq
 
-ChooseTokens = Callable[[Tensor], Tensor]  # of [N, V] log-probabilities a token each, [N]
+ChooseTokens = Callable[[Tensor], Tensor]  # [N, V] log-probabilities to [N] tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """What is written and when it ends.  Lengths count tokens behind the start, the one that ends it included.
+    """The rules of generation. Lengths count tokens after the start token, the stop token included.
 
-    `opening` is what the first token has to be, `closing` the one at the last place, none of which is a matter of
-    odds; `banned` tokens are never written.  `beams` and what follows are for beam search; see
-    models.seq2seq.beam_search.Rule.  `drawn`: tokens are drawn by chance, by their odds at that `temperature`, of
-    the `top_k` likeliest (0: of all) and of those that have `top_p` of all odds together."""
+    `forced_first` are the allowed first tokens, `forced_last` those at the last place; they get log-probability 0.
+    `banned_tokens` are never generated. `beams` and the next three fields are for beam search; see
+    models.seq2seq.beam_search.BeamRules. `sample`: tokens are sampled at that `temperature`, from the `top_k` most
+    likely (0: all) and from those that make up `top_p` of the probability.
+    """
 
     stop_tokens: frozenset[int]
     max_tokens: int
@@ -36,7 +35,7 @@ class DecodingConfig:
     forced_first: tuple[int, ...] = ()
     forced_last: tuple[int, ...] = ()
     banned_tokens: tuple[int, ...] = ()
-    no_repeat_ngram: int = 0  # no so many tokens in a row come twice; 0: they may
+    no_repeat_ngram: int = 0  # length of n-grams that must not repeat; 0: they may
     renormalize: bool = False
     beams: int = 1
     length_penalty: float = 1.0
@@ -50,8 +49,8 @@ class DecodingConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSequence:
-    """What was written; `stop` is the token that ended it, or -1 where its length did.  `score` is the sum of its
-    tokens' log-probabilities, of beams normalised by length."""
+    """A generated sequence; `stop_token` is the token that ended it, -1 if the length did. `score` is the sum of its
+    log-probabilities, for beam search normalised by length."""
 
     tokens: tuple[int, ...]
     stop_token: int
@@ -59,19 +58,21 @@ class GeneratedSequence:
 
 
 def generate(
-    network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig, chance: torch.Generator | None = None
+    network: Seq2Seq, sources: RaggedBatch, config: DecodingConfig, random_generator: torch.Generator | None = None
 ) -> list[GeneratedSequence]:
-    """An answer to each source: of beams the best."""
-    if how.beams > 1:
-        return [found[0] for found in search_beams(network, sources, how)]
-    if how.sample:
-        return generate_stepwise(network, sources, how, lambda shaped: sample_tokens(shaped, how, chance))
-    return generate_stepwise(network, sources, how, lambda shaped: shaped.argmax(dim=-1))
+    """A generated sequence for each source; with beam search the best."""
+    if config.beams > 1:
+        return [found[0] for found in search_beams(network, sources, config)]
+    if config.sample:
+        return generate_stepwise(
+            network, sources, config, lambda logprobs: sample_tokens(logprobs, config, random_generator)
+        )
+    return generate_stepwise(network, sources, config, lambda logprobs: logprobs.argmax(dim=-1))
 
 
 @dataclass(slots=True)
 class Hypothesis:
-    """An answer under way."""
+    """An unfinished sequence."""
 
     tokens: list[int] = field(default_factory=list)
     score: float = 0.0
@@ -79,125 +80,130 @@ class Hypothesis:
 
 @torch.no_grad()
 def generate_stepwise(
-    network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig, choose: ChooseTokens
+    network: Seq2Seq, sources: RaggedBatch, config: DecodingConfig, choose: ChooseTokens
 ) -> list[GeneratedSequence]:
-    """One token after the other, as `choose` has it."""
-    lines = [Hypothesis() for _ in sources.lengths]
+    """Generate token by token, with tokens chosen by `choose`."""
+    hypotheses = [Hypothesis() for _ in sources.lengths]
     answers: dict[int, GeneratedSequence] = {}
-    going, state = list(range(len(lines))), network.initial_state(sources)
-    tokens = sources.tokens.new_full((len(lines),), network.start_token)
-    while going:
+    active, state = list(range(len(hypotheses))), network.initial_state(sources)
+    tokens = sources.tokens.new_full((len(hypotheses),), network.start_token)
+    while active:
         logits, state = network.step(tokens, state)
-        shaped = mask_logprobs(
-            logits.float().log_softmax(dim=-1), [lines[n].tokens for n in going], how, network.start_token
+        logprobs = mask_logprobs(
+            logits.float().log_softmax(dim=-1), [hypotheses[n].tokens for n in active], config, network.start_token
         )
-        tokens = choose(shaped)
-        scores = shaped.gather(1, tokens[:, None])[:, 0].tolist()
-        for n, token, score in zip(going, tokens.tolist(), scores, strict=True):
-            line = lines[n]
-            line.tokens.append(token)
-            line.score += score
-            if token in how.stop_tokens:
-                answers[n] = GeneratedSequence(tuple(line.tokens[:-1]), token, line.score)
-            elif len(line.tokens) == how.max_tokens:
-                answers[n] = GeneratedSequence(tuple(line.tokens), -1, line.score)
-        on = torch.tensor([row for row, n in enumerate(going) if n not in answers], device=tokens.device)
-        going = [n for n in going if n not in answers]
-        if going and len(going) < len(tokens):
+        tokens = choose(logprobs)
+        scores = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+        for n, token, score in zip(active, tokens.tolist(), scores, strict=True):
+            hypothesis = hypotheses[n]
+            hypothesis.tokens.append(token)
+            hypothesis.score += score
+            if token in config.stop_tokens:
+                answers[n] = GeneratedSequence(tuple(hypothesis.tokens[:-1]), token, hypothesis.score)
+            elif len(hypothesis.tokens) == config.max_tokens:
+                answers[n] = GeneratedSequence(tuple(hypothesis.tokens), -1, hypothesis.score)
+        on = torch.tensor([row for row, n in enumerate(active) if n not in answers], device=tokens.device)
+        active = [n for n in active if n not in answers]
+        if active and len(active) < len(tokens):
             state, tokens = network.select_rows(state, on), tokens[on]
-    return [answers[n] for n in range(len(lines))]
+    return [answers[n] for n in range(len(hypotheses))]
 
 
 class BeamSearch:
-    """The search for one source's best answers."""
+    """The beam search for one source."""
 
-    def __init__(self, how: DecodingConfig) -> None:
+    def __init__(self, config: DecodingConfig) -> None:
         self.rule = BeamRules(
-            how.beams, how.stop_tokens, how.max_tokens, how.length_penalty, how.early_stopping, how.never_stop_early
+            config.beams,
+            config.stop_tokens,
+            config.max_tokens,
+            config.length_penalty,
+            config.early_stopping,
+            config.never_stop_early,
         )
         self.beams, self.answers = [Hypothesis()], list[GeneratedSequence]()
 
-    def advance(self, shaped: Tensor) -> list[Continuation]:
-        """After the log-probabilities [K, V] of all beams: how they go on.  None does if it is over."""
+    def advance(self, logprobs: Tensor) -> list[Continuation]:
+        """Process the log-probabilities [K, V] of all beams. Returns the continuations; none if the search is over."""
         length, rule = len(self.beams[0].tokens) + 1, self.rule
-        turn = rule.advance(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
+        turn = rule.advance(logprobs, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
         self.answers += [self._answer(choice, rule.normalize_score(choice.score, length)) for choice in turn.ended]
         self.answers.sort(key=lambda answer: answer.score, reverse=True)
         del self.answers[rule.beams :]
         over = rule.is_finished(turn.continued, length, [answer.score for answer in self.answers])
-        going = [] if over else turn.continued
-        self.beams = [Hypothesis([*self.beams[choice.beam].tokens, choice.token], choice.score) for choice in going]
-        return going
+        active = [] if over else turn.continued
+        self.beams = [Hypothesis([*self.beams[choice.beam].tokens, choice.token], choice.score) for choice in active]
+        return active
 
     def _answer(self, choice: Continuation, score: float) -> GeneratedSequence:
-        said = self.beams[choice.beam].tokens
+        generated = self.beams[choice.beam].tokens
         if choice.token in self.rule.stop_tokens:
-            return GeneratedSequence(tuple(said), choice.token, score)
-        return GeneratedSequence((*said, choice.token), -1, score)
+            return GeneratedSequence(tuple(generated), choice.token, score)
+        return GeneratedSequence((*generated, choice.token), -1, score)
 
 
 @torch.no_grad()
-def search_beams(network: Seq2Seq, sources: RaggedBatch, how: DecodingConfig) -> list[list[GeneratedSequence]]:
-    """The best answers to each source, `how.beams` of them at most, the best first."""
-    searches = [BeamSearch(how) for _ in sources.lengths]
-    going, state = searches, network.initial_state(sources)
-    tokens = sources.tokens.new_full((len(going),), network.start_token)
-    while going:
+def search_beams(network: Seq2Seq, sources: RaggedBatch, config: DecodingConfig) -> list[list[GeneratedSequence]]:
+    """The best sequences for each source, at most `config.beams`, the best first."""
+    searches = [BeamSearch(config) for _ in sources.lengths]
+    active, state = searches, network.initial_state(sources)
+    tokens = sources.tokens.new_full((len(active),), network.start_token)
+    while active:
         logits, state = network.step(tokens, state)
-        said = [beam.tokens for each in going for beam in each.beams]
-        shaped = mask_logprobs(logits.float().log_softmax(dim=-1), said, how, network.start_token)
+        generated = [beam.tokens for each in active for beam in each.beams]
+        logprobs = mask_logprobs(logits.float().log_softmax(dim=-1), generated, config, network.start_token)
         rows, chosen, first = list[int](), list[int](), 0
-        for each in going:
+        for each in active:
             count = len(each.beams)
-            for choice in each.advance(shaped[first : first + count]):
+            for choice in each.advance(logprobs[first : first + count]):
                 rows.append(first + choice.beam)
                 chosen.append(choice.token)
             first += count
-        going = [each for each in going if each.beams]
-        if going:
+        active = [each for each in active if each.beams]
+        if active:
             state = network.select_rows(state, torch.tensor(rows, device=tokens.device))
             tokens = torch.tensor(chosen, device=tokens.device)
     return [each.answers for each in searches]
 
 
-def mask_logprobs(shaped: Tensor, said: Sequence[Sequence[int]], how: DecodingConfig, start: int) -> Tensor:
-    """[N, V] log-probabilities of the token behind what was `said`, -inf for what may not stand there."""
-    length, stops = len(said[0]) + 1, sorted(how.stop_tokens)
-    if how.no_repeat_ngram:
-        for row, tokens in enumerate(said):
-            shaped[row, repeated_ngram_tokens([start, *tokens], how.no_repeat_ngram)] = float("-inf")
-    shaped[:, list(how.banned_tokens)] = float("-inf")
-    if length <= how.min_tokens:
-        shaped[:, stops] = float("-inf")
-    only = how.forced_first if length == 1 else how.forced_last if length == how.max_tokens else ()
+def mask_logprobs(logprobs: Tensor, generated: Sequence[Sequence[int]], config: DecodingConfig, start: int) -> Tensor:
+    """[N, V] log-probabilities of the next token after the tokens `generated`, with -inf for forbidden ones."""
+    length, stops = len(generated[0]) + 1, sorted(config.stop_tokens)
+    if config.no_repeat_ngram:
+        for row, tokens in enumerate(generated):
+            logprobs[row, repeated_ngram_tokens([start, *tokens], config.no_repeat_ngram)] = float("-inf")
+    logprobs[:, list(config.banned_tokens)] = float("-inf")
+    if length <= config.min_tokens:
+        logprobs[:, stops] = float("-inf")
+    only = config.forced_first if length == 1 else config.forced_last if length == config.max_tokens else ()
     if only:
-        shaped = torch.full_like(shaped, float("-inf"))
-        shaped[:, list(only)] = 0.0
-    return shaped.log_softmax(dim=-1) if how.renormalize else shaped
+        logprobs = torch.full_like(logprobs, float("-inf"))
+        logprobs[:, list(only)] = 0.0
+    return logprobs.log_softmax(dim=-1) if config.renormalize else logprobs
 
 
 def repeated_ngram_tokens(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]:
-    """Which tokens would end a row of `size` that has come before."""
-    said, before = np.asarray(tokens, np.int64), size - 1
-    count = len(said) - before  # places where a row could have ended
+    """The tokens that would repeat an n-gram of length `size`."""
+    generated, before = np.asarray(tokens, np.int64), size - 1
+    count = len(generated) - before  # places where an n-gram could have ended
     if count <= 0:
         return []
     alike = np.ones(count, np.bool_)
     for place in range(before):
-        alike &= said[place : place + count] == said[len(said) - before + place]
-    found: list[int] = np.unique(said[before:][alike]).tolist()
+        alike &= generated[place : place + count] == generated[len(generated) - before + place]
+    found: list[int] = np.unique(generated[before:][alike]).tolist()
     return found
 
 
-def sample_tokens(shaped: Tensor, how: DecodingConfig, chance: torch.Generator | None) -> Tensor:
-    """[N] tokens, drawn by their odds."""
-    scores = shaped / how.temperature
-    if how.top_k:
-        least = scores.topk(min(how.top_k, scores.size(1))).values[:, -1:]
+def sample_tokens(logprobs: Tensor, config: DecodingConfig, random_generator: torch.Generator | None) -> Tensor:
+    """[N] sampled tokens."""
+    scores = logprobs / config.temperature
+    if config.top_k:
+        least = scores.topk(min(config.top_k, scores.size(1))).values[:, -1:]
         scores = scores.masked_fill(scores < least, float("-inf"))
-    if how.top_p < 1.0:
+    if config.top_p < 1.0:
         rising, places = scores.sort(dim=-1)
-        rare = rising.softmax(dim=-1).cumsum(dim=-1) <= 1 - how.top_p
+        rare = rising.softmax(dim=-1).cumsum(dim=-1) <= 1 - config.top_p
         rare[:, -1] = False
         scores = scores.masked_fill(rare.scatter(1, places, rare), float("-inf"))
-    return torch.multinomial(scores.softmax(dim=-1), 1, generator=chance)[:, 0]
+    return torch.multinomial(scores.softmax(dim=-1), 1, generator=random_generator)[:, 0]

@@ -1,8 +1,8 @@
-"""What reads one sequence and writes another: the shape that recurrent networks and transformers have in common.
+"""The protocol of encoder-decoders, recurrent networks and transformers alike (Sutskever et al. 2014, arXiv:1409.3215;
+Cho et al. 2014, arXiv:1406.1078).
 
-Sutskever et al. 2014 (arXiv:1409.3215), Cho et al. 2014 (arXiv:1406.1078).  Whoever trains, decodes or serves one knows
-this and nothing of what is inside.  The one idea: what a network knows of N sequences that are being written is one
-state, whose rows can be picked, repeated and joined; so that beams are a pick and a batch that others enter is a join.
+The decoding state of N sequences is one object whose rows can be selected, repeated and joined. So a step of beam
+search is a selection, and a new sequence enters a batch by a join.
 """
 
 from collections.abc import Sequence
@@ -12,38 +12,38 @@ from torch import Tensor
 
 from ..network.ragged import RaggedBatch
 
-Seq2SeqState = Any  # of N sequences: known to its network alone
+Seq2SeqState = Any  # of N sequences; only its network knows its structure
 
 
 class Seq2Seq(Protocol):
-    """A module over one vocabulary of V tokens; what it writes stands behind `start`."""
+    """An encoder-decoder over one vocabulary of V tokens; generated tokens come after `start_token`."""
 
     @property
     def start_token(self) -> int:
-        """The token that stands before the first that is written."""
+        """The token before the first generated one."""
 
     def __call__(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
-        """[T, V] logits: for each of T rows of N targets, each of which begins with `start`, those of the token behind
-        it, where what stands before it is given (teacher forcing, Williams and Zipser 1989)."""
+        """[T, V] logits of the next token for each of T rows of N targets, each of which begins with `start_token`,
+        given the tokens before it (teacher forcing, Williams and Zipser 1989)."""
 
     def readout(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
-        """[T, W]: what `last` makes those logits of."""
+        """[T, W] the input of the output layer."""
 
     @property
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
-        """A matrix [V, W], and a bias [V] or none."""
+        """The output matrix [V, W], and a bias [V] or None."""
 
     def initial_state(self, sources: RaggedBatch) -> Seq2SeqState:
-        """What is known of N targets when their sources have been read and nothing is written."""
+        """The state of N targets after their sources are encoded, before the first token."""
 
     def step(self, tokens: Tensor, state: Seq2SeqState) -> tuple[Tensor, Seq2SeqState]:
-        """[N, V] logits behind the [N] tokens that were written last, `start` at first; and what is known then."""
+        """[N, V] logits after the last [N] tokens (`start_token` at first), and the new state."""
 
     def select_rows(self, state: Seq2SeqState, rows: Tensor) -> Seq2SeqState:
-        """Of the sequences at [M] rows, in this order; one may come more than once."""
+        """The state of the sequences at [M] rows, in this order; a row may occur more than once."""
 
     def join_states(self, states: Sequence[Seq2SeqState]) -> Seq2SeqState:
-        """Of all of their sequences, one state behind the other."""
+        """The state of all their sequences, one state after the other."""
 
     def attention_weights(self, state: Seq2SeqState) -> list[Tensor]:
-        """For each of N sequences the weights [K] of its source's tokens in the last step; empty without attention."""
+        """For each of N sequences the weights [K] of its source tokens in the last step; empty without attention."""

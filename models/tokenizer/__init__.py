@@ -1,9 +1,8 @@
-"""Text to token ids and back.  Knows no network and no request: only the vocabulary of one checkpoint.
+"""The tokenizer of a checkpoint: text to token ids and back. A Tokenizer is immutable, so any number of threads may use
+it at the same time.
 
-The one idea: a Tokenizer never changes once it is made, so any number of threads encode with it at the same time.
-
-A text may spell a control token (`<|im_start|>`).  `encode` turns it into that token, `untrusted=True` reads it as the
-plain text it looks like.  A prompt that a chat template writes has both: what it is given is quoted (`quote`).
+A text may spell a control token (`<|im_start|>`). `encode` turns it into that token; with `untrusted=True` it stays
+plain text. A prompt from a chat template has both, so the texts given to the template are quoted (`quote`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,11 +28,11 @@ __all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "ch
 Text = str | tuple[str, str]
 T = TypeVar("T")
 TEST_TEXTS: tuple[Text, ...] = ("a", ("a", "b"), "A fox's 2nd  word\n", "\u65e5\u672c \u00e9\U0001f642", " ")
-MAX_VOCAB_SIZE = 1 << 24  # of a vocabulary; the largest have a million
+MAX_VOCAB_SIZE = 1 << 24  # of a vocabulary; the largest published ones have a million
 
 
 class CachedLists:
-    """The lists of the library's encoding, each of which is made when it is first asked for, and kept."""
+    """The lists of the library's encoding, each made when it is first read, and cached."""
 
     def __init__(self, encoded: tokenizers.Encoding) -> None:
         self._encoded = encoded
@@ -48,10 +47,10 @@ class CachedLists:
 
 
 class Encoding:
-    """A text as tokens, `len` of them.
+    """A text as tokens; `len` is their number.
 
-    The one idea: only what is asked for is made.  Of a long text every list is millions of objects, and nothing else
-    runs while the library makes one; who wants to refuse such a text looks at `len` first.
+    The library makes a list of Python objects when it is read, for a long text millions, and holds the interpreter
+    meanwhile. So only requested lists are made; callers check `len` before they read one.
     """
 
     def __init__(self, encoded: tokenizers.Encoding | CachedLists, rows: Sequence[int] | None = None) -> None:
@@ -61,11 +60,11 @@ class Encoding:
         return len(self._encoded) if self._rows is None else len(self._rows)
 
     def select_rows(self, rows: Sequence[int]) -> "Encoding":
-        """Some of its tokens."""
+        """The encoding of some of its tokens."""
         return Encoding(self._encoded, rows if self._rows is None else [self._rows[row] for row in rows])
 
     def cache_lists(self) -> "Encoding":
-        """The same tokens, for many parts: every list of the whole text is made once for all of them, and kept."""
+        """The same encoding with cached lists, for callers that take many parts of it."""
         return Encoding(
             self._encoded if isinstance(self._encoded, CachedLists) else CachedLists(self._encoded), self._rows
         )
@@ -77,17 +76,18 @@ class Encoding:
 
     @cached_property
     def segments(self) -> list[int]:
-        """[T], which tell a pair apart."""
+        """[T] the segments, which distinguish the texts of a pair."""
         return self._select(self._encoded.type_ids)
 
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
-        """[T], the code points of the caller's text that a token covers, [from, to), of a pair's own text each."""
+        """[T] the range of code points [from, to) of the caller's text that a token covers; for a pair, in its own
+        text."""
         return self._select(self._encoded.offsets)
 
     @cached_property
     def special(self) -> list[bool]:
-        """[T], true for those that the model wants round the text and the text does not have."""
+        """[T] True for special tokens that were added around the text."""
         return [bool(mark) for mark in self._select(self._encoded.special_tokens_mask)]
 
     @cached_property
@@ -96,13 +96,13 @@ class Encoding:
         return self._select(self._encoded.tokens)
 
     @cached_property
-    def words(self) -> list[int | None]:
-        """[T], which of its text's words a token is of, as they were cut before the vocabulary was asked."""
+    def current(self) -> list[int | None]:
+        """[T] the index of the word that a token belongs to, as the pre-tokenizer splits the text."""
         return self._select(self._encoded.word_ids)
 
     @cached_property
     def texts(self) -> list[int | None]:
-        """[T], which of a pair's texts a token is of; None for those that the model wants round them."""
+        """[T] which text of a pair a token belongs to; None for tokens added around it."""
         return self._select(self._encoded.sequence_ids)
 
     def _select(self, every: list[T]) -> list[T]:
@@ -110,10 +110,10 @@ class Encoding:
 
 
 class Tokenizer:
-    """A checkpoint's vocabulary.  `bos_id` and the ids of other roles are None where it has no such token.
+    """A checkpoint's tokenizer. `bos_id` and the ids of other roles are None if there is no such token.
 
-    `marks_words`: a piece says itself whether it goes on with a word ("##ing").  `growth`: characters that one
-    character of a text may become, before tokens are made of them.  `text_size`: characters of all tokens, at most.
+    `marks_words`: a piece shows whether it continues a word ("##ing"). `growth`: how many characters one character of a
+    text may become before it is split into tokens. `text_size`: an upper bound of the characters of all tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -128,35 +128,35 @@ class Tokenizer:
         self.unk_id, self.mask_id = map(self.token_id, (vocabulary.unk, vocabulary.mask))
         self.marks_words = bool(getattr(self._backend.model, "continuing_subword_prefix", None))
         self.vocab_size: int = max(known.values(), default=-1) + 1
-        if self.vocab_size > MAX_VOCAB_SIZE:  # whoever makes a list of them would run out of memory
+        if self.vocab_size > MAX_VOCAB_SIZE:  # a list of all ids would exhaust the memory
             raise CheckpointError(
                 f"the vocabulary has ids up to {self.vocab_size - 1}; {MAX_VOCAB_SIZE} are known here"
             )
 
     @classmethod
     def from_folder(cls, path: Path) -> "Tokenizer":
-        """The tokenizer of a checkpoint folder; CheckpointError names the file at fault."""
+        """The tokenizer of a checkpoint folder; CheckpointError names the faulty file."""
         file = path / "tokenizer.json"
         return build_tokenizer(lambda: cls(folder.read_vocabulary(path)), str(file if file.is_file() else path))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
-        """The tokenizer in a GGUF file's metadata; CheckpointError names the field at fault."""
+        """The tokenizer in a GGUF file's metadata; CheckpointError names the faulty field."""
         return run_library(lambda: cls(gguf.read_gguf_vocabulary(fields)), load_failure())
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """All that it is made of, as text, for `of` to make the same again in another process."""
-        words = self._vocabulary
-        return self._backend.to_str(), words.bos, words.eos, words.pad, words.unk, words.mask
+        """Everything it is made of, as text; `from_parts` makes an equal tokenizer, for example in another process."""
+        current = self._vocabulary
+        return self._backend.to_str(), current.bos, current.eos, current.pad, current.unk, current.mask
 
     @classmethod
     def from_parts(cls, backend: str, *roles: str) -> "Tokenizer":
-        """What has these `parts`."""
+        """The tokenizer with these `parts`."""
         return run_library(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), load_failure())
 
     def with_text_tags(self, tags: frozenset[str]) -> "Tokenizer":
-        """The same, for which `tags` are text, even where the vocabulary has them as control tokens."""
+        """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens."""
         other = copy(self)
         other._spelling = TokenSpelling(self._backend, tags)
         other.__dict__.pop("_quoting", None)
@@ -171,17 +171,17 @@ class Tokenizer:
         return whole[:start], whole[start + len(plain) :]
 
     def encode(self, text: str, *, special: bool = True, untrusted: bool = False) -> Encoding:
-        """`special` adds the tokens that the model wants round a text; `untrusted` keeps control tokens that the text
-        spells from becoming any.  EncodingError for text with lone surrogates, TokenizerError where the library
-        fails."""
+        """`special` adds the special tokens around the text. `untrusted` keeps spelled control tokens as plain text.
+        Raises EncodingError for lone surrogates, TokenizerError if the library fails."""
         return self.encode_batch([text], special=special, untrusted=untrusted)[0]
 
     def encode_batch(
         self, texts: Sequence[Text], *, special: bool = True, untrusted: bool = False, offsets: bool = True
     ) -> list[Encoding]:
-        """`encode` for many texts, or pairs of texts, at once; without `offsets` they are all (0, 0), in half the time.
+        """`encode` for many texts, or pairs of texts, at once. Without `offsets` all of them are (0, 0), which takes
+        half the time.
 
-        Other threads run meanwhile, as they do not while the library encodes a single text by its other method.
+        The library releases the interpreter lock in this call, but not when it encodes a single text.
         """
 
         def run() -> list[tokenizers.Encoding]:
@@ -197,7 +197,7 @@ class Tokenizer:
         return [Encoding(each) for each in found]
 
     def check_list_lengths(self, encoding: Encoding, file: str = "") -> None:
-        """Raises CheckpointError if its lists are not of the same length, as a post_processor may say."""
+        """CheckpointError if its lists have different lengths, which a faulty post_processor may cause."""
         lists: dict[str, Sequence[Any]] = {
             "ids": encoding.ids,
             "tokens": encoding.pieces,
@@ -207,18 +207,18 @@ class Tokenizer:
         if len({len(each) for each in lists.values()}) > 1:
             counts = ", ".join(f"{len(each)} {name}" for name, each in lists.items())
             raise CheckpointError(
-                f"post_processor: what it puts round a text has {counts}; as many of each belong", file=file
+                f"post_processor: what it adds around a text has {counts}, which should be equal numbers", file=file
             )
 
     def quote(self, text: str) -> str:
-        """The text, marked so that nothing in it becomes a control token where `encode_quoted` reads it."""
+        """The text, marked so that `encode_quoted` reads nothing in it as a control token."""
         return self._quoting.quote(text)
 
     def unquote(self, text: str) -> str:
         return text.replace(ESCAPE_MARK, "")
 
     def encode_quoted(self, text: str) -> list[Encoding]:
-        """A text of which some is quoted, without special tokens round it: its parts, one after the other."""
+        """The encodings of a text with quoted parts, in order, without special tokens around it."""
         if ESCAPE_MARK not in text:
             return self.encode_batch([text], special=False, offsets=False)
         parts = self._quoting.split_control(text)
@@ -227,24 +227,24 @@ class Tokenizer:
         return [each for pair in zip(plain, control, strict=False) for each in pair] + plain[len(control) :]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of tokens.  Bytes that are no text become replacement characters; ids that name no token (the rows
-        that pad an embedding have such) are no text."""
+        """The text of tokens. Invalid bytes become replacement characters; ids without a token (padding rows of an
+        embedding) give no text."""
         return self._spelling.decode_text(ids, skip_special=skip_special)
 
     def stream(self, *, skip_special: bool = True) -> TokenStream:
-        """Decodes token by token; all that it gives, joined, is what `decode` gives."""
+        """A decoder for one token at a time; its pieces joined equal the result of `decode`."""
         return self._spelling.stream(skip_special=skip_special)
 
     def piece(self, id: int) -> str:
-        """A token as its vocabulary spells it; empty for an id that names none."""
+        """A token as the vocabulary spells it; empty for an id without a token."""
         return (self._backend.id_to_token(id) or "") if self._spelling.is_token(id) else ""
 
     def piece_bytes(self, id: int) -> bytes:
-        """The bytes a token adds to a text that has begun; none for an id that names no token."""
+        """The bytes that a token adds to a text that has begun; empty for an id without a token."""
         return self._spelling.token_bytes(id)
 
     def join_pieces(self, pieces: Sequence[str]) -> str:
-        """The text of tokens as they are spelled in the vocabulary, which may be of none."""
+        """The text of tokens given as the vocabulary spells them."""
         decoder = self._backend.decoder
         return (
             " ".join(pieces)
@@ -253,16 +253,16 @@ class Tokenizer:
         )
 
     def token_id(self, piece: str) -> int | None:
-        """The id of the token spelled so in the vocabulary, if there is one."""
+        """The id of the token with this spelling, or None."""
         return self._backend.token_to_id(piece)
 
     def has_same_tokens(self, other: "Tokenizer") -> bool:
-        """Whether the same ids name the same pieces."""
+        """Whether the same ids have the same spelling."""
         mine, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
         return bool(mine == theirs)
 
     def is_special(self, id: int) -> bool:
-        """Whether a token is a control token, which is no part of any text."""
+        """Whether a token is a control token, which is never text."""
         return self._spelling.is_special(id)
 
     @cached_property
@@ -271,20 +271,20 @@ class Tokenizer:
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        # A copy, because the switch is one of the whole encoder, which other threads are using.
+        # A copy, because the switch applies to the whole encoder, which other threads are using.
         literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
         literal.encode_special_tokens = True
         return literal
 
 
 def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
-    """A tokenizer that has been tried.  CheckpointError names the `file` where the library fails, or where the tokens
-    round a text are not described alike."""
+    """A tokenizer that was tested on a few texts. CheckpointError names the `file` if the library fails, or if the
+    lists of an encoding have different lengths."""
 
     def tried() -> Tokenizer:
         tokenizer = make()
         for probe in TEST_TEXTS:
-            with suppress(EncodingError):  # it has no tokens for this text; requests are refused one by one
+            with suppress(EncodingError):  # it cannot encode this text; a request with it is refused later
                 [encoding] = tokenizer.encode_batch([probe])
                 tokenizer.check_list_lengths(encoding, file)
         return tokenizer
@@ -296,14 +296,14 @@ def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
 
 
 def check_well_formed(texts: Sequence[Text]) -> None:
-    """Raises EncodingError for the first that is not."""
+    """Raises EncodingError for the first text with lone surrogates."""
     for index, text in enumerate(texts):
         for part in (text,) if isinstance(text, str) else text:
             require_well_formed(part, f"text {index} of the batch" if len(texts) > 1 else "the text")
 
 
 def require_well_formed(text: str, name: str = "the text") -> str:
-    """The text itself; EncodingError if it has half of a surrogate pair, which stands for no character."""
+    """The text itself; EncodingError if it has a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as problem:

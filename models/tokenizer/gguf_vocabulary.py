@@ -1,8 +1,5 @@
-"""The vocabulary a GGUF file carries in its metadata.  Knows the keys' names and meanings, not how the file is read.
-
-The one idea: `tokenizer.ggml.model` says which kind of vocabulary it is, the other keys are its data, and whatever
-the file leaves out has the value that llama.cpp, whose format it is, gives it.
-"""
+"""The vocabulary in the metadata of a GGUF file. `tokenizer.ggml.model` names its kind, the other keys are its data,
+and missing values have llama.cpp's defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,11 +21,11 @@ from .vocabulary import (
     word_piece_backend,
 )
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # the values of tokenizer.ggml.token_type that matter here
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
 MAX_SPLIT_CHARACTERS = (
     1 << 27
-)  # characters of all pieces, each cut in two at every place; 262,144 published ones have 15 million
-MAX_DERIVED_MERGES = 1 << 21  # that are made of cuts; for 262,144 published pieces it is about half a million
+)  # characters of all pieces, each split at every place; 262,144 published ones have 15 million
+MAX_DERIVED_MERGES = 1 << 21  # merges made of splits; 262,144 published pieces have about half a million
 _ROLES = (
     "bos",
     "eos",
@@ -39,11 +36,11 @@ _ROLES = (
     "mask",
     "eot",
     "eom",
-)  # "seperator" is how it is spelled
+)  # the format spells it "seperator"
 
 
 class _Fields:
-    """The metadata under `tokenizer.ggml.`, each value checked as it is read."""
+    """The metadata under `tokenizer.ggml.`; each value is checked when it is read."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -55,8 +52,8 @@ class _Fields:
         value = self._fields.get(f"tokenizer.ggml.{name}")
         value = default if value is None else value
         if not isinstance(value, kind):
-            said = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
-            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {said}")
+            reason = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
+            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {reason}")
         return value
 
     def array(self, name: str, kind: type | tuple[type, ...], count: int = -1) -> list[Any]:
@@ -73,7 +70,7 @@ class _Fields:
 
 @dataclass(frozen=True)
 class _Data:
-    """The fields all kinds have: V pieces, what kind of token each is, and the pieces that play a role."""
+    """The fields that all kinds have: V pieces, the type of each token, and the pieces with a role."""
 
     fields: _Fields
     pieces: list[str]  # [V]
@@ -87,14 +84,15 @@ class _Data:
         return [piece for piece, kind in zip(self.pieces, self.types, strict=True) if kind in types and piece]
 
     def boundary_piece(self, role: str, *, default: bool) -> str:
-        """The piece to be put at the end of every text that is called `role`; empty: none."""
+        """The piece with the given role that is added to every text; empty: none."""
         piece, name = self.roles.get(role, ""), f"add_{role}_token"
         if self.fields.has(name) and self.fields.read(name, bool) and not piece:
             raise CheckpointError(f"tokenizer.ggml.{name} is set, but tokenizer.ggml.{role}_token_id is missing")
         return piece if self.fields.read(name, bool, default) else ""
 
     def build_vocabulary(self, backend: Tokenizer, bos: str, eos: str) -> Vocabulary:
-        """Control tokens are found whole in a text and are not text; user-defined ones are found whole and are."""
+        """The vocabulary with its added tokens. Control tokens are matched whole and are no text; user-defined ones are
+        matched whole and are text."""
         control = dict.fromkeys([*self.select_pieces(UNKNOWN, CONTROL), *self.roles.values()])
         backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
         defined = [piece for piece in self.select_pieces(USER_DEFINED) if piece not in control]
@@ -103,9 +101,9 @@ class _Data:
 
 
 def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary described by a GGUF file's metadata.
+    """The vocabulary in a GGUF file's metadata.
 
-    CheckpointError names the field that is missing, unknown or does not fit the others.
+    CheckpointError names the field that is missing, unknown or inconsistent with the others.
     """
     fields = _Fields(metadata)
     kind = fields.read("model", str)
@@ -122,7 +120,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 def _pieces(fields: _Fields) -> list[str]:
     pieces: list[str] = fields.array("tokens", str)
     longest = max(pieces, key=len, default="")
-    if len(longest) > MAX_PIECE_LENGTH:  # before merges are made of its cuts
+    if len(longest) > MAX_PIECE_LENGTH:  # before merges are made of its splits
         message = f"tokenizer.ggml.tokens has a piece of {len(longest)} characters, {longest[:40]!r}..."
         raise CheckpointError(f"{message}; {MAX_PIECE_LENGTH} are the most")
     if len(set(pieces)) != len(pieces):
@@ -180,25 +178,26 @@ def _merges(fields: _Fields) -> list[tuple[str, str]]:
 
 
 def _merges_from_scores(data: _Data) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose piece scores best: as merges, every cut of every piece, best piece first.
+    """Merges that behave like SentencePiece, which joins the pair whose piece has the best score: every split of every
+    piece, best piece first.
 
-    CheckpointError for pieces that have more cuts than any published vocabulary: a long piece has as many cuts as
-    characters, and each is as long as the piece.
+    CheckpointError for pieces with more splits than any published vocabulary: a piece has as many splits as characters,
+    and each is as long as the piece.
     """
     scores = data.fields.array("scores", (int, float), len(data.pieces))
     normal = {piece: index for index, piece in enumerate(data.pieces) if data.types[index] == NORMAL}
     characters = sum(len(piece) ** 2 for piece in normal)
     if characters > MAX_SPLIT_CHARACTERS:
-        said = f"tokenizer.ggml.tokens has {characters} characters, where each piece is cut in two at every place"
-        raise CheckpointError(f"{said}; {MAX_SPLIT_CHARACTERS} are the most without tokenizer.ggml.merges")
+        reason = f"tokenizer.ggml.tokens has {characters} characters, where each piece is cut in two at every place"
+        raise CheckpointError(f"{reason}; {MAX_SPLIT_CHARACTERS} are the most without tokenizer.ggml.merges")
     merges = list[tuple[str, str]]()
     for piece in sorted(normal, key=lambda piece: (-scores[normal[piece]], normal[piece])):
         cuts = ((normal.get(piece[:at]), normal.get(piece[at:])) for at in range(1, len(piece)))
         known = sorted((left, right) for left, right in cuts if left is not None and right is not None)
         merges.extend((data.pieces[left], data.pieces[right]) for left, right in known)
         if len(merges) > MAX_DERIVED_MERGES:
-            said = f"tokenizer.ggml.tokens has more than {MAX_DERIVED_MERGES} pieces made of two others"
-            raise CheckpointError(f"{said}, which are the most without tokenizer.ggml.merges")
+            reason = f"tokenizer.ggml.tokens has more than {MAX_DERIVED_MERGES} pieces made of two others"
+            raise CheckpointError(f"{reason}, which are the most without tokenizer.ggml.merges")
     return merges
 
 
@@ -218,7 +217,7 @@ def _from_bert(data: _Data) -> Vocabulary:
 
 
 def _as_word_piece(piece: str, kind: int) -> str:
-    """GGUF marks where a word starts; WordPiece marks where it does not."""
+    """GGUF marks the start of a word; WordPiece marks pieces inside of one."""
     if piece.startswith(SPACE):
         return piece[1:]
     return piece if kind in (UNKNOWN, CONTROL) or (piece[:1], piece[-1:]) == ("[", "]") else f"##{piece}"

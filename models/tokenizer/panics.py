@@ -1,7 +1,7 @@
-"""Panics of the tokenizers library as errors of ours.
+"""Turns panics of the tokenizers library into errors.
 
-A panic of a library written in Rust reaches Python as a BaseException that is no Exception.  `except Exception` does
-not catch it, so it would end the thread on which it happens.
+A panic of a library written in Rust reaches Python as a BaseException that is no Exception. `except Exception` does not
+catch it, so it would end the thread.
 """
 
 from collections.abc import Callable
@@ -10,37 +10,37 @@ from typing import TypeVar
 from ..core.errors import CheckpointError, EncodingError, ModelError, truncate
 
 T = TypeVar("T")
-PANIC = "PanicException"  # the library makes its own, which has no name to import
+PANIC = "PanicException"  # the library creates this class at run time, so it cannot be imported
 
 
 class TokenizerError(ModelError):
-    """The tokenizers library panics on what a loaded checkpoint's tokenizer is given."""
+    """The tokenizers library panics on an input of a loaded checkpoint's tokenizer."""
 
 
 def run_library(
-    run: Callable[[], T], astray: Callable[[str], ModelError], unread: Callable[[str], ModelError] | None = None
+    run: Callable[[], T], on_panic: Callable[[str], ModelError], on_error: Callable[[str], ModelError] | None = None
 ) -> T:
-    """What `run` returns; raises `astray` of the first line of what the library says where it panics, and `unread`, if
-    it is given, of what it says where it raises bare Exception, as it does for bad data and nothing else does."""
+    """The result of `run`. If the library panics, raises `on_panic` of the first line of its message. If it raises a
+    bare Exception, as it does only for bad data, raises `on_error` of that line if `on_error` is given."""
     try:
         return run()
     except BaseException as problem:
-        known = {PANIC: astray, "Exception": unread}.get(type(problem).__name__)
+        known = {PANIC: on_panic, "Exception": on_error}.get(type(problem).__name__)
         if known is None:
             raise
         raise known(truncate(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
 
 
 def load_failure(file: str = "") -> Callable[[str], CheckpointError]:
-    """For `followed`, where a tokenizer is made of a checkpoint's `file`."""
-    return lambda said: CheckpointError(f"the tokenizers library fails on the tokenizer: {said}", file=file)
+    """For `run_library`, when a tokenizer is made from a checkpoint's `file`."""
+    return lambda message: CheckpointError(f"the tokenizers library fails on the tokenizer: {message}", file=file)
 
 
-def text_failure(said: str) -> TokenizerError:
-    """For `followed`, where a tokenizer is used."""
-    return TokenizerError(f"the tokenizers library fails on this text: {said}")
+def text_failure(message: str) -> TokenizerError:
+    """For `run_library`, when a tokenizer is used."""
+    return TokenizerError(f"the tokenizers library fails on this text: {message}")
 
 
-def encoding_failure(said: str) -> EncodingError:
-    """For `followed`, where the library cannot make tokens of a text."""
-    return EncodingError(f"the tokenizer cannot read this text: {said}")
+def encoding_failure(message: str) -> EncodingError:
+    """For `run_library`, when the library cannot encode a text."""
+    return EncodingError(f"the tokenizer cannot read this text: {message}")

@@ -1,8 +1,8 @@
-"""Whether the patterns of a vocabulary can be followed at all.  Knows no file and no text of anybody's.
+"""Checks that a tokenizer's patterns and replacements are safe to run on every client's text.
 
-The one idea: a tokenizer.json brings regular expressions and replacements that run over every text a client sends.
-The library gives up a search that goes astray, by a panic, after a fraction of a second; what does so on a few short
-texts is refused before it is served, and so is what makes long texts of short ones.
+A tokenizer.json has regular expressions and replacements. The library gives up a runaway search by a panic, after a
+fraction of a second. Patterns that do so on a few short texts are refused when the checkpoint is loaded, and so are
+replacements that make long texts of short ones.
 """
 
 import base64
@@ -22,51 +22,51 @@ from .vocabulary import MAX_PIECE_LENGTH, MAX_VOCABULARY_TEXT
 HARD_TEXTS = tuple(
     f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z")
 )
-MAX_GROWTH = 256  # characters that a character may become
+MAX_GROWTH = 256  # characters that one character may become
 MAX_STEPS = 256  # of a normalizer, or of any other part; published ones have a dozen
-MAX_BOUNDARY_TOKENS = 1024  # tokens that stand round a text, and round a pair
+MAX_BOUNDARY_TOKENS = 1024  # special tokens around a text, or around a pair
 MAX_BOUNDARY_CHARACTERS = 4096  # characters of those tokens
-MAX_UNKNOWN_LENGTH = 64  # characters of the token for what is unknown, which one character may become
+MAX_UNKNOWN_LENGTH = 64  # characters of the unknown token, which one character may become
 MAX_TEMPLATE_PIECES = 64  # special tokens and texts in a template; published ones have up to five
-PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # and their parts
+# And the key of their steps.
+PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 
 
 def check_growth(backend: Tokenizer) -> float:
-    """How many characters one may become; CheckpointError for a vocabulary that would hold up the thread that
-    tokenizes with it."""
+    """How many characters one character may become. CheckpointError for a tokenizer that would block its thread."""
     _check_templates(backend)
     unknown = getattr(backend.model, "unk_token", None) or ""
     if len(unknown) > MAX_UNKNOWN_LENGTH:
-        message = f"its token for what is unknown, {unknown[:40]!r}..., has {len(unknown)} characters"
+        message = f"its unknown token, {unknown[:40]!r}..., has {len(unknown)} characters"
         raise CheckpointError(f"{message}; {MAX_UNKNOWN_LENGTH} are the most")
     growth = 1.0
     for part in PARTS:
         grown = _part_growth(backend, part)
-        growth *= grown if part != "decoder" else 1.0  # which reads a token at a time
+        growth *= grown if part != "decoder" else 1.0  # the decoder runs on one token at a time
         if max(growth, grown) > MAX_GROWTH:
             raise CheckpointError(f"its {part} makes more than {MAX_GROWTH} characters of one")
-    for kind, pair in (("text", None), ("pair", "")):  # what it panics on here is no pattern
+    for kind, pair in (("text", None), ("pair", "")):  # a panic here is no fault of a pattern
         encoded = run_library(lambda pair=pair: backend.encode("", pair), load_failure(), load_failure())  # type: ignore[misc]
         if len(encoded) > MAX_BOUNDARY_TOKENS:
-            raise CheckpointError(f"it puts {len(encoded)} tokens round a {kind}; {MAX_BOUNDARY_TOKENS} are the most")
+            raise CheckpointError(f"it puts {len(encoded)} tokens around a {kind}; {MAX_BOUNDARY_TOKENS} are the most")
         if (length := sum(map(len, encoded.tokens))) > MAX_BOUNDARY_CHARACTERS:
             raise CheckpointError(
-                f"it puts tokens of {length} characters round a {kind}; {MAX_BOUNDARY_CHARACTERS} are the most"
+                f"it puts tokens of {length} characters around a {kind}; {MAX_BOUNDARY_CHARACTERS} are the most"
             )
     for text in HARD_TEXTS:
-        astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
-        with suppress(EncodingError):  # of a text that it has no tokens for
-            run_library(partial(backend.encode, text), lambda _, astray=astray: astray, encoding_failure)  # type: ignore[misc]
+        failure = CheckpointError(f"a pattern of its tokenizer takes too long on a text as short as {text!r}")
+        with suppress(EncodingError):  # if it cannot encode the text
+            run_library(partial(backend.encode, text), lambda _, failure=failure: failure, encoding_failure)  # type: ignore[misc]
     return growth
 
 
 def check_piece_lengths(backend: Tokenizer, pieces: Collection[str]) -> int:
-    """How many characters all pieces, added ones included, become at most.  CheckpointError for a vocabulary in which
-    one of them, or all together, are or become too long a text."""
+    """An upper bound of the characters of all pieces, added tokens included. CheckpointError for a vocabulary in which
+    the text of a piece, or of all pieces, is or becomes too long."""
     longest = max(pieces, key=len, default="")
     decoder = backend.decoder
     steps = _steps(json.loads(decoder.__getstate__()), PARTS["decoder"]) if decoder else ()
-    grown = prod(_step_growth(step) for step in steps if step.get("type") == "Replace")  # others add no text
+    grown = prod(_step_growth(step) for step in steps if step.get("type") == "Replace")  # other steps add no text
     if len(longest) * grown > MAX_PIECE_LENGTH:
         message = (
             f"its vocabulary has a piece of {len(longest)} characters, {longest[:40]!r}..., which the decoder makes"
@@ -81,14 +81,14 @@ def check_piece_lengths(backend: Tokenizer, pieces: Collection[str]) -> int:
 
 
 def _check_templates(backend: Tokenizer) -> None:
-    """CheckpointError for a post_processor that repeats the text, or leaves it out."""
+    """CheckpointError for a post_processor that repeats the text or leaves it out."""
     made = backend.post_processor
     steps = list(_steps(json.loads(made.__getstate__()), "processors")) if made else []
     if len(steps) > MAX_STEPS:
         raise CheckpointError(f"its post_processor has {len(steps)} steps; {MAX_STEPS} are the most")
     templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
     for template in templates:
-        for key, wanted in (("single", ["A"]), ("pair", ["A", "B"])):
+        for key, expected in (("single", ["A"]), ("pair", ["A", "B"])):
             placed = template[key]
             if len(placed) > MAX_TEMPLATE_PIECES:
                 message = (
@@ -96,13 +96,13 @@ def _check_templates(backend: Tokenizer) -> None:
                 )
                 raise CheckpointError(message)
             texts = sorted(each["Sequence"]["id"] for each in placed if "Sequence" in each)
-            if texts != wanted:
-                message = f"has the texts {texts}, which should be each of {wanted} once"
+            if texts != expected:
+                message = f"has the texts {texts}, which should be each of {expected} once"
                 raise CheckpointError(f"its post_processor's {key!r} template {message}")
 
 
 def _part_growth(backend: Tokenizer, part: str) -> float:
-    """How many characters one may become in all steps of a part."""
+    """How many characters one character may become in all steps of a part."""
     made, grown = getattr(backend, part), 1.0
     steps = list(_steps(json.loads(made.__getstate__()), PARTS[part])) if made else []
     if len(steps) > MAX_STEPS:
@@ -121,7 +121,8 @@ def _steps(step: Any, inside: str) -> Iterator[dict[str, Any]]:
 
 
 def _step_growth(step: dict[str, Any]) -> float:
-    """How many characters one may become; what stands before every text counts as if it stood before each."""
+    """How many characters one character may become in a step; a prefix of the whole text counts as if it were before
+    each character."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)}:
             return max(1.0, len(content) / len(found)) if found else len(content) + 1.0
@@ -133,8 +134,9 @@ def _step_growth(step: dict[str, Any]) -> float:
             return 4.0  # the bytes of a character, of which each becomes one
         case {"type": "Metaspace"}:
             return 2.0  # a space before each of the pieces there are
-        case {"type": "Precompiled", "precompiled_charsmap": str(told)}:
-            raw = base64.b64decode(told)  # the bytes of an index, the index, then what it leads to, each with a zero
+        case {"type": "Precompiled", "precompiled_charsmap": str(encoded_map)}:
+            # The size of an index, the index, then the replacements, each followed by a zero byte.
+            raw = base64.b64decode(encoded_map)
             texts = raw[4 + int.from_bytes(raw[:4], "little") :]
             return max(1.0, *map(len, texts.split(b"\0")))
     return 1.0

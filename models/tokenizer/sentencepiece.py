@@ -1,8 +1,7 @@
-"""A SentencePiece model file (.spm), as far as a unigram vocabulary is made of it (Kudo and Richardson 2018).
+"""Reads a unigram vocabulary from a SentencePiece model file (.spm; Kudo and Richardson 2018).
 
-Knows no folder.  The file is a protocol buffer (sentencepiece_model.proto): field by field a number that says which and
-of what kind, then its value.  The one idea: of its many fields a handful say how a text is cut; what they can say that
-is not done here is refused by name.
+The file is a protocol buffer (sentencepiece_model.proto). Only the fields that determine how a text is split are read;
+unsupported values are refused by name.
 """
 
 import struct
@@ -30,7 +29,7 @@ OTHER_SIDE_SCORE = (
 
 @dataclass(frozen=True)
 class Unigram:
-    """Pieces with the logarithm of how likely each is; what texts are put through first."""
+    """Pieces with their log-probabilities, and the normalization of texts."""
 
     scores: Mapping[str, float]
     map: bytes
@@ -39,38 +38,40 @@ class Unigram:
 
 
 def read_unigram(path: Path) -> Unigram:
-    """The model in a file.  CheckpointError if it is none, UnsupportedError if it is one of another kind."""
+    """The model in a file. CheckpointError if it is none, UnsupportedError if it is of another kind."""
     try:
         found = ProtoMessage.parse(files.read_content(path, files.MAX_VOCABULARY_BYTES))
         pieces = [ProtoMessage.parse(each) for each in found.all(PIECES)]
         trainer, normalizer = found.message(TRAINER), found.message(NORMALIZER)
-        told = [(each.text(PIECE), each.score(), each.number(KIND, NORMAL)) for each in pieces]
+        scored_pieces = [(each.text(PIECE), each.score(), each.number(KIND, NORMAL)) for each in pieces]
         charsmap = normalizer.all(MAP)[-1:]
     except (ValueError, IndexError, struct.error) as problem:
         raise CheckpointError(f"is no SentencePiece model: {problem}", file=str(path)) from None
     refused = {
         "merges (BPE, words or characters)": trainer.number(MODEL_KIND, UNIGRAM) != UNIGRAM,
-        "spaces behind words": bool(trainer.number(SPACE_BEHIND, 0)),
-        "spaces as they are": not normalizer.number(SPELLED_SPACE, 1),
-        "pieces of bytes or of a user's own": any(kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in told),
-        "a way back to other characters": bool(found.message(DENORMALIZER).all(MAP)),
+        "spaces after words": bool(trainer.number(SPACE_BEHIND, 0)),
+        "unescaped spaces": not normalizer.number(SPELLED_SPACE, 1),
+        "byte pieces or user-defined pieces": any(
+            kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in scored_pieces
+        ),
+        "a denormalizer": bool(found.message(DENORMALIZER).all(MAP)),
     }
     if wrong := [name for name, is_so in refused.items() if is_so]:
         raise UnsupportedError(f"is a SentencePiece model with {wrong[0]}, which is not read here", file=str(path))
-    scores = {piece: score for piece, score, kind in told if kind == NORMAL}
+    scores = {piece: score for piece, score, kind in scored_pieces if kind == NORMAL}
     first, one = (bool(normalizer.number(field, 1)) for field in (SPACE_FIRST, ONE_SPACE))
     return Unigram(scores, b"".join(charsmap), first, one)
 
 
 @dataclass(frozen=True)
 class ProtoMessage:
-    """The fields of a message by their numbers, each as often as it occurs."""
+    """The fields of a protocol buffer message by number, each as often as it occurs."""
 
     values: Mapping[int, list[Value]]
 
     @classmethod
     def parse(cls, raw: Value) -> "ProtoMessage":
-        """ValueError, IndexError or struct.error if it is no message."""
+        """Raises ValueError, IndexError or struct.error if `raw` is no message."""
         if isinstance(raw, int):
             raise ValueError("a number stands where a message belongs")
         found: dict[int, list[Value]] = {}
@@ -82,7 +83,7 @@ class ProtoMessage:
         return [value for value in self.values.get(number, []) if isinstance(value, bytes)]
 
     def message(self, number: int) -> "ProtoMessage":
-        return ProtoMessage.parse(b"".join(self.all(number)))  # messages in pieces are one, says the format
+        return ProtoMessage.parse(b"".join(self.all(number)))  # by the format, the parts of a message are concatenated
 
     def number(self, number: int, default: int) -> int:
         [*_, last] = [default, *(value for value in self.values.get(number, []) if isinstance(value, int))]
@@ -92,14 +93,14 @@ class ProtoMessage:
         return self.all(number)[-1].decode()
 
     def score(self) -> float:
-        """0 where none is written, as for all defaults."""
+        """The score; 0, the default, if there is none."""
         [*_, last] = [bytes(4), *self.all(SCORE)]
         value: float = struct.unpack("<f", last)[0]
         return value
 
 
 def parse_fields(raw: bytes) -> Iterator[tuple[int, Value]]:
-    """Each field's number and value: a number, or bytes, whatever they are of."""
+    """Each field's number and value: a number, or bytes of any type."""
     at = 0
     while at < len(raw):
         key, at = read_varint(raw, at)
@@ -118,7 +119,7 @@ def parse_fields(raw: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number in base 128, its last digit first, and where it ends."""
+    """A base-128 number, least significant digit first, and the index after it."""
     value = 0
     for place in range(10):
         value |= (raw[at + place] & 127) << 7 * place
@@ -128,10 +129,10 @@ def read_varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def build_unigram_backend(model: Unigram, ids: Mapping[str, int], unknown: str) -> Tokenizer:
-    """A tokenizer that cuts texts as the model does, where a vocabulary beside it numbers the pieces of both sides.
+    """A tokenizer that splits texts as the model does, with ids from a vocabulary of both sides.
 
-    A piece that the model lacks is written, and read where it is one character: SentencePiece leaves such alone, and
-    then its number is looked up.
+    A piece that only the vocabulary has is used for output, and for input if it is a single character: SentencePiece
+    leaves unknown characters unsplit, so their ids are looked up.
     """
     pieces = sorted(ids, key=ids.__getitem__)
     if [ids[piece] for piece in pieces] != list(range(len(pieces))):

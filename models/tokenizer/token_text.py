@@ -1,9 +1,8 @@
-"""From token ids back to text, one token at a time.  Knows no file and no model, only how a vocabulary spells.
+"""Decodes token ids to text one token at a time.
 
-The one idea: a token stands for bytes, and which bytes depends on nothing but whether it is the first.  So text grows
-by the bytes of each token, an incremental UTF-8 decoder holds back what is not a whole character yet, and the parts
-of a stream join up to exactly what decoding all of it at once gives.  Where tokens say that a word ends (`</w>`), the
-space is held back too, until another token comes: behind the last one there is none.
+A token stands for bytes that depend only on whether it is the first. A stream appends the bytes of each token, and an
+incremental UTF-8 decoder holds back incomplete characters. The joined pieces equal the text of all tokens decoded at
+once. If pieces mark the end of a word (`</w>`), the space is held back until another token follows.
 """
 
 import codecs
@@ -25,47 +24,48 @@ _KNOWN_STEPS = ("ByteLevel", "BPEDecoder", "ByteFallback", "Fuse", "Metaspace", 
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The 256 characters that byte-level vocabularies are spelled in, and the byte each stands for (GPT-2)."""
+    """The 256 characters of byte-level vocabularies, and the byte of each (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class TokenSpelling:
-    """What every token of a vocabulary stands for, in bytes.
+    """The bytes of every token of a vocabulary.
 
-    `special` are its control tokens; those `said` are none, whatever it calls them.
+    `special` are its control tokens, except for those in `text_tags`, which are text.
 
     UnsupportedError for a decoder under which a token's text depends on more than whether it is the first.
     """
 
-    def __init__(self, backend: Tokenizer, said: frozenset[str] = frozenset()) -> None:
+    def __init__(self, backend: Tokenizer, text_tags: frozenset[str] = frozenset()) -> None:
         self._backend = backend
         self._decoder: decoders.Decoder | None = backend.decoder
         steps = _steps(json.loads(self._decoder.__getstate__())) if self._decoder is not None else []
         for step in steps:
             if not _is_local(step, alone=len(steps) == 1):
                 raise UnsupportedError(
-                    f"the tokenizer's decoder {step['type']} cannot be followed one token at a time; "
+                    f"the tokenizer's decoder {step['type']} cannot decode one token at a time; "
                     f"known decoders: {', '.join(_KNOWN_STEPS)}"
                 )
         kinds = {step["type"] for step in steps}
-        self.word_end: str = steps[0]["suffix"] if "BPEDecoder" in kinds else ""  # which says that a word ends
+        # The suffix that marks the end of a word.
+        self.word_end: str = steps[0]["suffix"] if "BPEDecoder" in kinds else ""
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
         added = backend.get_added_tokens_decoder().items()
-        self.special = {i for i, token in added if token.special and token.content not in said}
+        self.special = {i for i, token in added if token.special and token.content not in text_tags}
         self._bytes_by_token: dict[tuple[int, bool], bytes] = {}
 
     def is_special(self, token: int) -> bool:
         return token in self.special
 
     def is_token(self, token: int) -> bool:
-        """Whether the id names a token; the rows that pad an embedding do not."""
+        """Whether the id has a token; padding rows of an embedding have none."""
         return token >= 0 and self._backend.id_to_token(token) is not None
 
     def token_bytes(self, token: int, *, first: bool = False) -> bytes:
-        """The bytes of a token; none for an id that names no token."""
+        """The bytes of a token; empty for an id without a token."""
         known = self._bytes_by_token.get((token, first))
         if known is None:
             piece = self._backend.id_to_token(token) if token >= 0 else None
@@ -73,7 +73,8 @@ class TokenSpelling:
         return known
 
     def split_word_end(self, token: int) -> tuple[bytes, bytes, bytes]:
-        """Of a token its bytes up to where a word ends; what follows if another token does; what follows if none."""
+        """A token's bytes up to the end of a word; what follows if there is a next token; what follows if there is
+        none."""
         open_, _, rest = (self._backend.id_to_token(token) or "").partition(self.word_end)
         last = rest.replace(self.word_end, "").encode()
         return open_.encode(), self.token_bytes(token).removeprefix(open_.encode()), last
@@ -88,8 +89,8 @@ class TokenSpelling:
         return "".join(map(stream.push, tokens)) + stream.flush()
 
     def utf8_decoder(self) -> codecs.IncrementalDecoder:
-        """Bytes that are no text show as one replacement character where they break off in a byte-level vocabulary,
-        and as one each where they are a fallback: so do the libraries that the two come from."""
+        """A UTF-8 decoder. Invalid bytes become one replacement character for a sequence in a byte-level vocabulary,
+        and one for each byte with byte fallback, as in the libraries the vocabularies come from."""
         return codecs.getincrementaldecoder("utf-8")("surrogateescape" if self._fallback else "replace")
 
     def _piece_bytes(self, piece: str, first: bool) -> bytes:
@@ -102,14 +103,14 @@ class TokenSpelling:
             return piece.replace(self.word_end, " ").encode()
         if self._decoder is None:
             return piece.encode() if first else b" " + piece.encode()
-        # Any piece may stand before: what follows it does not depend on which.
+        # The piece before is arbitrary: the decoded text does not depend on it.
         decoder = self._decoder
         text = run_library(lambda: decoder.decode([piece]) if first else decoder.decode(["a", piece])[1:], text_failure)
         return text.encode()
 
 
 class TokenStream:
-    """Text from tokens as they come.  One stream is one text; it ends with `flush`."""
+    """The text of tokens as they arrive. One stream is one text; it ends with `flush`."""
 
     def __init__(self, spelling: TokenSpelling, *, skip_special: bool = True) -> None:
         self._spelling, self._skip = spelling, skip_special
@@ -117,7 +118,7 @@ class TokenStream:
         self._first = True
 
     def push(self, token: int) -> str:
-        """What can be read now that was not before; may be empty, never ends in half a character."""
+        """The new text after a token; it may be empty and never ends inside a character."""
         if self._skip and self._spelling.is_special(token):
             return ""
         spelled = self._spelling.token_bytes(token, first=self._first)
@@ -125,12 +126,12 @@ class TokenStream:
         return _INVALID_BYTE.sub("\ufffd", self._utf8.decode(spelled))
 
     def flush(self) -> str:
-        """What is left: replacement characters for a character that was never completed."""
+        """The rest: replacement characters for an incomplete character."""
         return _INVALID_BYTE.sub("\ufffd", self._utf8.decode(b"", final=True))
 
 
 class WordStream(TokenStream):
-    """The same where pieces say that a word ends: of the last token it is known only once there is no other."""
+    """A stream for pieces that mark the end of a word; the end of the last word is known only at `flush`."""
 
     _word_end = _last = b""
 
@@ -153,8 +154,8 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_local(step: dict[str, Any], *, alone: bool) -> bool:
-    """Whether this decoding step looks at one token at a time, or at the start of the text, and nowhere else; or, where
-    it is the only one, at whether a token is the last."""
+    """Whether this decoding step depends on one token at a time, or on the start of the text, and nothing else; or, if
+    it is the only step, on whether a token is the last."""
     if step["type"] == "Strip":
         return bool(step["start"] <= 1 and step["stop"] == 0)
     if step["type"] == "Replace":

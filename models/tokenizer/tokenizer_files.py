@@ -1,8 +1,8 @@
-"""The vocabulary of a checkpoint folder.  Knows the files people keep there, not what their contents do.
+"""Reads the vocabulary of a checkpoint folder.
 
-The one idea: the first of tokenizer.json, vocab.txt, source.spm + vocab.json and vocab.json + merges.txt that is there
-is the vocabulary, and the small files beside it (tokenizer_config.json, special_tokens_map.json, added_tokens.json) say
-which of its tokens are special and what they are for.
+The vocabulary is the first that exists of tokenizer.json, vocab.txt, source.spm + vocab.json and vocab.json +
+merges.txt. The small files (tokenizer_config.json, special_tokens_map.json, added_tokens.json) say which of its tokens
+are special and what their roles are.
 """
 
 import json
@@ -35,7 +35,7 @@ _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _CONVERT = (
     "save it with a tokenizer.json first: transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 )
-# The roles that tokens have where no file says otherwise.
+# The default roles of tokens.
 _BERT = {
     "unk_token": "[UNK]",
     "cls_token": "[CLS]",
@@ -60,7 +60,8 @@ _MARIAN = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the small files say: tokens by role, more special ones, ids of added ones, and the rest as it stands."""
+    """The contents of the small files: tokens by role, further special tokens, ids of added tokens, and all other
+    fields."""
 
     roles: dict[str, AddedToken]
     more: list[AddedToken]
@@ -71,13 +72,13 @@ class _Settings:
         return str(self.roles[role].content) if role in self.roles else ""
 
     def with_defaults(self, defaults: Mapping[str, str]) -> "_Settings":
-        """The same, with a token for every role in `defaults` that has none."""
+        """The settings with tokens from `defaults` for missing roles."""
         tokens = {role: AddedToken(piece, normalized=False, special=True) for role, piece in defaults.items()}
         return replace(self, roles={**tokens, **self.roles})
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary in `folder`.  CheckpointError names the file that is missing, unreadable or of no use."""
+    """The vocabulary in `folder`. CheckpointError names the file that is missing, unreadable or invalid."""
     settings = _read_settings(folder)
     if (folder / "tokenizer.json").is_file():
         backend = _read_tokenizer_json(folder, settings)
@@ -128,7 +129,7 @@ def _read_settings(folder: Path) -> _Settings:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
+    """The object in a JSON file; empty if the file is missing."""
     if not path.is_file():
         return {}
     try:
@@ -169,8 +170,8 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     text = _check_utf8(path, lambda: files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES).decode())
     check_merges(text, str(path))
     backend = run_build(lambda: Tokenizer.from_str(text), str(path))
-    # A length to cut or pad to is a habit of whoever saved the file.  Here a text that is too long is an error that
-    # gives both lengths, and nothing is padded.
+    # The file's settings for truncation and padding are ignored.  A text that is too long is an error that gives
+    # both lengths, and nothing is padded.
     backend.no_truncation()
     backend.no_padding()
     _add_tokens(backend, settings, folder)
@@ -179,14 +180,14 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
 
 
 def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
-    """Where tokenizer_config.json says whether a text begins with bos and ends with eos, that is how it is."""
+    """Apply tokenizer_config.json's settings on whether a text begins with bos and ends with eos."""
     asked = {end: settings.other.get(f"add_{end}_token") for end in ("bos", "eos")}
     ids = backend.encode("", add_special_tokens=True).ids
     pieces = {end: settings.piece(f"{end}_token") for end in asked}
     done = {end: backend.token_to_id(pieces[end]) in ids[: 1 if end == "bos" else None] for end in asked}
     if any(asked[end] is not None and asked[end] != done[end] for end in asked if pieces[end]):
-        wanted = {end: done[end] if asked[end] is None else asked[end] for end in asked}
-        add_boundary_tokens(backend, *(pieces[end] if wanted[end] else "" for end in ("bos", "eos")))
+        needed = {end: done[end] if asked[end] is None else asked[end] for end in asked}
+        add_boundary_tokens(backend, *(pieces[end] if needed[end] else "" for end in ("bos", "eos")))
 
 
 def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
@@ -206,8 +207,10 @@ def _read_vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
 
 
 def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
-    """Marian's: what a source is cut with, and the numbers that both sides' pieces have.  What is written needs no
-    model: its pieces are spelled in their names.  A source may begin with the language to write, as ">>de<<"."""
+    """Marian's vocabulary: the model that splits sources, and the ids of both sides' pieces.
+
+    Decoding needs no model, since pieces contain their text. A source may begin with the target language, as ">>de<<".
+    """
     path, pieces = str(folder / "vocab.json"), _read_json(folder / "vocab.json")
     if settings.other.get("separate_vocabs") or (folder / "target_vocab.json").is_file():
         raise UnsupportedError("has another vocabulary for each side, and only one for both is read", file=path)
@@ -223,22 +226,22 @@ def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
 
 
 def _gpt2_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
-    """Bytes, cut as GPT-2 cuts text, with a space before it where the configuration asks for one."""
+    """Byte-level merges, split as GPT-2 does, with a space before the text if the configuration asks for one."""
     return byte_level_merges(pieces, merges, GPT2_SPLIT, prefix_space=bool(settings.other.get("add_prefix_space")))
 
 
 def _qwen2_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:  # noqa: ARG001
-    """Bytes, cut as Qwen2 cuts text."""
+    """Byte-level merges, split as Qwen2 does."""
     return byte_level_merges(pieces, merges, QWEN2_SPLIT)
 
 
 def _gpt_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
-    """Words, as GPT has them."""
+    """Merges over words, as GPT has them."""
     return word_end_merges(pieces, merges, unknown=settings.piece("unk_token"))
 
 
 _BuildBackend = Callable[[Mapping[str, int], Sequence[tuple[str, str]], _Settings], Tokenizer]
-# Whose vocab.json + merges.txt are read how; a tokenizer_config.json names the class.
+# How vocab.json + merges.txt are read, by the class that tokenizer_config.json names.
 _CLASSES: dict[str, tuple[_BuildBackend, dict[str, str]]] = {
     "OpenAIGPTTokenizer": (_gpt_backend, _GPT),
     "GPT2Tokenizer": (_gpt2_backend, _GPT2),
@@ -275,7 +278,7 @@ def _read_vocab_json(folder: Path, settings: _Settings, merge: _BuildBackend) ->
 
 def _boundary_piece(backend: Tokenizer, piece: str, file: str) -> tuple[str, int]:
     if (index := backend.token_to_id(piece)) is None:
-        raise CheckpointError(f"has no {piece!r}, which stands at the ends of every text", file=file)
+        raise CheckpointError(f"has no {piece!r}, which is added to every text", file=file)
     return piece, index
 
 
@@ -294,14 +297,14 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
-    """Make the tokens that the small files name added or special ones, unless they are already."""
+    """Add the tokens of the small files as added or special tokens, unless they are already."""
     known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
     for index, token in sorted(settings.added.items()):
         if known.get(token.content) is None:
             backend.add_tokens([token])
         if backend.token_to_id(token.content) != index:
-            said = f"the added token {token.content!r} has id {index} in the files beside, "
-            raise CheckpointError(f"{said}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
+            message = f"the added token {token.content!r} has id {index} in the small files, "
+            raise CheckpointError(f"{message}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
     for token in [*settings.roles.values(), *settings.more]:
         if not known.get(token.content) and backend.token_to_id(token.content) is not None:
             backend.add_special_tokens([token])

@@ -1,8 +1,5 @@
-"""The kinds of vocabulary there are and how each cuts text into tokens.  Knows no file and no file format.
-
-The one idea: a vocabulary is data (pieces, merges, a way to split text first), and every kind becomes one
-`tokenizers.Tokenizer`, so that whatever a checkpoint is stored as, there is one encoder after loading.
-"""
+"""The kinds of vocabulary and how each splits text. Every kind becomes a `tokenizers.Tokenizer`, so that after loading
+there is one encoder whatever the file format."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +12,15 @@ from .panics import load_failure, run_library
 
 MAX_PIECE_LENGTH = 4096  # characters of a token; published ones have a few hundred
 MAX_VOCABULARY_TEXT = 1 << 25  # characters of all tokens; vocabularies of 262,144 tokens have two million
-SPACE = "\u2581"  # how SentencePiece spells a space
-WORD_END = "</w>"  # how merges over words spell that one ends
+SPACE = "\u2581"  # a space in SentencePiece's pieces
+WORD_END = "</w>"  # the end of a word in merges over words
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An encoder, and the pieces that begin, end and pad a sequence, and stand for what is unknown, and for what is
-    hidden (empty: the checkpoint names none)."""
+    """An encoder, and the pieces for the beginning, end, padding, unknown text and mask (empty: the checkpoint names
+    none)."""
 
     backend: Tokenizer
     bos: str = ""
@@ -35,10 +32,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class SplitRules:
-    """How byte-level text is cut before merging: each pattern in turn cuts what the ones before it left whole.
+    """How byte-level text is split before merging: each pattern splits what the patterns before it left whole.
 
-    `whole` keeps a cut that is itself in the vocabulary as one token, whatever the merges say.  `bos` and `pair` are
-    what goes round the text where the checkpoint does not say: a first token; the separators of RoBERTa.
+    `whole` keeps a split that is itself in the vocabulary as one token, whatever the merges say. `bos` and `pair` are
+    the defaults for what is added around a text: a first token; RoBERTa's separators.
     """
 
     patterns: tuple[str, ...]
@@ -79,7 +76,7 @@ _LLAMA3 = SplitRules(_THREE_DIGITS, whole=True, bos=True)
 _GPT4O = SplitRules((_CAMEL.replace("DIGITS", r"\p{N}{1,3}").replace("ENDING", _ENDING),))
 _DEEPSEEK3 = SplitRules((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
 
-# What the value of `tokenizer.ggml.pre` in a GGUF file stands for.
+# The split rules by the value of `tokenizer.ggml.pre` in a GGUF file.
 SPLITS: dict[str, SplitRules] = {
     "default": SplitRules((r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "modern-bert"), GPT2_SPLIT),
@@ -100,7 +97,8 @@ SPLITS: dict[str, SplitRules] = {
 
 
 def run_build(make: Callable[[], T], file: str = "") -> T:
-    """What `make` makes of a checkpoint's data; CheckpointError naming `file` if the data is not fit for it."""
+    """The result of `make`, which builds from a checkpoint's data; CheckpointError naming `file` if the data is
+    invalid."""
     try:
         return run_library(make, load_failure(file))
     except ModelError:
@@ -114,7 +112,7 @@ def byte_level_merges(
 ) -> Tokenizer:
     """Byte-pair merges over UTF-8 bytes, spelled in an alphabet of 256 printable characters (GPT-2).
 
-    `prefix_space` reads the first word of a text like any other; it goes with patterns that end in words.
+    `prefix_space` encodes the first word of a text like any other; it is for patterns that end in words.
     """
     backend = Tokenizer(models.BPE(vocab=dict(pieces), merges=list(merges), ignore_merges=split.whole))
     if split.nfc:
@@ -143,56 +141,56 @@ def sentencepiece_merges(
 ) -> Tokenizer:
     """SentencePiece merges over characters; characters without a piece are spelled in bytes, `<0x0A>` (Llama, Gemma).
 
-    `prefix_space` puts a space before every text, as SentencePiece does, and takes it off again in decoding.
+    `prefix_space` puts a space before every text, as SentencePiece does, and removes it in decoding.
     """
     model = models.BPE(vocab=dict(pieces), merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = Tokenizer(model)
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
-    spoken: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix_space:
         spaces.insert(0, normalizers.Prepend(SPACE))
-        spoken.append(decoders.Strip(content=" ", left=1))
+        steps.append(decoders.Strip(content=" ", left=1))
     backend.normalizer = normalizers.Sequence(spaces)
-    backend.decoder = decoders.Sequence(spoken)
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 
 @dataclass(frozen=True)
 class WordPieceOptions:
-    """How WordPiece reads text before it looks words up; `strip_accents` None: as `lowercase`."""
+    """How WordPiece normalizes text; `strip_accents` None: as `lowercase`."""
 
     lowercase: bool = True
     strip_accents: bool | None = None
-    chinese: bool = True  # every Chinese character a word of its own
+    chinese: bool = True  # split every Chinese character into a word of its own
     unknown: str = "[UNK]"
     first: str = "[CLS]"
     separator: str = "[SEP]"
 
 
-def word_piece_backend(pieces: Mapping[str, int], words: WordPieceOptions) -> Tokenizer:
-    """The longest pieces that make up each word, those inside a word marked `##` (BERT)."""
-    for piece in (words.unknown, words.first, words.separator):
+def word_piece_backend(pieces: Mapping[str, int], options: WordPieceOptions) -> Tokenizer:
+    """WordPiece: the longest pieces of each word; pieces inside a word begin with `##` (BERT)."""
+    for piece in (options.unknown, options.first, options.separator):
         if piece not in pieces:
             raise ValueError(f"it has no {piece!r}")
-    backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=words.unknown))
+    backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=options.unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=words.chinese,
-        strip_accents=words.strip_accents,
-        lowercase=words.lowercase,
+        handle_chinese_chars=options.chinese,
+        strip_accents=options.strip_accents,
+        lowercase=options.lowercase,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.BertProcessing(
-        (words.separator, pieces[words.separator]), (words.first, pieces[words.first])
+        (options.separator, pieces[options.separator]), (options.first, pieces[options.first])
     )
     return backend
 
 
 def add_boundary_tokens(backend: Tokenizer, bos: str, eos: str, *, double: bool = False) -> None:
-    """Put `bos` before and `eos` after every text (empty: nothing); a pair's second text follows in the same way.
+    """Add `bos` before and `eos` after every text (empty: nothing); a pair's second text gets the same.
 
-    `double` is RoBERTa's pair instead: bos first eos eos second eos, all of one segment.
+    `double` is RoBERTa's pair instead: bos first eos eos second eos, all in one segment.
     """
     before, after = ([f"{bos}:0"] if bos else []), ([f"{eos}:0"] if eos else [])
     single = [*before, "$A:0", *after]

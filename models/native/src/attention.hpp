@@ -1,21 +1,21 @@
 // Attention over keys and values that lie in blocks of BLOCK tokens, read where they are.
 //
-// A tile is a few rows of one sequence times the query heads that share one key head, so that this is read once for all of
-// them.  A row's numbers depend on the row alone: the tokens it sees are cut into parts of PART by their position; a part's
-// scores, its largest, its sum and its mixed values are made in one order, and parts are merged in order, in whatever
-// company they were computed.
+// A tile is a few rows of one sequence times the query heads that share one key head, so that keys are read once for all
+// of them.  The result of a row depends on that row alone: the tokens it sees are cut into parts of PART by position; the
+// scores, maximum, sum and mixed values of a part are computed in one order, and parts are merged in order, whatever is
+// computed beside them.
 //
 // Layouts of one head in one block, D the head's width padded to a multiple of FEATURES:
 //   floats  keys    [D][16 tokens]
 //           values  [16 tokens][D]
 //   codes   keys    [D / 2][16 tokens][2] 16-bit numbers; then scales [D / FEATURES][16 tokens]
 //           values  [4][D][4 tokens] bytes, each a code + 128; then scales [16 tokens]
-// so that a register of either is one load: no shuffles, no sums over lanes.
+// So a register of either is one load, without shuffles or sums over lanes.
 //
-// With codes all is exact between what is rounded: keys and queries to 14 bits with a scale for FEATURES of them, values to
-// 8 bits, and the weights they are mixed with to 14.  Keys with 8 bits lose their content where a bias is added to them
-// (Qwen2: up to 211); weights with 8 lose what hundreds of tokens share beside one that has most (attention sinks, Xiao et
-// al. 2024).
+// With codes, arithmetic between the roundings is exact: keys and queries are rounded to 14 bits with a scale for FEATURES
+// of them, values to 8 bits, and attention weights to 14 bits.  Keys in 8 bits lose their content if a bias is added to
+// them (Qwen2: up to 211).  Weights in 8 bits lose what hundreds of tokens share beside one dominant token (attention
+// sinks, Xiao et al. 2024).
 #pragma once
 
 #include "rows.hpp"
@@ -23,10 +23,10 @@
 constexpr int BLOCK = 16;   // tokens
 constexpr int PART = 256;   // tokens
 constexpr int PART_BLOCKS = PART / BLOCK;
-constexpr int MOST_QUERIES = LANES == 16 ? 12 : 4;  // of a tile: rows times heads
+constexpr int MAX_QUERIES = LANES == 16 ? 12 : 4;  // of a tile: rows times heads
 constexpr int FEATURES = 32;           // of a key or a query that share a scale
-constexpr float MOST_KEY = 8191;       // of 14 bits and a sign: FEATURES products of two still fit 32 bits
-constexpr float MOST_WEIGHT = 16383;   // of 14 bits
+constexpr float MAX_KEY_CODE = 8191;       // of 14 bits and a sign: FEATURES products of two still fit 32 bits
+constexpr float MAX_WEIGHT_CODE = 16383;   // of 14 bits
 
 using Codes = uint8_t;
 
@@ -52,29 +52,29 @@ struct Queries {
     int inputs;  // D
 };
 
-// FEATURES floats to codes; the scale, NaN where one of them is infinite or NaN.
+// Rounds FEATURES floats to codes.  Returns the scale, NaN if one of them is infinite or NaN.
 INLINE float encode_wide(const float* values, int16_t* codes) {
     Floats nonfinite = zero();
     const float most = peak<FEATURES>(values, nonfinite);
-    const Floats inverted = all(inverse(most, MOST_KEY));
+    const Floats inverted = all(inverse(most, MAX_KEY_CODE));
     UNROLL(FEATURES / LANES, i, store_wide_codes(codes + i * LANES, mul(load(values + i * LANES), inverted)));
-    return is_nan(nonfinite) ? NAN : most / MOST_KEY;
+    return is_nan(nonfinite) ? NAN : most / MAX_KEY_CODE;
 }
 
-// One token's key and value of one head, [width] each, into its block.
+// Stores one token's key and value of one head, [width] each, in its block.
 inline void store_head(float* keys, float* values, int token, const float* key, const float* value, int width, int padded) {
     for (int d = 0; d < width; ++d) keys[d * BLOCK + token] = key[d];
     memcpy(values + token * padded, value, size_t(width) * sizeof(float));
 }
 inline void store_head(Codes* keys, Codes* values, int token, const float* key, const float* value, int width, int padded) {
-    alignas(64) float room[FEATURES];
+    alignas(64) float padded_group[FEATURES];
     alignas(64) int8_t codes[FEATURES];
     alignas(64) int16_t wide[FEATURES];
     auto group = [&](const float* x, int d) {
         if (d + FEATURES <= width) return x + d;
-        std::copy_n(x + d, width - d, room);
-        std::fill(room + width - d, room + FEATURES, 0.f);
-        return (const float*)room;
+        std::copy_n(x + d, width - d, padded_group);
+        std::fill(padded_group + width - d, padded_group + FEATURES, 0.f);
+        return (const float*)padded_group;
     };
     Floats nonfinite = zero();
     float most = 0;
@@ -91,39 +91,39 @@ inline void store_head(Codes* keys, Codes* values, int token, const float* key, 
     }
 }
 
-// Query `row` of a tile, which is in q.floats, as what keys are multiplied with.
+// Rounds query `row` of a tile from q.floats to codes.
 inline void prepare_query(const Queries& q, int row) {
     for (int d = row * q.inputs; d < (row + 1) * q.inputs; d += FEATURES)
         q.scales[d / FEATURES] = encode_wide(q.floats + d, q.codes + d);
 }
 
-// What R queries look at: tokens [from[r], to[r]) of a sequence whose blocks are keys[b] and values[b].  AHEAD pointers
-// follow the last, to somewhere that may be fetched in vain.
+// The keys of R queries: tokens [from[r], to[r]) of a sequence whose blocks are keys[b] and values[b].  After the last
+// pointer there are AHEAD more, to any readable memory, for prefetching.
 constexpr int AHEAD = 8;
 template <class T>
-struct Sight {
+struct KeyRange {
     const T* const* keys;
     const T* const* values;
-    int from[MOST_QUERIES], to[MOST_QUERIES];
+    int from[MAX_QUERIES], to[MAX_QUERIES];
 };
 
-// A part's outcome for one query: mixed values are not divided by the sum yet.
+// A part's maximum and sum for one query; its mixed values are not divided by the sum yet.
 struct Outcome {
     float most, sum;
 };
 
-// The lanes of v, tokens i and on, that lie in [from, to).
-INLINE Floats seen(Floats v, int i, int from, int to, float rest) {
+// The lanes of v (tokens from i on) within [from, to); `rest` in the others.
+INLINE Floats masked(Floats v, int i, int from, int to, float rest) {
     if (i + LANES > to) v = first(v, to - i, rest);
     return i < from ? past(v, from - i, rest) : v;
 }
 
-// Hardware does not look ahead from block to block: a line of what is read next, for each line that is read.
+// The hardware does not prefetch across blocks: fetch a line of the next block for each line that is read.
 template <int R, int B, class T>
 INLINE void prefetch_lines(const T* const* blocks, const T* const* values, int at) {
     if constexpr (R <= 4) { UNROLL(B, b, prefetch(values[b] + at); prefetch(blocks[b + B] + at)); }
 }
-// Of codes, values take half as much as keys.
+// As codes, values take half the memory of keys.
 template <int R, int B>
 INLINE void prefetch_lines(const Codes* const* blocks, const Codes* const* values, int at, bool even) {
     if constexpr (R <= 4) { UNROLL(B, b, if (even) prefetch(values[b] + at / 2); prefetch(blocks[b + B] + at)); }
@@ -170,22 +170,22 @@ INLINE void score_blocks(const Queries& q, const Codes* const* blocks, const Cod
     }
 }
 
-// What R queries see of a part: tokens [from[r], to[r]), all within [low, high).
+// The keys of R queries in one part: tokens [from[r], to[r]), all within [low, high).
 template <int R>
 struct Span {
     int from[R], to[R], low = PART, high = 0;
 };
 
-// Scores of one query, in powers of two, to weights: 2^(score - most) where it looks, as `of` takes and returns them.
+// Replaces scores of one query, exponents of two, by weights 2^(score - most), after `of`; only within [from, to).
 template <class F>
-INLINE Outcome soften(float* scores, int from, int to, F&& of) {
+INLINE Outcome softmax_weights(float* scores, int from, int to, F&& of) {
     if (from >= to) return {-INFINITY, 0.f};
     Floats top = all(-INFINITY), s = zero();
     const int begin = from / LANES * LANES;
-    for (int i = begin; i < to; i += LANES) top = largest(top, seen(load(scores + i), i, from, to, -INFINITY));
+    for (int i = begin; i < to; i += LANES) top = largest(top, masked(load(scores + i), i, from, to, -INFINITY));
     const float most = highest(top);
     for (int i = begin; i < to; i += LANES) {
-        Floats e = seen(binary_power(sub(load(scores + i), all(most))), i, from, to, 0.f);
+        Floats e = masked(binary_power(sub(load(scores + i), all(most))), i, from, to, 0.f);
         s = add(s, e);
         store(scores + i, of(i, e));
     }
@@ -209,7 +209,7 @@ template <int R>
 INLINE void mix(float* scores, const float* const* blocks, const Span<R>& span, int width, float* out, Outcome* outcomes) {
     for (int r = 0; r < R; ++r) {
         float* row = scores + r * PART;
-        outcomes[r] = soften(row, span.from[r], span.to[r], [](int, Floats e) { return e; });
+        outcomes[r] = softmax_weights(row, span.from[r], span.to[r], [](int, Floats e) { return e; });
         std::fill(row + span.low, row + std::max(span.low, span.from[r]), 0.f);
         std::fill(row + std::min(span.to[r], span.high), row + span.high, 0.f);
     }
@@ -219,7 +219,7 @@ INLINE void mix(float* scores, const float* const* blocks, const Span<R>& span, 
     for (; d < width; d += 2 * LANES) mix_floats<R, 2>(scores, blocks, span, width, d, out);
 }
 
-// What R queries weigh values' codes with: `unit` times a whole number, of which these are two digits of 7 bits.
+// The weights of R queries for codes of values: `unit` times an integer, stored as two digits of 7 bits.
 template <int R>
 struct Digits {
     alignas(64) int8_t high[R][PART] = {}, low[R][PART] = {};
@@ -242,7 +242,7 @@ INLINE void mix_codes(const Digits<R>& w, const Codes* const* blocks, const Span
         UNROLL(Z, z, Floats f = to_floats(add_ints(of_digits(a[r][z], b[r][z]), offset));
             store(out + r * width + d + z * LANES, mul(f, unit))));
 }
-// A query's own tokens alone are looked at: what lies beside them may be no number, or no token.
+// Only tokens within a query's range are read: others may be NaN, or no tokens.
 template <int R>
 INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, int width, float* out, Outcome* outcomes) {
     Digits<R> w;
@@ -250,21 +250,21 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         float* row = scores + r * PART;
         const int from = span.from[r], to = span.to[r];
         Floats top = zero(), nonfinite = zero();
-        outcomes[r] = soften(row, from, to, [&](int i, Floats e) INLINED {
+        outcomes[r] = softmax_weights(row, from, to, [&](int i, Floats e) INLINED {
             Floats scale = load(value_scales(blocks[i / BLOCK], width) + i % BLOCK);
-            e = seen(mul(e, scale), i, from, to, 0.f);
+            e = masked(mul(e, scale), i, from, to, 0.f);
             top = largest(top, e);
             nonfinite = fma(e, zero(), nonfinite);
             return e;
         });
         const float most = highest(top);
-        const Floats scale = all(inverse(most, MOST_WEIGHT));
+        const Floats scale = all(inverse(most, MAX_WEIGHT_CODE));
         Ints sum = all_ints(0);
         for (int i = from / LANES * LANES; i < to; i += LANES)
             store_digits(w.high[r] + i, w.low[r] + i, mul(load(row + i), scale), sum);
         const bool finite = !is_nan(nonfinite);
-        w.sum[r] = finite ? sum_ints(sum) : 0;  // the sum of what is no number may be too large for one
-        w.unit[r] = finite ? most / MOST_WEIGHT : NAN;
+        w.sum[r] = finite ? sum_ints(sum) : 0;  // the sum of NaN codes may overflow
+        w.unit[r] = finite ? most / MAX_WEIGHT_CODE : NAN;
     }
     constexpr int Z = LANES < 16 ? (R <= 3 ? 2 : 1) : R <= 3 ? 4 : R <= 6 ? 2 : 1;
     int d = 0;
@@ -273,20 +273,20 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         for (; d < width; d += 2 * LANES) mix_codes<R, 2>(w, blocks, span, width, d, out);
 }
 
-// One part of what R queries [R][D] look at: into mixed [R][D] and outcomes [R].  `scores` has room for [R][PART].
+// Attention of R queries [R][D] over one part, to mixed [R][D] and outcomes [R].  `scores` is scratch for [R][PART].
 template <int R, class T>
-void attend_part(const Queries& q, const Sight<T>& sight, int part, float* scores, float* mixed, Outcome* outcomes) {
+void attend_part(const Queries& q, const KeyRange<T>& range, int part, float* scores, float* mixed, Outcome* outcomes) {
     constexpr int B = R * 4 * (BLOCK / LANES) <= 12 ? 4 : R * 2 * (BLOCK / LANES) <= 12 ? 2 : 1;
     const int start = part * PART;
     Span<R> span;
     for (int r = 0; r < R; ++r) {
-        const int from = std::clamp(sight.from[r] - start, 0, PART), to = std::clamp(sight.to[r] - start, 0, PART);
+        const int from = std::clamp(range.from[r] - start, 0, PART), to = std::clamp(range.to[r] - start, 0, PART);
         if (from < to) { span.low = std::min(span.low, from); span.high = std::max(span.high, to); }
         span.from[r] = from;
         span.to[r] = to;
     }
-    const T* const* keys = sight.keys + part * PART_BLOCKS;
-    const T* const* values = sight.values + part * PART_BLOCKS;
+    const T* const* keys = range.keys + part * PART_BLOCKS;
+    const T* const* values = range.values + part * PART_BLOCKS;
     const int last = (span.high + BLOCK - 1) / BLOCK;
     int b = span.low / BLOCK;
     for (; b + B <= last; b += B) score_blocks<R, B>(q, keys + b, values + b, scores + b * BLOCK);
@@ -294,7 +294,7 @@ void attend_part(const Queries& q, const Sight<T>& sight, int part, float* score
     mix<R>(scores, values, span, q.inputs, mixed, outcomes);
 }
 
-// What came before and one part more; [D] values each.
+// Merges one more part into the result so far; [D] values each.
 inline void merge(Outcome& sum, float* mixed, const Outcome& part, const float* more, int width) {
     if (part.most == -INFINITY && part.sum == 0.f) return;
     const float most = std::max(sum.most, part.most);
@@ -306,11 +306,11 @@ inline void merge(Outcome& sum, float* mixed, const Outcome& part, const float* 
 }
 
 template <class T>
-using AttendPart = void (*)(const Queries&, const Sight<T>&, int, float*, float*, Outcome*);
+using AttendPart = void (*)(const Queries&, const KeyRange<T>&, int, float*, float*, Outcome*);
 template <class T, int... R>
 constexpr auto attend_parts_of(std::integer_sequence<int, R...>) {
     struct { AttendPart<T> of[sizeof...(R) + 1]; } table{{nullptr, attend_part<R + 1, T>...}};
     return table;
 }
 template <class T>
-inline const auto ATTEND_PART = attend_parts_of<T>(std::make_integer_sequence<int, MOST_QUERIES>{});
+inline const auto ATTEND_PART = attend_parts_of<T>(std::make_integer_sequence<int, MAX_QUERIES>{});

@@ -1,6 +1,6 @@
 // x [M, K] times packed weights [K, N]: float32, and weights of 8 and 4 bits.
 //
-// The caller says which rows and which blocks of COLUMNS outputs.  A row's result is made by the same operations in the
+// The caller chooses the rows and the blocks of COLUMNS outputs.  A row's result is computed by the same operations in the
 // same order however many rows are computed beside it, so it does not depend on the batch.
 //
 // Narrow weights keep the codes and scales of their file: GROUP inputs of an output share a scale, as in GGUF's blocks.
@@ -22,12 +22,12 @@ constexpr int COLUMNS = 32, HALF = 16;
 constexpr int PADDING = 64;       // the length of a row, padded with zeros, is a multiple of it
 constexpr int GROUP = 32;         // inputs whose weights share a scale, of one output
 constexpr int SPAN = 16;          // inputs of a row that share a scale
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the registers hold
+constexpr int MAX_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the registers hold
 constexpr int NARROW_ROWS = LANES == 16 ? 6 : 4;  // of a tile of narrow weights, which has two more sums a row
 
 enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
 enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
-enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with a product
+enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with the product
 
 struct Linear {
     const uint8_t* weights;
@@ -38,12 +38,12 @@ struct Linear {
     float unit;         // of the scales, a power of two: INT8 only
 };
 
-// What an adapter adds to a product's outputs: B (A x), the scale in B (models/network/lora.py).  Several matrices packed as one
-// have their A's one below the other; of B, each half of a block has the columns that are its own.
+// The update that an adapter adds to a product: B (A x), with the scale in B (models/network/lora.py).  If several matrices
+// are packed as one, their A matrices are stacked; for B, each half of a block stores its own columns.
 struct LowRank {
     struct Half {
         const float* b;  // [rank][HALF]
-        int32_t from, rank;  // of the rows of A those that it mixes
+        int32_t from, rank;  // the range of rows of A that it uses
     };
     const float* a;      // [R][K]
     const float* b;      // of all halves
@@ -58,11 +58,11 @@ struct Operand {
     float* floats;   // [M, K]
     int8_t* codes;   // [M, K]
     float* scales;   // [M, K / SPAN]
-    float* offsets;  // [M, K / GROUP] sums of the rounded inputs, times what undoes the number added to weights' codes
+    float* offsets;  // [M, K / GROUP] sums of the rounded inputs times offset_of(format)
     int inputs;      // K
     float* low = nullptr;                   // [M, stride] A x of those rows that have an adapter
     int stride = 0;
-    const LowRank* const* who = nullptr;    // [M] what row r has, for all products: this one's is who[r][which]
+    const LowRank* const* adapters = nullptr;  // [M] the adapter of row r; its update of this product is adapters[r][which]
     int which = 0;
 };
 
@@ -82,10 +82,10 @@ INLINE Floats activated(int kind, Floats x) {
     }
 }
 
-constexpr bool is_eight(int format) { return format == INT8 || format == INT8_SHIFTED; }
+constexpr bool is_8_bit(int format) { return format == INT8 || format == INT8_SHIFTED; }
 constexpr bool is_shifted(int format) { return format == INT4_SHIFTED || format == INT8_SHIFTED; }
 // Bytes of a group's COLUMNS: codes, and all.
-constexpr int code_bytes(int format) { return is_eight(format) ? GROUP * COLUMNS : GROUP * COLUMNS / 2; }
+constexpr int code_bytes(int format) { return is_8_bit(format) ? GROUP * COLUMNS : GROUP * COLUMNS / 2; }
 constexpr int group_bytes(int format) { return code_bytes(format) + (is_shifted(format) ? 4 : 2) * COLUMNS; }
 
 INLINE size_t block_bytes(const Linear& l) {
@@ -96,7 +96,7 @@ INLINE size_t block_bytes(const Linear& l) {
     }
 }
 
-// The weights of output `n`, [K]: where the matrix has the embeddings of tokens too.  FLOAT32 and INT8 only.
+// The weights [K] of output `n`, for a matrix that also is the embedding table.  FLOAT32 and INT8 only.
 inline void weights_of(const Linear& l, int n, float* out) {
     const size_t block = n / COLUMNS, column = n % COLUMNS;
     if (l.format == FLOAT32) {
@@ -114,8 +114,8 @@ inline void weights_of(const Linear& l, int n, float* out) {
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// What is read after a tile, of which it brings its share into the second-level cache, evenly: memory that is asked for
-// everything at once makes all wait.
+// What is read after a tile.  Each tile prefetches its share of it into the second-level cache, evenly: too many requests
+// at once would make all of them wait.
 struct Ahead {
     const uint8_t* at;
     int bytes;  // for each step of the tile: an input of FLOAT32, otherwise a span; 0: nothing
@@ -153,7 +153,7 @@ INLINE void multiply_floats(const Linear& l, const uint8_t* block, int lane, con
 // The codes of four inputs, `u` of four in a span of a group, of LANES outputs.
 template <int FORMAT>
 INLINE Ints load_weights(const uint8_t* group, int span, int u, int column) {
-    if constexpr (is_eight(FORMAT)) return load_codes(group + (4 * span + u) * 128 + 4 * column);
+    if constexpr (is_8_bit(FORMAT)) return load_codes(group + (4 * span + u) * 128 + 4 * column);
     const Ints both = load_codes(group + (2 * span + u / 2) * 128 + 4 * column);
     return u % 2 ? high_codes(both) : low_codes(both);
 }
@@ -199,9 +199,9 @@ INLINE void multiply_narrow(const Linear& l, const uint8_t* w, int lane, const O
     }
 }
 
-// R rows' A x, N rows of A at a time.  Each is added up alone, whatever is computed beside it.
+// A x for R rows, with N rows of A at a time.  Each sum is computed alone, whatever is computed beside it.
 template <int R, int N>
-INLINE void lower(const LowRank& l, int k, const float* const* rows, int inputs, float* low, int stride) {
+INLINE void project_low(const LowRank& l, int k, const float* const* rows, int inputs, float* low, int stride) {
     const float* a = l.a + size_t(k) * inputs;
     Floats f[R][N];
     UNROLL(R, r, UNROLL(N, n, f[r][n] = zero()));
@@ -216,25 +216,25 @@ INLINE void lower(const LowRank& l, int k, const float* const* rows, int inputs,
 }
 
 template <int R>
-void lower(const LowRank& l, const float* const* rows, int inputs, float* low, int stride) {
+void project_low(const LowRank& l, const float* const* rows, int inputs, float* low, int stride) {
     int k = 0;
-    for (; k + 4 <= l.rank; k += 4) lower<R, 4>(l, k, rows, inputs, low, stride);
-    for (; k < l.rank; ++k) lower<R, 1>(l, k, rows, inputs, low, stride);
+    for (; k + 4 <= l.rank; k += 4) project_low<R, 4>(l, k, rows, inputs, low, stride);
+    for (; k < l.rank; ++k) project_low<R, 1>(l, k, rows, inputs, low, stride);
 }
 
 INLINE void prefetch_all(const void* p, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
-// Rows [a, b) of x, whose floats are at rows[a .. b), those beside each other that have the same adapter a few at a time.
-// `next`: there is a product after this one.  What it and this one will read of an adapter is on its way meanwhile.
-inline void lower(const Operand& x, const float* const* rows, int a, int b, bool next) {
+// A x for rows [a, b) of x, whose floats are at rows[a .. b); neighbouring rows with the same adapter are computed a few at
+// a time.  `next`: there is a product after this one.  What it and this one read of an adapter is prefetched meanwhile.
+inline void project_low(const Operand& x, const float* const* rows, int a, int b, bool next) {
     constexpr int FEW = LANES == 16 ? 4 : 2;  // what the registers hold
     const LowRank* before = nullptr;
     while (a < b) {
         int end = a + 1;
-        while (end < b && end < a + FEW && x.who[end] == x.who[a]) ++end;
-        if (const LowRank* l = x.who[a]) {
+        while (end < b && end < a + FEW && x.adapters[end] == x.adapters[a]) ++end;
+        if (const LowRank* l = x.adapters[a]) {
             l += x.which;
             if (l != before) {
                 prefetch_all(l->b, l->b_bytes);
@@ -243,38 +243,39 @@ inline void lower(const Operand& x, const float* const* rows, int a, int b, bool
             }
             float* low = x.low + size_t(a) * x.stride;
             if (!l->rank) {}
-            else if (end - a == FEW) lower<FEW>(*l, rows + a, x.inputs, low, x.stride);
-            else for (int r = a; r < end; ++r) lower<1>(*l, rows + r, x.inputs, low + size_t(r - a) * x.stride, x.stride);
+            else if (end - a == FEW) project_low<FEW>(*l, rows + a, x.inputs, low, x.stride);
+            else for (int r = a; r < end; ++r)
+                project_low<1>(*l, rows + r, x.inputs, low + size_t(r - a) * x.stride, x.stride);
         }
         a = end;
     }
 }
 
-// What adapters add to R rows of a tile, in one order for each row.
+// Adds the adapters' updates to R rows of a tile, in one order for each row.
 template <int R>
-INLINE void adapt(const Operand& x, int row, int block, int lane, Floats (&f)[R][2]) {
-    const LowRank* const* who = x.who + row;
+INLINE void add_adapters(const Operand& x, int row, int block, int lane, Floats (&f)[R][2]) {
+    const LowRank* const* adapters = x.adapters + row;
     const float* low = x.low + size_t(row) * x.stride;
     bool alike = true;
-    for (int r = 1; r < R; ++r) alike &= who[r] == who[0];
+    for (int r = 1; r < R; ++r) alike &= adapters[r] == adapters[0];
     if (alike) {
-        if (!who[0] || !who[0][x.which].rank) return;
-        UNROLL(2, h, const LowRank::Half& half = who[0][x.which].halves[2 * block + h];
+        if (!adapters[0] || !adapters[0][x.which].rank) return;
+        UNROLL(2, h, const LowRank::Half& half = adapters[0][x.which].halves[2 * block + h];
             for (int k = 0; k < half.rank; ++k) {
                 Floats b = load(half.b + size_t(k) * HALF + lane);
                 UNROLL(R, r, f[r][h] = fma(b, all(low[size_t(r) * x.stride + half.from + k]), f[r][h]));
             });
         return;
     }
-    UNROLL(R, r, if (who[r] && who[r][x.which].rank) {
-        UNROLL(2, h, const LowRank::Half& half = who[r][x.which].halves[2 * block + h];
+    UNROLL(R, r, if (adapters[r] && adapters[r][x.which].rank) {
+        UNROLL(2, h, const LowRank::Half& half = adapters[r][x.which].halves[2 * block + h];
             for (int k = 0; k < half.rank; ++k)
                 f[r][h] = fma(load(half.b + size_t(k) * HALF + lane), all(low[size_t(r) * x.stride + half.from + k]),
                               f[r][h]));
     });
 }
 
-// From a product to what is wanted: unit, bias, what adapters add, then the activation, the gate or the sum with what is there.
+// Completes a product: unit, bias, adapters' updates, then the activation, the gate or the addition to the target.
 template <int R>
 INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Floats (&f)[R][2], const Target& to, int row) {
     const int column = block * COLUMNS + lane;
@@ -286,8 +287,8 @@ INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Float
         Floats b0 = load(l.bias + column), b1 = load(l.bias + column + HALF);
         UNROLL(R, r, f[r][0] = add(f[r][0], b0); f[r][1] = add(f[r][1], b1));
     }
-    if (x.who) adapt<R>(x, row, block, lane, f);
-    if (to.then == GATE) {  // the first half is the gate, the second what it lets through
+    if (x.adapters) add_adapters<R>(x, row, block, lane, f);
+    if (to.then == GATE) {  // the first half is the gate, the second the gated values
         float* out = to.out + size_t(row) * to.stride + block * HALF + lane;
         UNROLL(R, r, store(out + size_t(r) * to.stride, mul(activated(to.activation, f[r][0]), f[r][1])));
         return;
@@ -326,13 +327,13 @@ constexpr auto tiles_of(std::integer_sequence<int, R...>) {
     struct { Tile of[sizeof...(R) + 1]; } table{{nullptr, tile<R + 1>...}};
     return table;
 }
-inline const auto TILES = tiles_of(std::make_integer_sequence<int, MOST_ROWS>{});
+inline const auto TILES = tiles_of(std::make_integer_sequence<int, MAX_ROWS>{});
 
 // Rows [0, rows) of x, blocks [from, to_block) of the outputs; `after` is what is read next.
 inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_block, const Target& to,
                  const uint8_t* after = nullptr) {
     if (!rows) return;
-    const int most = l.format == FLOAT32 ? MOST_ROWS : NARROW_ROWS;
+    const int most = l.format == FLOAT32 ? MAX_ROWS : NARROW_ROWS;
     const int tiles = (rows + most - 1) / most;
     const int steps = l.format == FLOAT32 ? l.inputs : l.inputs / SPAN;
     const int bytes = (int(block_bytes(l)) / steps + tiles - 1) / tiles;  // ahead in each step
@@ -345,6 +346,6 @@ inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_b
             row += count;
         }
     }
-    if (rows == 1 && after)  // a single row waits for memory: what it reads next is on its way
+    if (rows == 1 && after)  // a single row is limited by memory: prefetch what is read next
         for (int i = 0; i < 16384; i += 64) prefetch_later(after + i);
 }

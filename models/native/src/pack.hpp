@@ -1,8 +1,9 @@
 // Weights from floats to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
 //
-// What a file stores as whole multiples of a scale for 32 weights (GGUF's Q8_0, Q5_0, Q4_0, with a least weight Q5_1, Q5_K,
-// Q4_1, Q4_K; a calibration, models/quantization/quantize.py) is found again in the floats and packed as it was.  Anything else is
-// rounded to INT8, the largest magnitude of a group being 127.  Padding weighs nothing.
+// Weights that a file stores as whole multiples of a scale for 32 of them (GGUF's Q8_0, Q5_0, Q4_0; with a least weight
+// Q5_1, Q5_K, Q4_1, Q4_K; calibrated weights, models/quantization/quantize.py) are recognised in the floats, and packed with
+// the same codes and scales.  Other weights are rounded to INT8, where the largest magnitude of a group becomes 127.  Padding
+// is zeros.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 
 #include "gemm.hpp"
 
-// Row `n` of [N, K] floats, its padding zeros: whoever packs says where an output's weights come from.
-using Source = const float* const*;  // [N rounded up], null where there is none
+// The rows of an [N, K] matrix of floats, one pointer for each output.
+using Source = const float* const*;  // [N rounded up], null for padding
 
 inline void pack_float32(Source rows, int outputs, int inputs, int k, float* out) {
     for (int b = 0; b < outputs / COLUMNS; ++b, out += size_t(k) * COLUMNS)
@@ -22,9 +23,9 @@ inline void pack_float32(Source rows, int outputs, int inputs, int k, float* out
 }
 
 // The nearest whole number, ties to even, of -2^22 .. 2^22: what is added to 1.5 * 2^23 is rounded to one.
-INLINE float whole(float x) { return (x + 12582912.f) - 12582912.f; }
+INLINE float nearest_whole(float x) { return (x + 12582912.f) - 12582912.f; }
 
-INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large becomes the largest
+INLINE fp16 half(float x) {  // to the nearest, ties to even; a larger magnitude becomes the largest one
     float a = std::fabs(x);
     const fp16 sign = std::signbit(x) ? 0x8000 : 0;
     if (!(a < 65504.f)) return sign | 0x7bff;
@@ -45,13 +46,13 @@ struct Scale {
     float scale, least;
 };
 
-// Whether a group [GROUP] is code * scale for whole codes from -most to `top`; the scale must be a half.
-inline bool is_made_of(const float* w, float scale, float most, float top) {
+// Whether a group [GROUP] equals code * scale for integer codes from -most to `top`; the scale must be a half.
+inline bool is_exact(const float* w, float scale, float most, float top) {
     if (widen_half(half(scale)) != scale) return false;
     const float inverse = 1.f / scale;
     int wrong = 0;
     for (int i = 0; i < GROUP; ++i) {
-        const float n = whole(w[i] * inverse);
+        const float n = nearest_whole(w[i] * inverse);
         wrong += !((n >= -most) & (n <= top) & (n * scale == w[i]));
     }
     return !wrong;
@@ -69,44 +70,44 @@ inline float peak_of(const float* w) {
     return most;
 }
 
-// The scale that a group of 4-bit weights is made of, NaN if there is none.  The largest magnitude is 8 to 1 scales; the
-// scale's sign is that for which 8 fits.
-inline float scale_of_4(const float* w) {
+// The scale of a group of 4-bit weights, NaN if there is none.  The largest magnitude is 8 to 1 scales; the sign of the
+// scale is the one for which the code -8 is enough.
+inline float find_scale_4(const float* w) {
     const float most = peak_of(w);
     if (!(most > 0.f)) return most;
     const float top = std::find(w, w + GROUP, most) != w + GROUP ? most : -most;
     for (int n = 8; n >= 1; --n)
         for (float scale : {top / float(-n), top / float(n)})
-            if (is_made_of(w, scale, 8.f, 7.f)) return scale;
+            if (is_exact(w, scale, 8.f, 7.f)) return scale;
     return NAN;
 }
 
-// The scale of a group of 8-bit weights: 127 scales are its largest magnitude, or 16 (Q5_0) to 1, if all of its weights
-// are whole multiples of it; otherwise `found` becomes false, and 127 of the least half that suffices.
-inline float scale_of_8(const float* w, bool& found) {
+// The scale of a group of 8-bit weights: its largest magnitude is 127 scales, or 16 (Q5_0) to 1, if all weights are whole
+// multiples of that scale.  Otherwise `found` becomes false, and the scale is the least sufficient half for 127.
+inline float find_scale_8(const float* w, bool& found) {
     const float most = peak_of(w);
     if (!(most > 0.f)) return most;
     for (float n = 127.f; n >= 1.f; n = n > 16.f ? 16.f : n - 1.f)
-        if (is_made_of(w, most / n, 127.f, 127.f)) return most / n;
+        if (is_exact(w, most / n, 127.f, 127.f)) return most / n;
     found = false;
     return widen_half(half_above(most / 127.f));
 }
 
-// Whether a group is code * scale + least for codes 0 .. levels, to within `error`.
-inline bool is_made_of(const float* w, Scale s, float levels, float error) {
+// Whether a group equals code * scale + least for codes 0 .. levels, up to `error`.
+inline bool is_exact(const float* w, Scale s, float levels, float error) {
     const float inverse = 1.f / s.scale;
     int wrong = 0;
     for (int i = 0; i < GROUP; ++i) {
-        const float n = whole((w[i] - s.least) * inverse);
+        const float n = nearest_whole((w[i] - s.least) * inverse);
         wrong += !((n >= 0.f) & (n <= levels) & (std::fabs(n * s.scale + s.least - w[i]) <= error));
     }
     return !wrong;
 }
 
-// The same of a group whose codes stand above a least weight; the scale is NaN if there is none.  From its smallest to its
-// largest weight it is `levels` to 1 scales, of the `levels` that there are.  Q4_1 and Q5_1 are found exactly; Q4_K and
-// Q5_K, whose scales are products of a half and a whole number, to within a 32nd of a scale.
-inline Scale shift_of(const float* w, int levels) {
+// The scale and least weight of a group in a shifted format; NaN if there are none.  The largest weight minus the smallest
+// is 1 to `levels` scales.  Q4_1 and Q5_1 are recognised exactly; Q4_K and Q5_K, whose scales are products of a half and an
+// integer, up to a 32nd of a scale.
+inline Scale find_shifted_scale(const float* w, int levels) {
     float low = w[0], high = w[0];
     for (int i = 0; i < GROUP; ++i) {
         if (!std::isfinite(w[i])) return {NAN, NAN};
@@ -116,13 +117,13 @@ inline Scale shift_of(const float* w, int levels) {
     const float rounding = std::fabs(low) / 2048.f;  // of the least weight to a half, at most
     if (low == high) return std::fabs(halved(low) - low) <= rounding ? Scale{0.f, halved(low)} : Scale{NAN, NAN};
     const auto near = [&](int n) { return Scale{halved((high - low) / float(n)), halved(low)}; };
-    const auto is_near = [&](Scale s, float error) { return s.scale != 0.f && is_made_of(w, s, float(levels), error); };
+    const auto is_near = [&](Scale s, float error) { return s.scale != 0.f && is_exact(w, s, float(levels), error); };
     for (int n = levels; n >= 1; --n) {
         const float scale = near(n).scale;
         if (!is_near(near(n), scale / 32.f + rounding)) continue;
         for (int first = 0; first <= levels - n; ++first) {
             const Scale exact{scale, halved(low - float(first) * scale)};
-            if (is_made_of(w, exact, float(levels), 0.f)) return exact;
+            if (is_exact(w, exact, float(levels), 0.f)) return exact;
         }
     }
     for (int n = levels; n >= 1; --n)
@@ -130,24 +131,26 @@ inline Scale shift_of(const float* w, int levels) {
     return {NAN, NAN};
 }
 
-// Column `c` of a block's group: codes and what they are multiplied with.
-inline void put(const float* w, Scale s, int format, int c, uint8_t* group) {
+// Packs column `c` of a block's group: codes and scale.
+inline void pack_column(const float* w, Scale s, int format, int c, uint8_t* group) {
     fp16* scales = (fp16*)(group + code_bytes(format));
     scales[c] = s.scale == s.scale ? half(s.scale) : NAN_HALF;
     if (is_shifted(format)) scales[COLUMNS + c] = half(s.least);
     const int added = format == INT8 ? 128 : format == INT4 ? 8 : 0;
     const float inverse = s.scale * s.scale > 0.f ? 1.f / s.scale : 0.f, least = is_shifted(format) ? s.least : 0.f;
     uint8_t codes[GROUP];
-    for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(int(inverse != 0.f ? whole((w[i] - least) * inverse) : 0.f) + added);
-    if (is_eight(format))
+    for (int i = 0; i < GROUP; ++i)
+        codes[i] = uint8_t(int(inverse != 0.f ? nearest_whole((w[i] - least) * inverse) : 0.f) + added);
+    if (is_8_bit(format))
         for (int u = 0; u < GROUP / 4; ++u) memcpy(group + (u * COLUMNS + c) * 4, codes + 4 * u, 4);
     else
         for (int i = 0; i < GROUP / 2; ++i)
             group[(i / 4 * COLUMNS + c) * 4 + i % 4] = uint8_t(codes[i / 4 * 8 + i % 4] | codes[i / 4 * 8 + 4 + i % 4] << 4);
 }
 
-// A narrow format.  INT8 takes any weights, its scales in `unit`; the result is whether all groups were found to be such.
-// With `only_found`, and in the other formats always, what is not such ends the packing; what is written by then is void.
+// Packs weights in a narrow format.  Returns whether all groups are stored exactly.  INT8 takes any weights, with scales in
+// `unit`.  With `only_found`, and always in the other formats, a group that is not exact ends the packing, and the output
+// is invalid.
 inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format, float unit, bool only_found, uint8_t* out) {
     const size_t bytes = group_bytes(format);
     bool found = true;
@@ -159,15 +162,15 @@ inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format,
                 float w[GROUP];
                 const int left = row ? inputs - g * GROUP : 0;
                 if (left >= GROUP) for (int i = 0; i < GROUP; ++i) w[i] = row[g * GROUP + i] * divided;
-                else for (int i = 0; i < GROUP; ++i)  // behind the last of a row its like: the inputs there are zeros
+                else for (int i = 0; i < GROUP; ++i)  // repeat the last weight of a row: the padding inputs are zeros
                     w[i] = left > 0 ? row[g * GROUP + std::min(i, left - 1)] * divided : 0.f;
                 Scale s{0.f, 0.f};
-                if (format == INT8) s.scale = scale_of_8(w, found);
-                else if (format == INT4) s.scale = scale_of_4(w);
-                else s = shift_of(w, format == INT4_SHIFTED ? 15 : 31);
+                if (format == INT8) s.scale = find_scale_8(w, found);
+                else if (format == INT4) s.scale = find_scale_4(w);
+                else s = find_shifted_scale(w, format == INT4_SHIFTED ? 15 : 31);
                 if (s.scale != s.scale && format != INT8) return false;  // in INT8 a scale that is NaN makes the output NaN
                 if (only_found && !found) return false;
-                put(w, s, format, c, out);
+                pack_column(w, s, format, c, out);
             }
     return found;
 }
@@ -175,7 +178,7 @@ inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format,
 enum Kind : int32_t { Q4_0 = 0, Q4_1 = 1, Q8_0 = 2 };  // GGUF's blocks of 32 numbers
 constexpr int BLOCK_SIZES[] = {18, 20, 34};
 
-// `count` blocks to floats [count * 32].  A code times a half is exact, so this is what anybody makes of them.
+// `count` blocks to floats [count * 32].  A code times a half is exact, so every decoder gives the same floats.
 inline void decode(int kind, const uint8_t* blocks, int64_t count, float* out) {
     for (int64_t b = 0; b < count; ++b, blocks += BLOCK_SIZES[kind], out += 32) {
         fp16 halves[2]; memcpy(halves, blocks, 4);

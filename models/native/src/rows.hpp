@@ -1,4 +1,4 @@
-// What is done to one row at a time: norms, rotations, making bytes of floats, finding the largest.
+// Operations on one row at a time: norms, rotations, quantisation, argmax.
 //
 // A row's length is padded to a multiple of PADDING with zeros, which stay zeros.
 #pragma once
@@ -41,11 +41,12 @@ inline void normalise(NormKind kind, const Norm& norm, float eps, const float* x
         store(out + i, fma(mul(sub(load(x + i), mean), scale), load(norm.weight + i), load(norm.bias + i)));
 }
 
-// N floats' largest magnitude.  What is no number is none in `poison` from then on.
+// The largest magnitude of N floats.  `nonfinite` becomes NaN if one of them is infinite or NaN.
 template <int N>
-INLINE float peak(const float* values, Floats& poison) {
+INLINE float peak(const float* values, Floats& nonfinite) {
     Floats top = zero();
-    UNROLL(N / LANES, i, Floats v = load(values + i * LANES); top = largest(top, magnitude(v)); poison = fma(v, zero(), poison));
+    UNROLL(N / LANES, i, Floats v = load(values + i * LANES); top = largest(top, magnitude(v));
+           nonfinite = fma(v, zero(), nonfinite));
     return highest(top);
 }
 INLINE float inverse(float most, float largest_code) { return most > 0.f ? largest_code / most : 0.f; }
@@ -56,8 +57,8 @@ INLINE void encode(const float* values, float inverse, int8_t* codes) {
     UNROLL(GROUP / LANES, i, store_codes(codes + i * LANES, mul(load(values + i * LANES), all(inverse)), s));
 }
 
-// What the sum of a group's inputs is multiplied with, in scales of the weights: codes of weights have 128 or 8 added;
-// shifted ones stand above a least weight, which is multiplied with the sum itself.
+// The factor of the sum of a group's inputs, in scales of the weights.  Codes of weights have 128 or 8 added, which is
+// subtracted by it; in shifted formats the group's least weight is multiplied with the sum itself.
 constexpr float offset_of(int format) { return format == INT8 ? -128.f : format == INT4 ? -8.f : 1.f; }
 
 // [K] floats to codes [K], scales [K / SPAN] and offsets [K / GROUP].  Of each SPAN the largest magnitude becomes 127.
@@ -84,7 +85,7 @@ __attribute__((noinline)) inline void quantise(const float* values, int inputs, 
     if (is_nan(nonfinite)) scales[-inputs / SPAN] = NAN;
 }
 
-// Row `row` of x, floats to what the product reads.
+// Converts row `row` of x from floats to what the product reads.
 inline void prepare(const Operand& x, int format, int row, const float* values) {
     const size_t start = size_t(row) * x.inputs;
     if (format == FLOAT32) {
@@ -94,26 +95,26 @@ inline void prepare(const Operand& x, int format, int row, const float* values) 
     quantise(values, x.inputs, offset_of(format), x.codes + start, x.scales + start / SPAN, x.offsets + start / GROUP);
 }
 
-// The first of the largest of n floats; -1 where one of them is infinite or no number.
-inline int likeliest(const float* x, int n) {
+// The lowest index of the largest of n floats; -1 if one of them is infinite or NaN.
+inline int argmax(const float* x, int n) {
     constexpr int SOME = 8 * LANES;
     float most = -INFINITY;
     int best = 0;
-    Floats poison = zero();
+    Floats nonfinite = zero();
     for (int i = 0; i < n; i += SOME) {
         Floats top = all(-INFINITY);
         for (int j = i; j < std::min(i + SOME, n); j += LANES) {
             Floats v = load(x + j);
             if (n - j < LANES) v = first(v, n - j, x[j]);
             top = largest(top, v);
-            poison = fma(v, zero(), poison);
+            nonfinite = fma(v, zero(), nonfinite);
         }
         if (const float here = highest(top); here > most) {
             most = here;
             best = i;
         }
     }
-    if (is_nan(poison)) return -1;
+    if (is_nan(nonfinite)) return -1;
     while (x[best] != most) ++best;
     return best;
 }

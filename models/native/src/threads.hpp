@@ -1,9 +1,8 @@
-// A team of threads that do one thing at a time together: the caller is one of them.
+// A team of threads that run one job at a time together; the caller is one of them.
 //
-// Knows nothing of what is done.  The one idea: within a job everybody meets at barriers by spinning, since the next
-// part begins within microseconds; between jobs the others spin for a moment and then sleep.  Where a neighbour wants
-// the cores too, all wait at every barrier for the one who has none: fewer are faster then, so how many take part is
-// decided anew for each job.
+// Within a job threads wait at barriers by spinning, since the next part begins within microseconds; between jobs they
+// spin for a moment and then sleep.  If other programs use the cores too, all threads wait at every barrier for one
+// without a core, and fewer threads are faster.  So the number of threads is chosen anew for each job.
 #pragma once
 
 #include <atomic>
@@ -16,46 +15,47 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-inline void breathe() { _mm_pause(); }
+inline void spin_pause() { _mm_pause(); }
 #else
-inline void breathe() { std::this_thread::yield(); }
+inline void spin_pause() { std::this_thread::yield(); }
 #endif
 
 class Team {
   public:
-    // One that `adapts` takes it that all who take part have as much to do.
+    // `adapts`: choose the number of threads by measurement; assumes that all threads get equal work.
     explicit Team(int size, bool adapts = true)
-        : adapts_(adapts), spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0), most_(size), size_(size), used_(size) {
-        for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+        : adapts_(adapts), spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0), max_size_(size),
+          size_(size), used_(size) {
+        for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve_jobs(i); });
     }
     ~Team() {
         job_ = nullptr;
-        size_ = most_;
-        announce();
+        size_ = max_size_;
+        publish_job();
         for (auto& thread : threads_) thread.join();
     }
 
-    // Decides how many take part in the next job.
-    void muster() {
-        if (size_ < most_ && Clock::now() >= until_) ++size_;
+    // Chooses the number of threads of the next job.
+    void choose_size() {
+        if (size_ < max_size_ && Clock::now() >= until_) ++size_;
     }
     int size() const { return size_; }
 
-    // f(thread) on all that take part at once; the caller is thread 0.
+    // Runs f(thread) on all threads of the job at once; the caller is thread 0.
     template <class F>
     void run(F&& f) {
         if (size_ == 1) { f(0); return; }
         job_ = [](void* f, int thread) { (*static_cast<std::remove_reference_t<F>*>(f))(thread); };
-        what_ = &f;
+        argument_ = &f;
         const auto began = Clock::now();
-        announce();
+        publish_job();
         work(0);
-        if (adapts_) judge(Clock::now() - began);
+        if (adapts_) adapt_size(Clock::now() - began);
     }
 
     // Returns when all threads of the job have called it.
     void wait() {
-        const int size = size_;  // before this thread arrives: when all have, the next job may have another
+        const int size = size_;  // read before this thread arrives: after the last one the next job may have another size
         if (size == 1) return;
         const int round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
@@ -65,11 +65,11 @@ class Team {
         }
         Time began{};
         for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
-            if (++spins == PATIENT) began = computed();
-            if (spins < spins_) breathe();
-            else std::this_thread::yield();  // somebody else has the core of whom we wait for
+            if (++spins == PATIENT) began = cpu_time();
+            if (spins < spins_) spin_pause();
+            else std::this_thread::yield();  // another program has the core of a thread that is waited for
         }
-        if (began != Time{}) idle += computed() - began;
+        if (began != Time{}) idle += cpu_time() - began;
     }
 
   private:
@@ -77,9 +77,9 @@ class Team {
     using Time = std::chrono::nanoseconds;
     static constexpr int SPINS = 20000, LINGER = 1000, PATIENT = 500;  // about 1, 0.05 and 0.025 ms
     static constexpr Time SHORT = std::chrono::milliseconds(10), LONG = std::chrono::seconds(2);
-    static constexpr uint32_t COUNTED = 1 << 10;  // more than threads there are
+    static constexpr uint32_t COUNTED = 1 << 10;  // more than any number of threads
 
-    static Time computed() {  // by this thread
+    static Time cpu_time() {  // processor time of this thread
         timespec t;
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
         return std::chrono::seconds(t.tv_sec) + Time(t.tv_nsec);
@@ -87,33 +87,33 @@ class Team {
 
     void work(int thread) {
         idle = Time{};
-        const Time before = computed();
-        job_(what_, thread);
-        used_[thread] = computed() - before - idle;
-        wait();  // for the last of the others
+        const Time before = cpu_time();
+        job_(argument_, thread);
+        used_[thread] = cpu_time() - before - idle;
+        wait();  // for the last thread
     }
 
-    // All of us together did less than one fewer could have done in the same time: one fewer from now on.  One more
-    // again after a pause, which grows as long as that turns out to be too early.
-    void judge(Time took) {
+    // If all threads together used less processor time than one thread fewer could have used, use one fewer from now
+    // on.  Try one more again after a pause, which grows as long as that turns out to be too early.
+    void adapt_size(Time took) {
         if (std::accumulate(used_.begin(), used_.begin() + size_, Time{}) < took * (size_ - 1)) {
             --size_;
             until_ = Clock::now() + pause_;
             pause_ = std::min(4 * pause_, LONG);
-        } else if (size_ == most_) {
+        } else if (size_ == max_size_) {
             pause_ = SHORT;
         }
     }
 
-    // The number of a job says how many take part too: both change at once.
-    void announce() {
+    // The job number contains the number of threads too, so that both change at once.
+    void publish_job() {
         const uint32_t last = job_number_.load(std::memory_order_relaxed);
         job_number_.store((last / COUNTED + 1) * COUNTED + uint32_t(size_), std::memory_order_release);
         job_number_.notify_all();
     }
-    void serve(int thread) {
+    void serve_jobs(int thread) {
         for (uint32_t seen = 0;;) {
-            for (int spins = 0; spins < LINGER && job_number_.load(std::memory_order_acquire) == seen; ++spins) breathe();
+            for (int spins = 0; spins < LINGER && job_number_.load(std::memory_order_acquire) == seen; ++spins) spin_pause();
             job_number_.wait(seen, std::memory_order_acquire);
             seen = job_number_.load(std::memory_order_acquire);
             if (thread >= int(seen % COUNTED)) continue;
@@ -123,14 +123,14 @@ class Team {
     }
 
     const bool adapts_;
-    const int spins_, most_;
+    const int spins_, max_size_;
     int size_;
     Time pause_ = SHORT;
     Clock::time_point until_{};
     void (*job_)(void*, int) = nullptr;
-    void* what_ = nullptr;
-    std::vector<Time> used_;  // for computing, in the last job
-    static inline thread_local Time idle{};  // spent in long waits of this job
+    void* argument_ = nullptr;
+    std::vector<Time> used_;  // processor time of computing, in the last job
+    static inline thread_local Time idle{};  // processor time of this thread in long waits of this job
     alignas(64) std::atomic<uint32_t> job_number_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> round_{0};

@@ -1,6 +1,6 @@
 // One register of floats, and what the kernels do with it, for each instruction set.
 //
-// Knows no network.  Which of the branches is compiled is decided by the compiler's flags: the whole library is compiled
+// The compiler's flags decide which of the branches is compiled: the whole library is compiled
 // once for every instruction set (see build.py), so nothing here is chosen at run time.  Sums over the lanes of a
 // register have one fixed order each, hence a result never depends on what is computed beside it.
 #pragma once

@@ -64,7 +64,7 @@ def said(answers: list[GeneratedSequence]) -> list[list[int]]:
 
 def written(loaded: Checkpoint, **options: Any) -> list[list[int]]:
     assert loaded.decoding is not None
-    how = replace(loaded.decoding, **{"most": MOST, **options})
+    how = replace(loaded.decoding, **{"max_tokens": MOST, **options})
     return said(generate(loaded.head, RaggedBatch.of(SOURCES), how))  # type: ignore[arg-type]
 
 
@@ -85,9 +85,9 @@ def test_logits_are_those_of_the_reference(made: Made, kind: str) -> None:
 def test_greedy_answers_and_beams_are_those_of_the_reference(made: Made, kind: str) -> None:
     theirs, folder = made(kind)
     loaded = load(str(folder))
-    greedy = written(loaded, once=2)
+    greedy = written(loaded, no_repeat_ngram=2)
     assert greedy == generated(theirs, no_repeat_ngram_size=2)
-    beams = written(loaded, beams=4, once=2)
+    beams = written(loaded, beams=4, no_repeat_ngram=2)
     assert beams == generated(theirs, num_beams=4, no_repeat_ngram_size=2)
     assert beams != greedy
     assert len({token for answer in (*greedy, *beams) for token in answer}) > 12
@@ -137,7 +137,7 @@ def test_what_a_folder_says_of_writing_is_followed(made: Made, tmp_path: Path, k
         theirs.generation_config = type(theirs.generation_config)(**before)
     ends = said_of.get("eos_token_id", [END])
     cut = [next((a[: n + 1] for n, token in enumerate(a) if token in ends), a) for a in reference]
-    assert written(loaded, most=expected.max_tokens) == cut
+    assert written(loaded, max_tokens=expected.max_tokens) == cut
 
 
 def test_all_answers_of_a_search_come_in_the_order_of_the_reference(made: Made) -> None:
@@ -193,7 +193,7 @@ def test_configurations_that_cannot_be_followed(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"repetition_penalty": 1.3}, "repetition_penalty 1.3 would change what is written"),
+        ({"repetition_penalty": 1.3}, "repetition_penalty 1.3 would change the output"),
         ({"encoder_no_repeat_ngram_size": 4}, "encoder_no_repeat_ngram_size 4"),
         ({"num_beam_groups": 2}, "num_beam_groups 2"),
         ({"do_sample": True, "num_beams": 4}, "do_sample with num_beams"),

@@ -28,7 +28,7 @@ BLOCKS = 8
 LEARNED = replace(GENERATORS["gpt2"], max_positions=40)
 EXECUTORS = [*runnable_targets(), "torch"]
 HUGE = 2_000_000_000
-LISTS = ("tokens", "positions", "starts", "tables", "segments")
+LISTS = ("tokens", "positions", "starts", "block_tables", "segments")
 
 
 def made(name: str, config: ModelConfig) -> Executor:
@@ -71,7 +71,7 @@ BAD = {
     "a negative position": Bad("positions[5] is -1", {"positions": [0, 1, 2, 16, 17, -1]}),
     "a position behind the table": Bad(
         "positions[5] is 40, which should be at least 0 and less than 40",
-        {"positions": [0, 1, 2, 16, 17, 40], "tables": [[5], [0, 3], [7, 1, 2]]},
+        {"positions": [0, 1, 2, 16, 17, 40], "block_tables": [[5], [0, 3], [7, 1, 2]]},
     ),
     "a position behind its blocks": Bad(
         "sequence 2 has position 16, its blocks hold 16", {"positions": [0, 1, 2, 16, 17, 16]}
@@ -79,20 +79,20 @@ BAD = {
     "a gap between positions": Bad("positions[4] is 18, which should be 17", {"positions": [0, 1, 2, 16, 18, 0]}),
     "positions that descend": Bad("positions[1] is 0, which should be 3", {"positions": [2, 0, 1, 16, 17, 0]}),
     "too few positions": Bad("positions: there are 5, which should be 6", {"positions": [0, 1, 2, 16, 17]}),
-    "a block behind the cache": Bad("tables[1] is 8", {"tables": [[5], [8, 3], [7]]}),
-    "a negative block": Bad("tables[3] is -1", {"tables": [[5], [0, 3], [-1]]}),
-    "too few blocks": Bad("sequence 1 has position 17, its blocks hold 16", {"tables": [[5], [0], [7]]}),
-    "no blocks": Bad("sequence 0 has position 2, its blocks hold 0", {"tables": [[], [0, 3], [7]]}),
-    "too few tables": Bad("tables: there are 2, which should be 3", {"tables": [[5], [0, 3]]}),
+    "a block behind the cache": Bad("block_tables[1] is 8", {"block_tables": [[5], [8, 3], [7]]}),
+    "a negative block": Bad("block_tables[3] is -1", {"block_tables": [[5], [0, 3], [-1]]}),
+    "too few blocks": Bad("sequence 1 has position 17, its blocks hold 16", {"block_tables": [[5], [0], [7]]}),
+    "no blocks": Bad("sequence 0 has position 2, its blocks hold 0", {"block_tables": [[], [0, 3], [7]]}),
+    "too few tables": Bad("block_tables: there are 2, which should be 3", {"block_tables": [[5], [0, 3]]}),
     "an empty sequence": Bad("starts[2] is 3, which should be more than 3", {"starts": [0, 3, 3, 6]}),
     "starts that descend": Bad("starts[2] is 2", {"starts": [0, 5, 2, 6]}),
     "starts that begin later": Bad("starts: they are from 1 to 6", {"starts": [1, 3, 5, 6]}),
     "starts that end later": Bad("starts: they are from 0 to 7", {"starts": [0, 3, 5, 7]}),
-    "no sequence": Bad("there is no sequence", {"starts": [0], "tables": []}),
-    "a wanted row that is none": Bad("wanted[1] is 6", {"wanted": [2, 6]}),
-    "a negative wanted row": Bad("wanted[0] is -1", {"wanted": [-1, 4]}),
-    "wanted rows that descend": Bad("wanted[1] is 2, which should be more than 4", {"wanted": [4, 2]}),
-    "a row that is wanted twice": Bad("wanted[1] is 4", {"wanted": [4, 4]}),
+    "no sequence": Bad("there is no sequence", {"starts": [0], "block_tables": []}),
+    "a wanted row that is none": Bad("output_rows[1] is 6", {"output_rows": [2, 6]}),
+    "a negative wanted row": Bad("output_rows[0] is -1", {"output_rows": [-1, 4]}),
+    "wanted rows that descend": Bad("output_rows[1] is 2, which should be more than 4", {"output_rows": [4, 2]}),
+    "a row that is wanted twice": Bad("output_rows[1] is 4", {"output_rows": [4, 4]}),
     "an adapter that is not attached": Bad("adapters: 2 is not attached", {"adapters": [0, 1, 2]}),
     "a negative adapter": Bad("adapters: -1 is not attached", {"adapters": [0, -1, 0]}),
     "too few adapters": Bad("adapters: there are 2, which should be 3", {"adapters": [0, 1]}),
@@ -124,7 +124,7 @@ def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
     executor: Any = made(name, BERT)
-    with pytest.raises(StepInputError, match="wanted: there are 1, which should be 5"):
+    with pytest.raises(StepInputError, match="output_rows: there are 1, which should be 5"):
         executor.step_with_states(replace(texts(), output_rows=[0]))
     with pytest.raises(StepInputError, match="tokens"):
         executor.step_with_states(replace(texts(), tokens=[1, 2, 3, 4, 90]))
@@ -143,9 +143,10 @@ def test_no_block_outside_of_the_cache_is_copied(name: str, pair: tuple[int, int
 def test_the_check_does_not_depend_on_assertions() -> None:
     code = (
         "from polyhead.models.executors.bounds import Bounds\n"
-        "from polyhead.models.core.errors import RowsError\n"
-        "from polyhead.models.executors.contract import Rows\n"
-        "try: Bounds(9, 0, 0, 0, 0).check(Rows([9], [0], [0, 1], [[]], [0]), {})\nexcept RowsError: print('refused')"
+        "from polyhead.models.core.errors import StepInputError\n"
+        "from polyhead.models.executors.contract import StepInput\n"
+        "try: Bounds(9, 0, 0, 0, 0).check(StepInput([9], [0], [0, 1], [[]], [0]), {})\n"
+        "except StepInputError: print('refused')"
     )
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "refused\n", done.stderr
@@ -163,7 +164,7 @@ class Unchecked(Bounds):
                 ("positions", rows.positions),
                 ("segments", rows.segments),
                 ("starts", rows.starts),
-                ("wanted", rows.output_rows),
+                ("output_rows", rows.output_rows),
                 ("blocks", [block for table in rows.block_tables for block in table]),
                 ("table_starts", [sum(map(len, rows.block_tables[:n])) for n in range(len(rows.block_tables) + 1)]),
             )
@@ -201,7 +202,7 @@ CODES = {
         "no blocks",
     ),
     "starts": ("an empty sequence", "starts that descend", "starts that begin later", "starts that end later"),
-    "wanted rows": (
+    "output rows": (
         "a wanted row that is none",
         "a negative wanted row",
         "wanted rows that descend",
@@ -239,11 +240,11 @@ def test_counts_that_are_none_have_a_code(instructions: str) -> None:
 
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
     """One or two numbers become others, or a list has one more or one less."""
-    fields = ["tokens", "positions", "starts", "wanted", "tables"]
+    fields = ["tokens", "positions", "starts", "output_rows", "block_tables"]
     fields += [name for name in ("segments", "adapters") if getattr(rows, name) is not None]
     for _ in range(choice.randint(1, 2)):
         name = choice.choice(fields)
-        whole = [list(each) for each in rows.block_tables] if name == "tables" else [list(getattr(rows, name))]
+        whole = [list(each) for each in rows.block_tables] if name == "block_tables" else [list(getattr(rows, name))]
         values = choice.choice(whole) if whole else []
         number = choice.choice([-HUGE, -1, 0, 1, 2, 7, 8, 15, 16, 17, 39, 40, 77, 90, HUGE, 2**31 - 1, 2**35])
         match choice.randrange(6):
@@ -253,7 +254,7 @@ def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
                 values.append(number)
             case _ if values:
                 values[choice.randrange(len(values))] = number
-        rows = replace(rows, **{name: whole if name == "tables" else whole[0]})
+        rows = replace(rows, **{name: whole if name == "block_tables" else whole[0]})
     return rows
 
 

@@ -71,5 +71,5 @@ def test_states_need_all_rows() -> None:
     config = ENCODERS["bert"]
     asked = replace(rows(config, cached=False), output_rows=[0])
     for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
-        with pytest.raises(StepInputError, match="wanted"):
+        with pytest.raises(StepInputError, match="output_rows"):
             executor.step_with_states(asked)

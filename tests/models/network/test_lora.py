@@ -247,7 +247,7 @@ def test_what_is_detached_is_gone(tiny_embedder: Path, tmp_path: Path, make: Mak
 def test_deterministic_torch_refuses_by_name(tiny_embedder: Path, tmp_path: Path) -> None:
     loaded = load(str(tiny_embedder))
     make_invariant(loaded.network, loaded.head)
-    with pytest.raises(UnsupportedError, match=r"held to the bit.*load it merged"):
+    with pytest.raises(UnsupportedError, match=r"exact to the bit.*load it merged"):
         by_torch(loaded).attach(several(tiny_embedder, tmp_path)[0])
 
 
@@ -531,7 +531,7 @@ def test_what_runs_when_an_adapter_goes_ends(tiny_generator: Path, tmp_path: Pat
         *_, last = [event async for event in stream]
         assert isinstance(last, Failed)
         assert "base:a" in last.error.message
-        with pytest.raises(Unavailable, match="taken away"):
+        with pytest.raises(Unavailable, match="was removed"):
             served.submit(model, [generate(IDS, 2, adapter=model.adapter)])
         base = served.resolve("base", ["generate"])
         [stream] = served.submit(base, [generate(IDS, 2)])

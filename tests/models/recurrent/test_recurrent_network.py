@@ -247,7 +247,7 @@ def test_a_sequence_without_a_token_is_refused(sources: list[list[int]], targets
         ({"reach": "local-m", "attention": "bahdanau"}, "should be 'global' where attention is 'bahdanau'"),
         ({"input_feeding": True, "attention": "bahdanau"}, "input_feeding is True, which should be False"),
         ({"hidden": 7}, "hidden is 7, which should be even"),
-        ({"reversed_source": True}, "false where both directions are read"),
+        ({"reversed_source": True}, "false if both directions are read"),
         ({"depth": 0}, "depth is 0, which should be a whole number from 1 to"),
         ({"width": True}, "width is True"),
         ({"tied": 1}, "tied is 1, which should be true or false"),
@@ -273,7 +273,7 @@ def test_a_budget_of_parameters_is_met(variant: dict[str, Any]) -> None:
 
 
 def test_a_budget_below_the_least_network_is_refused() -> None:
-    with pytest.raises(ModelError, match="100 parameters are no budget for this network: the nearest has"):
+    with pytest.raises(ModelError, match="100 parameters cannot be reached by this network: the nearest has"):
         fit_hidden_width(TINY, 100)
 
 

@@ -92,9 +92,9 @@ def edited(folder: Path, path: Path, name: str, content: bytes) -> Path:
 def test_a_model_of_another_kind_is_refused_by_what_it_does(folder: Path, model: Model, tmp_path: Path) -> None:
     kinds = {
         "merges": {"model_type": "bpe"},
-        "pieces of bytes": {"byte_fallback": True, "vocab_size": 350},
-        "of a user's own": {"user_defined_symbols": ["lamp"]},
-        "spaces behind words": {"treat_whitespace_as_suffix": True},
+        "byte pieces": {"byte_fallback": True, "vocab_size": 350},
+        "user-defined pieces": {"user_defined_symbols": ["lamp"]},
+        "spaces after words": {"treat_whitespace_as_suffix": True},
     }
     for number, (name, options) in enumerate(kinds.items()):
         raw = model("source", **options).read_bytes()

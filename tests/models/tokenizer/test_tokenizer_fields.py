@@ -52,7 +52,7 @@ def written(folder: Path, base: str, *place: str, new: object) -> Path:
 def test_special_tokens_that_are_not_described_alike(tmp_path: Path, member: str, new: list[str]) -> None:
     folder = written(tmp_path, "WordPiece", "post_processor", "special_tokens", "[CLS]", member, new=new)
     with pytest.raises(
-        CheckpointError, match=r"tokenizer\.json: post_processor: what it puts round a text has \d ids, "
+        CheckpointError, match=r"tokenizer\.json: post_processor: what it adds around a text has \d ids, "
     ):
         Tokenizer.from_folder(folder)
 

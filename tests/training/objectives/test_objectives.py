@@ -287,7 +287,7 @@ def test_what_is_counted_is_what_is_told(words: dict[str, Tokenizer]) -> None:
 class Bag(nn.Module):
     """Writes by what it read, in no order, and by the token before: the least that teacher forcing can teach."""
 
-    start = 1
+    start_token = 1
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class Bag(nn.Module):
         return self.table(targets.tokens) + read.repeat_interleave(torch.tensor(targets.lengths), 0)  # type: ignore[no-any-return]
 
     @property
-    def last(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
         return self.out.weight, self.out.bias
 
 

@@ -1,4 +1,4 @@
-// Memory that is used again and again.  Knows nothing of what is kept there.
+// Scratch memory that is reused from step to step.
 #pragma once
 
 #include <cstdlib>
@@ -6,15 +6,15 @@
 #include <memory>
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr bool EXACT = true;  // rooms have nothing to spare, so that whoever leaves one is seen
+constexpr bool EXACT = true;  // no spare memory, so that an access past the end is detected
 #else
 constexpr bool EXACT = false;
 #endif
 
 template <class T>
-class Room {  // memory that grows and starts as zeros
+class Scratch {  // memory that grows as needed; new memory is zeros
   public:
-    T* of(size_t count) {
+    T* reserve(size_t count) {
         if (count > count_) {
             count_ = count + (EXACT ? 0 : count / 4);
             size_t bytes = (count_ * sizeof(T) + 63) / 64 * 64 + (EXACT ? 0 : 64);
