@@ -281,7 +281,7 @@ def test_where_a_later_slice_is_refused_the_earlier_are_aborted(talker: Model) -
 @pytest.mark.parametrize("why", ["deadline", "left"])
 def test_a_deadline_or_a_client_that_leaves_ends_the_submitting(talker: Model, why: str) -> None:
     class Hurried(RequestContext):
-        def hurry(self) -> None:
+        def check_deadline(self) -> None:
             if why == "deadline" and len(registry.requests) >= 2 * SLICE_SIZE:
                 raise self.deadline_error()
 

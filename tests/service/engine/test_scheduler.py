@@ -461,7 +461,8 @@ def test_what_was_not_committed_is_not_found() -> None:
 def test_a_block_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[int] = []
     monkeypatch.setattr(
-        "polyhead.service.engine.scheduler.child_key", lambda parent, tokens: named.append(1) or child_key(parent, tokens)
+        "polyhead.service.engine.scheduler.child_key",
+        lambda parent, tokens: named.append(1) or child_key(parent, tokens),
     )
     play = Play.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
     play.stop = NEVER
