@@ -145,7 +145,7 @@ class ThreadPool:
             self._thread_count -= 1
             self._start_thread()
         for work in late:
-            log.error("%s has not returned for %g s and is abandoned", work.label, self._abandon_after)
+            log.error("%s has not returned for %g s and is left behind", work.label, self._abandon_after)
             resolve_future(
                 work.future, Failure(TooComplex(f"{work.label} has taken longer than {self._abandon_after:g} s"))
             )

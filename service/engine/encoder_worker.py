@@ -75,7 +75,7 @@ class EncoderWorker:
         if request.segments and len(request.segments) != len(request.tokens):
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
         if request.rows and (request.rows[-1] >= len(request.tokens) or not is_ascending((-1, *request.rows))):
-            raise BadRequest(f"rows are to be of the {len(request.tokens)} tokens, in their order", param="input")
+            raise BadRequest(f"rows must be ascending and below the {len(request.tokens)} tokens", param="input")
         task, _ = self._task_heads[request.adapter]
         if request.form and FORM_TASKS[request.form] != task:
             raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")

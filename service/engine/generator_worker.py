@@ -40,7 +40,7 @@ from .speculation import DraftRequest, Speculation
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
 EMPTY_PLAN = StepPlan([], 0, 0, [])
-ALL_BANNED = "no token is left that may come next: what must, and what must not, leaves none"
+ALL_BANNED = "no token is allowed next: the constraints of the request exclude all of them"
 
 
 class GeneratorWorker:

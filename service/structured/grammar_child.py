@@ -74,8 +74,8 @@ def check_grammar(question: dict[str, Any]) -> dict[str, str]:
     tokenizer = build_byte_tokenizer(question["size"], tuple(question["ends"]), tuple(map(tuple, question["special"])))
     try:
         grammar = to_llguidance(kind, source)
-    except (GbnfToLarkError, ValueError, RecursionError) as error:
-        return {"wrong": readable_error(str(error)), "place": ""}
+    except (GbnfToLarkError, ValueError, RecursionError) as malformed:
+        return {"wrong": readable_error(str(malformed)), "place": ""}
     error = grammar_error(tokenizer, grammar)
     if not error:
         return {"grammar": grammar}
