@@ -96,7 +96,7 @@ class Encoding:
         return self._select(self._encoded.tokens)
 
     @cached_property
-    def current(self) -> list[int | None]:
+    def words(self) -> list[int | None]:
         """[T] the index of the word that a token belongs to, as the pre-tokenizer splits the text."""
         return self._select(self._encoded.word_ids)
 
