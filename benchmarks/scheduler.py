@@ -48,8 +48,8 @@ AIM = 0.03
 class Nothing:
     """An executor that knows the answer before it is asked."""
 
-    poisoned: frozenset[int] = frozenset()
-    likeliest = None
+    nonfinite_blocks: frozenset[int] = frozenset()
+    argmax = None
 
     def __init__(self) -> None:
         self.block_size, self.block_count = BLOCK, max(WIDTHS) * (PROMPT + MOST + BLOCK) // BLOCK
@@ -71,11 +71,11 @@ class Timed:
         self.padding = executor.padding
 
     @property
-    def poisoned(self) -> AbstractSet[int]:
+    def nonfinite_blocks(self) -> AbstractSet[int]:
         return self.executor.nonfinite_blocks
 
     @property
-    def likeliest(self) -> list[int] | None:
+    def argmax(self) -> list[int] | None:
         return self.executor.argmax
 
     def step(self, rows: StepInput) -> Tensor:

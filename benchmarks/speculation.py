@@ -39,13 +39,13 @@ class Counting:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    def step(self, report: StepReport) -> None:
+    def record_step(self, report: StepReport) -> None:
         self.counts.update(steps=1, drafted=report.drafted, accepted=report.accepted)
 
-    def ended(self, ended: RequestEnd) -> None:
+    def record_end(self, ended: RequestEnd) -> None:
         pass
 
-    def rested(self, model: str, task: Task) -> None:
+    def record_idle(self, model: str, task: Task) -> None:
         pass
 
 

@@ -1,1 +1,1 @@
-"""What makes a checkpoint: data, objectives, one training loop, recipes."""
+"""Training: data, tasks and objectives, networks, the training loop, recipes and export."""

@@ -174,7 +174,7 @@ class Fleet:
         for visit in spoke:
             ingress, counts = visit.ingress, visit.came >= self.plan.warm_up_s
             heard = ingress.spend(ingress_costs.token) + ingress_costs.hop
-            visit.candidate.said(visit.turn.id)
+            visit.candidate.count_token(visit.turn.id)
             if not visit.last:
                 visit.first = heard - visit.came
             if counts:
@@ -186,8 +186,8 @@ class Fleet:
 
     def _end(self, visit: Visit, counts: bool) -> None:
         turn, log = visit.turn, self.log
-        visit.candidate.end(turn.id)
-        visit.ingress.answers.heard(turn.answer)
+        visit.candidate.remove_request(turn.id)
+        visit.ingress.answers.add(turn.answer)
         self._open -= 1
         log.ended += 1
         if counts:
@@ -201,10 +201,10 @@ class Fleet:
         """Every replica says to every ingress what the others have queued there."""
         rows = list(zip(*(ingress.candidates for ingress in self.ingresses), strict=True))
         for row in rows:
-            own = [one.queued - one.elsewhere for one in row]
+            own = [one.queued_tokens - one.queued_by_others for one in row]
             whole = sum(own)
             for one, mine in zip(row, own, strict=True):
-                one.elsewhere = whole - mine
+                one.queued_by_others = whole - mine
         if not self.over:
             self.world.at(self.world.now + self.plan.report_s, self._report)
 

@@ -1,7 +1,6 @@
-"""The application: which dialects there are, and what is said to whoever asks for something that cannot be.
+"""Builds the FastAPI application from the dialects, and turns every error into a response.
 
-Knows no wire object.  The one idea: every error, wherever it was noticed, leaves in the shape of the dialect that
-owns the path (`DIALECTS`), with the same headers.
+An error has the format of the dialect that owns the path (`DIALECTS`), wherever it was raised.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,12 +42,11 @@ from .dialects.tgi import routes as tgi
 from .dialects.tokens import routes as tokens
 from .http.request_head import REQUEST_ID_HEADERS
 from .openapi import describe_app
-from .operations import admin, health
-from .operations import web_pages as web
+from .operations import admin, health, web_pages
 from .shared.dialect import Dialect
 from .shared.streaming import JsonResponse
 
-# Who owns a path: the first that says so; OpenAI's where nobody does.  The last has a route for any model's name.
+# The first dialect that matches owns a path; OpenAI's is the default.  The last has a route for any model's name.
 DIALECTS: tuple[Dialect, ...] = (
     rerank.DIALECT,
     anthropic.DIALECT,
@@ -63,14 +61,14 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
-    """An application whose routes reach `server`; `lifespan` starts and stops what works for it."""
+    """An application whose routes use `server`; `lifespan` starts and stops the background services."""
     app = FastAPI(
         title="Polyhead",
         version=VERSION,
         summary="Encoder classifiers and decoder generators behind one HTTP server.",
         lifespan=lifespan,
         redirect_slashes=False,
-        openapi_url=None,  # FastAPI writes it anew for each request; see service.api.operations.web_pages
+        openapi_url=None,  # FastAPI renders it for each request; see service.api.operations.web_pages
         docs_url=None,  # FastAPI's pages load scripts from another origin; see service.api.operations.web_pages
         redoc_url=None,
         telemetry={
@@ -84,51 +82,51 @@ def build_app(server: AppState, lifespan: Lifespan | None = None) -> FastAPI:
     server.metrics.watch_in_flight(lambda: server.admission.unfinished)
     server.metrics.watch_engine(server.engine)
     server.metrics.watch_drain(server.admission.drain_elapsed_s, server.settings.drain_seconds)
-    refuse = partial(respond_error, server)
-    administration = [admin.router, oip_repository.router] if server.has_admin_key else []
+    error_response = partial(respond_error, server)
+    admin_routers = [admin.router, oip_repository.router] if server.has_admin_key else []
     for router in (
         health.router,
-        web.router,
-        *administration,
+        web_pages.router,
+        *admin_routers,
         tokens.router,
         explain.router,
         *(dialect.router for dialect in DIALECTS),
     ):
         app.include_router(router)
-    app.add_middleware(AccessMiddleware, server=server, refuse=refuse)
-    add_error_handlers(app, refuse)
+    app.add_middleware(AccessMiddleware, server=server, error_response=error_response)
+    add_error_handlers(app, error_response)
     app.openapi = partial(describe_app, app, app.openapi, find_dialect)  # type: ignore[method-assign]
-    app.state.description = web.CachedDocument(app.openapi)
+    app.state.description = web_pages.CachedDocument(app.openapi)
     return app
 
 
-def add_error_handlers(app: FastAPI, refuse: ErrorResponder) -> None:
-    def refused(request: Request, error: PolyheadError) -> Response:
-        return refuse(request.state.visit, request.url.path, error)
+def add_error_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
+    def to_response(request: Request, error: PolyheadError) -> Response:
+        return error_response(request.state.context, request.url.path, error)
 
     async def polyhead(request: Request, error: Exception) -> Response:
         assert isinstance(error, PolyheadError)
-        return refused(request, error)
+        return to_response(request, error)
 
     async def failed(request: Request, error: Exception) -> Response:
-        """Of a tokenizer's library, on something unforeseen."""
-        return refused(request, PolyheadError(str(error)))
+        """An unforeseen error of a tokenizer's library."""
+        return to_response(request, PolyheadError(str(error)))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = refused(request, convert_http_error(request, error))
+        response = to_response(request, convert_http_error(request, error))
         response.headers.update(error.headers or {})
         return response
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return refused(request, convert_validation_error(error))
+        return to_response(request, convert_validation_error(error))
 
     async def unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        """A fault of ours: the traceback goes to the log, under the id that the answer carries."""
-        response = refused(request, PolyheadError("the server made a mistake; its log says more"))
-        response.headers.update(dict.fromkeys(REQUEST_ID_HEADERS, request.state.visit.id))
-        request.app.state.server.origins.mark(request.headers, response.headers)
+        """A bug in the server.  The traceback is logged with the request id that the response carries."""
+        response = to_response(request, PolyheadError("the server made a mistake; its log says more"))
+        response.headers.update(dict.fromkeys(REQUEST_ID_HEADERS, request.state.context.id))
+        request.app.state.server.origins.add_cors_headers(request.headers, response.headers)
         return response
 
     app.add_exception_handler(PolyheadError, polyhead)
@@ -138,20 +136,23 @@ def add_error_handlers(app: FastAPI, refuse: ErrorResponder) -> None:
     app.add_exception_handler(Exception, unforeseen)
 
 
-def respond_error(server: AppState, visit: RequestContext, path: str, error: PolyheadError) -> Response:
-    """`error` as the dialect that owns `path` says it; counted, unless the engine counts the request."""
-    visit.outcome, visit.reason = error_outcome(error), error.code
-    if not visit.is_counted:
-        visit.is_counted = True
+def respond_error(server: AppState, context: RequestContext, path: str, error: PolyheadError) -> Response:
+    """The response for `error`, in the format of the dialect that owns `path`.
+
+    The request is counted here unless the engine counts it.
+    """
+    context.outcome, context.reason = error_outcome(error), error.code
+    if not context.is_counted:
+        context.is_counted = True
         server.metrics.record_early_end(
-            missed_outcome(error), error.code, error.model or visit.model, error.task or visit.task
+            early_outcome(error), error.code, error.model or context.model, error.task or context.task
         )
     dialect = find_dialect(path)
     return JsonResponse(dialect.error(error), dialect.status(error), error_headers(error))
 
 
-def missed_outcome(error: PolyheadError) -> EarlyOutcome:
-    """How a request ends that the engine never had."""
+def early_outcome(error: PolyheadError) -> EarlyOutcome:
+    """The outcome of a request that ended before it reached the engine."""
     match error:
         case Expired():
             return "expired"
@@ -162,8 +163,8 @@ def missed_outcome(error: PolyheadError) -> EarlyOutcome:
 
 
 def error_outcome(error: PolyheadError) -> str:
-    """How a request ends that this is said to."""
-    return "failed" if error.status == 500 or isinstance(error, Stopped) else missed_outcome(error)
+    """The outcome of a request that ends with `error`."""
+    return "failed" if error.status == 500 or isinstance(error, Stopped) else early_outcome(error)
 
 
 def find_dialect(path: str) -> Dialect:
@@ -180,14 +181,14 @@ def error_headers(error: PolyheadError) -> Mapping[str, str]:
 
 
 def convert_http_error(request: Request, error: HTTPException) -> PolyheadError:
-    """What the framework raises, in our words."""
-    asked = f"{request.method} {request.url.path}"
+    """An exception of the framework as one of our errors."""
+    request_line = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
-            return NotFound(f"there is no route {asked}; /docs lists the routes")
+            return NotFound(f"there is no route {request_line}; /docs lists the routes")
         case 405:
             allowed = (error.headers or {}).get("Allow", "")
-            return MethodNotAllowed(f"{asked} is not possible, the route takes {allowed}")
+            return MethodNotAllowed(f"{request_line} is not possible, the route takes {allowed}")
         case _:
             return BadRequest(str(error.detail))
 

@@ -1,7 +1,7 @@
-"""What /openapi.json says of every route beside what the route says itself: its address, its key, and how it fails.
+"""Completes /openapi.json: each route's path parameters, security, success responses and error responses.
 
-Knows no dialect.  The one idea: a route says what it takes.  What may go wrong before and behind it is the same
-everywhere, so it is told from the errors there are, in the shape and with the status of the dialect that owns the path.
+A route declares only its body.  The errors it may return are derived from the error classes, with the format and the
+status of the dialect that owns the path.
 """
 
 import re
@@ -31,26 +31,25 @@ from .shared.dialect import Dialect
 
 Json = dict[str, Any]
 EVENT_STREAM, OCTET_STREAM, PLAIN_TEXT = "text/event-stream", "application/octet-stream", "text/plain"
-# How routes answer that do not answer in JSON alone, by how their paths end.
+# Media types of routes whose path has this suffix; all other routes return JSON only.
 MEDIA_TYPES: Mapping[str, Sequence[str]] = {
     "/generate_stream": ("application/json", EVENT_STREAM),
     "/infer": ("application/json", OCTET_STREAM),
     "/metrics": (PLAIN_TEXT, "application/openmetrics-text"),
 }
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})
-UNDOCUMENTED_ERRORS = frozenset(
-    {ClientGone, MethodNotAllowed, UnreadableRequest}
-)  # nobody reads it, or it is no operation's
-ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # what only changes of the served models run into
-# Where nothing is done.
+# Errors that no client receives, or that belong to no operation.
+UNDOCUMENTED_ERRORS = frozenset({ClientGone, MethodNotAllowed, UnreadableRequest})
+ADMIN_ERRORS = frozenset({Conflict, InsufficientMemory})  # raised only by operations that change the served models
+# Errors of GET routes.
 GET_ERRORS = frozenset(
     {BadRequest, Unauthorized, Forbidden, ForeignOrigin, NotFound, MisdirectedRequest, Unavailable, PolyheadError}
 )
-PUBLIC_ERRORS = (ForeignOrigin, MisdirectedRequest)  # where no key is asked for, too
+PUBLIC_ERRORS = (ForeignOrigin, MisdirectedRequest)  # errors of public routes
 
 
 def describe_app(app: FastAPI, make: Callable[[], Json], owner: Callable[[str], Dialect]) -> Json:
-    """The description that `make` gives, completed once; `owner` is the dialect of a path."""
+    """The OpenAPI document that `make` returns, completed once; `owner` returns the dialect of a path."""
     if app.openapi_schema is None:
         schema = make()
         for path, operations in schema["paths"].items():
@@ -70,26 +69,29 @@ def complete_operation(path: str, method: str, operation: Json, dialect: Dialect
     operation["responses"] = success_responses(path, operation)
     operation["responses"] |= error_responses(dialect, PUBLIC_ERRORS if public else list(error_kinds(path, method)))
     if path in PROBE_PATHS:
-        operation["responses"]["503"] = {"description": "No, and why.", "content": {"application/json": {}}}
+        operation["responses"]["503"] = {
+            "description": "No; the body gives the reasons.",
+            "content": {"application/json": {}},
+        }
 
 
 def success_responses(path: str, operation: Json) -> Json:
-    """How it goes well."""
+    """The success response."""
     media = next((media for end, media in MEDIA_TYPES.items() if path.endswith(end)), ("application/json",))
     if "stream" in body_fields(operation):
         media = (*media, EVENT_STREAM)
-    return {"200": {"description": "What was asked for.", "content": {kind: {} for kind in dict.fromkeys(media)}}}
+    return {"200": {"description": "Successful response.", "content": {kind: {} for kind in dict.fromkeys(media)}}}
 
 
 def body_fields(operation: Json) -> set[str]:
-    """What the body of a request may have."""
+    """The field names that the request body may have."""
     body = operation.get("requestBody", {"content": {"application/json": {"schema": {}}}})
     schema = body["content"]["application/json"]["schema"]
     return {name for each in schema.get("anyOf", [schema]) for name in each.get("properties", ())}
 
 
 def error_kinds(path: str, method: str) -> Iterator[type[PolyheadError]]:
-    """The errors that a route may answer with."""
+    """The error classes that a route may return."""
     for kind in walk_subclasses(PolyheadError):
         if kind in UNDOCUMENTED_ERRORS or (method == "GET" and kind not in GET_ERRORS):
             continue
@@ -104,7 +106,7 @@ def walk_subclasses(kind: type[PolyheadError]) -> Iterator[type[PolyheadError]]:
 
 
 def error_responses(dialect: Dialect, kinds: Sequence[type[PolyheadError]]) -> Json:
-    """By status."""
+    """The error responses, by status."""
     found: dict[int, list[PolyheadError]] = {}
     for kind in kinds:
         for error in (kind("why"), kind("why", param="field")):
@@ -119,7 +121,7 @@ def error_responses(dialect: Dialect, kinds: Sequence[type[PolyheadError]]) -> J
 
 
 def infer_schema(values: Sequence[Any]) -> Json:
-    """The schema of values that are alike: all of their fields are required."""
+    """The JSON schema of values of the same structure; all of their fields are required."""
     match values[0]:
         case dict(first):
             fields = {name: infer_schema([value[name] for value in values]) for name in first}

@@ -1,4 +1,4 @@
-"""The application of the port for probes: it passes on requests for probes and refuses all others."""
+"""The application on the port for probes: it serves probe routes and rejects all others."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -9,7 +9,7 @@ from .shared.streaming import JsonResponse
 
 
 class ProbeApp:
-    """ASGI.  `app` answers the probes."""
+    """An ASGI application.  `app` answers the probes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

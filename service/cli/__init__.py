@@ -1,1 +1,1 @@
-"""The command line: one module for each command, and what they print."""
+"""The command line: a module for each command, and shared output."""

@@ -1,7 +1,6 @@
-"""What models would take, before they are served: the work of `polyhead check`.
+"""`polyhead check`: the memory that models would take, computed from their descriptions without reading weights.
 
-Knows descriptions and the budget; reads no weights.  The one idea: it plans as a starting server does, one model after
-the other in one budget, so that what it says fits is what will be loaded.
+It plans as a starting server does, one model after the other in one budget, so its result is what will be loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,25 +35,28 @@ from ..runtime.self_test import apply_known_cost
 from ..runtime.tokenizer_check import TokenizerCheck
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
-EXPLAIN_HEADER = "to explain"  # the column of what a network that explains takes beside
+EXPLAIN_HEADER = "to explain"  # header of the column for explanations
 
 
 def parse_sources(sources: Sequence[str]) -> dict[str, str]:
-    """NAME=SOURCE as for serve; a source alone is called "model", the next one "model-2"."""
+    """Read NAME=SOURCE arguments as serve does.  A source without a name is called "model", the next one "model-2"."""
     models: dict[str, str] = {}
-    for number, given in enumerate(sources, 1):
-        name, equals, source = given.partition("=")
+    for number, argument in enumerate(sources, 1):
+        name, equals, source = argument.partition("=")
         if equals and is_name(name):
             models[name] = source
         else:
-            models["model" if number == 1 else f"model-{number}"] = given
+            models["model" if number == 1 else f"model-{number}"] = argument
     return models
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """`said` is a table in MiB with what to say below it, empty where there is no model to say it of; `refused` has a
-    sentence for each source that cannot be loaded; `fits`: all of them can be loaded, and fit."""
+    """The result of a check.
+
+    `report` is a table in MiB with notes below it, empty if no model could be described.  `errors` has a sentence for
+    each source that cannot be loaded.  `fits`: all of them can be loaded, and fit.
+    """
 
     report: str
     errors: tuple[str, ...]
@@ -62,48 +64,51 @@ class CheckResult:
 
 
 def check_models(settings: Settings) -> CheckResult:
-    """A source that is refused does not keep the others from being checked, and takes no room from them."""
-    vetting = TokenizerCheck()
-    described, models, adapters, refused = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
-    explained = dict[str, MemoryNeed]()  # by model's name, if explanations are on
-    for name in sorted(
-        settings.models, key=lambda name: bool(base_model_name(name))
-    ):  # adapters after what they lie over
+    """Check all models of the settings.  A source that cannot be loaded takes no memory, and the others are still
+    checked.
+    """
+    checker = TokenizerCheck()
+    described, models, adapters, errors = dict[str, Description](), list[ModelSize](), list[MemoryNeed](), list[str]()
+    explained = dict[str, MemoryNeed]()  # by model, if explanations are enabled
+    # Adapters come after their base models.
+    for name in sorted(settings.models, key=lambda name: bool(base_model_name(name))):
         try:
             if base_model_name(name):
                 adapters.append(adapter_need(name, described, settings))
                 explained |= {name: replace(explained[base_model_name(name)], name=name)} if settings.explain else {}
             else:
-                what = unwrap(
-                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=vetting.check_folder))
+                description = unwrap(
+                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=checker.check_folder))
                 )
-                what = apply_known_cost(what, settings)
-                draft = choose_draft_model(name, what, settings, vetting.check_folder)
-                models.append(measure_model(name, what, draft, settings.tensor_parallel))
-                described[name] = what
+                description = apply_known_cost(description, settings)
+                draft = choose_draft_model(name, description, settings, checker.check_folder)
+                models.append(measure_model(name, description, draft, settings.tensor_parallel))
+                described[name] = description
                 explained |= (
-                    {name: explainer_memory_need(measure_model(name, what), settings)} if settings.explain else {}
+                    {name: explainer_memory_need(measure_model(name, description), settings)}
+                    if settings.explain
+                    else {}
                 )
         except (ModelError, PolyheadError) as error:
-            refused.append(f"{name}: {error}")
-    vetting.close()
+            errors.append(f"{name}: {error}")
+    checker.close()
     if not models:
-        return CheckResult("", tuple(refused), fits=False)
-    said, fits = plan_memory(models, adapters, explained, settings)
-    return CheckResult(said, tuple(refused), fits=fits and not refused)
+        return CheckResult("", tuple(errors), fits=False)
+    report, fits = plan_memory(models, adapters, explained, settings)
+    return CheckResult(report, tuple(errors), fits=fits and not errors)
 
 
 def plan_memory(
     models: Sequence[ModelSize], adapters: Sequence[MemoryNeed], explained: Mapping[str, MemoryNeed], settings: Settings
 ) -> tuple[str, bool]:
-    """What there is to say of those that can be loaded, and whether they fit."""
-    kept = sum(adapter.total for adapter in adapters)
+    """Plan the memory of the models that can be loaded.  Returns the report, and whether they fit."""
+    adapter_bytes = sum(adapter.total for adapter in adapters)
     free = memory_limit(settings.model_copy(update={"memory_mib": 0}), choose_placement(settings).device)
     budget = MemoryBudget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):
         try:
-            plan = budget.plan(model, models[number + 1 :], kept)
+            plan = budget.plan(model, models[number + 1 :], adapter_bytes)
             budget.reserve(plan)
         except InsufficientMemory as error:
             complaints.append(error.message)
@@ -114,26 +119,26 @@ def plan_memory(
             budget.reserve_adapter(adapter)
         except InsufficientMemory as error:
             complaints.append(error.message)
-    said = complaints or [describe_cache_shortage(model, plan) for model, plan in zip(models, needs, strict=True)]
+    notes = complaints or [describe_cache_shortage(model, plan) for model, plan in zip(models, needs, strict=True)]
     if not complaints:
-        said.append(describe_explain_shortage(explained, budget.free))
-    lines = [format_table([*needs, *adapters], explained), describe_limit(settings, free), *filter(None, said)]
-    return "\n".join(lines), not complaints
+        notes.append(describe_explain_shortage(explained, budget.free))
+    parts = [format_table([*needs, *adapters], explained), describe_limit(settings, free), *filter(None, notes)]
+    return "\n".join(parts), not complaints
 
 
 def describe_explain_shortage(explained: Mapping[str, MemoryNeed], free: int) -> str:
-    """Which models have too little room for a network that explains them."""
+    """Name the models that the rest of the memory is too small to explain; empty if there is none."""
     large = [f"{name} ({ceil_mib(need.total)})" for name, need in explained.items() if need.total > free]
     return f"{ceil_mib(free)} MiB are left for explanations: too few for {', '.join(large)}" if large else ""
 
 
 def adapter_need(name: str, described: Mapping[str, Description], settings: Settings) -> MemoryNeed:
-    """Of an adapter over one of the models.  UnsupportedError where that model is refused itself."""
-    trunk = described.get(base_model_name(name))
-    if trunk is None:
-        raise UnsupportedError(f"{base_model_name(name)}, which it is laid over, is refused itself")
-    laid = BaseModel(trunk).plan_adapter(ANYWHERE.locate(settings.models[name]))
-    return adapter_memory_need(name, laid, choose_placement(settings, trunk.default_precision, trunk.config))
+    """Return the memory of an adapter.  Raises UnsupportedError if its base model cannot be loaded."""
+    base = described.get(base_model_name(name))
+    if base is None:
+        raise UnsupportedError(f"{base_model_name(name)}, its base model, cannot be loaded")
+    laid = BaseModel(base).plan_adapter(ANYWHERE.locate(settings.models[name]))
+    return adapter_memory_need(name, laid, choose_placement(settings, base.default_precision, base.config))
 
 
 def describe_cache_shortage(model: ModelSize, planned: MemoryNeed) -> str:

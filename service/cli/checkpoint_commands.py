@@ -1,6 +1,6 @@
-"""Commands that look into one checkpoint: `polyhead explain | heads | quality | verify-determinism | quantize`.
+"""Commands on one checkpoint: `polyhead explain | heads | quality | verify-determinism | quantize`.
 
-Knows what to call, as service.cli.main does, and imports as late.
+They import their work late, as service.cli.main does.
 """
 
 import sys
@@ -28,7 +28,7 @@ def report_failure(message: object, code: int = 1) -> typer.Exit:
 
 
 def print_text(text: str) -> None:
-    """To standard output: what may hold labels and tokens of a model."""
+    """Print text that may contain labels and tokens of a model, with control characters escaped."""
     from ..core.logs import escape_for_terminal
 
     typer.echo(escape_for_terminal(text, sys.stdout))
@@ -36,7 +36,7 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """What is wrong with settings or a checkpoint ends the command, with a sentence."""
+    """End the command with a sentence and an exit code if settings or a checkpoint are wrong."""
     from polyhead.models.core.errors import ModelError
 
     from ..config.settings import SettingsError
@@ -51,7 +51,7 @@ def exit_on_error() -> Iterator[None]:
 
 @contextmanager
 def exit_on_interrupt() -> Iterator[None]:
-    """Who stops the command sees no half of a line, and no traceback."""
+    """End the command at Ctrl-C without a half line and without a traceback."""
     try:
         yield
     except KeyboardInterrupt:
@@ -60,29 +60,34 @@ def exit_on_interrupt() -> Iterator[None]:
 
 
 def print_progress(what: str, done: int, total: int) -> None:
-    """One line, written over; on the error output, so that the other can be kept."""
+    """Write progress as one line that is overwritten, to standard error."""
     typer.echo(f"\r\x1b[K{what}: {done} of {total}" if done < total else "\r\x1b[K", nl=False, err=True)
 
 
 @app.command()
 def explain(
     model: Source,
-    text: Annotated[str, typer.Argument(help="What it reads.", show_default=False)],
-    second: Annotated[str, typer.Argument(help="Of a pair; or what a vector is compared with.")] = "",
-    method: Annotated[Method, typer.Option(help="How it is explained.")] = "attention",
-    target: Annotated[str, typer.Option(help="A label, a word, a text, or a JSON object; else the likeliest.")] = "",
-    layers: Annotated[str, typer.Option(help="Of attention, as in 0,5 or 0-3; else all.")] = "",
-    heads: Annotated[str, typer.Option(help="The same of heads.")] = "",
-    steps: Annotated[int, typer.Option(min=1, help="Of integrated gradients.")] = 50,
-    baseline: Annotated[str, typer.Option(help="What stands for nothing: auto, pad, mask, unk, eos or zero.")] = "auto",
+    text: Annotated[str, typer.Argument(help="The text that the model reads.", show_default=False)],
+    second: Annotated[
+        str, typer.Argument(help="The second text of a pair, or the text that a vector is compared with.")
+    ] = "",
+    method: Annotated[Method, typer.Option(help="The method of explanation.")] = "attention",
+    target: Annotated[
+        str, typer.Option(help="A label, a word, a text, or a JSON object; by default the most likely.")
+    ] = "",
+    layers: Annotated[str, typer.Option(help="Layers of attention, as in 0,5 or 0-3; by default all.")] = "",
+    heads: Annotated[str, typer.Option(help="Heads of attention, in the same form.")] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of integrated gradients.")] = 50,
+    baseline: Annotated[str, typer.Option(help="The baseline input: auto, pad, mask, unk, eos or zero.")] = "auto",
     window: Annotated[int, typer.Option(min=1, help="Neighbouring tokens that occlusion hides together.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write, of a generator.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens that a generator writes.")] = 16,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a model answers as it does: which tokens count, or where its heads look.  No server is needed.
+    """Explain an answer of a model: which tokens count, or where its heads attend.  No server is needed.
 
-    With --json it is what POST /v1/explain answers.  docs/explain.md says what each method tells, and what it doesn't.
+    With --json it prints the answer of POST /v1/explain. docs/explain.md says what each method shows, and what it does
+    not.
     """
     from ..config import settings
 
@@ -91,8 +96,8 @@ def explain(
     from .explain_command import explain_model as work
 
     options = {"method": method, "steps": steps, "baseline": baseline, "window": window, "max_tokens": max_tokens}
-    named = {"target": target, "layers": layers, "heads": heads}
-    options |= {name: given for name, given in named.items() if given}
+    selections = {"target": target, "layers": layers, "heads": heads}
+    options |= {name: value for name, value in selections.items() if value}
     with exit_on_error(), exit_on_interrupt():
         work(ExplainArguments(model, (text, second) if second else (text,), options, plot, as_json), print_text)
 
@@ -102,14 +107,14 @@ def heads(
     model: Source,
     data: Annotated[Path, typer.Argument(help="Labelled texts: .jsonl, .csv, .tsv or .txt.", show_default=False)],
     plot: Plot = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rows to take, from all over the file; 0: every one.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Rows to take, evenly over the file; 0: all.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much worse a model is without each of its heads, one at a time, on texts whose labels are known.
+    """Measure how much worse a model is without each of its heads, one at a time, on labelled texts.
 
     Fields of a row: text and label, and text_pair where pairs are read; tokens and tags; question, context and answer;
-    text and translation; text alone for what generates or fills in; text, text_pair and score for vectors.  A label is
-    a name or an index.
+    text and translation; text alone for generation and filling in; text, text_pair and score for vectors.  A label is a
+    name or an index.
     """
     from ..config import settings
 
@@ -125,18 +130,19 @@ def quality(
     source: Source,
     text: Annotated[str, typer.Option(help="A file of text to read instead of the one that comes with polyhead.")] = "",
     precision: Annotated[
-        Literal["auto", "float32", "int8", "int4"], typer.Option(help="What is compared; auto: as it would be served.")
+        Literal["auto", "float32", "int8", "int4"],
+        typer.Option(help="The precision that is compared; auto: as it would be served."),
     ] = "auto",
     tokens: Annotated[
-        int, typer.Option(min=0, max=8192, help="Tokens of the text to read; 0: 448 of a generator, about 2,048 else.")
+        int, typer.Option(min=0, max=8192, help="Tokens of the text to read; 0: 448 for a generator, else about 2,048.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how far what would be served is from float32 of the same file.
+    """Measure how far a model as it would be served is from float32 of the same file.
 
-    Of a generator: KL divergence of next-token distributions, how often the likeliest token is the same, perplexity of
-    both.  Of a classifier, a ranker or a token head: how often labels are the same, the largest change of a
-    probability.  Of an embedder: the cosine of vectors.  Of all of them: the layer that adds most error.
+    For a generator: KL divergence of next-token distributions, how often the most likely token is the same, perplexity
+    of both.  For a classifier, a ranker or a token head: how often labels are the same, the largest change of a
+    probability.  For an embedder: the cosine of vectors.  For all of them: the layer that adds most error.
     """
     from ..config import settings
 
@@ -151,12 +157,12 @@ def quality(
 @app.command("verify-determinism")
 def verify_determinism(
     source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
-    deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
+    deterministic: Annotated[bool, typer.Option(help="Use the mode that guarantees equal answers.")] = True,
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16, int8 or int4.")] = "auto",
-    count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
+    count: Annotated[int, typer.Option(min=2, help="Number of prompts of random tokens.")] = 200,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts to use instead, one per line.")] = None,
 ) -> None:
-    """Compare answers in company with those given alone, to the bit."""
+    """Compare answers computed in batches with those computed alone, bit by bit."""
     from ..config import settings
 
     settings.set_library_defaults()
@@ -164,10 +170,10 @@ def verify_determinism(
 
     chosen = {"deterministic": deterministic, "precision": precision}
     with exit_on_error():
-        asked = settings.read_settings({"models": {"verified": source}, **chosen})
-        loaded = determinism.load_checkpoint(asked)
+        read = settings.read_settings({"models": {"verified": source}, **chosen})
+        loaded = determinism.load_checkpoint(read)
         requests = determinism.read_requests(loaded, prompts) if prompts else determinism.random_requests(loaded, count)
-        verdicts = determinism.verify(loaded, asked, requests, print_progress)
+        verdicts = determinism.verify(loaded, read, requests, print_progress)
     typer.echo(determinism.format_table(verdicts))
     if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
         raise report_failure("answers depend on the batch")
@@ -177,17 +183,17 @@ def verify_determinism(
 def quantize(
     source: Annotated[str, typer.Argument(help="A folder of safetensors, or an id on the hub.", show_default=False)],
     out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
-    precision: Annotated[Literal["int8", "int4"], typer.Option(help="Of the matrices.")] = "int8",
+    precision: Annotated[Literal["int8", "int4"], typer.Option(help="Precision of the matrices.")] = "int8",
     text: Annotated[
-        Path | None, typer.Option(help="For int4: a file of text like that the model will see; 100 KB are enough.")
+        Path | None, typer.Option(help="For int4: a file of text similar to the model's input; 100 KB are enough.")
     ] = None,
 ) -> None:
-    """Write a checkpoint with smaller weights, in the form of compressed-tensors; serve it like any other.
+    """Write a checkpoint with smaller weights in the compressed-tensors format; serve it like any other.
 
-    int8 takes 9 bits of a weight and is what --precision int8 computes with anyway, to the bit.  int4 takes 4.5 and
-    costs some quality: SmolLM2-135M's next-token distributions then differ from float32's by 0.10 nats (KL), by
-    0.002 with int8.  It takes minutes, longer for larger models.  Embeddings, and an output layer that shares them,
-    stay as they are.
+    int8 takes 9 bits per weight and gives the same bits as --precision int8 does at load time. int4 takes 4.5 bits and
+    costs some quality: SmolLM2-135M's next-token distributions then differ from float32's by 0.10 nats (KL), by 0.002
+    with int8.  It takes minutes, longer for larger models.  Embeddings, and an output layer that shares them, stay
+    unchanged.
     """
     from ..config import settings
 

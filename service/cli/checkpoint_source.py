@@ -1,7 +1,6 @@
-"""A checkpoint in this process, for commands that look into one: `opened(source)`.
+"""Loads a checkpoint for commands that inspect one.
 
-Knows no requests and no engine.  Torch computes, in float32, on the threads of this machine: who explains a network
-wants its numbers, not its fastest ones.
+Torch computes in float32: explanations need exact numbers more than speed.
 """
 
 from pathlib import Path
@@ -14,24 +13,24 @@ from ..config.settings import read_settings
 from ..runtime import quickstart
 from ..runtime.placement import choose_placement
 
-REFERENCE_SETTINGS = {"executor": "torch", "precision": "float32"}  # settings of those commands
+REFERENCE_SETTINGS = {"executor": "torch", "precision": "float32"}  # settings of these commands
 
 
 def open_checkpoint(source: str) -> Checkpoint:
-    """Of a source as for serve, or the name of a quick-start model, which is fetched if it has to be.
+    """Load a source as for serve, or a quick-start model by its name, which is fetched if needed.
 
-    ModelError where it cannot be read, SettingsError where this process is not set to compute so.
+    Raises ModelError if it cannot be read, SettingsError if the settings do not allow it.
     """
     settings = read_settings(REFERENCE_SETTINGS)
-    place = choose_placement(settings)
-    torch.set_num_threads(place.torch_threads)
-    return load(resolve_source(source, settings.model_dir), dtype=place.dtype, device=place.device)
+    placement = choose_placement(settings)
+    torch.set_num_threads(placement.torch_threads)
+    return load(resolve_source(source, settings.model_dir), dtype=placement.dtype, device=placement.device)
 
 
 def resolve_source(source: str, folder: Path) -> str:
-    """A folder of that name comes first."""
-    known = quickstart.sources(folder)
-    if source not in known or Path(source).exists():
+    """Return the source of a quick-start model by its name, else `source` itself.  An existing path comes first."""
+    quickstart_sources = quickstart.sources(folder)
+    if source not in quickstart_sources or Path(source).exists():
         return source
     quickstart.fetch_all(folder)
-    return known[source]
+    return quickstart_sources[source]

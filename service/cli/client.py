@@ -1,7 +1,4 @@
-"""What the command line asks of a server: over HTTP, as any client would.
-
-Knows neither terminals nor models.  The one idea: whatever goes wrong becomes one sentence, a ClientError.
-"""
+"""The HTTP client of the command line.  Every failure is raised as a ClientError with one sentence."""
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -10,15 +7,15 @@ from typing import Any
 
 import httpx
 
-TIMEOUT = httpx.Timeout(5.0, read=600.0)  # seconds; a long answer on a slow machine is no error
+TIMEOUT = httpx.Timeout(5.0, read=600.0)  # seconds; a long answer on a slow machine takes minutes
 
 
 class ClientError(Exception):
-    """The message is complete, for people."""
+    """A failure whose message is shown to the user as it is."""
 
 
 class ApiClient:
-    """A server at `url`; an empty `key` sends none."""
+    """A client of the server at `url`.  If `key` is empty, none is sent."""
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -26,20 +23,20 @@ class ApiClient:
         self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
 
     def find_model(self, task: str) -> str:
-        """The first ready model that does `task`."""
+        """Return the name of the first ready model for `task`."""
         served = self._request("GET", "/v1/models")["data"]
-        fitting = [model["id"] for model in served if model["task"] == task]
-        if not fitting:
+        names = [model["id"] for model in served if model["task"] == task]
+        if not names:
             others = ", ".join(model["id"] for model in served) or "none is ready yet"
             raise ClientError(f"{self.url} serves no model to {task}; it serves: {others}")
-        return str(fitting[0])
+        return str(names[0])
 
     def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Generator[str]:
-        """The answer, piece by piece."""
-        asked: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
+        """Yield the answer as it is generated."""
+        body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
         if max_tokens:
-            asked["max_tokens"] = max_tokens
-        with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
+            body["max_tokens"] = max_tokens
+        with self._convert_errors(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
                 raise ClientError(error_message(response))
@@ -48,7 +45,7 @@ class ApiClient:
                     yield from chunk_texts(json.loads(line.removeprefix("data: ")))
 
     def classify(self, model: str, text: str) -> list[tuple[str, float]]:
-        """Labels and scores, likeliest first."""
+        """Return labels and scores, the highest score first."""
         answer = self._request("POST", f"/models/{model}/predict", {"inputs": text})
         return [(prediction["label"], prediction["score"]) for prediction in answer]
 
@@ -76,7 +73,7 @@ class ApiClient:
 
 
 def chunk_texts(chunk: Mapping[str, Any]) -> Iterator[str]:
-    """The text in one chunk of a stream.  Raises ClientError if the chunk says what went wrong."""
+    """Yield the texts in one chunk of a stream.  Raises ClientError if the chunk is an error."""
     if "error" in chunk:
         raise ClientError(str(chunk["error"]["message"]))
     for choice in chunk["choices"]:
@@ -84,9 +81,9 @@ def chunk_texts(chunk: Mapping[str, Any]) -> Iterator[str]:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What the server says is wrong, in whichever dialect it says it."""
+    """Return the error message of a response, in any of the server's dialects."""
     try:
         error = response.json()["error"]
     except (ValueError, KeyError, TypeError):
-        return f"{response.url} answered {response.status_code}, and it is no error of this server's"
+        return f"{response.url} answered {response.status_code}, and it is no error of a Polyhead server"
     return str(error["message"] if isinstance(error, dict) else error)

@@ -1,7 +1,7 @@
-"""Whether a checkpoint answers the same whatever it is computed beside: the work of `polyhead verify-determinism`.
+"""`polyhead verify-determinism`: whether answers depend on what is computed in the same batch.
 
-Knows workers and requests, no HTTP and no engine.  The one idea: ask everything once alone, then again under conditions
-that change the arithmetic's shapes (company, chunks, stored prefixes, preemption), and compare to the bit.
+All requests are computed alone first, then under conditions that change the shapes of the arithmetic (batches, chunks,
+cached prefixes, preemption), and compared bit by bit.  It uses workers directly, without the engine.
 """
 
 import math
@@ -41,12 +41,12 @@ from ..engine.worker import RequestTiming, StepReport, Worker
 from ..runtime.executor_choice import build_executor, build_sampler, make_deterministic
 from ..runtime.placement import choose_placement
 
-SMALL_BLOCK = 4  # tokens in a block of a small cache, which answers outgrow more often
-MIN_BATCH, MAX_BATCH = 2, 32  # requests at once
+SMALL_BLOCK = 4  # tokens in a block of a small cache; answers need new blocks more often
+MIN_BATCH, MAX_BATCH = 2, 32  # requests in a batch
 USUAL_PROMPT, LONG_PROMPT = 40, 320  # tokens of most prompts, and of every 25th, at most
 LONG_PROMPT_EVERY = 25
-CACHE_DIVISOR = 6  # of a small cache in what the largest batch would fill
-USUAL_ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which outgrow several blocks
+CACHE_DIVISOR = 6  # the small cache has this part of the tokens of the largest batch
+USUAL_ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which needs several blocks
 TOP_LOGPROBS = 5  # alternatives whose probabilities are compared too
 SAMPLINGS = (
     Sampling(temperature=0),
@@ -59,7 +59,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 @dataclass(eq=False, slots=True)
 class RecordedRequest:
-    """A ticket that keeps its answer."""
+    """A request handle that keeps the events of its answer."""
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
@@ -72,7 +72,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class Condition:
-    """What is computed beside a request, and how: `waves` are the requests asked at once, by number, of `worker()`."""
+    """A condition of computing: `batches` are the requests computed together, by number, on `make_worker()`."""
 
     name: str
     batches: list[list[int]]
@@ -82,7 +82,9 @@ class Condition:
 
 @dataclass(frozen=True)
 class ConditionResult:
-    """How many of all answers equal those given alone; `difference` is the largest of a probability or number."""
+    """How many answers equal those computed alone.  `max_difference` is the largest difference of a probability or
+    number.
+    """
 
     condition: str
     equal: int
@@ -92,21 +94,25 @@ class ConditionResult:
 
 
 def load_checkpoint(settings: Settings) -> Checkpoint:
-    """The first model of the settings, as a server would load it, in this thread."""
-    place = choose_placement(settings)
-    torch.set_num_threads(place.torch_threads)
-    loaded = load(next(iter(settings.models.values())), dtype=place.dtype, device=place.device)
+    """Load the first model of the settings, as a server would, in this thread."""
+    placement = choose_placement(settings)
+    torch.set_num_threads(placement.torch_threads)
+    loaded = load(next(iter(settings.models.values())), dtype=placement.dtype, device=placement.device)
     make_deterministic(loaded, settings)
     return loaded
 
 
 def verify(
-    loaded: Checkpoint, settings: Settings, requests: Sequence[Request], told: ProgressCallback
+    loaded: Checkpoint, settings: Settings, requests: Sequence[Request], report_progress: ProgressCallback
 ) -> list[ConditionResult]:
-    """One verdict a condition; `told` hears of the condition, of requests answered and of all there are."""
+    """Return one result for each condition.  `report_progress` is called with the condition, the answered requests
+    and their total.
+    """
     first, *others = list_conditions(loaded, settings, requests)
-    alone, _ = run_condition(first, requests, told)
-    return [compare_answers(condition, alone, *run_condition(condition, requests, told)) for condition in others]
+    alone, _ = run_condition(first, requests, report_progress)
+    return [
+        compare_answers(condition, alone, *run_condition(condition, requests, report_progress)) for condition in others
+    ]
 
 
 def compare_answers(
@@ -119,9 +125,9 @@ def compare_answers(
 
 
 def comparable_events(events: list[Event]) -> list[object]:
-    """What of an answer must not change: all but how much of the prompt was found stored."""
+    """Return what must be equal in two answers: all but the number of cached prompt tokens."""
 
-    def kept(event: Event) -> object:
+    def comparable(event: Event) -> object:
         match event:
             case GeneratedToken(token, logprob, top):
                 return token, logprob, top
@@ -130,18 +136,18 @@ def comparable_events(events: list[Event]) -> list[object]:
             case _:
                 return event
 
-    return [kept(event) for event in events]
+    return [comparable(event) for event in events]
 
 
 def max_difference(one: list[Event], other: list[Event]) -> float:
-    """The largest of a probability, or of an encoder's number, as far as both say the same tokens."""
+    """Return the largest difference of a probability or of an encoder's number, up to the first different token."""
     worst = 0.0
     for a, b in zip(one, other, strict=False):
         if isinstance(a, GeneratedToken) and isinstance(b, GeneratedToken):
-            theirs = {**dict(b.top), b.id: b.logprob}
+            other_logprobs = {**dict(b.top), b.id: b.logprob}
             for token, logprob in (*a.top, (a.id, a.logprob)):
-                if token in theirs:
-                    worst = max(worst, abs(math.exp(logprob) - math.exp(theirs[token])))
+                if token in other_logprobs:
+                    worst = max(worst, abs(math.exp(logprob) - math.exp(other_logprobs[token])))
             if a.id != b.id:
                 break
         else:
@@ -150,7 +156,7 @@ def max_difference(one: list[Event], other: list[Event]) -> float:
 
 
 def encoder_values(event: Event) -> Sequence[float]:
-    """What an encoder's answer says."""
+    """Return the numbers in an encoder's event."""
     match event:
         case HeadOutput(values):
             return values
@@ -163,72 +169,72 @@ def encoder_values(event: Event) -> Sequence[float]:
 
 
 def run_condition(
-    condition: Condition, requests: Sequence[Request], told: ProgressCallback
+    condition: Condition, requests: Sequence[Request], report_progress: ProgressCallback
 ) -> tuple[list[list[Event]], list[StepReport]]:
-    """The events of every request under a condition, and the reports of all steps."""
+    """Compute all requests under a condition.  Returns the events of each, and the reports of all steps."""
     answers: list[list[Event]] = [[] for _ in requests]
     reports: list[StepReport] = []
     done = 0
-    for wave in condition.batches:
-        questions, steps = run_batch(condition.make_worker(), [requests[number] for number in wave])
-        for number, question in zip(wave, questions, strict=True):
-            answers[number] = question.events
+    for batch in condition.batches:
+        recorded, steps = run_batch(condition.make_worker(), [requests[number] for number in batch])
+        for number, each in zip(batch, recorded, strict=True):
+            answers[number] = each.events
         reports += steps
-        done += len(wave)
-        told(condition.name, done, len(requests))
+        done += len(batch)
+        report_progress(condition.name, done, len(requests))
     return answers, reports
 
 
 def run_batch(worker: Worker, requests: Sequence[Request]) -> tuple[list[RecordedRequest], list[StepReport]]:
-    """ModelError if one of them fails."""
-    questions = [RecordedRequest(request) for request in requests]
-    for question in questions:
-        worker.validate(question.request)
-        worker.submit(question)
+    """Compute requests together.  Raises ModelError if one of them fails."""
+    recorded = [RecordedRequest(request) for request in requests]
+    for each in recorded:
+        worker.validate(each.request)
+        worker.submit(each)
     reports = []
     while worker.has_work:
         step = worker.step()
         reports.append(step.report)
-        for ticket, event in step.events:
-            ticket.receive(event)
+        for handle, event in step.events:
+            handle.receive(event)
             if isinstance(event, Failed):
                 raise ModelError(f"a request failed: {event.error.message}")
-    return questions, reports
+    return recorded, reports
 
 
 def list_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> list[Condition]:
-    """The first is that of being alone."""
+    """List the conditions; the first one computes each request alone."""
     generator = isinstance(loaded.head, LanguageHead)
     return list((generator_conditions if generator else encoder_conditions)(loaded, settings, requests))
 
 
 def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
-    waves = shuffle_batches(len(needs))
-    place = choose_placement(settings)
-    size, sampler = place.block_size, build_sampler(place)
-    roomy = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
-    most = max(sum(needs[number] for number in wave) for wave in waves)
-    fixed = place.instructions or place.kernel is not None  # the size of a block decides who attends
+    batches = shuffle_batches(len(needs))
+    placement = choose_placement(settings)
+    size, sampler = placement.block_size, build_sampler(placement)
+    large_cache = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
+    largest = max(sum(needs[number] for number in batch) for batch in batches)
+    fixed = placement.instructions or placement.kernel is not None  # the block size then changes the order of sums
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
-    tight = build_executor(
-        loaded, small, math.ceil(max(*needs, most // CACHE_DIVISOR) / choose_placement(small).block_size)
+    small_cache = build_executor(
+        loaded, small, math.ceil(max(*needs, largest // CACHE_DIVISOR) / choose_placement(small).block_size)
     )
 
-    def worker(executor: Executor = roomy, **budgets: Any) -> Callable[[], Worker]:
-        def made() -> Worker:
+    def worker(executor: Executor = large_cache, **budgets: Any) -> Callable[[], Worker]:
+        def build() -> Worker:
             generator = GeneratorWorker(executor, model="verified", **budgets)
             generator.sampler = sampler
             return generator
 
-        return made
+        return build
 
-    kept = worker()()  # finds what it has computed before
+    shared = worker()()  # keeps its cache between conditions
     yield Condition("alone", [[number] for number in range(len(needs))], worker(), describe_nothing)
-    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, lambda: kept, describe_nothing)
-    yield Condition("prefix found in the cache", waves, lambda: kept, describe_cached_tokens)
-    yield Condition("in chunks of 7 tokens", waves, worker(token_budget=48, prefill_chunk=7), describe_nothing)
-    yield Condition("preempted in a small cache", waves, worker(tight), describe_preemptions)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", batches, lambda: shared, describe_nothing)
+    yield Condition("prefix found in the cache", batches, lambda: shared, describe_cached_tokens)
+    yield Condition("in chunks of 7 tokens", batches, worker(token_budget=48, prefill_chunk=7), describe_nothing)
+    yield Condition("preempted in a small cache", batches, worker(small_cache), describe_preemptions)
 
 
 def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
@@ -237,10 +243,10 @@ def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequenc
     def worker(**budgets: int) -> Callable[[], Worker]:
         return lambda: EncoderWorker(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)
 
-    waves = shuffle_batches(len(requests))
+    batches = shuffle_batches(len(requests))
     yield Condition("alone", [[number] for number in range(len(requests))], worker(), describe_nothing)
-    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", waves, worker(), describe_nothing)
-    yield Condition("in steps of 100 tokens", waves, worker(token_budget=100), describe_nothing)
+    yield Condition(f"in batches of {MIN_BATCH} to {MAX_BATCH}", batches, worker(), describe_nothing)
+    yield Condition("in steps of 100 tokens", batches, worker(token_budget=100), describe_nothing)
     yield Condition("all at once", [list(range(len(requests)))], worker(token_budget=8192), describe_nothing)
 
 
@@ -257,42 +263,42 @@ def describe_preemptions(reports: list[StepReport]) -> str:
 
 
 def shuffle_batches(count: int) -> list[list[int]]:
-    """All numbers, shuffled, in batches of any size from SMALLEST to LARGEST."""
+    """Return all numbers below `count`, shuffled, in batches of random sizes from MIN_BATCH to MAX_BATCH."""
     choice = Random(count)
     numbers = choice.sample(range(count), count)
-    waves = []
+    batches = []
     while numbers:
         size = choice.randint(MIN_BATCH, MAX_BATCH)
-        waves.append(numbers[:size])
+        batches.append(numbers[:size])
         numbers = numbers[size:]
-    return waves
+    return batches
 
 
 def random_requests(loaded: Checkpoint, count: int) -> list[Request]:
-    """Prompts or texts of random tokens and lengths; to be continued greedily and in three seeded ways."""
+    """Return requests of random tokens and lengths.  Generators sample greedily and in three seeded ways."""
     choice = Random(0)
     room = loaded.max_tokens - USUAL_ANSWER
-    made = []
+    requests = []
     for number in range(count):
         length = choice.randint(1, max(1, min(USUAL_PROMPT if number % LONG_PROMPT_EVERY else LONG_PROMPT, room)))
         tokens = tuple(choice.randrange(loaded.config.vocab_size) for _ in range(length))
-        made.append(build_request(loaded, number, tokens))
-    return made
+        requests.append(build_request(loaded, number, tokens))
+    return requests
 
 
 def read_requests(loaded: Checkpoint, path: Path) -> list[Request]:
-    """A prompt or text a line.  ModelError where there is none, or one is too long."""
+    """Read one prompt or text per line.  Raises ModelError if there is none, or one is too long."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     if not lines:
-        raise ModelError(f"{path} holds no prompts: one a line is wanted")
+        raise ModelError(f"{path} has no prompts: write one per line")
     room = loaded.max_tokens - (USUAL_ANSWER if loaded.task == "generate" else 0)
     encoded = [tuple(each.ids) for each in loaded.tokenizer.encode_batch(lines)]
     for number, tokens in enumerate(encoded):
         if not 0 < len(tokens) <= room:
-            raise ModelError(f"{path}: prompt {number + 1} has {len(tokens)} tokens; 1 to {room} are wanted")
+            raise ModelError(f"{path}: prompt {number + 1} has {len(tokens)} tokens; 1 to {room} are allowed")
     return [build_request(loaded, number, tokens) for number, tokens in enumerate(encoded)]
 
 
@@ -301,14 +307,14 @@ def build_request(loaded: Checkpoint, number: int, tokens: tuple[int, ...]) -> R
         halves = (len(tokens) // 2, len(tokens) - len(tokens) // 2)
         pair = (0,) * halves[0] + (1,) * halves[1] if loaded.config.segments > 1 and number % 3 == 0 else ()
         return Encode(str(number), tokens, segments=pair)
-    way = SAMPLINGS[number % len(SAMPLINGS)]
+    chosen = SAMPLINGS[number % len(SAMPLINGS)]
     answer = min(USUAL_ANSWER if number % 4 else LONG_ANSWER, loaded.max_tokens - len(tokens))
-    sampling = Sampling(way.temperature, way.top_k, way.top_p, way.min_p, seed=number)
+    sampling = Sampling(chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p, seed=number)
     return Generate(str(number), tokens, answer, loaded.stop_tokens, sampling, logprobs=TOP_LOGPROBS)
 
 
 def format_table(verdicts: Sequence[ConditionResult]) -> str:
-    """The verdicts for people."""
+    """Format the results as a table."""
     rows = [(v.condition, f"{v.equal} of {v.total}", f"{v.max_difference:.1e}", v.note) for v in verdicts]
     rows.insert(0, ("condition", "equal to alone", "largest difference", ""))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -1,6 +1,5 @@
-"""How far answers and states of one network are from another's, text by text: what `polyhead quality` reports.
-
-It computes no network.  The other network is called the reference.
+"""How far outputs and states of one network are from those of another, the reference, text by text: the figures of
+`polyhead quality`.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from polyhead.models.quantization.divergence import Divergence
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text, or a pair of texts, as a network reads it."""
+    """The token ids of a text or a pair of texts."""
 
     tokens: list[int]
     segments: list[int]  # empty: all 0
@@ -22,9 +21,9 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a network says of one text: next-token logits [T, V], probabilities [N, L], or a vector [1, W].
+    """What a network computes for one text: next-token logits [T, V], probabilities [N, L], or a vector [1, W].
 
-    `picked` [N, ..] are the labels that follow from probabilities; empty of others.
+    `predicted_labels` [N, ..] follow from probabilities; empty for other outputs.
     """
 
     values: Tensor
@@ -32,76 +31,76 @@ class ModelOutput:
 
 
 class Comparison(Protocol):
-    """Of answers with the reference's; grows text by text."""
+    """Collects the outputs of two networks, text by text, and computes figures of their differences."""
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
-        """What both say of one text."""
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:
+        """Add the outputs of both for one text."""
 
     def figures(self) -> dict[str, float]:
-        """For programs."""
+        """Return the figures by name."""
 
     def table_rows(self) -> list[tuple[str, str]]:
-        """For people: what is measured, and its figures."""
+        """Return rows of a name and formatted figures."""
 
 
 class LayerErrors:
-    """Of the states that each layer hands on: their distance from the reference's, over the length of those.
+    """The relative error of each layer's output states: distance to the reference's over its norm.
 
-    The mean over tokens of each token's own ratio: a few tokens have states a hundred times as long as the others.
+    It is the mean of each token's own ratio, since a few tokens have states a hundred times as long as the others.
     """
 
     def __init__(self) -> None:
         self._sums, self._count = torch.zeros(0), 0
 
-    def add(self, expected: Tensor, found: Tensor) -> None:
-        """[depth, T, W] of both."""
-        ratios = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+    def add(self, expected: Tensor, actual: Tensor) -> None:
+        """Add states [depth, T, W] of both."""
+        ratios = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
         sums = ratios.double().sum(-1)
         self._sums = sums if not self._count else self._sums + sums
         self._count += ratios.size(1)
 
     def means(self) -> list[float]:
-        """[depth]"""
+        """Return the mean error of each layer, [depth]."""
         means: list[float] = (self._sums / self._count).tolist()
         return means
 
 
 class NextTokenComparison:
-    """Of next-token distributions."""
+    """Compares next-token distributions."""
 
     def __init__(self) -> None:
         self._divergence = Divergence()
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:
-        self._divergence.add(expected.values[:-1], found.values[:-1], torch.tensor(passage.tokens[1:]))
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:
+        self._divergence.add(expected.values[:-1], actual.values[:-1], torch.tensor(passage.tokens[1:]))
 
     def figures(self) -> dict[str, float]:
-        found = asdict(self._divergence.figures)
-        return {"predictions": found.pop("tokens"), **found}
+        actual = asdict(self._divergence.figures)
+        return {"predictions": actual.pop("tokens"), **actual}
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self._divergence.figures
+        actual = self._divergence.figures
         return [
-            ("KL divergence, nats", f"mean {found.kl_mean:.5f}  p99 {found.kl_p99:.5f}  largest {found.kl_max:.5f}"),
-            ("same likeliest token", f"{found.top1_agreement:.2%} of {found.tokens}"),
-            ("perplexity", f"{found.perplexity:.4f}, of the reference {found.reference_perplexity:.4f}"),
+            ("KL divergence, nats", f"mean {actual.kl_mean:.5f}  p99 {actual.kl_p99:.5f}  largest {actual.kl_max:.5f}"),
+            ("same most likely token", f"{actual.top1_agreement:.2%} of {actual.tokens}"),
+            ("perplexity", f"{actual.perplexity:.4f}, of the reference {actual.reference_perplexity:.4f}"),
             (
                 "change of log p of the next token",
-                f"mean {found.logprob_change_mean:.5f}  largest {found.logprob_change_max:.5f}",
+                f"mean {actual.logprob_change_mean:.5f}  largest {actual.logprob_change_max:.5f}",
             ),
         ]
 
 
 class LabelComparison:
-    """Of labels and their probabilities: of texts, of tokens, of where answers start and end."""
+    """Compares labels and their probabilities, of texts, of tokens, or of the start and end of a span."""
 
     def __init__(self) -> None:
         self._changes: list[Tensor] = []
         self._agreements: list[Tensor] = []
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
-        self._changes.append((found.values - expected.values).abs().flatten(1).amax(1))
-        self._agreements.append((found.predicted_labels == expected.predicted_labels).all(-1))
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:  # noqa: ARG002
+        self._changes.append((actual.values - expected.values).abs().flatten(1).amax(1))
+        self._agreements.append((actual.predicted_labels == expected.predicted_labels).all(-1))
 
     def figures(self) -> dict[str, float]:
         changes, agrees = torch.cat(self._changes), torch.cat(self._agreements)
@@ -114,30 +113,30 @@ class LabelComparison:
         }
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self.figures()
-        mean, most = found["probability_change_mean"], found["probability_change_max"]
+        actual = self.figures()
+        mean, most = actual["probability_change_mean"], actual["probability_change_max"]
         return [
-            ("same label", f"{found['label_agreement']:.2%} of {found['answers']}, in {found['texts']} texts"),
+            ("same label", f"{actual['label_agreement']:.2%} of {actual['answers']}, in {actual['texts']} texts"),
             ("change of a probability", f"mean of each answer's largest {mean:.5f}  largest {most:.5f}"),
         ]
 
 
 class ScoreComparison:
-    """Of one number a pair of texts: which of two pairs has the larger."""
+    """Compares one score per pair of texts: the changes, and whether two pairs are ranked alike."""
 
     def __init__(self) -> None:
         self._expected: list[float] = []
         self._found: list[float] = []
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:  # noqa: ARG002
         self._expected.append(expected.values.flatten()[-1].item())
-        self._found.append(found.values.flatten()[-1].item())
+        self._found.append(actual.values.flatten()[-1].item())
 
     def figures(self) -> dict[str, float]:
-        expected, found = torch.tensor(self._expected), torch.tensor(self._found)
+        expected, actual = torch.tensor(self._expected), torch.tensor(self._found)
         first, second = torch.triu_indices(len(expected), len(expected), 1)
-        order = [(scores[first] - scores[second]).sign() for scores in (expected, found)]
-        change = (found - expected).abs()
+        order = [(scores[first] - scores[second]).sign() for scores in (expected, actual)]
+        change = (actual - expected).abs()
         return {
             "texts": len(expected),
             "order_agreement": float((order[0] == order[1]).double().mean()),
@@ -146,21 +145,21 @@ class ScoreComparison:
         }
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self.figures()
+        actual = self.figures()
         return [
-            ("same order of two pairs of texts", f"{found['order_agreement']:.2%}, of {found['texts']} pairs"),
-            ("change of a score", f"mean {found['score_change_mean']:.5f}  largest {found['score_change_max']:.5f}"),
+            ("same order of two pairs of texts", f"{actual['order_agreement']:.2%}, of {actual['texts']} pairs"),
+            ("change of a score", f"mean {actual['score_change_mean']:.5f}  largest {actual['score_change_max']:.5f}"),
         ]
 
 
 class VectorComparison:
-    """Of one vector a text."""
+    """Compares one vector per text."""
 
     def __init__(self) -> None:
         self._cosines: list[float] = []
 
-    def add(self, passage: EncodedText, expected: ModelOutput, found: ModelOutput) -> None:  # noqa: ARG002
-        one, other = expected.values.flatten().double(), found.values.flatten().double()
+    def add(self, passage: EncodedText, expected: ModelOutput, actual: ModelOutput) -> None:  # noqa: ARG002
+        one, other = expected.values.flatten().double(), actual.values.flatten().double()
         self._cosines.append(torch.cosine_similarity(one, other, dim=0).item())
 
     def figures(self) -> dict[str, float]:
@@ -173,9 +172,9 @@ class VectorComparison:
         }
 
     def table_rows(self) -> list[tuple[str, str]]:
-        found = self.figures()
-        cosines = "mean {cosine_mean:.6f}  p1 {cosine_p1:.6f}  least {cosine_min:.6f}".format(**found)
-        return [("cosine with the reference's vector", f"{cosines}, of {found['texts']} texts")]
+        actual = self.figures()
+        cosines = "mean {cosine_mean:.6f}  p1 {cosine_p1:.6f}  least {cosine_min:.6f}".format(**actual)
+        return [("cosine with the reference's vector", f"{cosines}, of {actual['texts']} texts")]
 
 
 COMPARISONS: dict[str, type[NextTokenComparison | LabelComparison | ScoreComparison | VectorComparison]] = {

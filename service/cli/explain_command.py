@@ -1,7 +1,7 @@
-"""Why a model answers so, asked and answered in this process: the work of `polyhead explain`.
+"""`polyhead explain`: explains an answer in this process.
 
-Knows no method and no network.  The one idea: the application that serves is asked over no wire, so what is told here
-is what POST /v1/explain tells, with its checks and its sentences, and there is no second way to it.
+It sends a request to the application over ASGI, without a socket, so its result and its checks are those of POST
+/v1/explain.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from . import plotting as canvas
 from .checkpoint_source import REFERENCE_SETTINGS, resolve_source
 from .explain_figures import JsonObject
 
-BASE_URL = "http://127.0.0.1"  # nobody listens there
-POLL_S = 1.0  # how often it is seen to that the engine still runs
-CLIENT_TIMEOUT_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
-LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # nobody waits for what is asked here, and nobody else can ask
+BASE_URL = "http://127.0.0.1"  # no socket: requests go to the application
+POLL_S = 1.0  # seconds between two checks that the engine still runs
+CLIENT_TIMEOUT_S = 86_400.0  # no timeout: the user can stop the command
+LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # limits that protect other clients are lifted
     "explain": True,
     "explain_gflop": 1 << 40,
     "explain_idle_seconds": 0,
@@ -42,20 +42,15 @@ LOCAL_SETTINGS = REFERENCE_SETTINGS | {  # nobody waits for what is asked here, 
     "keys_file": "",
     "request_seconds": 0,
 }
-TARGET_FIELDS = {
-    "classify": "label",
-    "tag": "label",
-    "fill": "word",
-    "embed": "text",
-    "generate": "text",
-}  # targets, by task
-TOP_TOKENS = 5  # tokens that are told for each row
+# The field of the target, by task.
+TARGET_FIELDS = {"classify": "label", "tag": "label", "fill": "word", "embed": "text", "generate": "text"}
+TOP_TOKENS = 5  # tokens shown for each row
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
 class ExplainArguments:
-    """What `polyhead explain` was asked for.  `options` are fields of the request, as far as they were given."""
+    """The arguments of `polyhead explain`.  `options` are the fields of the request that were given."""
 
     model: str
     texts: tuple[str, ...]
@@ -64,24 +59,26 @@ class ExplainArguments:
     as_json: bool
 
 
-def explain_model(wanted: ExplainArguments, tell: Callable[[str], object]) -> None:
-    """Tell why, and write the figure.  ModelError where it cannot be done, SettingsError where settings are wrong."""
-    if wanted.plot:
-        canvas.check_plot_path(wanted.plot)
-    mine = read_settings({})
-    name = figures.short_name(wanted.model)
+def explain_model(arguments: ExplainArguments, print_text: Callable[[str], object]) -> None:
+    """Print the explanation, and write the figure.  Raises ModelError if it cannot be computed, SettingsError if
+    settings are wrong.
+    """
+    if arguments.plot:
+        canvas.check_plot_path(arguments.plot)
+    defaults = read_settings({})
+    name = figures.short_name(arguments.model)
     name = name if is_name(name) else "model"
-    settings = read_settings({**LOCAL_SETTINGS, "models": {name: resolve_source(wanted.model, mine.model_dir)}})
+    settings = read_settings({**LOCAL_SETTINGS, "models": {name: resolve_source(arguments.model, defaults.model_dir)}})
     with silence_logs():
-        answer = asyncio.run(post_explain(settings, wanted))
-    tell(json.dumps(answer, ensure_ascii=False) if wanted.as_json else format_answer(answer))
-    if wanted.plot:
-        canvas.save_figure(figures.draw_answer(answer), wanted.plot)
+        answer = asyncio.run(post_explain(settings, arguments))
+    print_text(json.dumps(answer, ensure_ascii=False) if arguments.as_json else format_answer(answer))
+    if arguments.plot:
+        canvas.save_figure(figures.draw_answer(answer), arguments.plot)
 
 
 @contextmanager
 def silence_logs() -> Iterator[None]:
-    """What the application says of itself while it works is not what was asked for; errors are heard."""
+    """Log errors only, while the application works."""
     log = logging.getLogger("polyhead")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -91,8 +88,8 @@ def silence_logs() -> Iterator[None]:
         log.setLevel(before)
 
 
-async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str, Any]:
-    """What the application answers, once its model is there."""
+async def post_explain(settings: Settings, arguments: ExplainArguments) -> dict[str, Any]:
+    """Send the request once the model is loaded, and return the answer.  Raises ModelError."""
     settled: asyncio.Future[ModelRegistry] = asyncio.get_running_loop().create_future()
     app = assemble(settings, settled.set_result)
     async with app.router.lifespan_context(app):
@@ -106,56 +103,56 @@ async def post_explain(settings: Settings, wanted: ExplainArguments) -> dict[str
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url=BASE_URL, timeout=CLIENT_TIMEOUT_S
         ) as client:
-            answer = await client.post("/v1/explain", json=build_body(wanted, ready[0]))
+            answer = await client.post("/v1/explain", json=build_body(arguments, ready[0]))
     if answer.is_success:
         return dict(answer.json())
     raise ModelError(answer.json()["error"]["message"])
 
 
-def build_body(wanted: ExplainArguments, model: Model) -> dict[str, Any]:
-    """The body.  A second text beside one that is made a vector of is what that is compared with."""
-    first, *second = wanted.texts
-    body: dict[str, Any] = {"model": model.name, "input": first, **wanted.options}
+def build_body(arguments: ExplainArguments, model: Model) -> dict[str, Any]:
+    """Build the request's body.  The second text of an embedder is the target to compare with."""
+    first, *second = arguments.texts
+    body: dict[str, Any] = {"model": model.name, "input": first, **arguments.options}
     if second and model.task == "embed":
         body["target"] = {"text": second[0]}
     elif second:
         body["input"] = [first, *second]
-    if given := wanted.options.get("target"):
-        body["target"] = parse_target(given, model)
+    if target := arguments.options.get("target"):
+        body["target"] = parse_target(target, model)
     for name in ("layers", "heads"):
         if name in body:
             body[name] = parse_numbers(f"--{name}", body[name])
-    return body if wanted.as_json else body | {"encoding": "base64"}
+    return body if arguments.as_json else body | {"encoding": "base64"}
 
 
-def parse_target(given: str, model: Model) -> Any:
-    """An object as JSON, or the one word that says enough."""
-    if given.lstrip().startswith("{"):
+def parse_target(value: str, model: Model) -> Any:
+    """Read --target: a JSON object, or the one word that the task needs."""
+    if value.lstrip().startswith("{"):
         try:
-            return json.loads(given)
+            return json.loads(value)
         except ValueError as error:
-            raise ModelError(f"--target: is no JSON: {error}") from None
+            raise ModelError(f"--target: is not JSON: {error}") from None
     if model.task not in TARGET_FIELDS:
-        raise ModelError(f'--target: for the task {model.task} an object is wanted, as in {{"start": 0, "end": 4}}')
-    return {TARGET_FIELDS[model.task]: given}
+        raise ModelError(f'--target: for the task {model.task} an object is expected, as in {{"start": 0, "end": 4}}')
+    return {TARGET_FIELDS[model.task]: value}
 
 
-def parse_numbers(option: str, given: str) -> list[int]:
-    """0,5 or 0-3."""
+def parse_numbers(option: str, value: str) -> list[int]:
+    """Read a list of numbers and ranges, as in 0,5 or 0-3."""
     chosen = list[int]()
-    for part in given.split(","):
+    for part in value.split(","):
         if not (match := RANGE.fullmatch(part.strip())):
-            raise ModelError(f"{option}: numbers are wanted, as in 0,5 or 0-3, not {given!r}")
+            raise ModelError(f"{option}: numbers are expected, as in 0,5 or 0-3, not {value!r}")
         first = int(match[1])
         chosen += range(first, int(match[2] or first) + 1)
     return chosen
 
 
-# What is told
+# Output
 
 
 def format_answer(answer: JsonObject) -> str:
-    """For people: a token a line, or the strongest few of each."""
+    """Format the answer as text: a line per token, or the strongest few tokens per row."""
     head = [f"wrote {answer['output']!r}"] if answer["output"] else []
     return "\n".join([*head, *format_lines(answer)])
 
@@ -183,17 +180,19 @@ def token_score_lines(tokens: Sequence[str], each: JsonObject) -> list[str]:
 
 
 def attention_lines(tokens: Sequence[str], entry: JsonObject) -> list[str]:
-    """Of each row the columns it looks at most; what looks across does so to write the next token."""
-    mean, shown = figures.attention_weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
+    """Format the columns with the largest weights of each row.  A row of cross-attention is named by the token it
+    predicts.
+    """
+    mean, columns = figures.attention_weights(entry).mean((0, 1)), [tokens[index] for index in entry["columns"]]
     names = [*tokens[1:], figures.END_LABEL] if entry["kind"] == "cross" else tokens
-    rows = [strongest_tokens(shown, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]
+    rows = [strongest_tokens(columns, names[index], row) for index, row in zip(entry["rows"], mean, strict=True)]
     return [f"{entry['kind']} attention, {figures.describe_heads(entry)}", *rows]
 
 
 def strongest_tokens(tokens: Sequence[str], name: str, values: Sequence[float]) -> str:
     array = np.asarray(values)
-    places = [place for place in np.argsort(-np.abs(array), kind="stable")[:TOP_TOKENS].tolist() if array[place]]
-    return f"{name}: " + ", ".join(f"{tokens[place]} {array[place]:+.3f}" for place in places)
+    indexes = [index for index in np.argsort(-np.abs(array), kind="stable")[:TOP_TOKENS].tolist() if array[index]]
+    return f"{name}: " + ", ".join(f"{tokens[index]} {array[index]:+.3f}" for index in indexes)
 
 
 def escape_text(text: str) -> str:

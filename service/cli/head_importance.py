@@ -1,8 +1,7 @@
-"""Which heads a network needs: the work of `polyhead heads`.
+"""`polyhead heads`: the importance of each attention head, by ablation (Michel et al. 2019, arXiv:1905.10650).
 
-Knows figures and silence, no task.  The one idea is Michel et al.'s (2019, arXiv:1905.10650): take one head away, its
-mixed values zero, and see how much worse the answers to the same texts become.  Since they are the same, differences
-are compared text by text, and so most of what makes texts easy or hard is not in their error.
+One head's output is set to zero, and the figures on the same texts are compared with those of the whole network.
+Differences are taken text by text, so most of the variance between texts cancels.
 """
 
 import json
@@ -27,13 +26,13 @@ from .head_accuracy import CROSS_ENTROPY, SPEARMAN, Figures, choose_metric
 from .labelled_files import LabelledRow
 
 BATCH_TOKENS = 2048  # of texts that are computed together
-SIGNIFICANT_ERRORS = 3.0  # standard errors; of a thousand heads that do nothing, three seem to do so much
+SIGNIFICANT_ERRORS = 3.0  # standard errors; of a thousand heads without effect, about three exceed them
 ProgressCallback = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class FigureChange:
-    """Of a figure, without a head: what is added to it, and how far off that may be (one standard error)."""
+    """The change of a figure without a head, and its standard error."""
 
     change: float
     error: float
@@ -45,7 +44,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class HeadImportance:
-    """What becomes of each figure without it."""
+    """The changes of all figures without one head."""
 
     part: AttentionPart
     layer: int
@@ -54,7 +53,7 @@ class HeadImportance:
 
     @property
     def importance(self) -> float:
-        """How much worse it is: by the figure that says so most finely."""
+        """How much worse the network is, by its finest figure."""
         return self.changes[CROSS_ENTROPY].change if CROSS_ENTROPY in self.changes else -self.changes[SPEARMAN].change
 
     @property
@@ -64,7 +63,7 @@ class HeadImportance:
 
 @dataclass(frozen=True)
 class HeadsArguments:
-    """What `polyhead heads` was asked for."""
+    """The arguments of `polyhead heads`."""
 
     model: str
     data: Path
@@ -73,57 +72,61 @@ class HeadsArguments:
     as_json: bool
 
 
-def rank_heads(wanted: HeadsArguments, tell: Callable[[str], object], say: ProgressCallback) -> None:
-    """Tell of the network as it is, then of each head; write the figure.  ModelError where it cannot be done."""
-    if wanted.plot:
-        canvas.check_plot_path(wanted.plot)
-    rows = labelled.read_rows(wanted.data, wanted.limit)
-    trial = HeadAblation(open_checkpoint(wanted.model), rows)
-    if not wanted.as_json:
-        tell(format_summary(trial))
-    found = trial.ablate_heads(say)
-    told = as_dict(trial, found)
-    tell(json.dumps(told, ensure_ascii=False) if wanted.as_json else format_table(found))
-    if wanted.plot:
-        canvas.save_figure(figures.draw_importance(told, figures.short_name(wanted.model)), wanted.plot)
+def rank_heads(
+    arguments: HeadsArguments, print_text: Callable[[str], object], report_progress: ProgressCallback
+) -> None:
+    """Print the figures of the whole network, then the importance of each head; write the figure.  Raises
+    ModelError.
+    """
+    if arguments.plot:
+        canvas.check_plot_path(arguments.plot)
+    rows = labelled.read_rows(arguments.data, arguments.limit)
+    trial = HeadAblation(open_checkpoint(arguments.model), rows)
+    if not arguments.as_json:
+        print_text(format_summary(trial))
+    results = trial.ablate_heads(report_progress)
+    result = as_dict(trial, results)
+    print_text(json.dumps(result, ensure_ascii=False) if arguments.as_json else format_table(results))
+    if arguments.plot:
+        canvas.save_figure(figures.draw_importance(result, figures.short_name(arguments.model)), arguments.plot)
 
 
 class HeadAblation:
-    """A network and texts that it is tried on.  `baseline` are its figures as it is."""
+    """A network and the samples it is measured on.  `baseline` are the figures of the whole network."""
 
     def __init__(self, loaded: Checkpoint, rows: Sequence[LabelledRow]) -> None:
-        """ModelError for a row that is not as it should be; UnsupportedError for a network that has no heads."""
+        """Raises ModelError for a wrong row, UnsupportedError for a network without heads."""
         self.loaded, self.metric = loaded, choose_metric(loaded)
         read = [self.metric.read_sample(row) for row in rows]
         self.samples = [sample for sample in read if sample is not None]
         self.skipped_rows = len(read) - len(self.samples)
         if len(self.samples) < 2:
-            raise ModelError(f"two rows at least are wanted that can be judged; {len(self.samples)} of {len(read)} can")
+            raise ModelError(f"at least two rows that can be judged are needed; {len(self.samples)} of {len(read)} can")
         self.instrumented = InstrumentedNetwork(loaded.network, loaded.head)
         if not self.instrumented.probes:
-            raise UnsupportedError("its attention has no heads that could be told apart", file=loaded.source)
+            raise UnsupportedError("its attention has no separate heads", file=loaded.source)
         self.counts = np.array([self.metric.unit_count(sample) for sample in self.samples], np.float64)
         self._batches = list(batch_by_length([text for sample in self.samples for text in sample.texts]))
         self._baseline_figures = self._measure_figures()
         self.baseline = dict(zip(self.metric.names, self._mean_figures(self._baseline_figures), strict=True))
 
-    def ablate_heads(self, say: ProgressCallback) -> list[HeadImportance]:
-        """All, the most important first."""
+    def ablate_heads(self, report_progress: ProgressCallback) -> list[HeadImportance]:
+        """Measure the network without each head; the most important head comes first."""
         every = [
             (part, layer, head)
             for part, (depth, heads) in self.instrumented.layout.items()
             for layer in range(depth)
             for head in range(heads)
         ]
-        found = []
-        for number, silent in enumerate(every):
-            say("heads silenced", number, len(every))
-            found.append(HeadImportance(*silent, self._ablate({silent})))
-        say("heads silenced", len(every), len(every))
-        return sorted(found, key=lambda head: -head.importance)
+        results = []
+        for number, head_key in enumerate(every):
+            report_progress("heads ablated", number, len(every))
+            results.append(HeadImportance(*head_key, self._ablate({head_key})))
+        report_progress("heads ablated", len(every), len(every))
+        return sorted(results, key=lambda head: -head.importance)
 
-    def _ablate(self, silent: set[tuple[AttentionPart, int, int]]) -> dict[str, FigureChange]:
-        self.instrumented.silenced = silent
+    def _ablate(self, head_keys: set[tuple[AttentionPart, int, int]]) -> dict[str, FigureChange]:
+        self.instrumented.silenced = head_keys
         try:
             now = self._measure_figures()
         finally:
@@ -135,35 +138,38 @@ class HeadAblation:
         return [float(mean) for mean in figures.sum(0) / self.counts.sum()]
 
     def _measure_figures(self) -> Figures:
-        """[N, F]"""
+        """Return the figures of all samples, [N, F]."""
         owners = [(sample, number) for sample in self.samples for number in range(len(sample.texts))]
-        seen: list[Any] = [None] * len(owners)
-        for places, texts in self._batches:
+        reduced: list[Any] = [None] * len(owners)
+        for indexes, texts in self._batches:
             states = self.instrumented.states(texts)
-            for place, each in zip(places, states, strict=True):
-                seen[place] = self.metric.reduce_states(owners[place][0], each)
-        told, at = [], 0
+            for index, each in zip(indexes, states, strict=True):
+                reduced[index] = self.metric.reduce_states(owners[index][0], each)
+        sums, at = [], 0
         for sample in self.samples:
-            told.append(self.metric.sample_sums(sample, seen[at : at + len(sample.texts)]))
+            sums.append(self.metric.sample_sums(sample, reduced[at : at + len(sample.texts)]))
             at += len(sample.texts)
-        return self.metric.figures(self.samples, np.array(told, np.float64))
+        return self.metric.figures(self.samples, np.array(sums, np.float64))
 
 
 def batch_by_length(texts: Sequence[InputTokens]) -> Iterator[tuple[list[int], list[InputTokens]]]:
-    """Texts of equal lengths, and where each of them stands."""
-    alike: dict[tuple[int, int], list[int]] = {}
-    for place, text in enumerate(texts):
-        alike.setdefault((len(text.source), len(text.tokens)), []).append(place)
-    for lengths, places in alike.items():
+    """Yield batches of texts of equal lengths, with their indexes."""
+    by_length: dict[tuple[int, int], list[int]] = {}
+    for index, text in enumerate(texts):
+        by_length.setdefault((len(text.source), len(text.tokens)), []).append(index)
+    for lengths, indexes in by_length.items():
         count = max(1, BATCH_TOKENS // sum(lengths))
-        for at in range(0, len(places), count):
-            some = places[at : at + count]
-            yield some, [texts[place] for place in some]
+        for at in range(0, len(indexes), count):
+            batch = indexes[at : at + count]
+            yield batch, [texts[index] for index in batch]
 
 
 def compare_figures(before: Figures, after: Figures, counts: Figures) -> list[FigureChange]:
-    """Of means of [N, F] sums over `counts` [N]; their error is that of a ratio of means (Cochran 1977, chapter 6),
-    which is the usual one of paired differences where each text counts once."""
+    """Return the change of each figure, from [N, F] sums over `counts` [N] units.
+
+    The error is that of a ratio of means (Cochran 1977, chapter 6); it is the usual error of paired differences if each
+    text counts once.
+    """
     added, number = after - before, len(before)
     mean = added.sum(0) / counts.sum()
     rest = added - mean * counts[:, None]
@@ -172,7 +178,7 @@ def compare_figures(before: Figures, after: Figures, counts: Figures) -> list[Fi
 
 
 def format_summary(trial: HeadAblation) -> str:
-    """The figures before anything is silenced: where labels are mixed up, it is seen here."""
+    """Format the figures of the whole network.  Labels in a wrong order show here."""
     figures = [f"{name} {value:.4f}" for name, value in trial.baseline.items()]
     if trial.loaded.task in ("fill", "generate", "translate"):
         figures.append(f"perplexity {math.exp(min(trial.baseline[CROSS_ENTROPY], 700)):.2f}")
@@ -181,17 +187,17 @@ def format_summary(trial: HeadAblation) -> str:
 
 
 def describe_majority(trial: HeadAblation) -> str:
-    """What is right most often of all, where that is a label."""
-    right = [label for sample in trial.samples for label in sample.targets]
-    if trial.loaded.task not in ("classify", "tag") or not right:
+    """Describe the accuracy of always predicting the most frequent label."""
+    labels = [label for sample in trial.samples for label in sample.targets]
+    if trial.loaded.task not in ("classify", "tag") or not labels:
         return ""
-    most = max(set(right), key=lambda label: (right.count(label), -label))
-    share = right.count(most) / trial.counts.sum()
-    return f"; always {trial.loaded.labels[most]} would be right in {share:.4f}"
+    majority = max(set(labels), key=lambda label: (labels.count(label), -label))
+    share = labels.count(majority) / trial.counts.sum()
+    return f"; always {trial.loaded.labels[majority]} would be right in {share:.4f}"
 
 
 def format_table(heads: Sequence[HeadImportance]) -> str:
-    """For people, the most important first."""
+    """Format a table, the most important head first."""
     names = list(heads[0].changes)
     rows = [("layer", "head", *(f"{name}" for name in names))]
     several = len({head.part for head in heads}) > 1
@@ -200,7 +206,7 @@ def format_table(heads: Sequence[HeadImportance]) -> str:
         rows.append((place, str(head.head), *(format_change(head.changes[name]) for name in names)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    note = "what is added to each figure without the head, and its standard error; "
+    note = "the change of each figure without the head, and its standard error; "
     note += f"*: more than {SIGNIFICANT_ERRORS:.0f} of these"
     return "\n".join([*lines, note])
 
@@ -210,7 +216,7 @@ def format_change(change: FigureChange) -> str:
 
 
 def as_dict(trial: HeadAblation, heads: Sequence[HeadImportance]) -> dict[str, Any]:
-    """For programs."""
+    """Return the result for JSON."""
     return {
         "model": trial.loaded.source,
         "task": trial.loaded.task,

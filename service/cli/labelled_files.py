@@ -1,7 +1,6 @@
-"""Files of labelled texts: JSON lines, CSV, TSV or plain lines, row by row.
+"""Reads files of labelled texts: JSON lines, CSV, TSV or plain lines.
 
-Knows no model and no task.  The one idea: whoever reads a row asks it for fields, and what is wrong with one is said
-with its file, its line and its name.
+Errors name the file, the line and the field.
 """
 
 import csv
@@ -19,32 +18,32 @@ MAX_LISTED = 8  # labels, or other choices, that a message lists
 
 @dataclass(frozen=True)
 class LabelledRow:
-    """One of a file's."""
+    """One row of a file."""
 
     file: str
     line: int
     values: Mapping[str, Any]
 
-    def field_error(self, field: str, what: str) -> ModelError:
-        return ModelError(f"{self.file}, line {self.line}: {field}: {what}")
+    def field_error(self, field: str, problem: str) -> ModelError:
+        return ModelError(f"{self.file}, line {self.line}: {field}: {problem}")
 
     def has_field(self, field: str) -> bool:
         return self.values.get(field) not in (None, "")
 
     def text(self, field: str) -> str:
-        """Some text; ModelError if there is none, as for the others."""
+        """Return a non-empty text.  This and the methods below raise ModelError if the field is missing or wrong."""
         value = self._value(field)
         if not isinstance(value, str) or not value.strip():
-            raise self.field_error(field, f"some text is wanted, not {shorten_repr(value)}")
+            raise self.field_error(field, f"some text is expected, not {shorten_repr(value)}")
         return value
 
     def texts(self, field: str) -> list[str]:
-        """A list of words, or words with blanks between them."""
+        """Return a list of words; a string is split at blanks."""
         value = self._value(field)
         words = value.split() if isinstance(value, str) else value
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise self.field_error(
-                field, f"a list of words is wanted, or words with blanks between, not {shorten_repr(value)}"
+                field, f"a list of words is expected, or words with blanks between, not {shorten_repr(value)}"
             )
         return words
 
@@ -55,10 +54,10 @@ class LabelledRow:
                 raise ValueError
             return float(value)
         except (TypeError, ValueError):
-            raise self.field_error(field, f"a number is wanted, not {shorten_repr(value)}") from None
+            raise self.field_error(field, f"a number is expected, not {shorten_repr(value)}") from None
 
     def choices(self, field: str, names: tuple[str, ...]) -> list[int]:
-        """Which of `names`: one or, in a list, any number, each by name or by index."""
+        """Return the indexes of one choice or of a list, each given by name or by index."""
         value = self._value(field)
         return [self._choice(field, each, names) for each in (value if isinstance(value, list) else [value])]
 
@@ -67,8 +66,8 @@ class LabelledRow:
 
     def _value(self, field: str) -> Any:
         if field not in self.values or self.values[field] is None:
-            there = ", ".join(map(str, self.values)) or "none"
-            raise self.field_error(field, f"is missing; there are: {there}")
+            present = ", ".join(map(str, self.values)) or "none"
+            raise self.field_error(field, f"is missing; there are: {present}")
         return self.values[field]
 
     def _choice(self, field: str, value: object, names: tuple[str, ...]) -> int:
@@ -79,19 +78,19 @@ class LabelledRow:
             return int(spelled)
         known = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
         raise self.field_error(
-            field, f"{shorten_repr(value)} is none of the model's: {known}; or 0 to {len(names) - 1}"
+            field, f"{shorten_repr(value)} is none of the model's labels: {known}; or 0 to {len(names) - 1}"
         )
 
 
 def shorten_repr(value: object) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else f"{said[:60]}..."
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def read_rows(path: Path, limit: int = 0) -> list[LabelledRow]:
-    """All of a file, or so many from all over it.  ModelError for one that cannot be read so."""
+    """Read all rows, or `limit` of them evenly over the file.  Raises ModelError if the file cannot be read."""
     if path.suffix.lower() not in (*JSON_SUFFIXES, *DELIMITERS, ".txt"):
-        raise ModelError(f"{path}: is to be JSON lines (.jsonl), a table (.csv, .tsv) or lines of text (.txt)")
+        raise ModelError(f"{path}: must be JSON lines (.jsonl), a table (.csv, .tsv) or lines of text (.txt)")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             every = list(parse_rows(path, file))
@@ -118,14 +117,14 @@ def parse_object(name: str, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{name}, line {number}: is no JSON: {error}") from None
+        raise ModelError(f"{name}, line {number}: is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ModelError(f"{name}, line {number}: an object with fields is wanted, not {shorten_repr(found)}")
+        raise ModelError(f"{name}, line {number}: an object with fields is expected, not {shorten_repr(found)}")
     return found
 
 
 def parse_table(name: str, file: TextIO, delimiter: str) -> Iterator[LabelledRow]:
-    """The first line names the fields.  In a TSV nothing is quoted."""
+    """Parse a table whose first line has the fields' names.  In a TSV, quotes have no meaning."""
     quoted = delimiter != "\t"
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     reader = csv.DictReader(file, restkey="", delimiter=delimiter, quoting=quoting, strict=quoted)

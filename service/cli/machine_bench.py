@@ -1,7 +1,7 @@
-"""What this machine can do: bytes and operations a second, the work of `polyhead bench machine`.
+"""`polyhead bench machine`: bytes and operations a second that this machine reaches.
 
-Knows no model.  The one idea: a figure is the best of a few tries, as it is a bound: what a step of a network costs at
-least is its bytes over the one, its operations over the other, whichever is more.
+Each figure is the best of a few tries, since it is used as a bound: a step of a network takes at least its bytes over
+the one and its operations over the other.
 """
 
 import json
@@ -27,11 +27,11 @@ from ..resources import machine
 CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 CPUINFO = Path("/proc/cpuinfo")
 SUFFIXES = {"K": 10, "M": 20, "G": 30}
-MIN_SECONDS, MIN_TRIES = 0.4, 3  # of one figure: no more tries after the one, no fewer than the other
-DEFAULT_CACHE = 32 << 20  # bytes, where the system doesn't say
+MIN_SECONDS, MIN_TRIES = 0.4, 3  # of one figure: it is tried until both are reached
+DEFAULT_CACHE = 32 << 20  # bytes, if the system doesn't say
 MAX_CACHED_BYTES, MAX_MEMORY_BYTES = 64 << 20, 1 << 30  # bytes that are read, at most
-MIN_SIDE, MAX_SECONDS = 256, 1.0  # of a matrix that is multiplied, and seconds that it may take
-SIDE, ROWS = 2048, 512  # of matrices; rows that the compiled step's product has on each thread
+MIN_SIDE, MAX_SECONDS = 256, 1.0  # side of a multiplied matrix, and seconds it may take
+SIDE, ROWS = 2048, 512  # side of matrices; rows of the compiled step's product on each thread
 GPU_SIDE = 8192  # side of matrices on a GPU
 SQUARE_CONFIG = ModelConfig(
     vocab_size=1,
@@ -48,7 +48,7 @@ SQUARE_CONFIG = ModelConfig(
 
 @dataclass(frozen=True)
 class BenchFigure:
-    """What was done, by which function, on how many threads (0: on the GPU), and how much of it in a second."""
+    """One measured figure: what was done, by which function, on how many threads (0: on the GPU), and its rate."""
 
     what: str
     by: str
@@ -59,7 +59,7 @@ class BenchFigure:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """The machine's parts, and what they can do.  `kernels` are the compiled step's, from the fastest."""
+    """The machine's parts, and their measured figures.  `kernels` are the compiled step's, the fastest first."""
 
     processor: str
     cores: int
@@ -72,14 +72,14 @@ class MachineReport:
     figures: list[BenchFigure]
 
     def best_value(self, what: str, threads: int) -> float:
-        """The largest value of a figure.  Raises ValueError if it was not measured."""
+        """Return the largest value of a figure.  Raises ValueError if it was not measured."""
         return max(one.value for one in self.figures if (one.what, one.threads) == (what, threads))
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
 
     def as_text(self) -> str:
-        """What it is, then a line a figure."""
+        """Format the parts, then one line per figure."""
         names = f"{self.processor}, {self.cores} cores of which {self.usable_cores} may be used"
         parts = f"{self.memory_gib:.0f} GiB of memory, {self.cache_mib:.0f} MiB of last-level cache"
         kernels = f"compiled step: {', '.join(self.kernels) or 'none'}; torch: {self.torch_kernels}"
@@ -91,7 +91,7 @@ class MachineReport:
 
 
 def measure_machine() -> MachineReport:
-    """Takes some ten seconds, all cores that may be used, and 1 GiB of memory."""
+    """Measure the machine.  It takes some ten seconds, all usable cores and 1 GiB of memory."""
     before, cores = torch.get_num_threads(), min(machine.core_limits())
     try:
         figures = [*measure_processor(cores), *(measure_gpu() if torch.cuda.is_available() else [])]
@@ -117,35 +117,35 @@ def processor_name() -> str:
 
 
 def last_cache_bytes() -> int:
-    """Bytes of the largest cache that a core has or shares."""
+    """Return the bytes of the largest cache that a core has or shares."""
     sizes = [path.read_text().strip() for path in CACHE_FOLDER.glob("index*/size")]
     return max((int(size[:-1]) << SUFFIXES[size[-1]] for size in sizes if size), default=DEFAULT_CACHE)
 
 
 def thread_counts(cores: int) -> list[int]:
-    """1, 2, 4 and so on, and all of them."""
+    """Return 1, 2, 4 and so on, and the number of all cores."""
     return sorted({1 << n for n in range(cores.bit_length()) if 1 << n < cores} | {cores})
 
 
-def best_seconds(work: Callable[[], object]) -> float:
-    """The shortest of several tries, after one to warm up."""
-    work()
+def best_seconds(function: Callable[[], object]) -> float:
+    """Return the shortest time of several runs, after one to warm up."""
+    function()
     tries: list[float] = []
     began = time.perf_counter()
     while len(tries) < MIN_TRIES or time.perf_counter() - began < MIN_SECONDS:
-        tries.append(time_once(work))
+        tries.append(time_once(function))
     return min(tries)
 
 
 def measure_processor(cores: int) -> Iterator[BenchFigure]:
     cache = last_cache_bytes()
     free = machine.spendable_memory(torch.device("cpu"))
-    places = {
+    sizes = {
         "memory": min(4 * cache, MAX_MEMORY_BYTES, free // 4),
         "last-level cache": min(cache // 2, MAX_CACHED_BYTES, free // 4),
     }
-    for what, size in places.items():
-        numbers = torch.from_numpy(map_pages(size).view(np.float32))  # large pages, as weights lie
+    for what, size in sizes.items():
+        numbers = torch.from_numpy(map_pages(size).view(np.float32))  # large pages, as weights have
         numbers.fill_(1.0)
         for threads in thread_counts(cores):
             torch.set_num_threads(threads)
@@ -160,47 +160,49 @@ def measure_processor(cores: int) -> Iterator[BenchFigure]:
 
 
 def measure_torch_products(threads: int) -> Iterator[BenchFigure]:
-    """A square matrix times itself."""
+    """Measure the product of a square matrix with itself."""
     for what, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        whole = torch.randn(SIDE, SIDE).to(dtype)
-        yield BenchFigure(what, "torch.mm", threads, measure_operations(whole, torch.mm), "GFLOPS")
+        matrix = torch.randn(SIDE, SIDE).to(dtype)
+        yield BenchFigure(what, "torch.mm", threads, measure_operations(matrix, torch.mm), "GFLOPS")
     codes = torch.randint(-128, 128, (SIDE, SIDE), dtype=torch.int8)
     yield BenchFigure("int8", "torch._int_mm", threads, measure_operations(codes, torch._int_mm), "GOPS")
 
 
-def measure_operations(whole: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
-    """Thousands of millions, of the largest corner of `whole` that takes no longer than LONGEST: what a processor has
-    no instructions for, torch does a number at a time, and SIDE would take minutes."""
+def measure_operations(matrix: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
+    """Return 10^9 operations a second, for the largest corner of `matrix` that takes at most MAX_SECONDS.
+
+    Without instructions for a type, torch computes one number at a time, and the whole matrix would take minutes.
+    """
     side = MIN_SIDE
-    while 8 * time_once(corner_product(whole, side, multiply)) < MAX_SECONDS and side < len(whole):
+    while 8 * time_once(corner_product(matrix, side, multiply)) < MAX_SECONDS and side < len(matrix):
         side *= 2
-    return 2 * side**3 / best_seconds(corner_product(whole, side, multiply)) / 1e9
+    return 2 * side**3 / best_seconds(corner_product(matrix, side, multiply)) / 1e9
 
 
 def corner_product(
-    whole: torch.Tensor, side: int, multiply: Callable[[torch.Tensor, torch.Tensor], object]
+    matrix: torch.Tensor, side: int, multiply: Callable[[torch.Tensor, torch.Tensor], object]
 ) -> Callable[[], object]:
-    corner = whole[:side, :side].contiguous()
+    corner = matrix[:side, :side].contiguous()
     return lambda: multiply(corner, corner)
 
 
-def time_once(work: Callable[[], object]) -> float:
+def time_once(function: Callable[[], object]) -> float:
     start = time.perf_counter()
-    work()
+    function()
     return time.perf_counter() - start
 
 
 def measure_compiled_product(precision: Precision, threads: int) -> BenchFigure:
-    """[ROWS, SIDE] times [SIDE, SIDE] on each thread, rows made bytes on the way as in a step."""
+    """Measure [ROWS, SIDE] times [SIDE, SIDE] on each thread; rows are quantised on the way, as in a step."""
     pack = PackedNetwork(load_library(runnable_targets()[0]), SQUARE_CONFIG, precision)
     linear = pack.pack_linear([nn.Linear(SIDE, SIDE, bias=False)])
-    places = [(torch.randn(ROWS, SIDE), torch.empty(ROWS, SIDE)) for _ in range(threads)]
+    buffers = [(torch.randn(ROWS, SIDE), torch.empty(ROWS, SIDE)) for _ in range(threads)]
 
-    def multiply(place: tuple[torch.Tensor, torch.Tensor]) -> None:
-        pack.library.polyhead_multiply(linear, place[0].data_ptr(), ROWS, place[1].data_ptr())
+    def multiply(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+        pack.library.polyhead_multiply(linear, pair[0].data_ptr(), ROWS, pair[1].data_ptr())
 
     with ThreadPoolExecutor(threads) as pool:
-        took = best_seconds(lambda: list(pool.map(multiply, places)))
+        took = best_seconds(lambda: list(pool.map(multiply, buffers)))
     operations = threads * 2 * ROWS * SIDE * SIDE / 1e9
     return BenchFigure(
         precision, "compiled step", threads, operations / took, "GOPS" if precision == "int8" else "GFLOPS"
@@ -208,7 +210,7 @@ def measure_compiled_product(precision: Precision, threads: int) -> BenchFigure:
 
 
 def measure_gpu() -> Iterator[BenchFigure]:
-    """Of the first GPU: bytes copied count twice, as they are read and written."""
+    """Measure the first GPU.  Copied bytes count twice: read and written."""
     numbers = torch.ones(min(MAX_MEMORY_BYTES, torch.cuda.mem_get_info()[0] // 8) // 4, device="cuda")
     copied = torch.empty_like(numbers)
     size = 2 * numbers.numel() * 4
@@ -219,9 +221,9 @@ def measure_gpu() -> Iterator[BenchFigure]:
         yield BenchFigure(what, "torch.mm", 0, 2 * GPU_SIDE**3 / took / 1e9, "GFLOPS")
 
 
-def best_gpu_seconds(work: Callable[[], object]) -> float:
+def best_gpu_seconds(function: Callable[[], object]) -> float:
     def waited() -> None:
-        work()
+        function()
         torch.cuda.synchronize()
 
     return best_seconds(waited)

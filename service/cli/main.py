@@ -1,7 +1,6 @@
 """The command line: `polyhead serve | config | key | chat | classify | embed | models | train | check | ...`.
 
-Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (this module and
-service.cli.checkpoint_commands alone may do so), so that `--help` doesn't wait for torch.
+Imports are inside functions here and in service.cli.checkpoint_commands, so that `--help` does not import torch.
 """
 
 import gc
@@ -24,17 +23,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Url = Annotated[str, typer.Option(help="Address of the server.")]
-Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server asks for one.")]
-ModelName = Annotated[str, typer.Option("--model", help="Name of the model; the first that fits if left out.")]
+Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server requires one.")]
+ModelName = Annotated[str, typer.Option("--model", help="Name of the model; by default the first for this task.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
 DEFAULT_URL = "http://127.0.0.1:8000"
-bench = typer.Typer(help="Measure what there is.", no_args_is_help=True)
+bench = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(cli_checkpoint.app)
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         from ..core.version import VERSION
 
         typer.echo(f"polyhead {VERSION}")
@@ -43,7 +42,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def main_options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=show_version, help="Say it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -60,25 +61,25 @@ def serve(ctx: typer.Context) -> None:
 
 
 def run_server(chosen: Any) -> int:
-    gc.disable()  # imports make no garbage; to look for it takes a tenth of their time.  Serving switches it on again
+    gc.disable()  # imports make no garbage, and collecting takes a tenth of their time; serving enables it again
     from ..core import logs
     from ..resources import capacity
 
-    if why := capacity.explain_shortage():  # else it is killed while torch is imported
+    if why := capacity.explain_shortage():  # else the process is killed while torch is imported
         raise report_failure(why)
     logs.configure_logging(chosen.log_format, chosen.log_level)
     return int(choose_server(chosen)(chosen, traces=choose_tracing(chosen)))
 
 
 def choose_server(chosen: Any) -> Any:
-    """By one process, or by replicas on Ray."""
+    """Return the function that serves: in one process, or by replicas on Ray."""
     if not chosen.ray:
         from ..config.settings import SettingsError
         from ..server.assembly import serve
 
         if chosen.pools or chosen.replicas != "1":
-            what = "pools" if chosen.pools else "replicas"
-            raise SettingsError(f"{what}: one process serves all models once; --ray serves replicas of them")
+            setting = "pools" if chosen.pools else "replicas"
+            raise SettingsError(f"{setting}: one process serves all models once; --ray serves replicas of them")
         return serve
     try:
         from ..fleet import ray_app as scale
@@ -90,7 +91,7 @@ def choose_server(chosen: Any) -> Any:
 
 
 def choose_tracing(chosen: Any) -> Any:
-    """Who is told of requests.  Where no traces are wanted nothing of OpenTelemetry's is loaded."""
+    """Return the tracing of requests.  Without an endpoint, OpenTelemetry is not imported."""
     if not chosen.otlp_endpoint:
         from ..api.access.access_log import NO_TRACING
 
@@ -102,7 +103,7 @@ def choose_tracing(chosen: Any) -> Any:
 
 @contextmanager
 def connect_client(url: str, key: str) -> Iterator[Any]:
-    """A client of the server at `url`; what it complains of ends the command."""
+    """A client of the server at `url`.  Its errors end the command."""
     from .client import ApiClient, ClientError
 
     client = ApiClient(url, key)
@@ -119,9 +120,9 @@ def chat(
     model: ModelName = "",
     url: Url = DEFAULT_URL,
     key: Key = "",
-    max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer; 0: as the context leaves.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer in tokens; 0: up to the context's end.")] = 0,
 ) -> None:
-    """Talk to a generator; or pipe a question in."""
+    """Chat with a generator, or answer a question from standard input."""
     from . import terminal
 
     with connect_client(url, key) as client:
@@ -148,7 +149,7 @@ def embed(text: Texts = None, model: ModelName = "", url: Url = DEFAULT_URL, key
 
 @app.command()
 def models() -> None:
-    """Fetch the quick-start models, and say where they are."""
+    """Fetch the quick-start models, and print their sources."""
     from ..config import settings
     from ..runtime import quickstart
 
@@ -162,11 +163,13 @@ def models() -> None:
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as in training/recipes.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; runs/NAME if left out.")] = None,
-    smoke: Annotated[bool, typer.Option(help="Seconds: a tiny network, a few made-up texts, nothing fetched.")] = False,
-    resume: Annotated[bool, typer.Option(help="Go on where the run in that folder was saved.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; by default runs/NAME.")] = None,
+    smoke: Annotated[
+        bool, typer.Option(help="A test of seconds: a tiny network, a few generated texts, no downloads.")
+    ] = False,
+    resume: Annotated[bool, typer.Option(help="Continue the run that is saved in that folder.")] = False,
 ) -> None:
-    """Follow a training recipe."""
+    """Train by a recipe."""
     with import_training() as follow:
         result = follow.train(recipe, out or Path("runs") / recipe.stem, smoke=smoke, resume=resume)
     for name, value in result.items():
@@ -176,9 +179,9 @@ def train(
 @app.command()
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A checkpoint, or an adapter's folder.", show_default=False)],
-    data: Annotated[Path, typer.Argument(help="A recipe, for what it holds out; or a text.", show_default=False)],
+    data: Annotated[Path, typer.Argument(help="A recipe, for its held-out part; or a text.", show_default=False)],
 ) -> None:
-    """Say how well a checkpoint does on texts."""
+    """Measure a checkpoint on texts."""
     with import_training() as follow:
         figures = follow.evaluate(folder, data)
     for name, value in figures.items():
@@ -190,7 +193,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.", show_default=False)],
     out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
 ) -> None:
-    """Write what a training run has learned so far as a folder that can be served."""
+    """Write the current result of a training run as a folder that can be served."""
     with import_training() as follow:
         follow.export(run, out)
     typer.echo(out)
@@ -198,7 +201,7 @@ def export(
 
 @contextmanager
 def import_training() -> Iterator[Any]:
-    """What follows recipes; what is wrong with one ends the command."""
+    """Import the training commands.  A wrong recipe ends the command."""
     from ..config import settings
 
     settings.set_library_defaults()
@@ -218,20 +221,20 @@ def import_training() -> Iterator[Any]:
     epilog="Takes [NAME=]SOURCE... and the flags of serve; serve --help lists them.",
 )
 def check(ctx: typer.Context) -> None:
-    """Say what models would take in memory, and what to change if it is too much.  No weights are read."""
+    """Show what models would take in memory, and what to change if it is too much.  No weights are read."""
     from ..config import flags, settings
     from .check import check_models, parse_sources
 
     with exit_on_error():
-        given = flags.parse_flags(ctx.args)
-        if "models" not in given:
-            raise settings.SettingsError("name what is to be checked: polyhead check SOURCE")
-        found = check_models(settings.read_settings(given | {"models": parse_sources(given["models"])}))
-    if found.report:
-        typer.echo(found.report)
-    for sentence in found.errors:
+        values = flags.parse_flags(ctx.args)
+        if "models" not in values:
+            raise settings.SettingsError("name a model to check: polyhead check SOURCE")
+        result = check_models(settings.read_settings(values | {"models": parse_sources(values["models"])}))
+    if result.report:
+        typer.echo(result.report)
+    for sentence in result.errors:
         report_failure(sentence)
-    if not found.fits:
+    if not result.fits:
         raise typer.Exit(1)
 
 
@@ -245,9 +248,9 @@ def config(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of the file of --config instead.")] = False,
 ) -> None:
-    """Say what serve would be set to, and where each value comes from.
+    """Show the settings of serve, and where each value comes from.
 
-    What is printed is a file that says the same, without its keys.
+    The output is a settings file with the same values, without its keys.
     """
     from ..api.access.auth import Keys
     from ..config import effective_settings as effective
@@ -257,24 +260,26 @@ def config(
         typer.echo(effective.settings_schema())
         return
     with exit_on_error():
-        given = flags.parse_flags(ctx.args)
-        chosen = settings.read_settings(given)
-        origins, keys = effective.find_origins(given, chosen), Keys(chosen).all
+        values = flags.parse_flags(ctx.args)
+        chosen = settings.read_settings(values)
+        origins, keys = effective.find_origins(values, chosen), Keys(chosen).all
     typer.echo((effective.as_json if as_json else effective.as_yaml)(chosen, origins, keys))
 
 
 @app.command()
 def key(
-    name: Annotated[str, typer.Argument(help="Whose it is; logs and metrics say it.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner, for logs and metrics.", show_default=False)],
     scopes: Annotated[str, typer.Option(help="Of inference, models, metrics and admin.")] = "inference,models",
-    models: Annotated[str, typer.Option(help="Names it may use; * stands for anything.")] = "*",
-    requests: Annotated[int, typer.Option("--requests-per-minute", min=0, help="0: any number.")] = 0,
-    tokens: Annotated[int, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers; 0: any.")] = 0,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Take the key on standard input, make none.")] = False,
+    models: Annotated[str, typer.Option(help="Models it may use; * matches any characters.")] = "*",
+    requests: Annotated[int, typer.Option("--requests-per-minute", min=0, help="0: no limit.")] = 0,
+    tokens: Annotated[int, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers; 0: no limit.")] = 0,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Read the key from standard input instead of generating one.")
+    ] = False,
 ) -> None:
-    """Make a key: what to write into the file of --keys-file goes to the output, the key itself to the error output.
+    """Generate a key: its entry for the file of --keys-file goes to standard output, the key itself to standard error.
 
-    polyhead key search >> keys.yaml adds one.  The key is shown this once: the file has only its hash.
+    polyhead key search >> keys.yaml adds one.  The key is shown only once: the file has its hash.
     """
     import yaml
 
@@ -282,18 +287,18 @@ def key(
 
     given = sys.stdin.readline().strip() if stdin else keys.generate_key()
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
-    said = {"scopes": split_list(scopes), "models": split_list(models)} | {
+    permissions = {"scopes": split_list(scopes), "models": split_list(models)} | {
         what: most for what, most in limits.items() if most
     }
     with exit_on_error():
-        entry = keys.make_key_entry(name, given, said)
+        entry = keys.make_key_entry(name, given, permissions)
     if not stdin:
         typer.echo(f"the key of {name}, shown this once: {given}", err=True)
     typer.echo(yaml.safe_dump(entry, sort_keys=False), nl=False)
 
 
-def split_list(given: str) -> list[str]:
-    return [part.strip() for part in given.split(",") if part.strip()]
+def split_list(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 @bench.callback()
@@ -305,14 +310,14 @@ def bench_options() -> None:
 def bench_machine(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
 ) -> None:
-    """Bytes and operations a second of this machine, by threads: what bounds any model here."""
+    """Measure bytes and operations a second of this machine, by threads: the bounds of any model here."""
     from ..config import settings
 
     settings.set_library_defaults()
     from .machine_bench import measure_machine
 
-    found = measure_machine()
-    typer.echo(found.as_json() if as_json else found.as_text())
+    report = measure_machine()
+    typer.echo(report.as_json() if as_json else report.as_text())
 
 
 def main() -> None:

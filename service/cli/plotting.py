@@ -1,8 +1,7 @@
-"""Figures as files, and the parts that figures here are made of: matrices and columns with tokens for labels.
+"""Draws matrices and bars with tokens as labels, and saves figures.
 
-Knows nothing of what is drawn.  The one idea: nothing of a figure is left to the machine that draws it - no window, no
-style file, no date, no font of the reader's - so the same numbers are the same bytes, and letters are outlines.
-The extra `explain` brings what draws.
+Nothing depends on the machine: no window, no style file, no date, no system font.  The same numbers give the same
+bytes, and letters are outlines.  The extra `explain` installs the plotting library.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,24 +25,24 @@ if HAS_MATPLOTLIB:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".svg", ".pdf", ".png")
-BUNDLED_FONT = "DejaVu Sans"  # travels with the library
+BUNDLED_FONT = "DejaVu Sans"  # comes with the library
 FALLBACK_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Sans Thai", "Noto Color Emoji")
-LABEL_POINTS, MIN_POINTS = 7.0, 3.5  # points of a letter, and of the smallest that is drawn
-CELL_INCHES, MAX_SIDE_INCHES = 0.125, 14.0  # inches of a cell, if all are no longer than that
-MAX_VECTOR_CELLS = 2000  # cells; more are one picture, else a file has megabytes
+LABEL_POINTS, MIN_POINTS = 7.0, 3.5  # points: font size, and the smallest that is drawn
+CELL_INCHES, MAX_SIDE_INCHES = 0.125, 14.0  # inches: a cell, and the longest side that cells may fill
+MAX_VECTOR_CELLS = 2000  # cells; a larger matrix is drawn as one picture, else a file has megabytes
 GREY = "0.55"
-EMPTY_METADATA: Mapping[str, dict[str, None]] = {  # of when, and of what drew it
+EMPTY_METADATA: Mapping[str, dict[str, None]] = {  # metadata without date and program
     ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     ".pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
     ".png": {"Software": None},
 }
-Scale = Literal["share", "signed"]  # from nothing up; or on both sides of nothing
+Scale = Literal["share", "signed"]  # from 0 up, or on both sides of 0
 COLOURS: Mapping[Scale, str] = {"share": "Blues", "signed": "RdBu_r"}
 
 
 @dataclass(frozen=True, slots=True)
 class AxisLabel:
-    """A token, as far as a font has its letters; `faint`: the model's own, no part of the text."""
+    """A token as an axis label.  `is_special`: it is drawn in grey, since it is no part of the text."""
 
     text: str
     is_special: bool = False
@@ -51,7 +50,7 @@ class AxisLabel:
 
 @dataclass(frozen=True)
 class LabelledMatrix:
-    """[R, C] numbers with a label a row and a column; `name` finds it in a file, one of so many `beside`."""
+    """A matrix [R, C] with labels.  `name` identifies it in an SVG; `map_count` maps are in the figure."""
 
     values: NDArray[np.float32]
     rows: Sequence[AxisLabel]
@@ -62,7 +61,7 @@ class LabelledMatrix:
 
 
 def check_plot_path(picture: Path) -> None:
-    """Before any work: ModelError if there could be no such figure."""
+    """Raise ModelError if no figure can be written to this path."""
     if picture.suffix.lower() not in SUFFIXES:
         raise ModelError(f"--plot: {picture} is to end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if not picture.absolute().parent.is_dir():
@@ -73,7 +72,7 @@ def check_plot_path(picture: Path) -> None:
 
 @contextmanager
 def fixed_style() -> Iterator[None]:
-    """Whatever style this machine has."""
+    """Use fixed style settings."""
     fixed = {
         "svg.hashsalt": "polyhead",
         "svg.fonttype": "path",
@@ -85,7 +84,7 @@ def fixed_style() -> Iterator[None]:
 
 
 def save_figure(figure: "Figure", picture: Path) -> None:
-    """ModelError if it cannot be written."""
+    """Write a figure.  Raises ModelError if it cannot be written."""
     suffix = picture.suffix.lower()
     try:
         with fixed_style():
@@ -102,13 +101,13 @@ def font_families() -> tuple[str, ...]:
 
 @cache
 def drawable_letters() -> frozenset[int]:
-    """All that can be drawn."""
+    """Return the code points that the fonts can draw."""
     fonts = (font_manager.get_font(font_manager.findfont(name)) for name in font_families())
     return frozenset(code for font in fonts for code in font.get_charmap())
 
 
 def escape_undrawable(text: str) -> str:
-    """The text, with what cannot be drawn as in Python's strings: \\n, \\u65e5."""
+    """Return the text with undrawable letters escaped as in Python: \\n, \\u65e5."""
     return "".join(
         each if each.isprintable() and ord(each) in drawable_letters() else each.encode("unicode_escape").decode()
         for each in text
@@ -116,56 +115,55 @@ def escape_undrawable(text: str) -> str:
 
 
 def cell_inches(count: int) -> float:
-    """Inches of one of so many in a row."""
+    """Return the inches of a cell, with `count` of them in a row."""
     return min(CELL_INCHES, MAX_SIDE_INCHES / max(count, 1))
 
 
 def label_axis(axes: Any, labels: Sequence[AxisLabel], axis: Literal["x", "y"], inches: float) -> None:
-    """Labels along an axis whose cells are 1 long, the first from 0 to 1, and each so many inches; none, if there is
-    no room for letters that can be read."""
+    """Label an axis whose cells have length 1 and this many inches.  Labels that would be too small are left out."""
     points = min(LABEL_POINTS, inches * 72 * 0.85)
     shown = labels if points >= MIN_POINTS else ()
     along = axes.xaxis if axis == "x" else axes.yaxis
     turned = {"rotation": 90} if axis == "x" else {}
-    places = [number + 0.5 for number in range(len(shown))]
-    along.set_ticks(places, [label.text for label in shown], fontsize=points, parse_math=False, **turned)
+    centres = [number + 0.5 for number in range(len(shown))]
+    along.set_ticks(centres, [label.text for label in shown], fontsize=points, parse_math=False, **turned)
     along.set_tick_params(length=0, pad=2)
     for tick, label in zip(along.get_ticklabels(), shown, strict=True):
         tick.set_color(GREY if label.is_special else "black")
 
 
 def shared_norm(values: Sequence[NDArray[np.float32]], scale: Scale) -> "Normalize":
-    """The same for all matrices of a figure, that they can be compared."""
+    """Return one colour scale for all matrices of a figure."""
     most = max((float(np.abs(each).max(initial=0)) for each in values), default=0) or 1.0
     return Normalize(-most if scale == "signed" else 0.0, most)
 
 
 def bar_colours(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[N, 4] colours of numbers, on both sides of nothing if they are."""
+    """Return colours [N, 4] of numbers, on both sides of 0 if some are negative."""
     scale: Scale = "signed" if float(values.min(initial=0)) < 0 else "share"
     return np.asarray(mpl.colormaps[COLOURS[scale]](shared_norm([values], scale)(values)), np.float32)
 
 
-def draw_matrix(axes: Any, shown: LabelledMatrix, colours: "Normalize", scale: Scale) -> Any:
-    """Draw one, the first row on top; what its colours can be explained by."""
-    rows, columns = shown.values.shape
-    if shown.values.size * shown.map_count <= MAX_VECTOR_CELLS:
-        drawn = axes.pcolormesh(shown.values, cmap=COLOURS[scale], norm=colours, edgecolor="face", linewidth=0.2)
+def draw_matrix(axes: Any, matrix: LabelledMatrix, colours: "Normalize", scale: Scale) -> Any:
+    """Draw a matrix, first row on top.  Returns the mappable for a colour bar."""
+    rows, columns = matrix.values.shape
+    if matrix.values.size * matrix.map_count <= MAX_VECTOR_CELLS:
+        drawn = axes.pcolormesh(matrix.values, cmap=COLOURS[scale], norm=colours, edgecolor="face", linewidth=0.2)
     else:
         drawn = axes.imshow(
-            shown.values, cmap=COLOURS[scale], norm=colours, extent=(0, columns, rows, 0), interpolation="none"
+            matrix.values, cmap=COLOURS[scale], norm=colours, extent=(0, columns, rows, 0), interpolation="none"
         )
-    drawn.set_gid(shown.name)
+    drawn.set_gid(matrix.name)
     axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="auto")
     axes.spines[:].set(linewidth=0.4, color=GREY)
     axes.tick_params(length=0)
-    if shown.title:
-        axes.set_title(shown.title, parse_math=False, pad=3)
+    if matrix.title:
+        axes.set_title(matrix.title, parse_math=False, pad=3)
     return drawn
 
 
 def add_colour_bar(figure: "Figure", mapped: Any, axes: Any) -> None:
-    """What colours say, at the right of the axes, an eighth of an inch wide."""
+    """Draw the colour bar at the right of the axes, an eighth of an inch wide."""
     bar = figure.colorbar(mapped, ax=axes, fraction=0.125 / figure.get_figwidth(), pad=0.02, aspect=40)
     bar.ax.collections[0].set(rasterized=True, edgecolor="face")
     bar.outline.set(linewidth=0.4, edgecolor=GREY)
@@ -173,9 +171,9 @@ def add_colour_bar(figure: "Figure", mapped: Any, axes: Any) -> None:
 
 
 def draw_bars(axes: Any, values: NDArray[np.float32], labels: Sequence[AxisLabel], shades: NDArray[np.float32]) -> None:
-    """A bar for each number, up or down from nothing; its label below."""
-    places = np.arange(len(values)) + 0.5
-    drawn = axes.bar(places, values, width=0.86, color=shades, edgecolor=GREY, linewidth=0.3)
+    """Draw a bar for each number, with its label below."""
+    centres = np.arange(len(values)) + 0.5
+    drawn = axes.bar(centres, values, width=0.86, color=shades, edgecolor=GREY, linewidth=0.3)
     for number, bar in enumerate(drawn):
         bar.set_gid(f"bar-{number}")
     axes.axhline(0, color="black", linewidth=0.5)

@@ -1,7 +1,7 @@
-"""How far what would be served is from float32 of the same file: the work of `polyhead quality`.
+"""`polyhead quality`: how far a model as it would be served is from float32 of the same file.
 
-Knows checkpoints and executors, no requests and no engine.  Both networks read the same tokens, one network after the
-other, so that only one is in memory; what is kept of the first is its answers and the states of its layers.
+Both networks read the same tokens, one network after the other, so only one is in memory.  Outputs and layer states of
+the first are kept for the comparison.
 """
 
 import json
@@ -40,10 +40,10 @@ from .differences import Comparison, EncodedText, LayerErrors, ModelOutput, new_
 
 MAX_CHARACTERS = 1 << 20  # of a text that are read
 WINDOW_TOKENS = 512  # tokens that a generator reads at once, at most
-MIN_WINDOWS = 4  # of a generator, at least: they lie evenly over the text, which may change its subject
-GENERATOR_TOKENS, ENCODER_TOKENS = 448, 2048  # by default: of what answers with a vocabulary, of all others
+MIN_WINDOWS = 4  # for a generator, at least: evenly over the text, whose subject may change
+GENERATOR_TOKENS, ENCODER_TOKENS = 448, 2048  # by default: for models with a vocabulary output, and for all others
 MIN_TOKENS, MIN_TEXTS = 32, 8
-BATCH_TEXTS = 16  # texts that are read together
+BATCH_TEXTS = 16  # texts in a batch
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
 REFERENCE_CHANGES = {
     "precision": "float32",
@@ -54,12 +54,14 @@ REFERENCE_CHANGES = {
     "block_size": 0,
 }
 ProgressCallback = Callable[[str, int, int], None]
-TextBatch = Sequence[EncodedText]  # what is computed together
+TextBatch = Sequence[EncodedText]  # texts computed together
 
 
 @dataclass(frozen=True)
 class QualityArguments:
-    """What `polyhead quality` was asked for.  `text` "": the one that comes with it; `tokens` 0: as many as usual."""
+    """The arguments of `polyhead quality`.  `text` "": the text that comes with polyhead; `tokens` 0: the default
+    number.
+    """
 
     source: str
     text: str
@@ -68,15 +70,19 @@ class QualityArguments:
     as_json: bool
 
 
-BatchOutput = tuple[list[ModelOutput], Tensor]  # of a step: an answer a text, and states [depth, T, W]
+BatchOutput = tuple[list[ModelOutput], Tensor]  # an output per text, and states [depth, T, W]
 
 
-def measure_quality(wanted: QualityArguments, tell: Callable[[str], object], say: ProgressCallback) -> None:
-    """Tell how far it is.  ModelError where it cannot be measured, SettingsError where settings are wrong."""
-    settings = read_settings({"precision": wanted.precision})
-    text = read_text(Path(wanted.text)) if wanted.text else TEXT_FILE.read_text(encoding="utf-8")
-    report = QualityMeasurement(resolve_source(wanted.source, settings.model_dir), settings).measure(text, wanted, say)
-    tell(json.dumps(report.as_dict(), ensure_ascii=False) if wanted.as_json else report.as_table())
+def measure_quality(
+    arguments: QualityArguments, print_text: Callable[[str], object], report_progress: ProgressCallback
+) -> None:
+    """Print the report.  Raises ModelError if it cannot be measured, SettingsError if settings are wrong."""
+    settings = read_settings({"precision": arguments.precision})
+    text = read_text(Path(arguments.text)) if arguments.text else TEXT_FILE.read_text(encoding="utf-8")
+    report = QualityMeasurement(resolve_source(arguments.source, settings.model_dir), settings).measure(
+        text, arguments, report_progress
+    )
+    print_text(json.dumps(report.as_dict(), ensure_ascii=False) if arguments.as_json else report.as_table())
 
 
 def read_text(path: Path) -> str:
@@ -89,7 +95,7 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class QualityReport:
-    """What was found, of which file and which text."""
+    """The result of a measurement."""
 
     source: str
     task: str
@@ -98,18 +104,18 @@ class QualityReport:
     served: str  # precision and executor
     reference: str
     comparison: Comparison
-    layers: list[float]  # relative error of the states that each hands on
+    layers: list[float]  # relative error of each layer's output states
 
     @property
     def worst_layer(self) -> int:
-        """The layer over which the error of the states grows most."""
+        """The layer that adds most error to the states."""
         return max(range(len(self.layers)), key=self.error_growth)
 
     def error_growth(self, layer: int) -> float:
         return self.layers[layer] - (self.layers[layer - 1] if layer else 0.0)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the report for JSON."""
         precision, executor = self.served.split(" by ")
         return {
             "source": self.source,
@@ -126,7 +132,7 @@ class QualityReport:
         }
 
     def as_table(self) -> str:
-        """For people."""
+        """Format the report as text."""
         head = f"{self.source}: {self.served}, compared with {self.reference}, {self.tokens} tokens of {self.text}"
         last, most = len(self.layers) - 1, self.error_growth(self.worst_layer)
         states = f"{self.layers[last]:.4f} after the last layer"
@@ -138,10 +144,10 @@ class QualityReport:
 
 
 class QualityMeasurement:
-    """Of one source, as `settings` would have it served."""
+    """Measures one source with the settings it would be served with."""
 
     def __init__(self, source: str, settings: Settings) -> None:
-        """Refuses what cannot be measured before anything is computed."""
+        """Raises UnsupportedError before anything is computed if the model cannot be measured."""
         self.source, self.settings = source, settings
         self.description = checkpoint.describe_source(source)
         if self.description.head.task == "translate":
@@ -150,22 +156,24 @@ class QualityMeasurement:
         self.reference = settings.model_copy(update=REFERENCE_CHANGES)
         self.placement = self._choose_placement(settings)
 
-    def measure(self, text: str, wanted: QualityArguments, say: ProgressCallback) -> QualityReport:
-        """Compute with both and compare."""
-        named, task = wanted.text or "the text that comes with polyhead", self.description.head.task
-        steps = (cut_windows if task == "generate" else cut_batches)(self.description, text, named, wanted.tokens)
-        expected = list(self.run_batches(self.reference, steps, say))
+    def measure(self, text: str, arguments: QualityArguments, report_progress: ProgressCallback) -> QualityReport:
+        """Compute with both networks and compare."""
+        text_name, task = arguments.text or "the text that comes with polyhead", self.description.head.task
+        steps = (cut_windows if task == "generate" else cut_batches)(
+            self.description, text, text_name, arguments.tokens
+        )
+        expected = list(self.run_batches(self.reference, steps, report_progress))
         return_free_memory()
         comparison, layers = new_comparison(task), LayerErrors()
-        for step, (answers, states) in zip(steps, self.run_batches(self.settings, steps, say), strict=True):
-            right, right_states = expected.pop(0)
-            for passage, one, other in zip(step, right, answers, strict=True):
+        for step, (answers, states) in zip(steps, self.run_batches(self.settings, steps, report_progress), strict=True):
+            expected_output, expected_states = expected.pop(0)
+            for passage, one, other in zip(step, expected_output, answers, strict=True):
                 comparison.add(passage, one, other)
-            layers.add(right_states, states)
+            layers.add(expected_states, states)
         return QualityReport(
-            source=wanted.source,
+            source=arguments.source,
             task=task,
-            text=named,
+            text=text_name,
             tokens=sum(len(passage.tokens) for step in steps for passage in step),
             served=self._describe_placement(self.placement),
             reference=self._describe_placement(self._choose_placement(self.reference)),
@@ -176,18 +184,22 @@ class QualityMeasurement:
     def _choose_placement(self, settings: Settings) -> Placement:
         return choose_placement(settings, self.description.default_precision, self.description.decoder_config)
 
-    def _describe_placement(self, place: Placement) -> str:
-        return f"{place.precision} by {executor_name(place, self.description.decoder_config)}"
+    def _describe_placement(self, placement: Placement) -> str:
+        return f"{placement.precision} by {executor_name(placement, self.description.decoder_config)}"
 
     def run_batches(
-        self, settings: Settings, steps: Sequence[TextBatch], say: ProgressCallback
+        self, settings: Settings, steps: Sequence[TextBatch], report_progress: ProgressCallback
     ) -> Iterator[BatchOutput]:
-        """One a step.  The network is in memory until the last was taken."""
-        place = self._choose_placement(settings)
-        torch.set_num_threads(place.torch_threads)
-        begin = checkpoint.prepare if place.instructions else checkpoint.load_described
+        """Yield the output of each batch.  The network is in memory until the last one is taken."""
+        placement = self._choose_placement(settings)
+        torch.set_num_threads(placement.torch_threads)
+        begin = checkpoint.prepare if placement.instructions else checkpoint.load_described
         loaded = begin(
-            self.source, self.description, dtype=place.dtype, device=place.device, progress=checkpoint.ignore_progress
+            self.source,
+            self.description,
+            dtype=placement.dtype,
+            device=placement.device,
+            progress=checkpoint.ignore_progress,
         )
 
         @contextmanager
@@ -198,67 +210,71 @@ class QualityMeasurement:
 
         make_deterministic(loaded, settings)
         longest = max(len(passage.tokens) for step in steps for passage in step)
-        blocks = math.ceil(longest / place.block_size) if loaded.task == "generate" else 0
+        blocks = math.ceil(longest / placement.block_size) if loaded.task == "generate" else 0
         executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, blocks, held))
         for number, step in enumerate(steps):
-            say(f"{place.precision}: steps", number, len(steps))
+            report_progress(f"{placement.precision}: steps", number, len(steps))
             answers, states = run_batch(loaded, executor, step)
             if not all(each.values.isfinite().all() for each in answers):
-                raise ModelError(f"{self.source}: in {place.precision} it answers with what is no number")
+                raise ModelError(f"{self.source}: in {placement.precision} its output has values that are not finite")
             yield answers, states
-        say(f"{place.precision}: steps", len(steps), len(steps))
+        report_progress(f"{placement.precision}: steps", len(steps), len(steps))
 
 
-def cut_windows(what: Description, text: str, named: str, tokens: int) -> list[TextBatch]:
-    """Of a generator: some windows of consecutive tokens, one a step, evenly over the text."""
-    opening = what.tokenizer.boundary_tokens[0]
-    ids = what.tokenizer.encode(text, special=False).ids
-    width, total = min(WINDOW_TOKENS, what.max_tokens) - len(opening), min(tokens or GENERATOR_TOKENS, len(ids))
+def cut_windows(description: Description, text: str, text_name: str, tokens: int) -> list[TextBatch]:
+    """Cut a generator's text into windows of consecutive tokens, evenly over the text, one per batch."""
+    opening = description.tokenizer.boundary_tokens[0]
+    ids = description.tokenizer.encode(text, special=False).ids
+    width, total = min(WINDOW_TOKENS, description.max_tokens) - len(opening), min(tokens or GENERATOR_TOKENS, len(ids))
     if width < 2:
-        raise UnsupportedError(f"it reads {what.max_tokens} tokens, which is too few to compare", file=what.file)
+        raise UnsupportedError(
+            f"it reads {description.max_tokens} tokens, which is too few to compare", file=description.file
+        )
     if total < MIN_TOKENS:
-        raise ModelError(f"{named}: {total} tokens of it are to be read; {MIN_TOKENS} at least are wanted")
+        raise ModelError(f"{text_name}: {total} tokens of it are read; at least {MIN_TOKENS} are needed")
     count = max(math.ceil(total / width), min(MIN_WINDOWS, total // MIN_TOKENS))
     size = total // count
     starts = (number * (len(ids) - size) // max(count - 1, 1) for number in range(count))
-    return [[check_tokens(what, opening + ids[start : start + size], [])] for start in starts]
+    return [[check_tokens(description, opening + ids[start : start + size], [])] for start in starts]
 
 
-def cut_batches(what: Description, text: str, named: str, tokens: int) -> list[TextBatch]:
-    """Of all others: sentences evenly over the text, or pairs of neighbours, some a step."""
+def cut_batches(description: Description, text: str, text_name: str, tokens: int) -> list[TextBatch]:
+    """Take sentences evenly over the text, or pairs of neighbours, in batches."""
     sentences = [line.strip() for line in SENTENCE_END.split(text) if len(line.strip()) > 1]
-    paired = what.head.task in ("rank", "span") or what.head.both_orders
+    paired = description.head.task in ("rank", "span") or description.head.both_orders
     if paired:
-        encoded = what.tokenizer.encode_batch([*pairwise(sentences)])
+        encoded = description.tokenizer.encode_batch([*pairwise(sentences)])
     else:
-        prompt = what.head.prompts.get("", "")
-        encoded = what.tokenizer.encode_batch([prompt + sentence for sentence in sentences])
+        prompt = description.head.prompts.get("", "")
+        encoded = description.tokenizer.encode_batch([prompt + sentence for sentence in sentences])
     if len(encoded) < MIN_TEXTS:
-        raise ModelError(f"{named} has {len(sentences)} sentences; {MIN_TEXTS} at least are wanted")
-    usual = GENERATOR_TOKENS if what.head.task == "fill" else ENCODER_TOKENS
+        raise ModelError(f"{text_name} has {len(sentences)} sentences; at least {MIN_TEXTS} are needed")
+    usual = GENERATOR_TOKENS if description.head.task == "fill" else ENCODER_TOKENS
     every = math.ceil(sum(map(len, encoded)) / (tokens or usual))
-    some = encoded[:: max(1, min(every, len(encoded) // MIN_TEXTS))]
-    texts = [truncate_text(what, each, paired=paired) for each in some]
+    chosen = encoded[:: max(1, min(every, len(encoded) // MIN_TEXTS))]
+    texts = [truncate_text(description, each, paired=paired) for each in chosen]
     return [texts[start : start + BATCH_TEXTS] for start in range(0, len(texts), BATCH_TEXTS)]
 
 
-def truncate_text(what: Description, encoding: Encoding, *, paired: bool) -> EncodedText:
-    """The end of what is too long is left out."""
-    if len(encoding) > what.max_tokens:
-        encoding = encoding.select_rows(truncate_rows(encoding.special, what.max_tokens, side="right", pair=paired))
-    return check_tokens(what, encoding.ids, encoding.segments if any(encoding.segments) else [])
+def truncate_text(description: Description, encoding: Encoding, *, paired: bool) -> EncodedText:
+    """Truncate an encoding on the right."""
+    if len(encoding) > description.max_tokens:
+        encoding = encoding.select_rows(
+            truncate_rows(encoding.special, description.max_tokens, side="right", pair=paired)
+        )
+    return check_tokens(description, encoding.ids, encoding.segments if any(encoding.segments) else [])
 
 
-def check_tokens(what: Description, tokens: list[int], segments: list[int]) -> EncodedText:
-    """ModelError for a number of which the network has no embedding."""
-    if reason := missing_embedding(what, tokens, segments):
-        raise ModelError(f"{what.file}: {reason}")
-    return EncodedText(tokens, segments if what.config.segments else [])
+def check_tokens(description: Description, tokens: list[int], segments: list[int]) -> EncodedText:
+    """Return the text's tokens.  Raises ModelError for an id without an embedding."""
+    if reason := missing_embedding(description, tokens, segments):
+        raise ModelError(f"{description.file}: {reason}")
+    return EncodedText(tokens, segments if description.config.segments else [])
 
 
 @torch.inference_mode()
 def run_batch(loaded: Checkpoint, executor: NativeExecutor | TorchExecutor, step: TextBatch) -> BatchOutput:
-    """What a network answers to the texts of a step, and the states of its layers."""
+    """Run the network on a batch.  Returns its outputs, and the states of its layers."""
     starts = list(accumulate((len(passage.tokens) for passage in step), initial=0))
     blocks = list(range(executor.block_count))
     rows = StepInput(
@@ -279,20 +295,20 @@ def run_batch(loaded: Checkpoint, executor: NativeExecutor | TorchExecutor, step
 
 
 def batch_segments(step: TextBatch) -> list[int] | None:
-    """[T], or None where all are 0."""
+    """Return the segment ids [T]; None if all are 0."""
     if not any(passage.segments for passage in step):
         return None
     return [segment for passage in step for segment in passage.segments or [0] * len(passage.tokens)]
 
 
 def apply_head(loaded: Checkpoint, states: Tensor, starts: list[int]) -> list[ModelOutput]:
-    """What a head says of each text, of [T, W] states."""
+    """Apply the head to states [T, W] of several texts."""
     head = cast(OutputHead, loaded.head)
     raw = head(states.to(loaded.network.tokens.weight.device), starts).float().cpu()
     parts = [raw[start:end] for start, end in pairwise(starts)] if loaded.task in TOKEN_TASKS else list(raw[:, None])
-    # of a span: where it starts, and where it ends
+    # of a span: the start and the end
     closed = [part.T.softmax(-1) if loaded.task == "span" else head.postprocess(part) for part in parts]
     if loaded.task in ("embed", "rank"):
         return [ModelOutput(values) for values in closed]
-    several = getattr(loaded.head, "closing", "") == "sigmoid"  # each label is there or is not
+    several = getattr(loaded.head, "score_activation", "") == "sigmoid"  # each label is present or not
     return [ModelOutput(values, values > 0.5 if several else values.argmax(-1, keepdim=True)) for values in closed]

@@ -1,7 +1,6 @@
-"""A checkpoint folder made smaller: the work of `polyhead quantize`.
+"""`polyhead quantize`: writes a checkpoint folder with quantised weights.
 
-Knows checkpoints and tokens, no arithmetic.  The one idea: eight bits need nothing but the weights; four bits need
-text, to see which errors show.
+int8 needs the weights only. int4 also needs text, for calibration.
 """
 
 from collections.abc import Callable
@@ -18,29 +17,31 @@ from polyhead.models.checkpoint.source_policy import ANYWHERE
 from polyhead.models.core.errors import ModelError, UnsupportedError
 from polyhead.models.quantization.quantize import Int4Matrix, calibrate
 
-SEQUENCE_TOKENS, SEQUENCE_COUNT = 512, 50  # tokens of a sequence to calibrate by, and sequences
-CHARACTERS_PER_TOKEN = 16  # of text that are read for a token; there are fewer in most
+SEQUENCE_TOKENS, SEQUENCE_COUNT = 512, 50  # tokens of a calibration sequence, and their number
+CHARACTERS_PER_TOKEN = 16  # characters of text read per token; most tokens have fewer
 MIB = 1 << 20
 ProgressCallback = Callable[[str, int, int], None]
 
 
-def quantize(source: str, out: Path, precision: str, text: Path | None, say: ProgressCallback) -> str:
-    """Write `out` and say what became of the weights.  ModelError where it cannot be done."""
+def quantize(source: str, out: Path, precision: str, text: Path | None, report_progress: ProgressCallback) -> str:
+    """Write `out`, and return a sentence with the sizes.  Raises ModelError if it cannot be done."""
     if out.is_symlink() and not out.exists():
-        raise ModelError(f"{out} is a link to what is not there; name a folder that is new or empty")
+        raise ModelError(f"{out} is a link to a missing path; name a folder that is new or empty")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out} is there already; name a folder that is new or empty")
+        raise ModelError(f"{out} exists already; name a folder that is new or empty")
     if (text is not None) != (precision == "int4"):
-        raise ModelError("int4 needs --text, a file of text like that it will see; int8 takes none")
-    what = describe_source(source)
-    save.find_coded_matrices(what, save.SCHEMES[precision])
-    save.list_copied_files(Path(what.file).parent)
-    grids = None if text is None else calibrate_matrices(source, what, text, say)
+        raise ModelError("int4 needs --text, a file of text similar to the model's input; int8 takes none")
+    description = describe_source(source)
+    save.find_coded_matrices(description, save.SCHEMES[precision])
+    save.list_copied_files(Path(description.file).parent)
+    grids = None if text is None else calibrate_matrices(source, description, text, report_progress)
     try:
-        save.write_quantized(what, out, grids, lambda done, total: say("tensors written", done, total))
+        save.write_quantized(
+            description, out, grids, lambda done, total: report_progress("tensors written", done, total)
+        )
     except OSError as error:
         raise ModelError(f"{out}: the folder cannot be written: {error.strerror or error}") from None
-    before = sum(entry.size for entry in what.entries.values() if entry.encoding)
+    before = sum(entry.size for entry in description.entries.values() if entry.encoding)
     after = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return f"{out}: weights of {after / MIB:.1f} MiB, {before / MIB:.1f} MiB before"
 
@@ -49,27 +50,35 @@ def describe_source(source: str) -> Description:
     path = ANYWHERE.locate(source)
     if path.is_file() or adapter.is_adapter(path):
         message = (
-            "only a safetensors folder is quantised, no GGUF file and no adapter; name the folder it was made from"
+            "only a safetensors folder can be quantised, no GGUF file or adapter; name the folder it was made from"
         )
         raise UnsupportedError(message, file=str(path))
-    what = checkpoint.describe_source(str(path))
-    if what.head.task == "translate":
-        raise UnsupportedError("it reads one text and writes another, and such are not quantised", file=what.file)
-    return what
+    description = checkpoint.describe_source(str(path))
+    if description.head.task == "translate":
+        raise UnsupportedError("translation models are not quantised", file=description.file)
+    return description
 
 
-def calibrate_matrices(source: str, what: Description, text: Path, say: ProgressCallback) -> dict[str, Int4Matrix]:
-    """The matrices of four bits by their names."""
+def calibrate_matrices(
+    source: str, description: Description, text: Path, report_progress: ProgressCallback
+) -> dict[str, Int4Matrix]:
+    """Return the calibrated int4 matrices by name."""
     loaded = checkpoint.load_described(
-        source, what, dtype=torch.float32, device="cpu", progress=lambda done, total: say("bytes read", done, total)
+        source,
+        description,
+        dtype=torch.float32,
+        device="cpu",
+        progress=lambda done, total: report_progress("bytes read", done, total),
     )
-    shown = read_sequences(loaded, text)
+    calibration = read_sequences(loaded, text)
     head = save.untied_head(loaded.network, loaded.head)
-    return calibrate(loaded.network, head, shown, lambda done, total: say("layers calibrated", done, total))
+    return calibrate(
+        loaded.network, head, calibration, lambda done, total: report_progress("layers calibrated", done, total)
+    )
 
 
 def read_sequences(loaded: Checkpoint, text: Path) -> list[list[int]]:
-    """The file's first tokens, cut into sequences with the special tokens of a text around each."""
+    """Cut the file's first tokens into sequences, each with the special tokens of a text."""
     try:
         with text.open(encoding="utf-8", errors="replace") as file:
             read = file.read(SEQUENCE_TOKENS * SEQUENCE_COUNT * CHARACTERS_PER_TOKEN)

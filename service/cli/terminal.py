@@ -1,7 +1,6 @@
-"""What `polyhead chat`, `classify` and `embed` do in a terminal or a pipe.
+"""`polyhead chat`, `classify` and `embed` in a terminal or a pipe.
 
-Knows no HTTP.  The one idea: standard output has the answer and nothing else, so that it can be piped on; prompts for
-people go to standard error.
+Standard output has the answer only, so it can be piped on.  Prompts and errors go to standard error.
 """
 
 import sys
@@ -14,19 +13,21 @@ from .client import ApiClient, ClientError
 
 
 def write_output(text: str) -> None:
-    """To standard output.  On a terminal, control characters but newlines and tabs are written out as in the log."""
+    """Write to standard output.  On a terminal, control characters except newlines and tabs are escaped as in the
+    log.
+    """
     sys.stdout.write(escape_for_terminal(text, sys.stdout))
     sys.stdout.flush()
 
 
 def write_error(text: str) -> None:
-    """To standard error, as `write` to standard output."""
+    """Write to standard error, with the same escaping as `write_output`."""
     sys.stderr.write(escape_for_terminal(text, sys.stderr))
     sys.stderr.flush()
 
 
 def chat(client: ApiClient, name: str, max_tokens: int) -> None:
-    """One question from a pipe, or a conversation with whoever sits at the terminal."""
+    """Answer one question from a pipe, or hold a conversation in a terminal."""
     model = name or client.find_model("generate")
     if not sys.stdin.isatty():
         print_answer(client, model, [{"role": "user", "content": sys.stdin.read()}], max_tokens)
@@ -45,7 +46,7 @@ def chat(client: ApiClient, name: str, max_tokens: int) -> None:
 
 
 def read_line() -> str | None:
-    """The next line; None if there is none."""
+    """Read the next line; None at the end."""
     sys.stderr.write("> ")
     sys.stderr.flush()
     try:
@@ -57,7 +58,7 @@ def read_line() -> str | None:
 
 
 def print_answer(client: ApiClient, model: str, messages: list[dict[str, str]], max_tokens: int) -> str:
-    """Writes the answer as it comes, as far as it came."""
+    """Write the answer as it is generated, and return what came of it."""
     parts: list[str] = []
     with closing(client.chat(model, messages, max_tokens)) as pieces:
         try:
@@ -71,7 +72,7 @@ def print_answer(client: ApiClient, model: str, messages: list[dict[str, str]], 
 
 
 def classify(client: ApiClient, name: str, texts: list[str]) -> None:
-    """A line for each text: its label, the score, the text."""
+    """Write a line for each text: its label, the score, the text."""
     model = name or client.find_model("classify")
     for text in texts or sys.stdin.read().splitlines():
         label, score = client.classify(model, text)[0]
@@ -79,7 +80,7 @@ def classify(client: ApiClient, name: str, texts: list[str]) -> None:
 
 
 def embed(client: ApiClient, name: str, texts: list[str]) -> None:
-    """A line for each text: its vector, as JSON."""
+    """Write a line for each text: its vector as JSON."""
     model = name or client.find_model("embed")
     for text in texts or sys.stdin.read().splitlines():
         write_output(orjson.dumps(client.embed(model, text)).decode() + "\n")

@@ -1,4 +1,4 @@
-"""A process that answers each line with a line, asked with a bound on the time that takes."""
+"""Child processes that answer each line with a line, within a time limit."""
 
 import os
 import select
@@ -6,13 +6,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-START_TIMEOUT_S = 60.0  # of the clock, for a process to start
+START_TIMEOUT_S = 60.0  # wall-clock time for a process to start
 
 
 def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that has said that it is ready.  TimeoutError and BrokenPipeError if it doesn't.
+    """Start a process and wait for its first line.  Raises TimeoutError or BrokenPipeError if none comes.
 
-    A signal to the server's group is not for it, and it ends when the server has.
+    The process does not receive signals to the server's process group.  It ends when the server's end of the pipe
+    closes.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -27,21 +28,23 @@ def start_child(command: Sequence[str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def exchange_lines(process: subprocess.Popen[bytes], question: bytes, patience: float) -> bytes:
-    """The line that comes back within `patience` seconds of the clock.  TimeoutError if it doesn't; BrokenPipeError if
-    nothing will."""
+def exchange_lines(process: subprocess.Popen[bytes], question: bytes, timeout_s: float) -> bytes:
+    """Send `question` and return the line that answers it, within `timeout_s` seconds.
+
+    Raises TimeoutError where none comes, BrokenPipeError where the process has closed its output.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
-    until, line = time.monotonic() + patience, b""
-    left = memoryview(question)  # of which nothing is copied while it is written, however long it is
+    deadline, line = time.monotonic() + timeout_s, b""
+    unsent = memoryview(question)  # slices of a view copy nothing, however long it is
     while not line.endswith(b"\n"):
-        asking = [process.stdin] if left else []
-        heard, open_, _ = select.select([process.stdout], asking, [], max(until - time.monotonic(), 0))
-        if not heard and not open_:
+        writers = [process.stdin] if unsent else []
+        readable, writable, _ = select.select([process.stdout], writers, [], max(deadline - time.monotonic(), 0))
+        if not readable and not writable:
             raise TimeoutError
-        if open_:
-            left = left[os.write(process.stdin.fileno(), left[: 1 << 16]) :]
-        if heard:
+        if writable:
+            unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
+        if readable:
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
                 raise BrokenPipeError

@@ -1,9 +1,8 @@
-"""Who is next of those that wait.
+"""A queue that is fair to the owners of its entries, and the deadlines of entries.
 
-Knows neither what an entry is nor when there is room for it.  The one idea: entries stand in lines, one for every
-owner and priority; the highest priority goes first, among its lines the owner that has been served least (in tokens,
-by virtual time), within a line whoever came first.  So an owner with a thousand entries delays another's one entry by
-one turn.
+Entries wait in lines, one for each owner and priority.  The highest priority goes first; among its lines the owner that
+has been served least (in tokens, by virtual time); within a line the entry that came first.  So an owner with a
+thousand entries delays the single entry of another owner by one turn.
 """
 
 import math
@@ -20,7 +19,7 @@ LineKey = tuple[int, str]  # priority and owner
 
 
 class FairQueue(Generic[T]):
-    """Waiting entries, each standing once."""
+    """Waiting entries, each in the queue once."""
 
     def __init__(self) -> None:
         self._lines: dict[LineKey, OrderedDict[T, None]] = {}
@@ -37,14 +36,14 @@ class FairQueue(Generic[T]):
         return entry in self._line_of
 
     def add(self, entry: T, owner: str, priority: int) -> None:
-        """To the end of its line."""
+        """Add an entry at the end of its line."""
         if not any(waiting == owner for _, waiting in self._lines):
             self._owner_shares.rejoin(owner)
         self._lines.setdefault((priority, owner), OrderedDict())[entry] = None
         self._line_of[entry] = priority, owner
 
     def put_back(self, entry: T, owner: str, priority: int) -> None:
-        """To the head of its line: it was next before, and what it had was taken from it."""
+        """Add an entry at the head of its line, because it was preempted."""
         self.add(entry, owner, priority)
         self._lines[priority, owner].move_to_end(entry, last=False)
 
@@ -55,7 +54,7 @@ class FairQueue(Generic[T]):
             del self._lines[line]
 
     def peek(self, without: Collection[str] = ()) -> T | None:
-        """Who is next, of owners that are not among `without`; it stays until it is removed."""
+        """The next entry, without those of the owners `without`; it stays until it is removed."""
         lines = [line for line in self._lines if line[1] not in without]
         if not lines:
             return None
@@ -64,22 +63,22 @@ class FairQueue(Generic[T]):
         return next(iter(self._lines[highest, owner]))
 
     def next_owner(self, owners: Iterable[str]) -> str:
-        """The one of `owners`, who have all had entries here, that has been served least."""
+        """The one of `owners` that has been served least; all of them must have had entries."""
         owner = self._owner_shares.next(owners)
         assert owner is not None
         return owner
 
     def charge(self, owner: str, cost: float) -> None:
-        """`cost` was computed for `owner`: tokens, or whatever all entries of this queue are measured in."""
+        """Count what an owner's entries cost: tokens, or any unit that all entries of this queue have."""
         self._owner_shares.charge(owner, cost)
 
 
 class Deadlines(Generic[T]):
-    """Until when each entry is wanted, in seconds on any one clock; looked through only when one has passed."""
+    """The deadlines of entries, in seconds of any one clock.  They are searched only when the earliest has passed."""
 
     def __init__(self) -> None:
         self._deadlines: dict[T, float] = {}
-        self._earliest = math.inf  # none is sooner
+        self._earliest = math.inf  # a lower bound of all deadlines
 
     def __len__(self) -> int:
         return len(self._deadlines)
@@ -93,8 +92,8 @@ class Deadlines(Generic[T]):
         self._deadlines.pop(entry, None)
 
     def expired(self, now: float) -> list[T]:
-        """Those whose time is over, SLICE of them at most.  They stay until they are removed."""
+        """Entries whose deadline has passed, SLICE_SIZE of them at most.  They stay until they are removed."""
         if now < self._earliest:
             return []
         self._earliest = min(self._deadlines.values(), default=math.inf)
-        return list(islice((entry for entry, until in self._deadlines.items() if until <= now), SLICE_SIZE))
+        return list(islice((entry for entry, deadline in self._deadlines.items() if deadline <= now), SLICE_SIZE))

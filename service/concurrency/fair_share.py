@@ -1,8 +1,8 @@
-"""Whose turn it is, where several share one thing: models an engine thread, clients a model.
+"""Fair sharing of one resource among parties: of the engine thread among models, of a model among clients.
 
-Knows nothing of what a turn does, only what it cost.  The one idea is virtual time (start-time fair queueing, Goyal et
-al. 1996): every party has a clock of what it used, divided by its weight, and the one furthest behind goes.  One that
-wanted nothing for a while rejoins at the time of those that had their turns, so that resting earns no credit.
+Start-time fair queueing (Goyal et al. 1996): each party has a virtual clock of what it used, divided by its weight, and
+the party with the lowest clock is next.  A party that was idle rejoins at the current virtual time, so that idleness
+earns no credit.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ K = TypeVar("K")
 
 
 class FairScheduler(Generic[K]):
-    """Parties and what each has used: seconds or tokens, whatever is charged."""
+    """The parties and what each has used: seconds or tokens."""
 
     def __init__(self) -> None:
         self._used: dict[K, float] = {}
         self._weights: dict[K, float] = {}
-        self._now = 0.0  # the latest clock at which a turn began
+        self._now = 0.0  # virtual time: the latest clock at which a turn began
 
     def add(self, party: K, weight: float = 1.0) -> None:
         self._used[party], self._weights[party] = self._now, weight
@@ -27,20 +27,20 @@ class FairScheduler(Generic[K]):
         self._weights.pop(party, None)
 
     def rejoin(self, party: K) -> None:
-        """To be called when one that wanted nothing wants something; who is new has weight 1."""
+        """Call it when an idle party has work again; a new party gets weight 1."""
         if party in self._used:
             self._used[party] = max(self._used[party], self._now)
         else:
             self.add(party)
 
     def charge(self, party: K, cost: float) -> None:
-        """After a turn.  One that has left in the meantime pays nothing."""
+        """Count what a turn cost.  A party that was removed meanwhile is ignored."""
         if party in self._used:
             self._now = max(self._now, self._used[party])
             self._used[party] += cost / self._weights[party]
 
     def next(self, wanting: Iterable[K]) -> K | None:
-        """The one furthest behind among those who want a turn, the first of equals; None if nobody does."""
+        """The party of `wanting` with the lowest clock, the first of equals; None if there is none."""
         return min(wanting, key=self._used.__getitem__, default=None)
 
     def parties(self) -> Iterable[K]:

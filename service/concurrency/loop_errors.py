@@ -1,4 +1,4 @@
-"""The handler of errors that the event loop itself reports."""
+"""Logs errors that the event loop itself reports."""
 
 import asyncio
 import errno
@@ -15,8 +15,11 @@ log = logging.getLogger("polyhead")
 
 
 class LoopErrors:
-    """Logs at most one line in `PAUSE_S` for connections that the system has no resources for, without a traceback:
-    asyncio reports each of them.  All other errors are logged as asyncio does."""
+    """An exception handler of the event loop.
+
+    Of errors that connections cannot be accepted for lack of resources it logs at most one line in LOG_INTERVAL_S,
+    without a traceback, because asyncio reports each of them.  Other errors are logged as asyncio does.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._last = clock, -math.inf

@@ -1,8 +1,7 @@
-"""What a function came to, carried from one thread to another.
+"""Results and errors of functions that run on other threads.
 
-A function that runs on another thread may raise anything, a library's panic included, which is no Exception.  It is
-caught on that thread and raised again, as an Exception, where its result is awaited.  So the thread goes on, and every
-future is resolved.
+A function may raise anything on another thread, even a library's panic, which is no Exception.  It is caught there and
+raised again, as an Exception, where the result is awaited.  So the thread goes on, and every future is resolved.
 """
 
 import asyncio
@@ -24,14 +23,17 @@ log = logging.getLogger("polyhead.outcome")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a function raised, carried to another thread."""
+    """What a function raised, to be raised again on another thread."""
 
     error: Exception
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:
-    """What `function` returns, or that it failed.  The one broad except: what a thread is given to do may fail, and the
-    thread goes on.  What ends the process, an interrupt of the main thread, is no failure."""
+    """Call `function`; return its result, or a Failure if it raises.
+
+    This is the broad except of the server: a function given to a thread may fail, and the thread must go on.  An
+    interrupt of the main thread is raised, because it ends the process.
+    """
     try:
         return function()
     except BaseException as error:
@@ -41,13 +43,13 @@ def attempt(function: Callable[[], T]) -> T | Failure:
 
 
 def as_exception(error: BaseException) -> PolyheadError:
-    """An error that is no Exception as one that is; its traceback goes to the log."""
-    log.critical("a thread raised what is no Exception: a library has failed", exc_info=error)
+    """An Exception for an error that is none; its traceback is logged."""
+    log.critical("a thread raised an error that is no Exception: a library has failed", exc_info=error)
     return PolyheadError(f"a library failed: {type(error).__name__}: {first_line(error)}")
 
 
 def unwrap(outcome: T | Failure) -> T:
-    """What was returned; raises what was raised."""
+    """The result; raises the error of a Failure."""
     if isinstance(outcome, Failure):
         raise outcome.error
     return outcome
@@ -59,16 +61,19 @@ def resolve_future(future: asyncio.Future[object], outcome: object) -> None:
 
 
 async def run_on_thread(function: Callable[[], T], pool: Executor | None = None) -> T:
-    """What `function` returns or raises, on a thread of `pool`, or of the event loop's own.
+    """Run `function` on a thread of `pool`, or of the event loop's pool, in this task's context.
 
-    It has this task's context.
+    Returns what it returns, raises what it raises.
     """
     work = partial(attempt, partial(copy_context().run, function))
     return unwrap(await asyncio.get_running_loop().run_in_executor(pool, work))
 
 
 async def run_on_daemon_thread(function: Callable[[], T]) -> T:
-    """What `function` returns or raises, on a daemon thread of its own: the end of the process does not wait for it."""
+    """Run `function` on a new daemon thread, which does not delay the end of the process.
+
+    Returns what it returns, raises what it raises.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
 
@@ -82,7 +87,9 @@ async def run_on_daemon_thread(function: Callable[[], T]) -> T:
 
 
 async def wait_for_error(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """What it raised: an Exception, or what ends this task or the process."""
+    """Await `work`; return what it raised: an Exception, or what ends this task or the process; None if it raised
+    nothing.
+    """
     outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
     outcome = outcomes[0]
     ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)

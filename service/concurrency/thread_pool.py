@@ -1,10 +1,10 @@
-"""A few threads for work that may be slow or never return.
+"""A pool of a few threads for work that may be slow or may never return.
 
-Work that runs for longer than `hold` seconds keeps its thread, and another thread takes that one's place; so a text on
-which a stranger's tokenizer is slow costs a processor and no other model's requests.  One source (a model's tokenizer)
-has at most as many slow pieces as there are threads: its further pieces wait for them.  Work that runs for longer than
-`patience` seconds is given up, and of its source nothing more is begun until it returns.  What waits is taken in the
-order of `service.concurrency.work_queue`.
+Work that runs for longer than `replace_after` seconds keeps its thread, and the pool starts another thread in its
+place.  So a text on which a user's tokenizer is slow costs a processor, but does not delay other models.  One source
+(the tokenizer of a model) has at most as many slow pieces of work as there are threads; further ones wait for them.
+Work that runs for longer than `abandon_after` seconds is abandoned, and no more work of its source is started until it
+returns.  The order of waiting work is that of `service.concurrency.work_queue`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from ..core.errors import TooComplex, Unavailable
 from .outcome import Failure, attempt, resolve_future, unwrap
 from .work_queue import WorkQueue
 
-CHECK_INTERVAL_S = 1.0  # how often one who waits looks whether a thread must be replaced
+CHECK_INTERVAL_S = 1.0  # how often a waiting caller checks whether a thread must be replaced
 
 T = TypeVar("T")
 log = logging.getLogger("polyhead.threads")
@@ -33,9 +33,9 @@ log = logging.getLogger("polyhead.threads")
 
 @dataclass(frozen=True, slots=True)
 class WorkInfo:
-    """What is to be done: `what` names it in errors, `source` is what may hang in it.
+    """A description of work: `label` names it in errors, `source` is the object that may hang.
 
-    It is done for `owner`, and is of `size`, in one unit for all pieces of these threads.
+    It is done for `owner` and has a `size`, in one unit for all work of a pool.
     """
 
     label: str
@@ -45,12 +45,12 @@ class WorkInfo:
 
 
 class WorkItem:
-    """What a thread is given to do; `began` on `time.monotonic`, 0 before."""
+    """Work to be run on a thread; `started_at` on `time.monotonic`, 0 before."""
 
     def __init__(self, function: Callable[[], object], piece: WorkInfo) -> None:
         self.source, self.label, self.started_at = piece.source, piece.label, 0.0
         self.owner, self.size = piece.owner, piece.size
-        self.replaced = False  # another thread has its thread's place
+        self.replaced = False  # another thread was started in place of its thread
         self.abandoned = False
         self._function = partial(attempt, partial(copy_context().run, function))
         self._loop = asyncio.get_running_loop()
@@ -65,29 +65,32 @@ class WorkItem:
 
 
 class ThreadPool:
-    """At most `most` at work, besides those that are replaced.  They are daemons: the end of the process does not wait
-    for them.  `run` lives on the event loop thread."""
+    """At most `max_threads` working threads, not counting those that were replaced.
 
-    def __init__(self, most: int, name: str, patience: float, hold: float = math.inf) -> None:
-        """`patience` and `hold` in seconds, for one piece of work."""
+    The threads are daemons and do not delay the end of the process.  `run` is called on the event loop thread.
+    """
+
+    def __init__(self, max_threads: int, name: str, abandon_after: float, replace_after: float = math.inf) -> None:
+        """`abandon_after` and `replace_after` in seconds, for one piece of work."""
         self._max_threads, self._name, self._abandon_after, self._replace_after = (
-            most,
+            max_threads,
             name,
-            patience,
-            min(hold, patience),
+            abandon_after,
+            min(replace_after, abandon_after),
         )
         self._waiting: WorkQueue[WorkItem] = WorkQueue()
         self._thread_numbers, self._thread_count = count(), 0
-        self._running: set[WorkItem] = set()  # as the next three, used by all threads, under the lock
-        self._slow: Counter[Hashable] = Counter()  # by source: pieces whose threads are replaced
-        self._abandoned: Counter[Hashable] = Counter()  # by source: those of them that nothing awaits any more
-        self._blocked: dict[Hashable, dict[WorkItem, None]] = {}  # by source: what waits for its slow pieces
+        self._running: set[WorkItem] = set()  # this and the next three are used by all threads, under the lock
+        self._slow: Counter[Hashable] = Counter()  # by source: work whose threads were replaced
+        self._abandoned: Counter[Hashable] = Counter()  # by source: work that was abandoned
+        self._blocked: dict[Hashable, dict[WorkItem, None]] = {}  # by source: work that waits for its slow work
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[[], T], piece: WorkInfo) -> T:
-        """What `function` returns or raises, on one of the threads, in the caller's context.
+        """Run `function` on a thread of the pool, in the caller's context.  Returns what it returns, raises what it
+        raises.
 
-        Raises TooComplex where it takes too long, Unavailable where other work of the same source still does.
+        Raises TooComplex where it takes too long, Unavailable where other work of the same source already does.
         """
         work = self.start(function, piece)
         try:
@@ -101,7 +104,7 @@ class ThreadPool:
                 self._blocked.get(work.source, {}).pop(work, None)
 
     def start(self, function: Callable[[], object], piece: WorkInfo) -> WorkItem:
-        """As `run`, without waiting for it."""
+        """Queue `function` like `run`, without waiting for it."""
         work = WorkItem(function, piece)
         self._waiting.put(work, piece.owner, piece.size)
         if self._thread_count < self._max_threads:
@@ -109,7 +112,7 @@ class ThreadPool:
         return work
 
     def close(self) -> None:
-        """The threads end.  What has not begun never will."""
+        """End the threads.  Work that was not started fails with Unavailable."""
         with self._lock:
             left = self._waiting.close() + [work for waiting in self._blocked.values() for work in waiting]
             self._blocked.clear()
@@ -121,7 +124,7 @@ class ThreadPool:
         threading.Thread(target=self._work_loop, name=f"{self._name}_{next(self._thread_numbers)}", daemon=True).start()
 
     def _replace_slow_threads(self) -> None:
-        """Start threads in the place of those whose work is slow, and give up what takes too long."""
+        """Start threads in place of those with slow work, and abandon work that takes too long."""
         with self._lock:
             now = time.monotonic()
             replaced = [
@@ -133,30 +136,30 @@ class ThreadPool:
             late = [
                 each for each in self._running if not each.abandoned and now - each.started_at > self._abandon_after
             ]
-            refused = list[WorkItem]()
+            unstarted = list[WorkItem]()
             for work in late:
                 work.abandoned = True
                 self._abandoned[work.source] += 1
-                refused += self._blocked.pop(work.source, {})
+                unstarted += self._blocked.pop(work.source, {})
         for _ in replaced:
             self._thread_count -= 1
             self._start_thread()
         for work in late:
-            log.error("%s has not returned for %g s and is left behind", work.label, self._abandon_after)
+            log.error("%s has not returned for %g s and is abandoned", work.label, self._abandon_after)
             resolve_future(
                 work.future, Failure(TooComplex(f"{work.label} has taken longer than {self._abandon_after:g} s"))
             )
-        for work in refused:
+        for work in unstarted:
             work.resolve(self._refusal(work))
 
     def _work_loop(self) -> None:
         while (work := self._waiting.get()) is not None:
             if not self._run_work(work):
-                return  # another has its place
+                return  # another thread was started in its place
             del work  # its result is not kept while this thread waits
 
     def _run_work(self, work: WorkItem) -> bool:
-        """Whether its thread goes on: it was not replaced meanwhile."""
+        """Run `work`.  Returns whether the thread goes on: False if it was replaced meanwhile."""
         with self._lock:
             if self._abandoned[work.source]:
                 work.resolve(self._refusal(work))
@@ -176,5 +179,5 @@ class ThreadPool:
             return not work.replaced
 
     def _refusal(self, work: WorkItem) -> Failure:
-        said = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"
-        return Failure(Unavailable(said, retry_after=60))
+        message = f"{work.label} is not begun: another of the same model has not returned for {self._abandon_after:g} s"
+        return Failure(Unavailable(message, retry_after=60))

@@ -1,4 +1,4 @@
-"""Long work on the event loop in slices: after each of them others get a turn; and long lists made item by item."""
+"""Splits long work on the event loop into slices, so that other tasks run in between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -6,12 +6,12 @@ from itertools import islice
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-SLICE_SIZE = 128  # texts, prompts or answers that are handled in one turn of the event loop, or in one of the engine
-TOKENS_PER_SLICE = 32  # tokens of one answer, or of one prompt, that are made text in one turn of the event loop
+SLICE_SIZE = 128  # texts, prompts or answers handled in one iteration of the event loop, or in one step of the engine
+TOKENS_PER_SLICE = 32  # tokens of one answer or prompt that are made text in one iteration of the event loop
 
 
 class LazySequence(Sequence[T]):
-    """A list of `length` items, each made by `make(index)` every time it is read: none of them is kept."""
+    """A sequence of `length` items, each created by `make(index)` every time it is read."""
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
         self._indexes, self._make = range(length), make
@@ -19,7 +19,7 @@ class LazySequence(Sequence[T]):
     def __len__(self) -> int:
         return len(self._indexes)
 
-    def __getitem__(self, index: Any) -> Any:  # no slices
+    def __getitem__(self, index: Any) -> Any:  # slices are not supported
         return self._make(self._indexes[index])
 
 
@@ -30,7 +30,7 @@ def split_in_slices(items: Sequence[T], size: int = SLICE_SIZE) -> Iterator[Sequ
 
 
 async def iterate_in_slices(items: Iterable[T], size: int = SLICE_SIZE) -> AsyncIterator[T]:
-    """`items`; others get a turn after every `size` of them."""
+    """Iterate over `items`; other tasks of the loop run after every `size` of them."""
     for count, item in enumerate(items):
         if count and not count % size:
             await asyncio.sleep(0)
@@ -38,9 +38,9 @@ async def iterate_in_slices(items: Iterable[T], size: int = SLICE_SIZE) -> Async
 
 
 def call_in_slices(function: Callable[[T], object], items: Iterable[T], size: int = SLICE_SIZE) -> None:
-    """Call `function` with each of `items`: with the first `size` at once, with the others in later turns of the loop.
+    """Call `function` with each of `items`: the first `size` at once, the others in later iterations of the loop.
 
-    Nothing is awaited, so nothing is left out when the caller is cancelled.
+    Nothing is awaited, so all calls happen even if the caller is cancelled.
     """
     left = iter(items)
 

@@ -1,9 +1,9 @@
-"""Work that waits for one of a few threads, in an order that is fair to its owners.
+"""A queue of work for a few threads, fair to its owners.
 
-A thread that is free takes, by turns, the next piece of the owner that has been served least (start-time fair
-queueing, `service.concurrency.fair_share`), and the smallest piece of all.  So the pieces of one owner delay another
-owner's next piece by few, and a small piece waits for few large ones, even where all have one owner.  The first kind
-of turn starves no piece."""
+A free thread takes, alternately, the next work of the owner that has been served least (start-time fair queueing,
+`service.concurrency.fair_share`) and the smallest work of all.  So one owner's work delays another owner's next work
+little, and small work waits for little large work, even of the same owner.  The first rule starves nothing.
+"""
 
 from threading import Condition
 from typing import Generic, TypeVar
@@ -14,23 +14,23 @@ T = TypeVar("T")
 
 
 class WorkQueue(Generic[T]):
-    """Pieces of work, each standing once.  Any thread may call it."""
+    """Waiting work, each in the queue once.  Any thread may call it."""
 
     def __init__(self) -> None:
         self._queue: FairQueue[T] = FairQueue()
         self._owner_and_size: dict[T, tuple[str, int]] = {}  # owner and size
-        self._smallest_next = self._closed = False  # whether the next turn takes the smallest piece
-        self._changed = Condition()  # and its lock, under which all of this is used
+        self._smallest_next = self._closed = False  # whether the next `get` takes the smallest
+        self._changed = Condition()  # its lock protects all attributes
 
     def put(self, piece: T, owner: str, size: int) -> None:
-        """`size`, at least 1, is what it costs its owner."""
+        """Add work; `size`, at least 1, is what it costs its owner."""
         with self._changed:
             self._queue.add(piece, owner, 0)
             self._owner_and_size[piece] = owner, size
             self._changed.notify()
 
     def get(self) -> T | None:
-        """The next piece, once there is one; None after `close`."""
+        """The next work, once there is some; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._owner_and_size or self._closed)
             piece = (
@@ -47,13 +47,13 @@ class WorkQueue(Generic[T]):
             return piece
 
     def discard(self, piece: T) -> None:
-        """It is wanted no more; one that is not there is no error."""
+        """Remove work that is not needed any more; an unknown one is no error."""
         with self._changed:
             if piece in self._owner_and_size:
                 self._remove(piece)
 
     def close(self) -> list[T]:
-        """What has waited in vain; each `get` returns None from now on."""
+        """Return what has waited; each `get` returns None from now on."""
         with self._changed:
             self._closed, left = True, list(self._owner_and_size)
             for piece in left:

@@ -1,7 +1,6 @@
-"""The settings that a server would have, and where each comes from: the work of `polyhead config`.
+"""The output of `polyhead config`: the settings that a server would have, and the origin of each.
 
-Knows no setting by name.  The one idea: what is printed is a file that says the same, with its origin beside every
-line; only keys are not in it.
+The output is a valid settings file with the origin beside every line; only keys are masked.
 """
 
 from collections.abc import Mapping
@@ -17,28 +16,28 @@ from .setting_types import LIST_EXAMPLES, MASK, PAIR_EXAMPLES
 from .settings import Settings, environment_variables, read_config_file
 from .yaml_file import YamlDocument
 
-ORIGIN_COLUMN = 40  # where origins stand
+ORIGIN_COLUMN = 40  # the column of the origins
 SCHEMA_DRAFT = "https://json-schema.org/draft/2020-12/schema"
-CONFIG_SETTING = "config"  # which no file names: it is the file
+CONFIG_SETTING = "config"  # the setting that names the file itself, so no file has it
 
 
 def find_origins(flags: Mapping[str, Any], settings: Settings) -> dict[str, str]:
-    """Where the value of each setting comes from; `settings` were read with the same `flags`."""
-    found = environment_variables()
+    """Return the origin of each setting's value; `settings` were read with the same `flags`."""
+    variables = environment_variables()
     document = read_config_file(settings.config) if settings.config else YamlDocument("", {}, {})
 
     def origin(name: str) -> str:
         if name in flags:
             return "arguments" if name == "models" else f"flag --{name.replace('_', '-')}"
-        if name in found:
-            return f"environment {found[name]}"
+        if name in variables:
+            return f"environment {variables[name]}"
         return document.location(name) if name in document.values else "default"
 
     return {name: origin(name) for name in Settings.model_fields}
 
 
 def printable_value(value: Any) -> Any:
-    """As YAML and JSON have it; a mask in place of a key, the names of keys as they are."""
+    """Return a value as YAML and JSON have it. Keys are replaced by a mask, the names of keys remain."""
     match value:
         case SecretStr():
             return MASK if value.get_secret_value() else ""
@@ -51,7 +50,7 @@ def printable_value(value: Any) -> Any:
 
 
 def as_yaml(settings: Settings, origin: Mapping[str, str], keys: tuple[Key, ...]) -> str:
-    """A file that says the same; what is masked is left for whoever has it."""
+    """Return a settings file with the same values. Masked values are commented out."""
     lines = []
     for name, where in origin.items():
         first, *more = yaml_lines(name, printable_value(getattr(settings, name)))
@@ -62,7 +61,7 @@ def as_yaml(settings: Settings, origin: Mapping[str, str], keys: tuple[Key, ...]
 
 
 def yaml_lines(name: str, value: Any) -> list[str]:
-    """The lines of a setting; its own value is on the first, unless it is a mapping, since a comment goes there."""
+    """Return the lines of a setting. Its value is on the first, unless it is a mapping, since the origin goes there."""
     style = '"' if "\n" in str(value) else None
     text: str = yaml.safe_dump({name: value}, sort_keys=False, default_style=style, width=1 << 20)
     return text.splitlines()
@@ -72,13 +71,13 @@ def as_json(settings: Settings, origin: Mapping[str, str], keys: tuple[Key, ...]
     every = {
         name: {"value": printable_value(getattr(settings, name)), "origin": where} for name, where in origin.items()
     }
-    found = {key.name: key_fields(key) for key in keys}
-    return orjson.dumps({"settings": every, "keys": found}, option=orjson.OPT_INDENT_2).decode()
+    key_objects = {key.name: key_fields(key) for key in keys}
+    return orjson.dumps({"settings": every, "keys": key_objects}, option=orjson.OPT_INDENT_2).decode()
 
 
 def describe_key(key: Key) -> str:
-    said = key_fields(key)
-    return f"{key.name}: " + ", ".join(f"{name} {value}" for name, value in said.items())
+    fields = key_fields(key)
+    return f"{key.name}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
 def key_fields(key: Key) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def key_fields(key: Key) -> dict[str, Any]:
 
 
 def settings_schema() -> str:
-    """The JSON schema of the file."""
+    """Return the JSON schema of the settings file."""
     whole = Settings.model_json_schema()
     del whole["properties"][CONFIG_SETTING]
     for name, example in PAIR_EXAMPLES.items():
@@ -105,7 +104,7 @@ def settings_schema() -> str:
 
 
 def allow_pair_forms(mapping: dict[str, Any], example: str) -> dict[str, Any]:
-    """Pairs may be written as a mapping, a list of name=value, or such a list in one string."""
+    """Return the schema of pairs: a mapping, a list of name=value, or such a list in one string."""
     outside = {name: mapping.pop(name) for name in ("title", "description", "default") if name in mapping}
     listed = {"type": "array", "items": {"type": "string", "pattern": "="}}
     return outside | {"anyOf": [mapping, listed, {"type": "string"}], "$comment": example}

@@ -1,6 +1,6 @@
-"""Flags of `polyhead serve`: one for every setting, made from its definition.
+"""The flags of `polyhead serve`: one for each setting, made from its definition.
 
-Knows no values: what is given goes to `service.config.settings` as text, which says what is wrong with it.
+Values are passed on as text to `service.config.settings`, which checks them.
 """
 
 import argparse
@@ -18,14 +18,14 @@ Without any, the quick-start models are fetched and served."""
 ORDER = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
 defaults."""
 
-BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n")  # as pydantic has them
+BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n")  # pydantic's booleans
 BOOLEAN_FLAGS = {
     f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool
 }
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """What is given, by setting.  Raises SettingsError for unknown flags; --help prints and exits."""
+    """Return the given values by setting. Raises SettingsError for unknown flags; --help prints and exits."""
     given, unknown = build_parser().parse_known_intermixed_args(expand_switches(arguments))
     if unknown:
         flags = [name.removeprefix("--").partition("=")[0].replace("-", "_") for name in unknown if name[:2] == "--"]
@@ -37,23 +37,25 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def expand_switches(arguments: Sequence[str]) -> list[str]:
-    """A flag that is yes or no means yes where neither follows."""
-    written = list(arguments)
-    for place, word in enumerate(arguments):
-        if word in BOOLEAN_FLAGS and (place + 1 == len(arguments) or arguments[place + 1].lower() not in BOOLEAN_WORDS):
-            written[place] = f"{word}=true"
-    return written
+    """Add =true to boolean flags without a value."""
+    expanded = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument in BOOLEAN_FLAGS and (
+            index + 1 == len(arguments) or arguments[index + 1].lower() not in BOOLEAN_WORDS
+        ):
+            expanded[index] = f"{argument}=true"
+    return expanded
 
 
 def build_parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("polyhead serve", description=ABOUT, epilog=ORDER, allow_abbrev=False)
+    parser = argparse.ArgumentParser("polyhead serve", description=ABOUT, epilog=ORDER, allow_abbrev=False)
     for name, field in Settings.model_fields.items():
         if name == "models":
-            made.add_argument("models", nargs="*", metavar="NAME=SOURCE")
+            parser.add_argument("models", nargs="*", metavar="NAME=SOURCE")
         else:
             flag = f"--{name.replace('_', '-')}"
-            made.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
-    return made
+            parser.add_argument(flag, default=argparse.SUPPRESS, metavar="VALUE", help=flag_help(field))
+    return parser
 
 
 def flag_help(field: FieldInfo) -> str:

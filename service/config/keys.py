@@ -1,8 +1,7 @@
-"""Keys of clients: what each may do, kept as hashes in a file, and made by `polyhead key`.
+"""Keys of clients: what each may do. They are stored as hashes in a file, and made by `polyhead key`.
 
-Knows no HTTP.  The one idea: a key is long and random, so its SHA-256, without salt, is all that is kept of it: nobody
-finds 256 random bits by trying, which is what slow hashes and salts make expensive for passwords.  That is why a short
-key is not hashed here.
+A key is long and random, so its SHA-256 without salt is enough: 256 random bits cannot be found by trying, which slow
+hashes and salts prevent for passwords. That is why a short key is not hashed here.
 """
 
 import hashlib
@@ -24,17 +23,17 @@ from .yaml_file import YamlDocument, YamlFileError
 
 Scope = Literal["inference", "models", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-CLIENT_SCOPES: frozenset[Scope] = frozenset({"inference", "models"})  # a key of which nothing is said
-KEY_PREFIX = "ph-"  # so that whoever finds one knows what it is
-MODEL_PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"  # of names
+CLIENT_SCOPES: frozenset[Scope] = frozenset({"inference", "models"})  # the scopes of a key without scopes in the file
+KEY_PREFIX = "ph-"  # so that a key that is found somewhere can be recognised
+MODEL_PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"  # of model names
 MIN_KEY_CHARACTERS = 32  # characters of a key that is hashed
 
 
 @dataclass(frozen=True)
 class Key:
-    """`name` is whose it is; only `digest`, its SHA-256, is known of the key itself.
+    """A client's key. `name` is the client's; `digest` is the key's SHA-256, and the key itself is not known.
 
-    `models` are patterns of names, in which `*` stands for anything; none: all.  No limit is 0.
+    `models` are patterns of names, in which `*` stands for any text; none: all models. A limit of 0 is no limit.
     """
 
     name: str
@@ -45,15 +44,15 @@ class Key:
     tokens_per_minute: int = 0
 
     def allows_model(self, model: str) -> bool:
-        """Whether it may use a model of that name.  An adapter is a model of its own: base:name, or base:*."""
+        """Whether it may use a model of that name. An adapter is a model of its own: base:name, or base:*."""
         return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-ANONYMOUS = Key("")  # who asks where no key is asked for
+ANONYMOUS = Key("")  # the key of all clients if the server requires none
 
 
 class KeyEntry(BaseModel):
-    """What the file says of a key."""
+    """The entry of a key in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
@@ -78,7 +77,7 @@ class KeyEntry(BaseModel):
 
 
 def read_keys(path: str) -> tuple[Key, ...]:
-    """The keys of a file: a mapping of names to what is said of each.  Raises SettingsError, a line for each fault."""
+    """Read the keys of a file, which maps names to entries. Raises SettingsError with a line for each error."""
     try:
         document = yaml_file.read_yaml(path)
     except YamlFileError as error:
@@ -94,20 +93,20 @@ def read_keys(path: str) -> tuple[Key, ...]:
 
 
 def read_key(document: YamlDocument, name: str, faults: list[str]) -> Key | None:
-    """One key of the file; None, and what is wrong with it among `faults`."""
+    """Return one key of the file; None if it is invalid, with its errors added to `faults`."""
     try:
         check_key_name(name)
         return KeyEntry.model_validate(document.values[name]).to_key(name)
     except ValidationError as error:
-        said = [describe_key_error(one) for one in error.errors(include_url=False)]
+        errors = [describe_key_error(one) for one in error.errors(include_url=False)]
     except ValueError as error:
-        said = [str(error)]
-    faults += [f"{document.location(name)}: {name[:128]}: {what}" for what in said]
+        errors = [str(error)]
+    faults += [f"{document.location(name)}: {name[:128]}: {fault}" for fault in errors]
     return None
 
 
 def find_repeated_keys(document: YamlDocument, keys: list[Key]) -> list[str]:
-    """Keys that have two names."""
+    """Return an error for each key that has two names."""
     first: dict[bytes, str] = {}
     return [
         f"{document.location(key.name)}: {key.name}: the same key as {first[key.digest]}"
@@ -117,7 +116,7 @@ def find_repeated_keys(document: YamlDocument, keys: list[Key]) -> list[str]:
 
 
 def describe_key_error(error: ErrorDetails) -> str:
-    """What would be right; never quotes a value, which may be a key that was written where its hash belongs."""
+    """Say what would be right. Never quotes a value, which may be a key that was written in place of its hash."""
     if not error["loc"]:
         return f"should be a mapping, {', '.join(KeyEntry.model_fields)}"
     field, *_ = map(str, error["loc"])
@@ -141,30 +140,29 @@ def check_key_name(name: str) -> None:
 
 
 def generate_key() -> str:
-    """A key of 256 random bits."""
+    """Return a new key of 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
-def make_key_entry(name: str, key: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What to write into the file for `key`; `said` are fields of Entry.  Raises SettingsError."""
+def make_key_entry(name: str, key: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of `key` for the file; `fields` are fields of KeyEntry. Raises SettingsError."""
     try:
         check_key_name(name)
         check_key_strength(key)
-        made = KeyEntry.model_validate({"hash": hash_key(key), **said})
+        checked = KeyEntry.model_validate({"hash": hash_key(key), **fields})
     except ValidationError as error:
         raise SettingsError("\n".join(describe_key_error(one) for one in error.errors(include_url=False))) from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    return {name: {"hash": made.hash, "scopes": made.scopes} | made.model_dump(exclude_defaults=True)}
+    return {name: {"hash": checked.hash, "scopes": checked.scopes} | checked.model_dump(exclude_defaults=True)}
 
 
 def check_key_strength(key: str) -> None:
-    """Raises ValueError for what whoever reads its hash could find, and for what no header carries."""
+    """Raise ValueError for a key that could be found from its hash, or that no HTTP header can carry."""
     if len(key) < MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError(
             f"a key that is kept as a hash must have {MIN_KEY_CHARACTERS} characters or more, all of ASCII and none "
-            "a space, got "
-            f"{len(key)}: a short one is found by trying what has its hash"
+            f"a space, got {len(key)}: a short one is found by trying what has its hash"
         )
 
 
@@ -173,5 +171,5 @@ def hash_key(key: str) -> str:
 
 
 def key_digest(given: str) -> bytes:
-    """Of a key, or of what is a hash already."""
+    """Return the digest of a key or of its hash."""
     return bytes.fromhex((given if KEY_HASH_PATTERN.fullmatch(given) else hash_key(given)).removeprefix("sha256:"))

@@ -1,6 +1,5 @@
-"""Settings of models that are spread over processes and machines.
-
-Knows no Ray.  A part of service.config.settings, which reads them.
+"""Settings of models that are served by several processes and machines. Part of service.config.settings, which reads
+them.
 """
 
 import re
@@ -16,9 +15,9 @@ RANGE_PATTERN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 class ParallelSettings(BaseSettings):
-    """`bounds` and `ports` are what `replicas` and `replica_ports` say."""
+    """`replica_bounds` and `replica_port_range` are the parsed values of `replicas` and `replica_ports`."""
 
-    ray: bool = Field(False, description="Serve replicas on Ray, and speak for them here; needs the extra ray.")
+    ray: bool = Field(False, description="Serve replicas on Ray, and route requests to them here; needs the extra ray.")
     ray_address: str = Field(
         "",
         description="Of a Ray cluster, auto for the one that this machine is part of; empty: one is started here, and "
@@ -49,24 +48,24 @@ class ParallelSettings(BaseSettings):
     )
     fleet_key: SecretStr = Field(
         SecretStr(""),
-        description="What replicas and those who speak for them know, and nobody else; empty: made and kept by Ray.",
+        description="Key that only replicas and their routers have; empty: made and kept by Ray.",
     )
 
     @property
     def replica_bounds(self) -> tuple[int, int]:
-        """The fewest and the most replicas."""
+        """The least and the most replicas."""
         return parse_range(self.replicas)
 
     @property
     def replica_port_range(self) -> range:
-        """To be tried in this order."""
+        """The ports to try, in this order."""
         first, last = parse_range(self.replica_ports or "0")
         return range(first, last + 1)
 
     @field_validator("pools", mode="before")
     @classmethod
     def parse_pools(cls, value: Any) -> Any:
-        """A mapping (in the file), or name=model+model, separated by commas."""
+        """Parse a mapping (in the file), or name=model+model, separated by commas."""
         if not isinstance(value, str):
             return value
         pools: dict[str, list[str]] = {}
@@ -91,7 +90,7 @@ class ParallelSettings(BaseSettings):
     @classmethod
     def check_min_replicas(cls, value: str) -> str:
         if not parse_range(value or "0")[0]:
-            raise ValueError("must be 1 at least: none is started when somebody asks")
+            raise ValueError("must be 1 at least: no replica is started on demand")
         return value
 
 
@@ -102,7 +101,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def check_pools(pools: Mapping[str, list[str]], models: Mapping[str, str]) -> None:
-    """Raises ValueError."""
+    """Raise ValueError for an invalid pool."""
     owners: dict[str, str] = {}
     for name, trunks in pools.items():
         if not NAME_PATTERN.fullmatch(name):

@@ -1,7 +1,7 @@
-"""Types of settings that are more than a number, a word or a path: pairs, keys and an address.
+"""Types of settings that are more than a number, a word or a path: pairs, lists, keys and addresses.
 
-A part of service.config.settings.  A type has all its checks, so a setting is
-one line; a check raises ValueError, whose message pydantic puts beside the name of the setting.
+Part of service.config.settings. A type has all its checks, so a setting is one line. A check raises ValueError;
+pydantic adds the name of the setting.
 """
 
 import re
@@ -16,17 +16,17 @@ from pydantic_settings import NoDecode
 
 from ..core.names import MAX_NAME_CHARS, NAME_PATTERN, base_model_name, is_name
 
-KEY_HASH_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
-MASK = "********"  # what is shown of one
+KEY_HASH_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")  # accepted in place of a key
+MASK = "********"  # shown in place of a key
 
-# Settings that are name=value pairs, and what one looks like.
+# Settings that are name=value pairs, each with an example.
 PAIR_EXAMPLES = {
     "models": "name=source, as in chat=./my-llama, or base:name=adapter for an adapter of the model base",
     "drafts": "model=source, as in chat=./my-smaller-llama",
     "weights": "model=weight, as in chat=2",
     "api_keys": "name=key, as in search=a-long-secret",
 }
-LIST_EXAMPLES = {  # settings that are lists, and what one looks like in one string
+LIST_EXAMPLES = {  # settings that are lists, each with an example in one string
     "allowed_hosts": "names separated by commas, as in models.example.com,*.example.com",
     "proxy_headers": "addresses or networks separated by commas, as in 127.0.0.1,10.0.0.0/8",
     "cors_origins": "origins separated by commas, as in https://app.example.com,http://127.0.0.1:3000",
@@ -38,7 +38,7 @@ ALLOWED_NAMES = "letters, digits, dots, dashes and underscores, 128 at most"
 
 
 def read_pairs(value: Any, info: ValidationInfo) -> Any:
-    """A mapping (a table in the file), a list of name=value, or such a list in one string."""
+    """Read a mapping (in the file), a list of name=value, or such a list in one string."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list | tuple):
@@ -74,7 +74,7 @@ def check_weights(value: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def check_key(value: SecretStr) -> SecretStr:
-    """A key, or the hash of one; not what `polyhead config` shows in its place."""
+    """Check a key or the hash of one. The mask that `polyhead config` prints is rejected."""
     given = value.get_secret_value()
     if given == MASK:
         raise ValueError(f"{MASK} is what is shown instead of a key, it is none")
@@ -95,7 +95,7 @@ def check_named_keys(value: Mapping[str, SecretStr]) -> Mapping[str, SecretStr]:
 
 
 def check_collector(value: str) -> str:
-    """The base, as OTEL_EXPORTER_OTLP_ENDPOINT has it; what it is must be plain before anything is sent."""
+    """Return the base address, as OTEL_EXPORTER_OTLP_ENDPOINT has it."""
     base, address = value.rstrip("/"), urlsplit(value)
     if value and (address.scheme not in ("http", "https") or not address.hostname):
         raise ValueError("must be an address, as in http://collector:4318")
@@ -107,14 +107,14 @@ def check_collector(value: str) -> str:
 
 
 def read_list(value: Any) -> Any:
-    """A list (in the file), or one in a string, separated by commas."""
+    """Read a list (in the file), or a list in one string, separated by commas."""
     if not isinstance(value, str):
         return value
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def check_hosts(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Hosts in lower case, IPv6 addresses without brackets."""
+    """Return the hosts in lower case, IPv6 addresses without brackets."""
     for host in value:
         if not HOST_PATTERN.fullmatch(host) and not is_address(host.strip("[]")):
             raise ValueError(
@@ -145,7 +145,7 @@ def check_proxies(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_origins(value: tuple[str, ...]) -> tuple[str, ...]:
-    """Origins in lower case, without the port that is their scheme's default: as browsers write them."""
+    """Return the origins as browsers write them: in lower case, without the default port of their scheme."""
     for origin in value:
         if not ORIGIN_PATTERN.fullmatch(origin):
             raise ValueError(

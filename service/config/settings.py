@@ -1,7 +1,7 @@
-"""Every setting, read once: flags over environment over file over defaults.  Frozen afterwards.
+"""All settings of the server, read once: flags over environment over file over defaults. Frozen afterwards.
 
-Knows neither models nor HTTP.  The one idea: this is the only module that reads or sets the process environment, so
-whatever changes how the server behaves is a field below, with its bounds, and nothing else is.
+Only this module reads or sets the process environment. So everything that configures the server is a field below, with
+its bounds.
 """
 
 import os
@@ -33,25 +33,25 @@ from .setting_types import (
 from .yaml_file import YamlDocument, YamlFileError
 
 ENVIRONMENT_PREFIX = "POLYHEAD_"
-# Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
+# Kubernetes sets these in every pod of a namespace with a Service called "polyhead": addresses, not settings.
 SERVICE_LINK_PATTERN = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
 LIBRARY_DEFAULTS = {
-    # Texts are tokenised in our own thread pool; a second pool below it would take cores from the engine.
+    # Texts are tokenised in our own thread pool; a second pool inside it would take cores from the engine.
     "TOKENIZERS_PARALLELISM": "false",
-    # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
-    # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
+    # OpenMP threads wait for each other by spinning, by default for milliseconds. If a core is shared (with the event
+    # loop or another process), the thread that they wait for does not get it, and steps take ten times as long.
     "GOMP_SPINCOUNT": "10000",
-    # Ray lets its workers yield to everything else on the machine; a replica is what the machine is for.
+    # Ray gives its workers a low priority by default; a replica is the main process of its machine.
     "RAY_worker_niceness": "0",
 }
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used; the message has a line for each, for people."""
+    """Invalid settings; the message has a line for each."""
 
 
 class Settings(ParallelSettings):
-    """Build with `read`; the constructor takes flags only by keyword and raises pydantic's own errors."""
+    """Built by `read_settings`; the constructor takes flags by keyword only and raises pydantic's errors."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
@@ -69,8 +69,8 @@ class Settings(ParallelSettings):
         0,
         ge=0,
         le=65535,
-        description="Port on which probes are answered as well, and nothing else: no client of the other port is "
-        "before them in its queue. 0: none.",
+        description="Port on which only probes are answered: there they never wait behind clients of the other "
+        "port. 0: none.",
     )
     tls_cert: str = Field("", description="PEM file with the certificate and its chain: the port then speaks HTTPS.")
     tls_key: str = Field("", description="PEM file with the certificate's private key; empty: it is in tls_cert.")
@@ -118,19 +118,19 @@ class Settings(ParallelSettings):
     prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
     prefix_sharing: Literal["all", "key"] = Field(
         "all",
-        description="Whose requests find each other's prompts in the cache: everybody's, or those of one key only, so "
-        "that nobody learns by the time it takes what others have asked.",
+        description="Whose requests share cached prompts: those of all keys, or only those of the same key, so that "
+        "response times reveal nothing of other clients' prompts.",
     )
     draft_tokens: int = Field(
         8,
         ge=0,
         le=64,
-        description="Tokens of an answer that are foretold and tried in one step, at most, where that makes it faster; "
-        "answers stay the same. 0: none.",
+        description="Tokens of an answer that are drafted and verified in one step, at most, where that makes it "
+        "faster; answers stay the same. 0: none.",
     )
     drafts: DraftSources = Field(
         default_factory=dict,
-        description="Smaller models of the same vocabulary that foretell what served ones say, model=source.",
+        description="Draft models for served models, smaller and with the same vocabulary, model=source.",
     )
     encoder_step_tokens: int = Field(
         2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
@@ -150,9 +150,9 @@ class Settings(ParallelSettings):
         600,
         ge=0,
         le=31_536_000,
-        description="A network that explains is given back after so long without a request for it; 0: it is kept.",
+        description="The network that explains a model is unloaded after so long without a request for it; 0: never.",
     )
-    explain_mib: int = Field(16, ge=1, le=1 << 20, description="MiB that an explanation is told in, at most.")
+    explain_mib: int = Field(16, ge=1, le=1 << 20, description="Size of an explanation's response in MiB, at most.")
     deterministic: bool = Field(
         False, description="Answers equal to the bit whatever else is computed beside them; costs speed in float32."
     )
@@ -206,7 +206,7 @@ class Settings(ParallelSettings):
         4096,
         ge=1,
         le=1_000_000,
-        description="Open connections; beyond that whoever is silent longest makes room. Fewer where the system allows "
+        description="Open connections; beyond that the longest idle one is closed. Fewer where the system allows "
         "a process fewer files.",
     )
     write_seconds: float = Field(
@@ -239,7 +239,8 @@ class Settings(ParallelSettings):
         "changes. polyhead key NAME makes one.",
     )
     metrics_access: Literal["public", "key"] = Field(
-        "public", description="Who may read /metrics: anybody, or who has a key of the scope metrics (as api_key has)."
+        "public",
+        description="Who may read /metrics: everybody, or clients with a key of the scope metrics (as api_key has).",
     )
     allowed_hosts: Hosts = Field(
         (),
@@ -255,7 +256,7 @@ class Settings(ParallelSettings):
     playground: bool = Field(True, description="Whether browsers find a page at / to try the models on.")
     model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
     vllm_metrics: bool = Field(
-        False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."
+        False, description="Generators' metrics also under vLLM's names on /metrics, for dashboards that read those."
     )
     model_root: str = Field(
         "", description="Folder in which models named over HTTP must lie, hub ids aside; empty: model_dir."
@@ -274,17 +275,17 @@ class Settings(ParallelSettings):
 
     @model_validator(mode="after")
     def check_consistency(self) -> Self:
-        """What no field can check alone."""
+        """Check what involves several fields."""
         if self.step_tokens <= self.max_running:
             raise ValueError(
                 f"step_tokens: {self.step_tokens} tokens a step for max_running {self.max_running} sequences leave "
-                "none for prompts while all of them talk; it must be larger"
+                "none for prompts while all of them decode; it must be larger"
             )
         if self.tls_key and not self.tls_cert:
             raise ValueError("tls_key: is the key of a certificate; give tls_cert too")
         check_pools(self.pools, self.models)
         if self.drafts and not self.draft_tokens:
-            raise ValueError("drafts: with draft_tokens 0 nothing is foretold; it must be at least 1")
+            raise ValueError("drafts: with draft_tokens 0 nothing is drafted; it must be at least 1")
         if self.hang_seconds < self.stall_seconds:
             raise ValueError("hang_seconds: must not be less than stall_seconds: not ready comes before dead")
         return self
@@ -324,7 +325,7 @@ class YamlSource(PydanticBaseSettingsSource):
 
 
 def read_config_file(path: str) -> YamlDocument:
-    """What the file says.  Raises SettingsError."""
+    """Read the settings file. Raises SettingsError for unknown settings."""
     try:
         document = yaml_file.read_yaml(path)
     except YamlFileError as error:
@@ -336,7 +337,7 @@ def read_config_file(path: str) -> YamlDocument:
 
 
 def read_settings(flags: Mapping[str, Any]) -> Settings:
-    """The settings of this process.  Raises SettingsError with a line for every setting that is wrong."""
+    """Read the settings of this process. Raises SettingsError with a line for each invalid setting."""
     unknown = [describe_unknown_setting(key) for key in flags if key not in Settings.model_fields]
     found = environment_variables()
     unknown += [
@@ -351,7 +352,7 @@ def read_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def environment_variables() -> dict[str, str]:
-    """The environment variables that are there for settings, by what follows the prefix; in either case of letters."""
+    """Return the environment variables with the prefix, by what follows it, in lower case."""
     names = [
         name
         for name in os.environ
@@ -361,13 +362,13 @@ def environment_variables() -> dict[str, str]:
 
 
 def set_library_defaults() -> None:
-    """Set what libraries read from the environment when they are loaded, so before that; what is set already stays."""
+    """Set variables that libraries read when they are imported; must be called before that. Existing values remain."""
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
 def default_model_dir() -> Path:
-    """Where the XDG base directory specification puts what can be fetched again."""
+    """Return the folder for data that can be fetched again, by the XDG base directory specification."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "polyhead" / "models"
 
@@ -379,7 +380,7 @@ def describe_unknown_setting(key: str) -> str:
 
 
 def describe_setting_error(error: ErrorDetails) -> str:
-    """Names the setting and what would be right; never quotes a value, which may be a key."""
+    """Say which setting is wrong and what would be right. Never quotes a value, which may be a key."""
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if not error["loc"]:  # several fields together: the message names them
         return message

@@ -1,7 +1,7 @@
-"""A YAML file that an operator writes, read strictly: what stands in it, and in which line.
+"""Strict reader of a YAML file: its values, and the line of each name.
 
-Knows no setting.  The one idea: nothing means two things.  A name stands once, there are no references to other places
-of the file, and what looks like a word is one (YAML 1.1 takes `no` for false and 1:30 for 90).
+Nothing is ambiguous. A name occurs once, references are rejected, and plain words are text (YAML 1.1 takes `no` for
+false and 1:30 for 90).
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-MAX_FILE_BYTES = 1 << 20  # bytes of a file
-# What is no text where it stands without quotes; a part of what PyYAML puts quotes around when it writes.
+MAX_FILE_BYTES = 1 << 20  # bytes
+# Unquoted values that are not text; a part of those that PyYAML quotes when it writes.
 SCALAR_PATTERNS = {
     "null": (r"~|null|", ["~", "n", ""]),
     "bool": (r"true|false", ["t", "f"]),
@@ -22,12 +22,12 @@ SCALAR_PATTERNS = {
 
 
 class YamlFileError(ValueError):
-    """A file that cannot be used; the message begins with its name, and the line if there is one at fault."""
+    """A file that cannot be used. The message begins with its path, and with the line of the error if there is one."""
 
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """What stands under the names of a file, and the line of each; `path` is how it was called."""
+    """The values of a file, and the line of each name; `path` as it was given."""
 
     path: str
     values: dict[str, Any]
@@ -38,8 +38,9 @@ class YamlDocument:
 
 
 class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """Text to nodes.  References are refused (one that refers to another, ten deep, is a thousand million values), and
-    so are tags, which say what a value is whatever it looks like."""
+    """Parses text to nodes. References are rejected (one that refers to another, ten deep, is a thousand million
+    values), and so are tags, which change the type of a value.
+    """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own name and kind
 
@@ -57,7 +58,7 @@ for kind, (pattern, first) in SCALAR_PATTERNS.items():
 
 
 def read_yaml(path: str) -> YamlDocument:
-    """Raises FileError for what is no mapping of names, or has one twice, at any depth."""
+    """Read a file. Raises YamlFileError if it is not a mapping of names, or has a name twice at any depth."""
     try:
         return build_document(path, StrictLoader(read_file_text(path)))
     except yaml.MarkedYAMLError as error:
@@ -101,7 +102,7 @@ def read_file_text(path: str) -> str:
 
 
 def construct_value(loader: StrictLoader, node: yaml.Node) -> Any:
-    """What a node says; names are text, whatever they look like."""
+    """Return the value of a node; names are text, whatever they look like."""
     match node:
         case yaml.MappingNode():
             values: dict[str, Any] = {}

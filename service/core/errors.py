@@ -1,33 +1,33 @@
-"""Errors for people: each knows its HTTP status, its code and its message.
+"""Errors that are reported to users, each with its HTTP status, its code and its message.
 
 PolyheadError
-├── BadRequest          400  what was asked cannot be done as asked; `param` names the field
-│   ├── EmptyInput      400  there is nothing to read
+├── BadRequest          400  the request is invalid; `param` names the field
+│   ├── EmptyInput      400  the input is empty
 │   ├── TooLong         400  more tokens than the model takes; the message names both lengths
 │   ├── TooMany         400  more texts than one call may have
-│   ├── TooComplex      400  what the answer must look like has become too costly to follow
-│   └── WrongTask       400  the model does something else; the message says what
-├── Unauthorized        401  no key, or not a known one
-├── Forbidden           403  a known key, which may not do this; the message says what it may
+│   ├── TooComplex      400  a grammar is too costly to compile or to follow, or a text to tokenise
+│   └── WrongTask       400  the model has another task; the message says which
+├── Unauthorized        401  no key, or an unknown one
+├── Forbidden           403  a known key that may not do this; the message says what it may
 │   └── ForeignOrigin   403  a web page of another origin, which `cors_origins` does not name
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
 ├── BodyTooLarge        413  the body exceeds the limit
-├── AnswerTooLarge      413  what was asked for would be more than is told, or computed, at once
+├── AnswerTooLarge      413  the answer would exceed what is written, or computed, at once
 ├── SlowBody            408  the body took longer than the limit
 ├── UnsupportedType     415  the body has a type that any web page can send; it must be JSON
-├── Misdirected         421  the header Host names another server; see the setting `allowed_hosts`
-├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
+├── MisdirectedRequest  421  the header Host names another server; see the setting `allowed_hosts`
+├── UnreadableRequest   ...  the bytes are no HTTP request, or one that is not supported; has its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served
-├── Cancelled           409  a load that an administrator has cancelled
+├── Cancelled           409  an administrator has cancelled the load
 ├── Overloaded          429  over the admission bound; `retry_after` seconds
-│   └── RateLimited     429  more than this key may ask in a minute; `retry_after` seconds
-├── ClientGone          499  the client left before its request reached the engine; nobody reads this
+│   └── RateLimited     429  over the limit of this key for a minute; `retry_after` seconds
+├── ClientGone          499  the client left before its request reached the engine; never sent
 ├── StepFailed          500  the step that carried this request failed
 ├── Unavailable         503  loading, draining or broken; `retry_after` seconds
 ├── Stopped             503  the engine ended before this request did
 ├── Expired             504  the deadline passed
-└── NoRoom              507  a model does not fit in the memory there is
+└── InsufficientMemory  507  a model does not fit in the free memory
 """
 
 import re
@@ -37,16 +37,16 @@ from typing import Self
 
 from .names import join_names
 
-# A path of this machine with all folders before the last name, and an address of another.
+# A path with all folders before the last name, and a URL.
 PATH_PATTERN = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
 URL_PATTERN = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 
 
 class PolyheadError(Exception):
-    """`status` is the HTTP status, `code` a stable machine word, `param` the field at fault (empty if none).
+    """`status` is the HTTP status, `code` a stable identifier, `param` the field at fault (empty if none).
 
-    `model` and `task` are those of the model it is about, once that is known; `names` are those of models that the
-    message ends with.
+    `model` and `task` are those of the model concerned, once it is known; `names` are model names that the message ends
+    with.
     """
 
     status = 500
@@ -63,7 +63,7 @@ class PolyheadError(Exception):
         return self.message
 
     def with_names(self, names: Iterable[str]) -> Self:
-        """The same error, whose message ends with these names of models, the first 20 of them."""
+        """The same error with these model names at the end of its message, the first 20 of them."""
         self.names = tuple(names)
         self.message = f"{self.args[0]} {join_names(self.names)}"
         return self
@@ -134,7 +134,7 @@ class MisdirectedRequest(PolyheadError):
 
 
 class UnreadableRequest(PolyheadError):
-    """Noticed before anybody knows what is asked: by the connection, while it reads a head or a body."""
+    """Raised by the connection while it reads the head or the body of a request."""
 
     CODES: Mapping[int, str] = {
         400: "malformed_request",
@@ -166,7 +166,7 @@ class Overloaded(PolyheadError):
 
 
 class RateLimited(Overloaded):
-    code = "rate_limit_exceeded"  # OpenAI's
+    code = "rate_limit_exceeded"  # OpenAI's code
 
 
 class ClientGone(PolyheadError):
@@ -194,9 +194,9 @@ class InsufficientMemory(PolyheadError):
 
 
 def redact_locations(text: str, *folders: str) -> str:
-    """What may be said of it to whoever is not at the machine: of paths the last name, of addresses none.
+    """`text` without what only users of this machine may see: of paths the last name is left, of URLs nothing.
 
-    `folders` are such as have spaces in their names, maybe, and would not be recognised.
+    `folders` are paths whose names may contain spaces, which the pattern would miss.
     """
     for folder in folders:
         text = text.replace(f"{folder}/", "") if folder not in (".", "/") else text
@@ -204,10 +204,10 @@ def redact_locations(text: str, *folders: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what went wrong; libraries add hints and stacks below it."""
+    """The first line of the error's message; libraries add hints and stacks below it."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def client_message(error: Exception) -> str:
-    """The same for clients."""
+    """The first line of the error's message, redacted for clients."""
     return redact_locations(first_line(error), str(PurePath(getattr(error, "file", "")).parent))

@@ -1,7 +1,4 @@
-"""What an answer must look like, as it is asked for.
-
-Knows no dialect and no engine.
-"""
+"""The form of an answer as the client asks for it: a grammar, and thinking before the answer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,8 +10,11 @@ MAX_GRAMMAR_CHARS = 1 << 16  # characters of a grammar, of a schema as text, and
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`source` is a JSON schema as text, a regular expression, a JSON list of the strings to choose from, or a grammar
-    in llguidance's variant of Lark; empty for any JSON object.  `field` is the wire's name for it."""
+    """A constraint on the answer.
+
+    `source` is a JSON schema as text, a regular expression, a JSON list of strings to choose from, or a grammar in
+    llguidance's variant of Lark; empty for any JSON object.  `field` is the name of the field of the request.
+    """
 
     kind: Literal["object", "schema", "regex", "choice", "lark"]
     source: str
@@ -23,11 +23,12 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The model thinks before it answers, until it writes `end`, which it does at the latest after `budget` tokens.
+    """The model thinks before it answers, until it writes `end`, at the latest after `budget` tokens.
 
-    `begin` is what it writes first; empty where the prompt has that already.  A grammar holds for what comes after.
+    `begin` is the text that starts the thought; empty where the prompt ends with it.  A grammar applies after the
+    thought.
     """
 
     begin: str
     end: str
-    budget: int = -1  # -1: as many as it likes
+    budget: int = -1  # -1: no limit

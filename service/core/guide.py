@@ -1,7 +1,6 @@
-"""What an answer must look like, as the engine sees it: which tokens may come next, and which must.
+"""Constraints on generated tokens, as the engine uses them: which tokens may come next, and which must.
 
-Knows no grammar and no text.  The one idea: a Guide is what was compiled, once, for any number of answers; a Walk is
-how far one answer has come.
+A Guide is compiled once for any number of answers; a GuideState is the position of one answer in it.
 """
 
 from dataclasses import dataclass
@@ -14,39 +13,39 @@ from .grammar import Grammar, Thinking
 
 
 class GuideState(Protocol):
-    """One answer's way through a guide.  One thread at a time calls it.
+    """The position of one answer in a guide.  One thread at a time calls it.
 
     Its methods raise PolyheadError where the guide has become too costly to follow.
     """
 
     @property
     def is_finished(self) -> bool:
-        """Nothing can follow: the answer is whole."""
+        """Whether the answer is complete: nothing may follow."""
 
-    def fill_mask(self, words: NDArray[np.int32]) -> bool:
-        """Set the bits of the tokens that may come next, bit i of `words` [ceil(V / 32)] for token i.
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+        """Set the bits of the allowed tokens, bit i of `mask` [ceil(V / 32)] for token i.
 
-        False, and nothing set, where any may.
+        Returns False, and sets nothing, where all are allowed.
         """
 
     def advance(self, token: int) -> None:
-        """`token` has come, as was allowed; or it ends the answer."""
+        """`token` was appended; it was allowed, or it ends the answer."""
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as there is no choice; to be told by `advance` when they have."""
+        """The tokens that must come next, where there is no choice; `advance` is called when they are appended."""
 
 
 class Guide(Protocol):
     @property
     def spec(self) -> "GuideSpec":
-        """What it was compiled from: plain values, from which another process makes the same."""
+        """What it was compiled from: plain values, which another process can compile again."""
 
     def new_state(self) -> GuideState: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GuideSpec:
-    """What an answer must look like, and how its thought ends."""
+    """The form of an answer: its grammar, and the thinking before it."""
 
     grammar: Grammar | None
     thinking: Thinking | None

@@ -1,7 +1,4 @@
-"""What is known of a served model once it is loaded: plain values, and the two things that read and write its text.
-
-Knows no torch, so that whoever speaks HTTP can hold one.
-"""
+"""Descriptions of served models: plain values, the tokenizer and the chat template.  Imports no torch."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,15 +24,16 @@ TASK_VERBS: Mapping[Task, str] = {
 
 
 def describe_tasks(tasks: Collection[Task]) -> str:
+    """The tasks as a phrase for messages."""
     return " or ".join(TASK_VERBS[task] for task in sorted(tasks))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationDefaults:
-    """How a model that reads one sequence and writes another goes about it where nobody asks otherwise.
+    """The checkpoint's own defaults for a model that reads one sequence and writes another.
 
-    `opening` is what stands before an answer; what `sampling` bans never comes, whatever is asked.  Where `beams` are
-    one wide nothing is searched for unless it is asked for.
+    `decoder_prompt` are the tokens before an answer.  Tokens that `sampling` bans are banned in every request.  With
+    one beam nothing is searched unless the request asks for it.
     """
 
     decoder_prompt: tuple[int, ...]
@@ -46,12 +44,13 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """`max_tokens` counts special tokens; `width` is the length of an embedding; `created` in seconds since 1970.
+    """A loaded model.  `max_tokens` counts special tokens; `width` is the length of an embedding; `created` is in
+    seconds since 1970.
 
-    `prompts` are what may be put before a text, by name; the one without a name is put before every text.
-    `adapter` is its number where it shares the network of another model; 0: it has its own.
-    `customs`: of a generator that reads one sequence and writes another.
-    `both_orders`: of a classifier that reads pairs, each in both orders, and adds its scores.
+    `prompts` are texts that may be put before an input, by name; the one with an empty name is put before every input.
+    `adapter` is its number where it shares the network of another model; 0: it has its own network.
+    `generation_defaults`: of a generator that reads one sequence and writes another.
+    `both_orders`: of a classifier that reads a pair in both orders and adds the scores.
     """
 
     name: str
@@ -76,13 +75,13 @@ class Model:
 
     @property
     def chat_format(self) -> ChatFormat:
-        """What its answers look like in a conversation."""
+        """The format of its answers in a conversation."""
         return self.chat.format if self.chat else ChatFormat()
 
 
 @contextmanager
 def name_model_in_errors(model: Model) -> Iterator[None]:
-    """Errors inside are about `model`."""
+    """A context in which errors get the name and the task of `model`."""
     try:
         yield
     except PolyheadError as error:
@@ -92,8 +91,11 @@ def name_model_in_errors(model: Model) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ServedName:
-    """A served name as an administrator sees it.  `memory` in bytes, as predicted; 0 and no task before it is ready;
-    `explaining`: bytes of the network that explains it, 0 while that is not loaded."""
+    """A served name as an administrator sees it.
+
+    `memory` is the predicted size in bytes; it is 0, and the task is None, before the model is ready.  `explain_memory`
+    is the size of the network that explains it, 0 while that is not loaded.
+    """
 
     name: str
     source: str
@@ -106,7 +108,7 @@ class ServedName:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """How far a served name is; `fraction` of its file is read, `why` it is broken is a sentence for people."""
+    """The progress of a load: `fraction` of the file is read, `reason` tells users why the load failed."""
 
     phase: Literal["waiting", "loading", "ready", "broken"]
     fraction: float = 0.0

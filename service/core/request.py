@@ -1,4 +1,4 @@
-"""What is asked of the engine and the events that answer: frozen, plain Python values.  No tensor, no text, no HTTP."""
+"""The requests to the engine and the events that answer them: frozen, plain Python values, without text or tensors."""
 
 import math
 from collections.abc import Iterator
@@ -10,26 +10,26 @@ from .errors import PolyheadError
 from .guide import Guide
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
-WorkerTask = Literal[Task, "explain"]  # what a worker does: the task of its model, or it says why
+WorkerTask = Literal[Task, "explain"]  # what a worker does: the task of its model, or explanations of it
 ExplainMethod = Literal[
     "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
 ]
-Goal = tuple[tuple[int, int], ...]  # cells (row, column) of a head's raw scores, which are added up
+Goal = tuple[tuple[int, int], ...]  # cells (row, column) of a head's raw scores; their sum is explained
 OutputForm = Literal["", "tokens", "words"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn from the logits.
+    """How the next token is sampled from the logits.
 
-    `temperature` 0 is greedy.  `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 leave all tokens in.  The same `seed`
-    gives the same draws whatever else is in the batch.
+    `temperature` 0 is greedy.  `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 exclude no token.  The same `seed`
+    gives the same tokens whatever else is in the batch.
 
-    A token that was in the prompt or the answer is made less likely by `repetition_penalty` (above 1; Keskar et al.
-    2019, arXiv:1909.05858); one of the answer by `presence_penalty`, and for every time by `frequency_penalty`.  `bias`
-    is added to the logits of tokens.  Where there are `allowed` tokens, no others come; the last token of a `banned`
-    row never comes after the others of it; no `once` tokens in a row come a second time (Paulus et al. 2018,
-    arXiv:1705.04304), 0: any may; and nothing ends the answer before there are `min_tokens`.
+    `repetition_penalty` above 1 makes tokens of the prompt and the answer less likely (Keskar et al. 2019,
+    arXiv:1909.05858); `presence_penalty` those of the answer, and `frequency_penalty` once for each occurrence.  `bias`
+    is added to the logits of tokens.  If `allowed` is not empty, only these tokens are allowed.  The last token of a
+    `banned` sequence is excluded after the others of it.  No n-gram of `no_repeat_ngram_size` tokens occurs twice
+    (Paulus et al. 2018, arXiv:1705.04304); 0: no such rule.  The answer does not end before it has `min_tokens`.
     """
 
     temperature: float = 1.0
@@ -50,11 +50,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a request is served.
+    """The scheduling terms of a request.
 
-    The engine is shared fairly between `owner`s; of what waits, higher `priority` goes first; after `deadline`
-    (`time.perf_counter`, seconds) no answer is wanted any more.  `trace` is the id of the trace it belongs to, 32 hex
-    digits (W3C Trace Context); empty: none that is kept.
+    The engine is shared fairly between `owner`s.  Among waiting requests, higher `priority` goes first.  After
+    `deadline` (`time.perf_counter`, seconds) the request expires.  `trace` is the id of its trace, 32 hex digits (W3C
+    Trace Context); empty: it is not traced.
     """
 
     owner: str = ""
@@ -68,14 +68,15 @@ DEFAULT_TERMS = Terms()
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOptions:
-    """Search for the likeliest answers, `width` at a time, instead of drawing one.
+    """Search for the likeliest answers with `width` beams, instead of sampling one.
 
-    A finished answer's log-probability is divided by its length to the power `length_penalty`.  `early` ends as soon
-    as there are `width` finished ones; otherwise when none under way looks better than the worst of them, as long as it
-    is now, or, if `patient`, as long as it may become.
+    A finished answer's log-probability is divided by its length to the power `length_penalty`.  With `early_stopping`
+    the search ends as soon as there are `width` finished answers; otherwise when no beam looks better than the worst of
+    them, at its present length or, with `never_stop_early`, at any length that it may reach.
 
-    Of what answers begin with, `given` tokens count as said.  At the last place one of the `closing` tokens comes, if
-    there are any.  `odds`: what may come has all the odds, not what is left of them.
+    `prefix_length` tokens at the beginning of answers count as generated.  The last token is one of
+    `forced_end_tokens`, if there are any.  `renormalize`: the probabilities of the tokens that remain allowed are
+    normalised to a sum of 1.
     """
 
     width: int
@@ -91,12 +92,13 @@ class BeamSearchOptions:
 class Generate:
     """Continue `tokens` by at most `max_tokens`, ending early at one of `stop_tokens` (itself not reported).
 
-    Requests of one `group` have the same `tokens`, which are computed once; of one with `beams` they are the best
-    answers of one search, in order.  `guide` says what the answer must look like.  With `prompt_logprobs` the prompt's
-    own tokens are scored first, as `logprobs` says; `max_tokens` 0 asks for that alone.  Only requests of the same
-    `salt` find each other's prefixes stored.
+    Requests of one `group` have the same `tokens`, which are computed once; with `beams` they receive the best answers
+    of one search, in order.  `guide` constrains the answer.  With `prompt_logprobs` the prompt's own tokens are scored
+    first, as `logprobs` says; `max_tokens` 0 asks for that alone.  Only requests with the same `salt` share cached
+    prefixes.
 
-    A model that reads one sequence and writes another reads `source`, and `tokens` is what stands before its answer.
+    For a model that reads one sequence and writes another, `source` is the sequence that it reads, and `tokens` are the
+    first tokens of the decoder.
     """
 
     id: str
@@ -104,9 +106,9 @@ class Generate:
     max_tokens: int
     stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
-    logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
+    logprobs: int = -1  # -1: none; 0: of the sampled token; n: and of the n likeliest
     terms: Terms = DEFAULT_TERMS
-    adapter: int = 0  # of the worker's, by its number; 0: none
+    adapter: int = 0  # number of an adapter of the worker; 0: none
     group: str = ""
     beams: BeamSearchOptions | None = None
     guide: Guide | None = None
@@ -116,30 +118,29 @@ class Generate:
 
     @property
     def prompt_tokens(self) -> int:
-        """How many were asked about."""
+        """The number of prompt tokens, for usage and metrics."""
         return len(self.source or self.tokens)
 
     @property
     def option_tokens(self) -> Iterator[int]:
-        """Tokens that it names besides its prompt."""
+        """All tokens that occur in its options."""
         sampling = self.sampling
         return chain(self.stop_tokens, (token for token, _ in sampling.bias), sampling.allowed, *sampling.banned)
 
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Read `tokens` once and answer with what the checkpoint's head makes of them.
+    """Run `tokens` through the network once and answer with the output of the checkpoint's head.
 
-    `raw` leaves out the head's closing function (softmax or sigmoid of a classifier, L2 normalisation of an
-    embedding).  `unit` scales an embedding to length one even where the checkpoint does not.  `dimensions` keeps the
-    first so many of an embedding, before normalisation; 0 keeps all.
+    `raw` leaves out the head's final function (softmax or sigmoid of a classifier, L2 normalisation of an embedding).
+    `unit` scales an embedding to length one even where the checkpoint does not.  `dimensions` keeps the first so many
+    of an embedding, before normalisation; 0 keeps all.
 
-    `rows` are the tokens whose states the head reads, ascending; empty: all.  A head that answers for each token
-    answers for these.  Of what may fill such a place, the `top_k` likeliest are told, of all words or of `targets`.
+    `rows` are the tokens whose states the head reads, ascending; empty: all.  A head with an output for each token
+    answers for these.  A mask head returns the `top_k` likeliest tokens, of the vocabulary or of `targets`.
 
-    `form` asks for something else of the head: "tokens" for the state of each token where it would make one vector of
-    them, "words" for the weight of each word of the vocabulary where it would fill in masks (SPLADE, Formal et al.
-    2021, arXiv:2109.10086).
+    `form` asks for another output: "tokens" for the state of each token instead of one embedding, "words" for the
+    weight of each entry of the vocabulary instead of mask candidates (SPLADE, Formal et al. 2021, arXiv:2109.10086).
     """
 
     id: str
@@ -153,7 +154,7 @@ class Encode:
     top_k: int = 5
     targets: tuple[int, ...] = ()
     terms: Terms = DEFAULT_TERMS
-    adapter: int = 0  # as in Generate; whose head reads, too
+    adapter: int = 0  # as in Generate; its head reads the states
 
     @property
     def prompt_tokens(self) -> int:
@@ -162,13 +163,13 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class ExplainTextRequest:
-    """Show what `tokens` rest on in the network of a model, by one `method`; see models.explain.
+    """Explain the output for `tokens` by one `method`; see models.explain.
 
-    What is explained are `goals`: each a sum of raw scores of the head (of a class; of a token's label; of a span's
-    start and end; of the word in a token's place; of the token that comes next).  Of weights, those of `layers` and
-    `heads` are shown; empty: all.  `baseline` is the token that stands for nothing, -1: no vector at all; rows that are
-    `kept` are themselves in it.  A model that reads one sequence and writes another has read `source` and written
-    `tokens`, and rows are counted from the first of the source.  An embedding is compared with that of `beside`.
+    `goals` are the scores to explain, each a sum of raw scores of the head (of a class; of a token's label; of a span's
+    start and end; of the token in a masked position; of the next token).  Of attention weights, those of `layers` and
+    `heads` are returned; empty: all.  `baseline` is the neutral token, -1: a zero vector; `kept_rows` stay unchanged in
+    the baseline.  For a model that reads one sequence and writes another, `source` is what it read and `tokens` what it
+    wrote, and rows are counted from the start of the source.  An embedding is compared with that of `compared_tokens`.
     """
 
     id: str
@@ -185,7 +186,7 @@ class ExplainTextRequest:
     window: int = 1  # tokens that occlusion hides together
     compared_tokens: tuple[int, ...] = ()
     terms: Terms = DEFAULT_TERMS
-    adapter: int = 0  # the network that explains is the adapter's own
+    adapter: int = 0  # always 0: an adapter is explained by a network of its own
 
     @property
     def prompt_tokens(self) -> int:
@@ -199,7 +200,7 @@ Request = Generate | Encode | ExplainTextRequest
 class GeneratedToken:
     """One more generated token; `logprob` and `top` (token, logprob) only where asked for.
 
-    `cached` of the prompt's tokens were found in the cache.
+    `cached_tokens` of the prompt were found in the cache.
     """
 
     id: int
@@ -210,23 +211,25 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What the prompt's tokens from the second on score, each after those before it: (logprob, top) as in Token."""
+    """The scores of the prompt's tokens from the second on, each given those before it: (logprob, top) as in
+    GeneratedToken.
+    """
 
     scores: tuple[tuple[float, tuple[tuple[int, float], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """What the head says of an encoded text: a score per label, one relevance, or a vector."""
+    """The head's output for a text: a score for each label, a relevance score, or an embedding."""
 
     values: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """What it says of each token asked for: a row of scores, [rows, columns] float32.
+    """The head's output for each token asked for: [rows, columns] float32.
 
-    As one piece of memory: thousands of Python floats a text would hold up whoever makes, passes on and frees them.
+    One buffer, because thousands of Python floats for a text would be slow to create, pass on and free.
     """
 
     scores: "memoryview[float]"
@@ -234,14 +237,14 @@ class TokenOutputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenCandidates:
-    """What may stand in the place of each token asked for: (token, probability or logit), likeliest first."""
+    """For each token asked for: (token, probability or logit) of its candidates, likeliest first."""
 
     candidates: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """How much rows look at others, [layers, heads, rows, columns] float32; of a rollout or flow one of each."""
+    """How much rows attend to others, [layers, heads, rows, columns] float32; of a rollout or flow one of each."""
 
     kind: Literal["self", "encoder", "decoder", "cross", "rollout", "flow"]
     layers: tuple[int, ...]
@@ -251,8 +254,9 @@ class AttentionWeights:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """What of a goal's `score` each token is worth, [T] float32; `baseline` is the score of nothing, nan where no such
-    thing was computed."""
+    """The contribution of each token to a goal's `score`, [T] float32; `baseline` is the score of the baseline input,
+    nan where none was computed.
+    """
 
     values: "memoryview[float]"
     score: float
@@ -261,7 +265,7 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True)
 class ExplanationResult:
-    """What Explain asked for.  `answering`: the rows that the head reads."""
+    """The result of an ExplainTextRequest.  `head_rows` are the rows that the head reads."""
 
     weights: tuple[AttentionWeights, ...]
     attributions: tuple[Attribution, ...]
@@ -270,7 +274,7 @@ class ExplanationResult:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event of a request that was answered; `token` is the stop token that ended it, if one did."""
+    """The last event of a request that succeeded; `token` is the stop token that ended it, if one did."""
 
     reason: Literal["stop", "length", "encoded", "explained"]
     prompt_tokens: int
@@ -281,7 +285,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last event of a request that was not."""
+    """The last event of a request that failed."""
 
     error: PolyheadError
 

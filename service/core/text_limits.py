@@ -1,7 +1,4 @@
-"""How much of what a client sends is read at all, and the sentences that say so.
-
-Knows no HTTP and no tensor.
-"""
+"""Limits on the texts and tokens of a request, and the error messages for them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -9,20 +6,22 @@ from typing import Literal
 from .errors import BadRequest, TooLong
 from .model import Model
 
-CHARS_PER_TOKEN = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
-MIN_CHARS = 1 << 16  # characters that are always read
+CHARS_PER_TOKEN = 64  # a text with more characters for each token that the model takes is refused unread
+MIN_CHARS = 1 << 16  # characters that are always accepted
 MOST_WRITTEN = 1 << 25  # bytes of the texts or names of a call's tokens; 262,144 common tokens have two million
-MAX_NORMALIZED_CHARS = 1 << 27  # characters that a text may become while it is made tokens
+MAX_NORMALIZED_CHARS = 1 << 27  # characters that a text may grow to when the tokenizer normalises it
 
 
 def input_label(field: str, index: int, count: int) -> str:
-    """What messages call one of `count` texts."""
+    """The name of one of `count` inputs in messages."""
     return field if count == 1 else f"{field}[{index}]"
 
 
 def check_characters(model: Model, characters: int, where: str, before: int = 0) -> None:
-    """Raises TooLong for a text of more `characters` than are made tokens.  `before` is the length of the prompt that
-    is put before it."""
+    """Raise TooLong for a text that is too long to be tokenised, before any time is spent on it.
+
+    `before` is the length of the prompt that is put before it.
+    """
     most = max(MIN_CHARS, min(CHARS_PER_TOKEN * model.max_tokens, int(MAX_NORMALIZED_CHARS / model.tokenizer.growth)))
     if before + characters > most:
         with_prompt = f" with its prompt of {before}" if before else ""
@@ -34,6 +33,7 @@ def check_characters(model: Model, characters: int, where: str, before: int = 0)
 
 
 def check_token_ids(model: Model, ids: Sequence[int], where: str) -> list[int]:
+    """`ids` as a list.  Raises BadRequest for ids outside of the vocabulary."""
     for token in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token < model.vocab_size:
             raise BadRequest(f"{where}: token {token} is outside the vocabulary of {model.vocab_size}", param=where)
@@ -41,7 +41,7 @@ def check_token_ids(model: Model, ids: Sequence[int], where: str) -> list[int]:
 
 
 def truncate_rows(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
-    """At most `limit` rows: special tokens stay, texts lose tokens at `side`, of a pair the longer first."""
+    """At most `limit` rows: special tokens stay, content is cut off at `side`, of a pair from the longer text first."""
     content = [row for row, is_special in enumerate(special) if not is_special]
     # the two texts of a pair have special tokens between them
     border = next((n for n in range(1, len(content)) if content[n] != content[n - 1] + 1), len(content)) if pair else 0
@@ -54,7 +54,7 @@ def truncate_rows(special: Sequence[bool], limit: int, *, side: Literal["left", 
 
 
 def split_budget(first: int, second: int, budget: int) -> tuple[int, int]:
-    """How much of two lengths fits into `budget` when the longer gives first, and both give evenly after that."""
+    """How much of two lengths fits into `budget`: the longer is cut first, then both evenly."""
     if first + second <= budget:
         return first, second
     shorter = min(first, second, budget // 2)

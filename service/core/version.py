@@ -1,4 +1,4 @@
-"""The version of the installed distribution: said once, in pyproject.toml."""
+"""The version of the installed distribution, which is set in pyproject.toml."""
 
 from importlib.metadata import version
 

@@ -1,9 +1,9 @@
-"""When those that take what others leave may have a turn.
+"""Limits the time of background workers (explanations) while foreground workers are busy.
 
-Knows what turns took, not what they were for.  The one idea: clients that wait for each other's answers leave a device
-idle for a moment after every step, and whoever takes each such moment takes half of everything (deceptive idleness,
-Iyer and Druschel 2001).  So how busy the others are is measured without what was taken from them; where that is much,
-a patient worker stays within its share of the time, whether anybody wants the moment or not.
+Clients that wait for an answer before they send the next request leave the device idle for a moment after every step.
+A background worker that used every such moment would take half of the time (deceptive idleness, Iyer and Druschel
+2001).  So the load of the foreground is measured without the time that background workers took.  Where that load is
+high, a background worker is held to its share of the time, even in moments when the foreground has no work.
 """
 
 import math
@@ -11,32 +11,32 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-BACKGROUND_SHARE = 0.05  # of the time, for all that are patient together, where others are busy
-BUSY_FRACTION = 0.3  # part of the time that was left to them: from then on others are
-DECAY_S = 1.0  # how long what was measured counts, about
-LEFT_S = 0.1  # of MEMORY_S that count as left to others, however much of it the patient ones took
+BACKGROUND_SHARE = 0.05  # of the time, for all background workers together, while the foreground is busy
+BUSY_FRACTION = 0.3  # of the time left to the foreground: from this load on it counts as busy
+DECAY_S = 1.0  # time constant of the decay of measured seconds
+LEFT_S = 0.1  # of DECAY_S that count as left to the foreground, however much background workers took
 
 
 class ThrottledWorker(Protocol):
     @property
     def is_background(self) -> bool:
-        """Whether it takes what others leave."""
+        """Whether the worker uses time that others leave, and may be held back."""
 
 
 P = TypeVar("P", bound=ThrottledWorker)
 
 
 class BackgroundThrottle:
-    """Seconds of turns, of which the older count less and less."""
+    """Measures the seconds of foreground and background steps, with exponential decay, and decides who may step."""
 
     def __init__(self) -> None:
-        self.wait_s: float | None = None  # until somebody may go who was held back, seconds
-        self._foreground_s = self._background_s = 0.0  # of the last MEMORY_S
+        self.wait_s: float | None = None  # seconds until a background worker that is held back may step; None: none is
+        self._foreground_s = self._background_s = 0.0  # decayed with time constant DECAY_S
         self._updated_at = perf_counter()
-        self._background_at = 0.0  # when a patient one has had no more than its share
+        self._background_at = 0.0  # from this time on a background worker has used no more than its share
 
     def select_runnable(self, wanting: Sequence[P]) -> list[P]:
-        """Those of them that may have a turn now."""
+        """The workers of `wanting` that may step now.  Sets `wait_s` where background workers are held back."""
         now = perf_counter()
         self.wait_s = (
             self._background_at - now
@@ -46,7 +46,7 @@ class BackgroundThrottle:
         return [each for each in wanting if self.wait_s is None or not each.is_background]
 
     def record_turn(self, worker: ThrottledWorker, began: float, ended: float) -> None:
-        """A turn is over."""
+        """Count a step of `worker` from `began` to `ended` (`time.perf_counter`, seconds)."""
         self._decay(ended)
         if worker.is_background:
             self._background_s += ended - began

@@ -1,8 +1,8 @@
-"""What comes next for everybody who has caught up: masks, shapes, chance and scores, for the whole batch at once.
+"""Samples the next tokens of all requests of a step in one batch: token masks, logits processors, sampling, scores.
 
-Knows logits and who talks; nothing of blocks or tickets.  The one idea: every token is drawn from one row of logits and
-what belongs to its talk alone, so a row may be asked several times (answers that begin together) and a talk may have
-several rows (a draft): what is drawn is the same.
+A token is sampled from one row of logits and from the state of its own request alone, so its neighbours in the batch
+change nothing.  One row may serve several requests (answers that start from one prompt), and one request may have
+several rows (a draft).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,12 @@ from .beam_groups import SearchStep
 from .logits_processors import process_logits
 from .request_state import RequestState
 from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
-from .scheduler import Chunk, logits_row_count
-from .scheduler import TokenSequence as Queued
+from .scheduler import Chunk, TokenSequence, logits_row_count
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsSlice:
-    """A chunk of a step, whose talk it is, and which rows of the logits are its: the last `count`, from `first` on."""
+    """A chunk of a step, its request, and its rows of the logits: `row_count` rows from `first_row` on."""
 
     chunk: Chunk
     state: RequestState
@@ -39,34 +38,34 @@ class LogitsSlice:
 
     @property
     def next_token_row(self) -> int:
-        """The row after the last token that is no draft."""
+        """The row after the last token that is not a draft: the next token is sampled from it."""
         return self.first_row + self.row_count - 1 - self.chunk.draft
 
 
-def slice_logits(chunks: Sequence[Chunk], talks: Mapping[Queued, RequestState]) -> list[LogitsSlice]:
-    """Logits are wanted where a sequence catches up, after each token of its draft, and all over a prompt to score."""
+def slice_logits(chunks: Sequence[Chunk], states: Mapping[TokenSequence, RequestState]) -> list[LogitsSlice]:
+    """Assign rows of the step's logits to the chunks: see `logits_row_count`."""
     slices, first = [], 0
     for chunk in chunks:
         count = logits_row_count(chunk)
-        slices.append(LogitsSlice(chunk, talks[chunk.sequence], first, count))
+        slices.append(LogitsSlice(chunk, states[chunk.sequence], first, count))
         first += count
     return slices
 
 
 def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInput:
-    """The chunks end to end, as an executor wants them."""
+    """Concatenate the chunks to the input of an executor's step."""
     tokens: list[int] = []
     positions: list[int] = []
-    wanted: list[int] = []
+    output_rows: list[int] = []
     starts, tables = [0], []
     for each in slices:
         chunk, sequence = each.chunk, each.chunk.sequence
-        known = sequence.computed + chunk.count
-        tokens += sequence.tokens[sequence.computed : known] + sequence.draft[: chunk.draft]
-        positions += range(sequence.computed, known + chunk.draft)
+        end = sequence.computed + chunk.count
+        tokens += sequence.tokens[sequence.computed : end] + sequence.draft[: chunk.draft]
+        positions += range(sequence.computed, end + chunk.draft)
         starts.append(len(tokens))
-        tables.append(sequence.blocks[: -(-(known + chunk.draft) // block_size)])
-        wanted += range(len(tokens) - each.row_count, len(tokens))
+        tables.append(sequence.blocks[: -(-(end + chunk.draft) // block_size)])
+        output_rows += range(len(tokens) - each.row_count, len(tokens))
     adapters = [each.chunk.sequence.adapter for each in slices]
     sources = [each.chunk.sequence.source for each in slices]
     return StepInput(
@@ -74,7 +73,7 @@ def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInpu
         positions,
         starts,
         tables,
-        wanted,
+        output_rows,
         adapters=adapters if any(adapters) else None,
         sources=sources if any(sources) else None,
     )
@@ -82,9 +81,9 @@ def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInpu
 
 @dataclass(frozen=True, slots=True)
 class PendingSample:
-    """The token of `talk` that follows the tokens `ahead` of what it has said, by a row of logits.
+    """A token of `state` to be sampled from the logits in `row`.  It follows the tokens `accepted` in this step.
 
-    If it is the first of the `draft`, the next row says what follows it.
+    Where the sampled token is the first of `draft`, the next row gives the token after it.
     """
 
     state: RequestState
@@ -94,7 +93,7 @@ class PendingSample:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether it is the likeliest token as it is, and nothing else is asked of it."""
+        """Whether the token is the argmax of the row: temperature 0, no processor, no mask, no scores."""
         request = self.state.request
         return (
             not request.sampling.temperature
@@ -103,21 +102,21 @@ class PendingSample:
         )
 
     def to_sample_row(self, masks: "TokenMasks") -> SampleRow:
-        talk, request = self.state, self.state.request
-        shape = None if talk.processor is None else talk.processor.after_drafts(self.accepted)
-        words = masks.bits[masks.row_of[talk]] if talk in masks.row_of else None
+        state, request = self.state, self.state.request
+        processor = None if state.processor is None else state.processor.after_drafts(self.accepted)
+        mask = masks.bits[masks.row_of[state]] if state in masks.row_of else None
         return SampleRow(
-            self.row, request.sampling, talk.uniform_at(len(self.accepted)), shape, words, request.logprobs
+            self.row, request.sampling, state.uniform_at(len(self.accepted)), processor, mask, request.logprobs
         )
 
     def next_position(self, token: int) -> "PendingSample":
-        """The next, once the first of the draft has come."""
+        """The sample after the first token of the draft was accepted."""
         return PendingSample(self.state, self.row + 1, self.draft[1:], (*self.accepted, token))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens may come next: a row of bits for each talk that has a say in it, and those who failed to."""
+    """Which tokens may come next: a row of bits for each request with a guide, and the requests whose guide failed."""
 
     row_of: dict[RequestState, int] = field(default_factory=dict)
     bits: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
@@ -125,127 +124,146 @@ class TokenMasks:
 
 
 class MaskBuilder:
-    """Fills masks on a thread of its own while the network computes."""
+    """Fills token masks on a thread of its own while the network computes."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
         self._future: Future[TokenMasks] | None = None
         self._states: list[RequestState] = []
 
-    def start(self, talks: list[RequestState], words: int) -> None:
-        """For a vocabulary of `words`; 0 where it is not known yet."""
-        self._states = talks
-        self._future = self._thread.submit(build_masks, talks, words) if talks and words else None
+    def start(self, states: list[RequestState], vocab_size: int) -> None:
+        """Start to fill masks of `vocab_size` bits; 0: the size is not known yet, and `wait` fills them."""
+        self._states = states
+        self._future = self._thread.submit(build_masks, states, vocab_size) if states and vocab_size else None
 
-    def wait(self, words: int) -> TokenMasks:
-        """Of the talks that it was started for."""
-        return build_masks(self._states, words) if self._future is None else self._future.result()
+    def wait(self, vocab_size: int) -> TokenMasks:
+        """The masks of the requests given to `start`."""
+        return build_masks(self._states, vocab_size) if self._future is None else self._future.result()
 
 
-def build_masks(talks: Sequence[RequestState], words: int) -> TokenMasks:
-    made = TokenMasks(bits=np.zeros((len(talks), -(-words // 32)), np.int32))
-    for talk in talks:
-        assert talk.guide_state is not None
-        row = len(made.row_of)
-        filled = attempt(partial(talk.guide_state.fill_mask, made.bits[row]))
+def build_masks(states: Sequence[RequestState], vocab_size: int) -> TokenMasks:
+    """Masks of `vocab_size` bits for `states`, each of which has a guide.
+
+    A PolyheadError fails its request alone; any other error fails the step.
+    """
+    masks = TokenMasks(bits=np.zeros((len(states), -(-vocab_size // 32)), np.int32))
+    for state in states:
+        assert state.guide_state is not None
+        row = len(masks.row_of)
+        filled = attempt(partial(state.guide_state.fill_mask, masks.bits[row]))
         if isinstance(filled, Failure):
-            if not isinstance(filled.error, PolyheadError):  # a fault of ours: the step fails
+            if not isinstance(filled.error, PolyheadError):  # a fault of the server: the step fails
                 raise filled.error
-            made.bits[row] = 0
-            made.failed[talk] = filled.error
+            masks.bits[row] = 0
+            masks.failed[state] = filled.error
         elif filled:
-            made.row_of[talk] = row
-    return made
+            masks.row_of[state] = row
+    return masks
 
 
 def guided_states(slices: Sequence[LogitsSlice]) -> list[RequestState]:
-    """Those who will draw and have a say in what may come."""
+    """The requests that sample a token in this step and have a guide."""
     return [
-        talk
+        state
         for each in slices
         if each.chunk.is_last
-        for talk in sampling_states(each.state)
-        if talk.guide_state is not None
+        for state in sampling_states(each.state)
+        if state.guide_state is not None
     ]
 
 
-def sampling_states(talk: RequestState) -> list[RequestState]:
-    """Who goes on from where `talk` is, if anybody draws."""
-    return [talk, *talk.followers] if talk.search is None and talk.request.max_tokens else []
+def sampling_states(state: RequestState) -> list[RequestState]:
+    """The requests that continue from `state`: itself and its followers; none for a beam search or where nothing is
+    generated.
+    """
+    return [state, *state.followers] if state.search is None and state.request.max_tokens else []
 
 
 def pending_samples(slices: Sequence[LogitsSlice], masks: TokenMasks) -> list[PendingSample]:
     return [
-        PendingSample(talk, each.next_token_row, tuple(each.chunk.sequence.draft[: each.chunk.draft]))
+        PendingSample(state, each.next_token_row, tuple(each.chunk.sequence.draft[: each.chunk.draft]))
         for each in slices
         if each.chunk.is_last
-        for talk in sampling_states(each.state)
-        if talk not in masks.failed
+        for state in sampling_states(each.state)
+        if state not in masks.failed
     ]
 
 
 def sample_tokens(
-    logits: Tensor, slices: Sequence[LogitsSlice], likeliest: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
+    logits: Tensor, slices: Sequence[LogitsSlice], argmax: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
 ) -> dict[RequestState, list[tuple[int, TokenScore]]]:
-    """What everybody says: a token, and another one as long as the draft before it is right, so none is in vain.
+    """The sampled tokens and scores of each request: one, and one more for each token of the draft that was accepted.
 
-    `likeliest` is of each row of `logits`.
+    `argmax` is that of each row of `logits` [M, V], -1 where the row is not finite; None where it is not
+    known.
     """
-    said: dict[RequestState, list[tuple[int, TokenScore]]] = {}
-    going = pending_samples(slices, masks)
-    while going:
-        known = [-1 if likeliest is None or not one.is_plain_greedy else likeliest[one.row] for one in going]
-        asks = [one.to_sample_row(masks) for one, token in zip(going, known, strict=True) if token < 0]
-        found = iter(sampler.sample(logits, asks) if asks else ())
-        for one, token in zip(going, known, strict=True):
-            said.setdefault(one.state, []).append((token, NO_SCORE) if token >= 0 else next(found))
-        going = [one.next_position(token) for one in going if (token := said[one.state][-1][0]) in one.draft[:1]]
-    return said
+    sampled: dict[RequestState, list[tuple[int, TokenScore]]] = {}
+    pending = pending_samples(slices, masks)
+    while pending:
+        greedy = [-1 if argmax is None or not sample.is_plain_greedy else argmax[sample.row] for sample in pending]
+        rows = [sample.to_sample_row(masks) for sample, token in zip(pending, greedy, strict=True) if token < 0]
+        others = iter(sampler.sample(logits, rows) if rows else ())
+        for sample, token in zip(pending, greedy, strict=True):
+            sampled.setdefault(sample.state, []).append((token, NO_SCORE) if token >= 0 else next(others))
+        pending = [
+            sample.next_position(token)
+            for sample in pending
+            if (token := sampled[sample.state][-1][0]) in sample.draft[:1]
+        ]
+    return sampled
 
 
 def find_nonfinite(
-    slices: Sequence[LogitsSlice], whole: Sequence[bool], tables: Sequence[Sequence[int]], poisoned: AbstractSet[int]
+    slices: Sequence[LogitsSlice],
+    finite: Sequence[bool],
+    tables: Sequence[Sequence[int]],
+    nonfinite_blocks: AbstractSet[int],
 ) -> set[RequestState]:
-    """Those of whom logits, keys or values are no numbers; `whole` says so of each row of logits."""
+    """The requests whose logits, keys or values contain NaN or infinity.
+
+    `finite` says of each row of logits whether it is finite, `nonfinite_blocks` are the cache blocks with such values.
+    """
     return {
         each.state
         for each, table in zip(slices, tables, strict=True)
-        if not all(whole[each.first_row : each.first_row + each.row_count]) or not poisoned.isdisjoint(table)
+        if not all(finite[each.first_row : each.first_row + each.row_count]) or not nonfinite_blocks.isdisjoint(table)
     }
 
 
 def score_prompt(each: LogitsSlice, logits: Tensor) -> list[TokenScore]:
-    """Of those tokens of a prompt to score that follow the chunk's and have none yet."""
-    talk, sequence = each.state, each.chunk.sequence
+    """The scores of those prompt tokens that follow the tokens of the chunk and have none yet."""
+    state, sequence = each.state, each.chunk.sequence
     if sequence.computed >= sequence.scored_prefix:
         return []
-    begin = max(sequence.computed, len(talk.prompt_scores))
+    begin = max(sequence.computed, len(state.prompt_scores))
     rows = range(begin, min(sequence.computed + each.chunk.count, sequence.scored_prefix - 1))
     first = each.first_row - sequence.computed
     scored = logits[first + rows.start : first + rows.stop]
     tokens = [sequence.tokens[row + 1] for row in rows]
-    return score_tokens(scored, tokens, [talk.request.prompt_logprobs] * len(rows)) if rows else []
+    return score_tokens(scored, tokens, [state.request.prompt_logprobs] * len(rows)) if rows else []
 
 
 def advance_searches(
     slices: Sequence[LogitsSlice], logits: Tensor
-) -> list[tuple[RequestState, dict[Queued, Tensor], SearchStep | None]]:
-    """What a step says of each search: what comes after some of its beams; and if after all by now, how it goes on."""
-    rows: dict[RequestState, dict[Queued, Tensor]] = {}
+) -> list[tuple[RequestState, dict[TokenSequence, Tensor], SearchStep | None]]:
+    """For each beam search in the step: the logits [V] after some of its beams, and its next step once all beams have
+    logits.
+    """
+    rows: dict[RequestState, dict[TokenSequence, Tensor]] = {}
     for each in slices:
         if each.state.search is not None and each.chunk.is_last and each.state.request.max_tokens:
             rows.setdefault(each.state, {})[each.chunk.sequence] = logits[each.next_token_row].clone()
-    return [(talk, known, advance_search(talk, known)) for talk, known in rows.items()]
+    return [(state, new_logits, advance_search(state, new_logits)) for state, new_logits in rows.items()]
 
 
-def advance_search(talk: RequestState, known: Mapping[Queued, Tensor]) -> SearchStep | None:
-    """How a search goes on, once it is known what comes after all its beams."""
-    search = talk.search
+def advance_search(state: RequestState, new_logits: Mapping[TokenSequence, Tensor]) -> SearchStep | None:
+    """The next step of a beam search; None until the logits after all its beams are known."""
+    search = state.search
     assert search is not None
-    rows = [known.get(beam.sequence, beam.logits) for beam in search.beams]
+    rows = [new_logits.get(beam.sequence, beam.logits) for beam in search.beams]
     found = [row for row in rows if row is not None]
     if len(found) < len(rows):
         return None
     logits = torch.stack(found)
-    shapes = [beam.processor and beam.processor.after_drafts(()) for beam in search.beams]
-    return search.advance(logits, process_logits(logits.log_softmax(dim=-1), shapes))
+    processors = [beam.processor and beam.processor.after_drafts(()) for beam in search.beams]
+    return search.advance(logits, process_logits(logits.log_softmax(dim=-1), processors))

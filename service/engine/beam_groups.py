@@ -1,7 +1,6 @@
-"""Looking for the likeliest answers, several at a time (beam search).
+"""Beam search for one request: its beams, its finished answers, and the scores of their tokens.
 
-Knows log-probabilities and sequences; nothing of blocks or tickets.  The rule by which beams go on and answers are kept
-is models.seq2seq.beam_search.Rule; here is what a request wants besides: how likely each token of an answer was.
+The rules by which beams continue and answers are kept are in models.seq2seq.beam_search.
 """
 
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from .scheduler import TokenSequence
 
 @dataclass(eq=False, slots=True)
 class Beam:
-    """An answer under way, its log-probability, and what comes next, once that is computed.
+    """An unfinished answer, its log-probability, and the logits [V] after it once they are computed.
 
-    `shape` holds what the request asks of the next token after this beam's own history.
+    `processor` changes these logits by the request's options and this beam's own tokens.
     """
 
     sequence: TokenSequence
@@ -34,7 +33,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class BeamAnswer:
-    """A finished answer; `stop` is the token that ended it, or -1 where its length did."""
+    """A finished answer; `stop_token` is the token that ended it, or -1 where it reached the maximal length."""
 
     score: float
     tokens: tuple[int, ...]
@@ -44,60 +43,71 @@ class BeamAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:
-    """What a step made of a search: how its beams go on, if it does, and the best answers so far."""
+    """The result of one step of a search: the beams that continue, empty where it is finished, and the best answers so
+    far.
+    """
 
     continuations: tuple[tuple[Continuation, tuple[TokenScore, ...]], ...]
     answers: tuple[BeamAnswer, ...]
 
 
 class BeamSearch:
-    """The search for one request's best answers.  Begins with one beam, `sequence`, whose logits `shape` changes."""
+    """The search for one request's best answers.  Starts with one beam."""
 
-    def __init__(self, request: Generate, sequence: TokenSequence, shape: LogitsProcessor | None = None) -> None:
+    def __init__(self, request: Generate, sequence: TokenSequence, processor: LogitsProcessor | None = None) -> None:
         assert request.beams is not None
         self.request, self.options = request, request.beams
-        self.beams = [Beam(sequence, processor=shape)]
+        self.beams = [Beam(sequence, processor=processor)]
         self.answers: tuple[BeamAnswer, ...] = ()
-        stops, how = request.stop_tokens, self.options
-        most = request.max_tokens + how.prefix_length
-        self._rule = BeamRules(how.width, stops, most, how.length_penalty, how.early_stopping, how.never_stop_early)
+        stops, options = request.stop_tokens, self.options
+        max_length = request.max_tokens + options.prefix_length
+        self._rule = BeamRules(
+            options.width, stops, max_length, options.length_penalty, options.early_stopping, options.never_stop_early
+        )
 
     def generated_tokens(self, beam: Beam) -> tuple[int, ...]:
         """The tokens that `beam` has added to the prompt."""
         return tuple(beam.sequence.tokens[len(self.request.tokens) :])
 
-    def advance(self, logits: Tensor, shaped: Tensor) -> SearchStep:
-        """After the `logits` [K, V] of all beams, and their log-probabilities, `shaped` as the request has it."""
+    def advance(self, logits: Tensor, logprobs: Tensor) -> SearchStep:
+        """One step of the search.
+
+        `logits` [K, V] are those after all beams, `logprobs` [K, V] the log-probabilities after the logits processors.
+        """
         length, rule = self.options.prefix_length + len(self.generated_tokens(self.beams[0])) + 1, self._rule
         if self.options.forced_end_tokens and length == rule.max_tokens:
-            shaped = torch.full_like(shaped, IMPOSSIBLE).index_fill_(
+            logprobs = torch.full_like(logprobs, IMPOSSIBLE).index_fill_(
                 1, torch.tensor(self.options.forced_end_tokens), 0.0
             )
         if self.options.renormalize:
-            shaped = shaped.log_softmax(dim=-1)
-        turn = rule.advance(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
-        answers = [*self.answers, *(self._finish_answer(choice, length, logits) for choice in turn.ended)]
+            logprobs = logprobs.log_softmax(dim=-1)
+        result = rule.advance(logprobs, [beam.score for beam in self.beams], length, len(self.answers) >= rule.beams)
+        answers = [*self.answers, *(self._finish_answer(choice, length, logits) for choice in result.ended)]
         answers.sort(key=lambda answer: answer.score, reverse=True)
         del answers[rule.beams :]
-        if rule.is_finished(turn.continued, length, [answer.score for answer in answers]):
+        if rule.is_finished(result.continued, length, [answer.score for answer in answers]):
             return SearchStep((), tuple(answers))
         return SearchStep(
-            tuple((choice, self._extend_scores(choice, logits)) for choice in turn.continued), tuple(answers)
+            tuple((choice, self._extend_scores(choice, logits)) for choice in result.continued), tuple(answers)
         )
 
-    def answer_events(self, place: int) -> list[Event]:
-        """The answer that came out at `place`; none if there are not so many."""
-        if place >= len(self.answers):
+    def answer_events(self, rank: int) -> list[Event]:
+        """The events of the answer with this `rank`, the best has 0; empty if there are not so many answers."""
+        if rank >= len(self.answers):
             return []
-        answer, cached = self.answers[place], self.beams[0].sequence.cached_tokens
-        scored = answer.token_scores or (((0.0, ()),) * len(answer.tokens))
-        said = [GeneratedToken(token, *one, cached) for token, one in zip(answer.tokens, scored, strict=True)]
+        answer, cached_tokens = self.answers[rank], self.beams[0].sequence.cached_tokens
+        token_scores = answer.token_scores or (((0.0, ()),) * len(answer.tokens))
+        events = [
+            GeneratedToken(token, *one, cached_tokens) for token, one in zip(answer.tokens, token_scores, strict=True)
+        ]
         reason: Literal["stop", "length"] = "length" if answer.stop_token < 0 else "stop"
         count = len(answer.tokens) + (answer.stop_token >= 0)
-        return [*said, Done(reason, self.request.prompt_tokens, count, cached, answer.stop_token)]
+        return [*events, Done(reason, self.request.prompt_tokens, count, cached_tokens, answer.stop_token)]
 
     def _extend_scores(self, choice: Continuation, logits: Tensor) -> tuple[TokenScore, ...]:
-        """The scores of an answer's tokens, where they are asked for, with one more."""
+        """The scores of the tokens of a beam and of the token of `choice`; empty where the request asks for no
+        logprobs.
+        """
         if self.request.logprobs < 0:
             return ()
         row = logits[choice.beam : choice.beam + 1]

@@ -1,8 +1,8 @@
-"""Who holds which cache block.
+"""Allocates cache blocks, counts their references, and finds cached blocks again by the tokens they hold.
 
-Plain integers: nothing here knows tensors, sequences or time.  The one idea: a full block is named by a hash of its
-tokens and, through its parent's name, of all tokens before them, so that equal prefixes find each other's blocks.  A
-block that nobody holds keeps its contents, and its name, until the room is needed.
+A full block has a key: the hash of its tokens and of its parent's key, so of all tokens before it.  Sequences with
+equal prefixes share blocks by these keys.  A block without references keeps its contents and its key until it is
+allocated again.
 """
 
 from array import array
@@ -12,24 +12,25 @@ from hashlib import blake2b
 
 BlockKey = bytes
 ROOT_KEY: BlockKey = b""
-BlockCopy = tuple[int, int]  # the contents of a block, to another
+BlockCopy = tuple[int, int]  # source and destination of a copy of a whole block
 
 
 def root_key(adapter: int, salt: str = "") -> BlockKey:
-    """What the first block of a sequence follows: what different adapters compute of the same tokens differs, and who
-    gives a `salt` shares with nobody who doesn't know it."""
+    """The parent key of a sequence's first block.  Sequences of different adapters, or with different `salt`, share
+    nothing.
+    """
     return array("q", (adapter,)).tobytes() + salt.encode() if adapter or salt else ROOT_KEY
 
 
 def child_key(parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """The name of a full block that follows `parent` and holds `tokens`."""
+    """The key of a full block that follows the block with the key `parent` and holds `tokens`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
 class BlockAllocator:
-    """A pool of `count` blocks of `size` tokens, each counted by its holders.
+    """A pool of `count` blocks of `size` tokens with reference counts.
 
-    Free blocks are taken least recently used first; those without stored contents before all others.
+    Free blocks are allocated least recently used first, and those without cached contents before all others.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -43,11 +44,13 @@ class BlockAllocator:
 
     @property
     def used_count(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks with at least one reference."""
         return self.count - len(self.free_blocks)
 
     def allocate(self, held: list[int], length: int, spare: int = 0) -> bool:
-        """Hold enough blocks for `length` tokens and leave `spare` free, or change nothing and say no."""
+        """Extend `held` to enough blocks for `length` tokens if `spare` blocks stay free; otherwise change nothing,
+        return False.
+        """
         missing = -(-length // self.size) - len(held)
         if missing <= 0:
             return True
@@ -57,9 +60,9 @@ class BlockAllocator:
         return True
 
     def share_cached(self, held: list[int], keys: Iterable[BlockKey], first: int) -> int:
-        """Hold stored blocks named `keys` at `first` and after, in place of what is held there; return how many.
+        """Put cached blocks with the keys `keys` into `held` from index `first` on; return how many were found.
 
-        Whoever calls has written nothing to the blocks at `first` and after.
+        Blocks of `held` at these indexes are released: the caller has written nothing to them.
         """
         shared = 0
         for index, key in enumerate(keys, first):
@@ -76,47 +79,51 @@ class BlockAllocator:
         return shared
 
     def fork(self, held: Sequence[int]) -> list[int]:
-        """Hold the same blocks once more.  Who wants to write to one of them makes it its own first."""
+        """Add a reference to each block of `held`.  A block with several references is replaced before it is written
+        to.
+        """
         for block in held:
             self._add_reference(block)
         return list(held)
 
     def is_shared(self, held: Sequence[int], index: int) -> bool:
-        """Whether others hold the block at `index`, if there is one."""
+        """Whether the block at `index`, if there is one, has other references."""
         return index < len(held) and self.reference_counts[held[index]] > 1
 
     def replace_shared(self, held: list[int], index: int) -> BlockCopy:
-        """Hold a block of one's own in place of a shared one, whose contents are to be copied; one must be free."""
+        """Put a free block in place of the shared one at `index`.  The caller must copy the contents; one block must be
+        free.
+        """
         shared = held[index]
         held[index] = self._take_free()
         self._drop_reference(shared)
         return shared, held[index]
 
     def publish(self, block: int, key: BlockKey) -> None:
-        """Let others find a block that is full and computed.  The first of equal blocks keeps the name."""
+        """Make a full, computed block findable by its key.  Of equal blocks the first keeps the key."""
         if key not in self.block_of:
             self.block_of[key], self.key_of[block] = block, key
 
     def unpublish(self, held: Iterable[int]) -> None:
-        """Let nobody find these blocks any more: their contents are not to be trusted."""
+        """Remove the keys of these blocks, because their contents are not valid."""
         for block in held:
             self._remove_key(block)
 
     def release(self, held: list[int]) -> None:
-        """Let go of every block, the last first, so that beginnings outlive their endings."""
+        """Drop the references to all blocks of `held`, the last first, so that prefixes stay cached longest."""
         while held:
             self._drop_reference(held.pop())
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert that every block has exactly as many holders as `tables` list it, and is free iff it has none."""
+        """Assert that reference counts equal the occurrences in `tables`, and that a block is free iff it has none."""
         held = [0] * self.count
         for table in tables:
             for block in table:
                 held[block] += 1
-        assert held == self.reference_counts, "a block has other holders than the sequences that list it"
-        assert len(self.free_blocks) == held.count(0), "a block is neither free nor held"
-        assert not any(held[block] for block in self.free_blocks), "a block is both free and held"
-        assert len(self.key_of) == len(self.block_of), "a block has two names, or a name two blocks"
+        assert held == self.reference_counts, "the reference count of a block differs from the sequences that list it"
+        assert len(self.free_blocks) == held.count(0), "a block is neither free nor referenced"
+        assert not any(held[block] for block in self.free_blocks), "a block is both free and referenced"
+        assert len(self.key_of) == len(self.block_of), "a block has two keys, or a key two blocks"
 
     def _take_free(self) -> int:
         block, _ = self.free_blocks.popitem(last=False)

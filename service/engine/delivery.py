@@ -1,4 +1,4 @@
-"""How the events of a step reach their streams: in slices, so that other work on the event loop gets its turn."""
+"""Delivers the events of a step to their streams in slices, so that other tasks of the event loop run in between."""
 
 import asyncio
 from collections import deque
@@ -10,33 +10,35 @@ from .worker import HandleEvent, Worker
 
 
 class EventDelivery:
-    """Events on their way.  Those of one worker arrive in the order in which they were added.
+    """Events to be delivered.  Those of one worker arrive in the order in which they were added.
 
-    Lives on the event loop thread.
+    Used on the event loop thread only.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Worker, deque[tuple[Iterator[HandleEvent], Callable[[], None]]]] = {}
 
-    def add(self, worker: Worker, answers: Sequence[HandleEvent], delivered: Callable[[], None] = lambda: None) -> None:
-        """Deliver `answers`, at most SLICE in one turn of the event loop, the first now if no others wait; then call
-        `delivered`."""
+    def add(self, worker: Worker, events: Sequence[HandleEvent], delivered: Callable[[], None] = lambda: None) -> None:
+        """Deliver `events`, at most SLICE_SIZE in one iteration of the event loop; then call `delivered`.
+
+        The first slice is delivered at once where no others of this worker are pending.
+        """
         if worker in self._waiting:
-            self._waiting[worker].append((iter(answers), delivered))
+            self._waiting[worker].append((iter(events), delivered))
         else:
-            self._waiting[worker] = deque([(iter(answers), delivered)])
+            self._waiting[worker] = deque([(iter(events), delivered)])
             self._deliver_slice(worker)
 
     def _deliver_slice(self, worker: Worker) -> None:
-        """Deliver the next SLICE.  Where a stream raises, the events behind it are delivered all the same."""
+        """Deliver the next slice.  Where a stream raises, the events behind it are delivered all the same."""
         waiting = self._waiting[worker]
         left = SLICE_SIZE
         try:
             while waiting and left:
-                answers, delivered = waiting[0]
-                for ticket, event in islice(answers, left):
+                events, delivered = waiting[0]
+                for handle, event in islice(events, left):
                     left -= 1
-                    ticket.receive(event)
+                    handle.receive(event)
                 if left:
                     waiting.popleft()
                     delivered()

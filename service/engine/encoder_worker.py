@@ -1,8 +1,8 @@
 """The worker of encoder-only models: whole texts, batched by tokens.
 
-Knows tokens, states and what a head makes of them; no labels, no text.  The one idea: texts lie end to end, so the
-dense layers compute no padding, and a step is filled by tokens, in the order of the queue (priority, fair shares,
-arrival); sorted by length within the step, so that neighbours in attention are alike.
+Texts are concatenated without padding, so the dense layers compute no padding.  A step takes texts in the order of the
+queue (priority, fair shares, arrival) up to a number of tokens, and sorts them by length, so that attention pads
+little.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ from .head_outputs import STATE_HEAD, HeadEvents, OutputHead, read_outputs
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-TaskHead = tuple[Task, OutputHead]  # what an adapter is for, and what makes that of states
+TaskHead = tuple[Task, OutputHead]  # the task of an adapter, and its head
 FORM_TASKS: dict[OutputForm, Task] = {"tokens": "embed", "words": "fill"}
 
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Texts of one step that one head reads in one way, from the row `first` of those that are wanted."""
+    """Texts of one step that one head reads in the same way; their output rows begin at `first_row`."""
 
     output: Task | OutputForm
     head: OutputHead
@@ -39,7 +39,7 @@ class HeadGroup:
     first_row: int
 
     def read(self, states: Tensor) -> HeadEvents:
-        """What each is answered, of the step's states [M, W]."""
+        """The answers to its requests, from the step's states [M, W]."""
         return read_outputs(
             self.output, self.head, states[self.first_row :][: self.starts[-1]], self.starts, self.requests
         )
@@ -48,7 +48,7 @@ class HeadGroup:
 class EncoderWorker:
     """Runs texts through an executor and a head, at most `token_budget` tokens a step, or one longer text.
 
-    Texts for different adapters of the network share a step, each read by its own head.
+    Texts for different adapters of the network share a step; each is read by the head of its adapter.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class EncoderWorker:
     ) -> None:
         self.model, self.task = model, task
         self._executor = executor
-        self._task_heads: dict[int, TaskHead] = {0: (task, head)}  # by the adapter whose they are
+        self._task_heads: dict[int, TaskHead] = {0: (task, head)}  # by the number of the adapter
         self._token_budget = token_budget
         self._requests: PendingRequests[Encode] = PendingRequests()
-        self._batch: list[RequestHandle] = []  # of the step in progress
+        self._batch: list[RequestHandle] = []  # of the current step
         self._bisector: FaultBisector[RequestHandle] = FaultBisector()
 
     is_background = False
@@ -83,9 +83,9 @@ class EncoderWorker:
             raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
 
     def attach(self, lora: Lora, task: Task, head: OutputHead | None) -> int:
-        """Lay an adapter beside the network: requests name it by this number, never given again.
+        """Add an adapter to the network.  Returns its number, which requests name it by and which is never reused.
 
-        `head` reads what it computes, by default that of the worker.  Raises StepFailed where that is no number, and
+        `head` reads its states, by default the worker's head.  Raises StepFailed where its output is not finite, and
         what the executor raises.
         """
         number = self._executor.attach(lora)
@@ -98,42 +98,42 @@ class EncoderWorker:
         return number
 
     def detach(self, number: int) -> None:
-        """Nothing of it is here any more."""
+        """Remove an adapter."""
         del self._task_heads[number]
         self._executor.detach(number)
 
-    def submit(self, ticket: RequestHandle) -> None:
-        request = ticket.request
+    def submit(self, handle: RequestHandle) -> None:
+        request = handle.request
         assert isinstance(request, Encode)
-        self._requests.add(ticket, request)
+        self._requests.add(handle, request)
 
-    def abort(self, ticket: RequestHandle) -> None:
-        if ticket in self._requests:
-            self._requests.remove(ticket)
+    def abort(self, handle: RequestHandle) -> None:
+        if handle in self._requests:
+            self._requests.remove(handle)
 
-    def pause(self, ticket: RequestHandle) -> None:
-        """An answer of one event is never behind."""
+    def pause(self, handle: RequestHandle) -> None:
+        """Does nothing: an answer of one event is never behind."""
 
-    def resume(self, ticket: RequestHandle) -> None:
-        """See `hold`."""
+    def resume(self, handle: RequestHandle) -> None:
+        """Does nothing: see `pause`."""
 
     def expire(self, now: float) -> list[HandleEvent]:
         late = self._requests.expired(now)
-        for ticket, _ in late:
-            self._requests.remove(ticket)
+        for handle, _ in late:
+            self._requests.remove(handle)
         return late
 
     def step(self) -> StepResult:
         self._batch = batch = self._next_batch()
-        rows, groups = self._build_step_input([self._requests[ticket] for ticket in batch])
+        rows, groups = self._build_step_input([self._requests[handle] for handle in batch])
         began = perf_counter()
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
             computed = perf_counter()
             found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
-        for ticket in batch:
-            ticket.timing.started = began
+        for handle in batch:
+            handle.timing.started = began
         report = StepReport(
             model=self.model,
             task=self.task,
@@ -144,18 +144,18 @@ class EncoderWorker:
             sample_s=ended - computed,
             running=0,
             waiting=self._requests.waiting,
-            queue_s=[began - ticket.submitted for ticket in batch],
+            queue_s=[began - handle.submitted for handle in batch],
         )
-        answers = self._collect_events(found)
-        self._batch = []  # a ticket leads back to its worker, and whoever drops that wants the memory at once
-        return StepResult(answers, report)
+        events = self._collect_events(found)
+        self._batch = []  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
+        return StepResult(events, report)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")
-        guilty = self._bisector.split(self._batch)
-        for ticket in guilty:
-            self._requests.remove(ticket)
-        return [(ticket, Failed(error)) for ticket in guilty]
+        blamed = self._bisector.split(self._batch)
+        for handle in blamed:
+            self._requests.remove(handle)
+        return [(handle, Failed(error)) for handle in blamed]
 
     def self_test(self) -> None:
         self._self_test(0)
@@ -168,11 +168,11 @@ class EncoderWorker:
             raise StepFailed("the answer to token 0 is not finite")
 
     def check_invariants(self) -> None:
-        """Assert that nobody is kept who has left."""
+        """Assert that no ended request is kept."""
         self._requests.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
-        """Runs four texts of different lengths, closed and raw."""
+        """Runs four texts of different lengths, with and without the head's final activation."""
         for length, raw in ((8, False), (16, True), (24, False), (32, True)):
             self.submit(WarmupRequest(Encode("warm-up", (0,) * length, raw=raw)))
         while self.has_work:
@@ -180,25 +180,25 @@ class EncoderWorker:
             breathe()
 
     def _next_batch(self) -> list[RequestHandle]:
-        """What is left of a step that failed, or else the next in the queue, in order."""
+        """The next part of a failed step, or else the next requests of the queue, sorted for the step."""
         self._batch = []
         while self._bisector:
-            batch = [ticket for ticket in self._bisector.next_batch() if ticket in self._requests]
+            batch = [handle for handle in self._bisector.next_batch() if handle in self._requests]
             if batch:
                 return batch
-        batch, room = [], self._token_budget
-        while (ticket := self._requests.peek()) is not None:
-            tokens = len(self._requests[ticket].tokens)
-            if batch and tokens > room:
+        batch, tokens_left = [], self._token_budget
+        while (handle := self._requests.peek()) is not None:
+            tokens = len(self._requests[handle].tokens)
+            if batch and tokens > tokens_left:
                 break
-            self._requests.start(ticket)
-            self._requests.charge(ticket, self._requests[ticket].prompt_tokens)
-            room -= tokens
-            batch.append(ticket)
-        return sorted(batch, key=lambda ticket: step_order(self._requests[ticket]))
+            self._requests.start(handle)
+            self._requests.charge(handle, self._requests[handle].prompt_tokens)
+            tokens_left -= tokens
+            batch.append(handle)
+        return sorted(batch, key=lambda handle: step_order(self._requests[handle]))
 
     def _build_step_input(self, requests: list[Encode]) -> tuple[StepInput, list[HeadGroup]]:
-        """The texts laid out, and who reads which of the rows that are wanted: neighbours that one head reads alike."""
+        """The concatenated texts, and the groups of neighbours that one head reads in the same way."""
         rows, groups, first = pack_texts(requests), list[HeadGroup](), 0
         for (adapter, form), alike in groupby(requests, key=attrgetter("adapter", "form")):
             members = list(alike)
@@ -212,26 +212,26 @@ class EncoderWorker:
         return rows, groups
 
     def _collect_events(self, found: HeadEvents) -> list[HandleEvent]:
-        answers: list[HandleEvent] = []
-        for ticket, event in zip(self._batch, found, strict=True):
-            tokens = len(self._requests[ticket].tokens)
-            self._requests.remove(ticket)
+        events: list[HandleEvent] = []
+        for handle, event in zip(self._batch, found, strict=True):
+            tokens = len(self._requests[handle].tokens)
+            self._requests.remove(handle)
             if event is not None:
-                answers.append((ticket, event))
-                answers.append((ticket, Done("encoded", tokens)))
+                events.append((handle, event))
+                events.append((handle, Done("encoded", tokens)))
             else:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
-                answers.append((ticket, Failed(error)))
-        return answers
+                events.append((handle, Failed(error)))
+        return events
 
 
 def step_order(request: Encode) -> tuple[int, str, int]:
-    """Within a step: those of one adapter that one head reads together, the shortest first."""
+    """Sort key within a step: by adapter, by output, then by length."""
     return request.adapter, request.form, len(request.tokens)
 
 
 def pack_texts(requests: list[Encode]) -> StepInput:
-    """The texts end to end; which states are wanted is the head's to say."""
+    """Concatenate the texts.  The output rows are left empty: the heads choose them."""
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]
@@ -249,7 +249,7 @@ def pack_texts(requests: list[Encode]) -> StepInput:
 
 
 def select_rows(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:
-    """What their heads are shown of texts laid out from row `start` on, and how much of each text that is."""
+    """The rows that heads see of texts whose first row is `start`, and how many they are of each text."""
     if not any(request.rows for request in requests):
         counts = [len(request.tokens) for request in requests]
         return range(start, start + sum(counts)), counts

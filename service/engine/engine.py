@@ -1,8 +1,8 @@
 """The engine: one thread that owns the arithmetic of one device.
 
-Knows workers, not what they compute, and no HTTP.  The one idea: the event loop and the engine thread share nothing but
-an inbox of functions, run between steps in the order they were sent, and one `call_soon_threadsafe` a step that brings
-everything back.  Attributes belong to one of the two threads, as noted below; idle means asleep.
+The event loop and the engine thread share an inbox of functions, which are run between steps in the order they were
+sent.  The results of a step go back in one `call_soon_threadsafe`.  Each attribute belongs to one of the two threads,
+as noted below.  Without work the thread sleeps.
 """
 
 import asyncio
@@ -32,40 +32,40 @@ __all__ = ["Engine", "Stream"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-JOIN_TIMEOUT_S = 30.0  # how long a last step may take after the draining
-INBOX_LIMIT = 2 * SLICE_SIZE  # functions of the inbox that are run between two steps, and as many streams accepted
-SELF_TEST_INTERVAL_S = 5.0  # how often an idle model that fails is asked whether it still does
+JOIN_TIMEOUT_S = 30.0  # how long the last step may take after draining
+INBOX_LIMIT = 2 * SLICE_SIZE  # functions and accepted streams that are run from the inbox between two steps
+SELF_TEST_INTERVAL_S = 5.0  # how often a failing model is tested again while the engine is idle
 
 
 class Engine:
-    """Takes requests on the event loop thread, computes on its own, answers on the event loop thread.
+    """Takes requests on the event loop thread, computes on its own thread, delivers events on the event loop thread.
 
-    `threads` is how many threads one operation may use; 0 leaves that to torch.
+    `threads` is how many threads one operation may use; 0: torch's default.
     """
 
     def __init__(self, observer: Observer, *, name: str = "cpu", threads: int = 0) -> None:
         self.steps = 0
         self._observer, self._threads = observer, threads
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
-        self._inbox: deque[tuple[Callable[[], None], int]] = deque()  # with how much work each is; both threads
+        self._inbox: deque[tuple[Callable[[], None], int]] = deque()  # with the cost of each; both threads
         self._wake, self._step_credits = threading.Event(), StepCredits()  # both threads
-        self._last_progress = perf_counter()  # both threads: the last sign of life while there is work
+        self._last_progress = perf_counter()  # both threads: when the engine last made progress
         self._stopping = False  # loop thread writes
-        self._fatal_error = ""  # why nothing can be computed any more; any thread writes
+        self._fatal_error = ""  # why the engine cannot compute any more; any thread writes
         self._is_asleep = False  # engine thread writes
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
         self._fair_scheduler, self._throttle = (
             FairScheduler[Worker](),
             BackgroundThrottle(),
         )  # engine thread, as the next
-        self._active_workers: set[Worker] = set()  # to be checked before resting
+        self._active_workers: set[Worker] = set()  # to be checked when they become idle
         self._contexts: dict[Worker, dict[int, StreamContext]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
         self._tokens: Counter[str] = Counter()  # of open ones, by owner
         self._running: Counter[StreamContext] = Counter()  # as the last step left them
         self._idle_events: dict[
             Worker | StreamContext | None, asyncio.Event
-        ] = {}  # somebody waits until there are no open ones
+        ] = {}  # set when the last open stream of the key ends
         self._calls: set[asyncio.Future[object]] = set()
         self._closing = self._has_ended = False
         self._pause_detector, self._delivery = PauseDetector(), EventDelivery()
@@ -77,47 +77,47 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether it sleeps, with nothing to do."""
+        """Whether it sleeps without work."""
         return self._is_asleep and not self._inbox
 
     @property
     def tokens(self) -> int:
-        """Of the prompts and texts of all open requests."""
+        """Prompt tokens of all open requests."""
         return self._tokens.total()
 
     def tokens_of(self, owner: str) -> int:
         return self._tokens[owner]
 
     def counts(self) -> dict[tuple[str, WorkerTask], RequestCounts]:
-        """The open requests of each model, those still on their way to the engine's thread included."""
+        """The open requests of each model, including those on their way to the engine thread."""
         counts: dict[tuple[str, WorkerTask], RequestCounts] = {}
         opened = Counter(stream.context for stream in self._streams)
-        for link in (link for links in self._contexts.values() for link in links.values()):
-            running = min(self._running[link], opened[link])
-            before = counts.get((link.model, link.task), RequestCounts(0, 0))
-            counts[link.model, link.task] = RequestCounts(
-                before.waiting + opened[link] - running, before.running + running
+        for context in (context for contexts in self._contexts.values() for context in contexts.values()):
+            running = min(self._running[context], opened[context])
+            before = counts.get((context.model, context.task), RequestCounts(0, 0))
+            counts[context.model, context.task] = RequestCounts(
+                before.waiting + opened[context] - running, before.running + running
             )
         return counts
 
     def stalled(self) -> float:
-        """Seconds in which the process ran since the last sign of progress, while a request waits; otherwise 0."""
+        """Seconds since the last progress while a request is open, without pauses of the process; otherwise 0."""
         if not self._streams or self.idle:
             return 0.0
         return max(perf_counter() - self._last_progress - self._pause_detector.paused_since(self._last_progress), 0.0)
 
     def failing(self) -> list[str]:
-        """Models that could not compute the least there is to compute when last asked to."""
+        """Models whose last self-test failed."""
         return sorted(worker.model for worker in self._failing)
 
     def start(self) -> None:
-        """To be called where answers are wanted: in the running event loop."""
+        """Start the thread.  Must be called in the event loop that events are to be delivered in."""
         self._loop = asyncio.get_running_loop()
         self._pause_detector.start(self._loop)
         self._thread.start()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns or raises, run on the engine thread between two steps."""
+        """Run `function` on the engine thread between two steps.  Returns what it returns, raises what it raises."""
         self._raise_if_closed()
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._calls.add(future)
@@ -128,7 +128,10 @@ class Engine:
             self._calls.discard(future)
 
     def yield_turn(self) -> None:
-        """For long functions on the engine thread, such as a load: the others get a turn.  Stopped if it is to end."""
+        """Run the inbox and one step, during a long function on the engine thread such as a load.
+
+        Raises Stopped if the thread is to end.
+        """
         self._run_inbox()
         self._run_step()
         self._last_progress = perf_counter()
@@ -138,9 +141,9 @@ class Engine:
             raise Stopped(self._restart_message)
 
     def fail_permanently(self, why: str) -> None:
-        """From any thread: what is needed to compute is gone for good.  Every request fails, and the thread ends.
+        """Fail every request and end the thread: `why` says what is lost for good.  Any thread may call it.
 
-        Requests don't wait for that: it may hang in what it has begun.
+        Requests fail at once and do not wait for the thread, which may hang.
         """
         if not (self._fatal_error or self._stopping):
             self._fatal_error = why
@@ -150,52 +153,64 @@ class Engine:
                 self._post_to_loop(self._end_thread)
 
     def add_worker(self, worker: Worker, weight: float = 1.0) -> None:
-        """Let a worker take part; where several are busy, its share of the time is in proportion to `weight`."""
+        """Add a worker.  Where several have work, their shares of the time are in proportion to `weight`."""
         self.add_adapter(worker, 0, worker.model, worker.task)
         self._send(partial(self._fair_scheduler.add, worker, weight))
 
     def add_adapter(self, worker: Worker, adapter: int, model: str, task: WorkerTask) -> None:
-        """Let requests for an adapter of a worker in, under a model's name of their own."""
+        """Accept requests for an adapter of a worker, served under a model name of its own."""
 
-        def sent(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
+        def send_to_worker(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
             return lambda stream: self._send(partial(function, stream))
 
         resume = partial(self._resume, worker)
-        link = StreamContext(model, task, self._end_stream, sent(worker.abort), sent(worker.pause), sent(resume))
-        self._contexts.setdefault(worker, {})[adapter] = link
+        context = StreamContext(
+            model,
+            task,
+            self._end_stream,
+            send_to_worker(worker.abort),
+            send_to_worker(worker.pause),
+            send_to_worker(resume),
+        )
+        self._contexts.setdefault(worker, {})[adapter] = context
 
     async def remove_adapter(self, worker: Worker, adapter: int, drain_s: float) -> None:
-        """Let go of an adapter: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
-        link = self._contexts[worker].pop(adapter)
-        await self._wait_until_idle(link, drain_s)
-        unloaded = Stopped(f"model {link.model!r} was unloaded", retry_after=1)
-        async for stream in iterate_in_slices([stream for stream in self._streams if stream.context is link]):
+        """Remove an adapter: it accepts nothing new, open requests have `drain_s` seconds to end, then they fail."""
+        context = self._contexts[worker].pop(adapter)
+        await self._wait_until_idle(context, drain_s)
+        unloaded = Stopped(f"model {context.model!r} was unloaded", retry_after=1)
+        async for stream in iterate_in_slices([stream for stream in self._streams if stream.context is context]):
             stream.abort(unloaded)
         await self.call(partial(worker.detach, adapter))
-        del self._running[link]
+        del self._running[context]
 
     async def remove_worker(self, worker: Worker, drain_s: float) -> None:
-        """Let go of a worker: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
-        links = self._contexts.pop(worker)
+        """Remove a worker: it accepts nothing new, open requests have `drain_s` seconds to end, then they fail."""
+        contexts = self._contexts.pop(worker)
         await self._wait_until_idle(worker, drain_s)
         unloaded = Stopped(f"model {worker.model!r} was unloaded", retry_after=1)
-        async for stream in iterate_in_slices([stream for stream, its in self._streams.items() if its is worker]):
+        async for stream in iterate_in_slices(
+            [stream for stream, stream_worker in self._streams.items() if stream_worker is worker]
+        ):
             stream.receive(Failed(unloaded))
         await self.call(partial(self._remove_worker, worker))
-        for link in links.values():
-            del self._running[link]
+        for context in contexts.values():
+            del self._running[context]
 
     def submit(self, worker: Worker, requests: Sequence[Request]) -> list[Stream]:
-        """All or, with BadRequest, none of `requests`.  From the event loop thread; of very many a slice at a time."""
+        """Submit all of `requests` or, with BadRequest, none.
+
+        Called on the event loop thread.  A long list should be submitted in slices.
+        """
         self._raise_if_closed()
-        links = self._contexts.get(worker, {})
+        contexts = self._contexts.get(worker, {})
         for request in requests:
-            if request.adapter not in links:
+            if request.adapter not in contexts:
                 raise Unavailable(f"model {worker.model!r} is being unloaded", retry_after=1)
             worker.validate(request)
-        streams = [Stream(request, links[request.adapter]) for request in requests]
+        streams = [Stream(request, contexts[request.adapter]) for request in requests]
         if streams and not self._streams:
-            self._last_progress = perf_counter()  # what was before says nothing of how these fare
+            self._last_progress = perf_counter()  # progress before these requests does not count
         for stream in streams:
             self._streams[stream] = worker
             self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
@@ -205,7 +220,7 @@ class Engine:
         return streams
 
     async def close(self, drain_s: float) -> None:
-        """Take nothing new, let what is there finish for `drain_s` seconds, fail the rest, end the thread."""
+        """Accept nothing new, let open requests end for `drain_s` seconds, fail the rest, end the thread."""
         self._closing = True
         if self.alive:
             await self._wait_until_idle(None, drain_s)
@@ -227,41 +242,41 @@ class Engine:
         self._inbox.append((function, work))
         self._wake.set()
 
-    def _end_stream(self, stream: Stream, ended: RequestEnd) -> None:
+    def _end_stream(self, stream: Stream, end: RequestEnd) -> None:
         worker, owner = self._streams.pop(stream), stream.request.terms.owner
         self._tokens[owner] -= stream.request.prompt_tokens
         if not self._tokens[owner]:
             del self._tokens[owner]
-        self._observer.record_end(ended)
-        for waited in (worker, stream.context, None):
-            if waited in self._idle_events and not self.has_open_streams(waited):
-                self._idle_events[waited].set()
+        self._observer.record_end(end)
+        for key in (worker, stream.context, None):
+            if key in self._idle_events and not self.has_open_streams(key):
+                self._idle_events[key].set()
 
-    def has_open_streams(self, of: Worker | StreamContext | None) -> bool:
-        """Whether there are open streams: of one worker, of one of its adapters, or any."""
-        if of is None:
+    def has_open_streams(self, key: Worker | StreamContext | None) -> bool:
+        """Whether there are open streams: of one worker, of one adapter (its context), or any (None)."""
+        if key is None:
             return bool(self._streams)
-        return any(of in (its, stream.context) for stream, its in self._streams.items())
+        return any(key in (stream_worker, stream.context) for stream, stream_worker in self._streams.items())
 
-    async def _wait_until_idle(self, of: Worker | StreamContext | None, seconds: float) -> None:
-        if not self.has_open_streams(of):
+    async def _wait_until_idle(self, key: Worker | StreamContext | None, seconds: float) -> None:
+        if not self.has_open_streams(key):
             return
-        quiet = self._idle_events[of] = asyncio.Event()
+        is_idle = self._idle_events[key] = asyncio.Event()
         with suppress(TimeoutError):
-            await asyncio.wait_for(quiet.wait(), seconds)
-        del self._idle_events[of]
+            await asyncio.wait_for(is_idle.wait(), seconds)
+        del self._idle_events[key]
 
     def _deliver_step(self, worker: Worker, step: StepResult) -> None:
         report = step.report
-        for adapter, link in self._contexts.get(worker, {}).items():
+        for adapter, context in self._contexts.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
-            self._running[link] = report.adapters.get(adapter, 0) if adapter else own
+            self._running[context] = report.adapters.get(adapter, 0) if adapter else own
         self._delivery.add(worker, step.events, self._step_credits.release)
         self._observer.record_step(step.report)
 
     def _report_idle(self, worker: Worker) -> None:
-        for link in self._contexts.get(worker, {}).values():
-            self._running[link] = 0
+        for context in self._contexts.get(worker, {}).values():
+            self._running[context] = 0
         self._observer.record_idle(worker.model, worker.task)
 
     def _fail_all(self, error: PolyheadError) -> None:
@@ -271,7 +286,7 @@ class Engine:
             resolve_future(future, Failure(error))
 
     def _end_thread(self) -> None:
-        """The thread has ended, wanted or not."""
+        """Fail everything, because the thread has ended or is lost."""
         if not (self._stopping or self._fatal_error or self._has_ended):
             log.critical("the engine thread has died; every request fails until the server is restarted")
         self._has_ended = True
@@ -290,7 +305,7 @@ class Engine:
             if self._threads:
                 torch.set_num_threads(self._threads)
             while not (self._stopping or self._fatal_error):
-                self._wake.clear()  # before looking: what comes after is not slept through
+                self._wake.clear()  # before reading the inbox, so that nothing sent later is missed
                 self._run_inbox()
                 if not self._run_step() and not self._inbox:
                     self._sleep()
@@ -298,7 +313,7 @@ class Engine:
             self._post_to_loop(self._end_thread)
 
     def _sleep(self) -> None:
-        """Sleep until there is something to do.  Models that fail are asked now and then whether they still do."""
+        """Sleep until there is work.  Models that fail are tested again every SELF_TEST_INTERVAL_S."""
         self._is_asleep = True
         self._wake.wait(SELF_TEST_INTERVAL_S if self._failing else self._throttle.wait_s)
         self._is_asleep = False
@@ -307,14 +322,14 @@ class Engine:
             self._self_test(worker)
 
     def _run_inbox(self) -> None:
-        """Run what was sent, in order; of very much the rest after the next step, so that no step waits for long."""
+        """Run what was sent, in order, at most INBOX_LIMIT of it, so that the next step is not delayed for long."""
         done = 0
         while self._inbox and done < INBOX_LIMIT and not (self._stopping or self._fatal_error):
             function, work = self._inbox.popleft()
             done += work
             outcome = attempt(function)
             if isinstance(outcome, Failure):
-                log.error("what was sent to the engine failed", exc_info=outcome.error)
+                log.error("a function sent to the engine failed", exc_info=outcome.error)
             self._last_progress = perf_counter()
         self._expire()
         self._check_idle_workers()
@@ -322,22 +337,22 @@ class Engine:
     def _expire(self) -> None:
         now = perf_counter()
         for worker in self._fair_scheduler.parties():
-            if answers := worker.expire(now):
-                self._post_to_loop(partial(self._delivery.add, worker, answers))
+            if events := worker.expire(now):
+                self._post_to_loop(partial(self._delivery.add, worker, events))
 
     def _check_idle_workers(self) -> None:
-        """Check and tell of the workers that have come to rest."""
+        """Check the invariants of workers that have become idle, and report them as idle."""
         for worker in [worker for worker in self._active_workers if not worker.has_work]:
             self._active_workers.discard(worker)
             checked = attempt(worker.check_invariants)
             if isinstance(checked, Failure):
-                log.critical("the books of model %r are wrong at rest", worker.model, exc_info=checked.error)
+                log.critical("model %r violates an invariant while idle", worker.model, exc_info=checked.error)
             self._post_to_loop(partial(self._report_idle, worker))
 
     def _run_step(self) -> bool:
-        """A step of the worker whose turn it is; no, if all are idle, or better wait."""
-        wanting = [worker for worker in self._fair_scheduler.parties() if worker.has_work]
-        if (worker := self._fair_scheduler.next(self._throttle.select_runnable(wanting))) is None:
+        """A step of the worker that is next.  Returns False if none has work or all are held back."""
+        candidates = [worker for worker in self._fair_scheduler.parties() if worker.has_work]
+        if (worker := self._fair_scheduler.next(self._throttle.select_runnable(candidates))) is None:
             return False
         self._step_credits.acquire(self._loop)
         began = perf_counter()
@@ -348,7 +363,7 @@ class Engine:
         self.steps += 1
         if isinstance(step, Failure):
             self._step_credits.release()
-            if self._fatal_error:  # nobody is to blame, and all are told
+            if self._fatal_error:  # no request is to blame: all of them fail
                 log.error("a step of model %r failed", worker.model, exc_info=step.error)
             else:
                 self._fail_step(worker, step.error)
@@ -359,14 +374,14 @@ class Engine:
         return True
 
     def _fail_step(self, worker: Worker, error: Exception) -> None:
-        """Fail who is to blame; and where somebody is, ask whether it isn't the model."""
-        answers = worker.blame_failed_step()
-        if not answers:
-            log.warning("a step of model %r failed, its requests are tried apart: %s", worker.model, error)
+        """Fail the requests that are to blame for a failed step, and test whether the model itself fails."""
+        events = worker.blame_failed_step()
+        if not events:
+            log.warning("a step of model %r failed, its requests are tried again in halves: %s", worker.model, error)
             return
-        log.error("a request to model %r failed: %s", worker.model, answers[0][0].request.id, exc_info=error)
-        self._self_test(worker)  # first, so that whoever is told of the failure can know
-        self._post_to_loop(partial(self._delivery.add, worker, answers))
+        log.error("a request to model %r failed: %s", worker.model, events[0][0].request.id, exc_info=error)
+        self._self_test(worker)  # first, so that the model's state is known when the failure is delivered
+        self._post_to_loop(partial(self._delivery.add, worker, events))
 
     def _self_test(self, worker: Worker) -> None:
         proof = attempt(worker.self_test)
@@ -377,7 +392,7 @@ class Engine:
             log.critical("model %r cannot compute any more", worker.model, exc_info=proof.error)
 
     def _activate(self, worker: Worker) -> None:
-        """There is something to do for it."""
+        """Note that a worker has work."""
         if not worker.has_work:
             self._fair_scheduler.rejoin(worker)
         self._active_workers.add(worker)
@@ -389,7 +404,7 @@ class Engine:
     def _accept(self, worker: Worker, streams: list[Stream]) -> None:
         self._activate(worker)
         for stream in streams:
-            taken = attempt(partial(worker.submit, stream)) if stream.is_open else None  # else its client has left
+            taken = attempt(partial(worker.submit, stream)) if stream.is_open else None  # otherwise its client has left
             if isinstance(taken, Failure):
                 log.error("model %r cannot take a request", worker.model, exc_info=taken.error)
                 self._post_to_loop(partial(stream.abort, submission_error(taken.error)))
@@ -401,7 +416,7 @@ class Engine:
         self._post_to_loop(partial(self._report_idle, worker))
 
     def _post_to_loop(self, function: Callable[[], None]) -> None:
-        """Have the event loop run it; without a loop nobody is left to work for."""
+        """Run `function` on the event loop.  Without a loop there is nothing left to do, and the thread stops."""
         if self._loop.is_closed():
             self._stopping = True
         else:

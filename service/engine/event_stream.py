@@ -1,8 +1,7 @@
-"""The way back: one request's events, from the engine to whoever asked.
+"""The stream of one request's events, from the engine to the client.
 
-A Stream knows neither threads nor models.  It lives on the event loop thread; workers only carry it about, to say whose
-an event is.  The one idea: it ends exactly once, whoever ends it, and says how to `ended`.  A reader
-who falls behind costs a buffer, not the engine's time: the request is held until it has caught up.
+A stream is used on the event loop thread; workers only keep it, as the handle of a request.  It ends exactly once and
+reports its end with `on_end`.  Where its reader falls behind, the request is paused until the reader has caught up.
 """
 
 import asyncio
@@ -19,33 +18,35 @@ from ..core.errors import Expired, PolyheadError
 from ..core.request import Done, Event, Failed, GeneratedToken, Request, WorkerTask
 from .worker import FinishReason, RequestEnd, RequestOutcome, RequestTiming, deadline_error
 
-MAX_UNREAD_EVENTS = 256  # events that may wait for their reader before no more of them are made
-MAX_STEPS_AHEAD = 2  # steps that nobody has heard of: one is told of while another is computed
-LOOP_CHECK_S = 1.0  # after which a loop that hears of nothing is asked whether it is still there
+MAX_UNREAD_EVENTS = 256  # events that may wait for their reader before the request is paused
+MAX_STEPS_AHEAD = 2  # steps not yet delivered: one is delivered while another is computed
+LOOP_CHECK_S = 1.0  # how often the engine checks whether a loop that does not answer is closed
 
 
 class StepCredits:
-    """How far the engine is ahead of the event loop.  Where it computed on and on, whatever else the loop has to do
-    would wait behind all those answers, longer and longer."""
+    """Bounds how many steps the engine is ahead of the event loop.
+
+    Without a bound the loop's other tasks would wait behind ever more answers.
+    """
 
     def __init__(self) -> None:
         self._left = Semaphore(MAX_STEPS_AHEAD)
 
     def acquire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On the engine's thread, before a step: waits until the loop has heard of those before it, or is gone."""
+        """Engine thread, before a step: wait until the loop has processed the steps before it, or is closed."""
         while not self._left.acquire(timeout=LOOP_CHECK_S) and not loop.is_closed():
             pass
 
     def release(self) -> None:
-        """A step was heard of, or there is nothing to hear."""
+        """A step was delivered, or there is nothing to deliver."""
         self._left.release()
 
 
 class DeadlineTimers:
-    """Ends streams at their deadlines, whatever the engine is doing: their clients hear of it in time.
+    """Ends streams at their deadlines, whatever the engine is doing.
 
-    All requests of one call have the same deadline, so there is one timer a deadline, and at most SLICE streams are
-    ended in one turn of the event loop.
+    All requests of one call have the same deadline, so there is one timer for each deadline.  At most SLICE_SIZE
+    streams are ended in one iteration of the event loop.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class DeadlineTimers:
         self._timers: dict[float, asyncio.Handle] = {}
 
     def __len__(self) -> int:
-        """Deadlines that are watched."""
+        """The number of deadlines with a timer."""
         return len(self._timers)
 
     def add(self, stream: "Stream") -> None:
@@ -73,7 +74,7 @@ class DeadlineTimers:
             self._timers.pop(deadline).cancel()
 
     def _expire(self, deadline: float) -> None:
-        """Ending a stream removes it."""
+        """End the streams with this deadline, a slice of them; ending a stream removes it."""
         self._timers[deadline] = asyncio.get_running_loop().call_soon(self._expire, deadline)
         for stream in list(islice(self._streams[deadline], SLICE_SIZE)):
             stream.abort(deadline_error(stream, perf_counter()))
@@ -81,14 +82,14 @@ class DeadlineTimers:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StreamContext:
-    """What all streams of one worker share: where they came from, and whom to tell."""
+    """What all streams of one model share: its name and task, and the functions that are called for a stream."""
 
     model: str
     task: WorkerTask
-    on_end: Callable[["Stream", RequestEnd], None]  # any end
-    abort: Callable[["Stream"], None]  # an end before the answer's: what the request holds is to be freed
-    pause: Callable[["Stream"], None]  # its reader is behind: what would come next can wait
-    resume: Callable[["Stream"], None]  # and has caught up
+    on_end: Callable[["Stream", RequestEnd], None]  # called at any end
+    abort: Callable[["Stream"], None]  # called at an end before the answer's: frees what the request holds
+    pause: Callable[["Stream"], None]  # its reader is behind: stop computing
+    resume: Callable[["Stream"], None]  # its reader has caught up
     timers: DeadlineTimers = field(default_factory=DeadlineTimers)
 
 
@@ -99,7 +100,7 @@ class Stream:
     request: Request
     context: StreamContext
     timing: RequestTiming = field(default_factory=RequestTiming)
-    is_open: bool = True  # no end yet: neither arrived nor closed
+    is_open: bool = True  # neither ended nor closed
     tokens: int = 0  # Token events so far
     is_paused: bool = False
     _events: deque[Event] = field(default_factory=deque)
@@ -129,10 +130,10 @@ class Stream:
         self.context.timers.add(self)
 
     def close(self, *, answered: bool = False) -> None:
-        """Want no more: the request is aborted, queued or running, and what it holds is freed.
+        """Stop reading: the request is aborted, waiting or running, and what it holds is freed.
 
-        `answered` says that what came is the whole answer (a stop string was found): it counts as done.  After the
-        last event, or a second time, it does nothing.
+        `answered` says that the events so far are the whole answer (a stop string was found): it counts as done.  After
+        the last event, or a second time, it does nothing.
         """
         if not self.is_open:
             return
@@ -141,12 +142,12 @@ class Stream:
             self._end("done", self.tokens, finish="stop")
         elif perf_counter() < self.request.terms.deadline:
             self._end("aborted", self.tokens)
-        else:  # another of its call was ended first
+        else:  # another request of the same call was ended first
             self._end("expired", self.tokens, Expired.code)
         self.context.abort(self)
 
     def receive(self, event: Event) -> None:
-        """From the engine.  What arrives after the end is dropped."""
+        """Take an event of the engine.  Events after the end are dropped."""
         if not self.is_open:
             return
         self._events.append(event)
@@ -165,10 +166,10 @@ class Stream:
             case Failed(error=error):
                 self._end("expired" if isinstance(error, Expired) else "failed", self.tokens, error.code)
             case _:
-                pass  # what was encoded comes with its Done
+                pass  # the output of an encoded text is followed by its Done
 
     def abort(self, error: PolyheadError) -> None:
-        """End it from this side, with an error."""
+        """End the request with an error."""
         self.receive(Failed(error))
         self.context.abort(self)
 
@@ -176,13 +177,13 @@ class Stream:
         self.is_open = False
         self.context.timers.remove(self)
         self._wake()
-        course, asked = self.timing, self.request
-        course.ended, course.outcome, course.reason = perf_counter(), outcome, reason
-        course.prompt_tokens, course.generated_tokens = asked.prompt_tokens, tokens
-        whose = self.context.model, self.context.task, outcome
-        seconds = course.ended - course.submitted
+        timing, request = self.timing, self.request
+        timing.ended, timing.outcome, timing.reason = perf_counter(), outcome, reason
+        timing.prompt_tokens, timing.generated_tokens = request.prompt_tokens, tokens
+        labels = self.context.model, self.context.task, outcome
+        seconds = timing.ended - timing.submitted
         self.context.on_end(
-            self, RequestEnd(*whose, seconds, course.prompt_tokens, tokens, reason, asked.terms, finish)
+            self, RequestEnd(*labels, seconds, timing.prompt_tokens, tokens, reason, request.terms, finish)
         )
 
     def _wake(self) -> None:

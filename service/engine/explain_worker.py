@@ -1,8 +1,8 @@
-"""The worker of explanations: one text at a time through a network of its own, whose insides can be seen.
+"""The worker of explanations: one text at a time through a network of its own that exposes its attention.
 
-Knows tokens, goals and a watched network (models.explain); no labels, no text.  The one idea: an explanation is many
-small pieces of work, and after each of them the engine lets others compute.  What answers the others is another network
-with its fused attention, so whoever asks why pays for it alone: waiting (see service.engine.background_throttle).
+An explanation is computed in many small pieces, and after each of them the engine lets other workers step.  Other
+requests are answered by another network with fused attention, so an explanation slows none of them: it is a background
+worker (see service.engine.background_throttle).
 """
 
 from collections import deque
@@ -31,17 +31,17 @@ from .head_outputs import OutputHead
 from .pending_requests import PendingRequests
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest
 
-MAX_ACTIVE_JOBS = 4  # explanations that take turns, so that a short one does not wait for a long one
-MOST_AT_ONCE = 6  # the same, where those that are more belong to owners that have no other
+MAX_ACTIVE_JOBS = 4  # explanations computed in rotation, so that a short one does not wait for a long one
+MOST_AT_ONCE = 6  # the same; those beyond MAX_ACTIVE_JOBS belong to owners without another active job
 
 ExplainJob = Generator[None, None, Explanation]
 
 
 class ExplainWorker:
-    """`piece`: about as many rows are computed at a time, then others have a turn.
+    """`piece` is about how many rows are computed in one step.
 
-    `head` answers for what is read, None where it is gone on with; `reads`: one sequence is read and another written;
-    `bound` raises a PolyheadError for a request that is too much work.
+    `head` is the network's head, None for a generator.  `reads` says that the network reads one sequence and writes
+    another.  `check_cost` raises a PolyheadError for a request that costs too much.
     """
 
     task: WorkerTask = "explain"
@@ -53,15 +53,15 @@ class ExplainWorker:
         self.model = model
         self.check_cost: Callable[[ExplanationRequest], None] = lambda asked: None  # noqa: ARG005
         self._network, self._head, self._rows_per_piece = watched, head, piece
-        self._shortest_source = (0,) if reads else ()  # the shortest source
+        self._shortest_source = (0,) if reads else ()
         self._requests: PendingRequests[ExplainTextRequest] = PendingRequests()
         self._jobs: dict[RequestHandle, ExplainJob] = {}
-        self._rotation: deque[RequestHandle] = deque()  # those that have a job; the first had no turn for longest
-        self._current: RequestHandle | None = None  # whose a failure would be
+        self._rotation: deque[RequestHandle] = deque()  # requests with a job; the first has waited longest for a step
+        self._current: RequestHandle | None = None  # the request to blame if the step fails
 
     @property
     def layout(self) -> Mapping[str, tuple[int, int]]:
-        """Layers and heads of each kind of attention that can be seen.  Never changes."""
+        """Layers and heads of each kind of attention that can be shown.  Constant."""
         return {str(kind): shape for kind, shape in self._network.layout.items()}
 
     @property
@@ -75,47 +75,47 @@ class ExplainWorker:
         self.check_cost(to_explain_query(request))
 
     def release(self) -> None:
-        """Let go of the network's memory.  The worker takes no request any more."""
+        """Free the network's memory.  The worker takes no request afterwards."""
         self._network.release()
 
     def detach(self, number: int) -> None:
-        """There are no adapters beside a network that explains: each is merged into one of its own."""
+        """Does nothing: the network has no adapters, each adapter is merged into a network of its own."""
 
-    def submit(self, ticket: RequestHandle) -> None:
-        request = ticket.request
+    def submit(self, handle: RequestHandle) -> None:
+        request = handle.request
         assert isinstance(request, ExplainTextRequest)
-        self._requests.add(ticket, request)
+        self._requests.add(handle, request)
 
-    def abort(self, ticket: RequestHandle) -> None:
-        if ticket in self._requests:
-            self._remove(ticket)
+    def abort(self, handle: RequestHandle) -> None:
+        if handle in self._requests:
+            self._remove(handle)
 
-    def pause(self, ticket: RequestHandle) -> None:
-        """An answer of one event is never behind."""
+    def pause(self, handle: RequestHandle) -> None:
+        """Does nothing: an answer of one event is never behind."""
 
-    def resume(self, ticket: RequestHandle) -> None:
-        """See `hold`."""
+    def resume(self, handle: RequestHandle) -> None:
+        """Does nothing: see `pause`."""
 
     def expire(self, now: float) -> list[HandleEvent]:
         late = self._requests.expired(now)
-        for ticket, _ in late:
-            self._remove(ticket)
+        for handle, _ in late:
+            self._remove(handle)
         return late
 
     def step(self) -> StepResult:
         began, waited = perf_counter(), list[float]()
-        while (begun := self._next_to_begin()) is not None:
-            self._current = begun
-            self._start(begun)
-            begun.timing.started = began
-            waited.append(began - begun.submitted)
-        self._current = ticket = self._next_turn()
-        request, turn = self._requests[ticket], perf_counter()
-        events = self._advance(ticket)
-        self._requests.charge(ticket, perf_counter() - turn)
-        self._current = None  # a ticket leads back to its worker, and whoever drops that wants the memory at once
+        while (new_handle := self._next_to_start()) is not None:
+            self._current = new_handle
+            self._start(new_handle)
+            new_handle.timing.started = began
+            waited.append(began - new_handle.submitted)
+        self._current = handle = self._next_handle()
+        request, turn = self._requests[handle], perf_counter()
+        events = self._advance(handle)
+        self._requests.charge(handle, perf_counter() - turn)
+        self._current = None  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
         if events:
-            self._remove(ticket)
+            self._remove(handle)
         report = StepReport(
             model=self.model,
             task=self.task,
@@ -128,26 +128,26 @@ class ExplainWorker:
             waiting=self._requests.waiting,
             queue_s=waited,
         )
-        return StepResult([(ticket, event) for event in events], report)
+        return StepResult([(handle, event) for event in events], report)
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        guilty, self._current = self._current, None
-        if guilty is None:
+        blamed, self._current = self._current, None
+        if blamed is None:
             return []
-        self._remove(guilty)
-        return [(guilty, Failed(StepFailed("the step that computed this request failed")))]
+        self._remove(blamed)
+        return [(blamed, Failed(StepFailed("the step that computed this request failed")))]
 
     def self_test(self) -> None:
-        """One token, looked at."""
+        """Explain one token."""
         job = self._new_job(ExplainTextRequest("proof", (0,), "attention", source=self._shortest_source))
         for _ in job:
             pass
 
     def check_invariants(self) -> None:
-        """Assert that nobody is kept who has left."""
+        """Assert that no ended request is kept."""
         self._requests.check()
-        assert not self._jobs, "somebody is explained to whom nobody listens"
-        assert not self._rotation, "somebody has a turn and nothing to do"
+        assert not self._jobs, "a job has no request"
+        assert not self._rotation, "the rotation holds a request without a job"
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         self.submit(
@@ -157,36 +157,36 @@ class ExplainWorker:
             self.step()
             breathe()
 
-    def _next_to_begin(self) -> RequestHandle | None:
-        """Who waits and may take turns with those that were begun."""
+    def _next_to_start(self) -> RequestHandle | None:
+        """The next waiting request that may be started now; None: too many are active."""
         if len(self._rotation) < MAX_ACTIVE_JOBS:
             return self._requests.peek()
         if len(self._rotation) < MOST_AT_ONCE:
-            return self._requests.peek(without={self._requests.owner(ticket) for ticket in self._rotation})
+            return self._requests.peek(without={self._requests.owner(handle) for handle in self._rotation})
         return None
 
-    def _next_turn(self) -> RequestHandle:
-        """Of the owner that was computed for least, the one that had no turn for longest."""
+    def _next_handle(self) -> RequestHandle:
+        """The next request to be computed: of the owner served least, the one that has waited longest for a step."""
         owner = self._requests.next_owner(self._rotation)
-        ticket = next(each for each in self._rotation if self._requests.owner(each) == owner)
-        self._rotation.remove(ticket)
-        self._rotation.append(ticket)
-        return ticket
+        handle = next(each for each in self._rotation if self._requests.owner(each) == owner)
+        self._rotation.remove(handle)
+        self._rotation.append(handle)
+        return handle
 
-    def _start(self, ticket: RequestHandle) -> None:
-        self._requests.start(ticket)
-        self._jobs[ticket] = self._new_job(self._requests[ticket])
-        self._rotation.append(ticket)
+    def _start(self, handle: RequestHandle) -> None:
+        self._requests.start(handle)
+        self._jobs[handle] = self._new_job(self._requests[handle])
+        self._rotation.append(handle)
 
     def _new_job(self, request: ExplainTextRequest) -> ExplainJob:
         return explain(self._network, to_explain_query(request), piece=self._rows_per_piece)
 
-    def _advance(self, ticket: RequestHandle) -> list[Event]:
-        """A piece of its work; what it is answered, once that was the last."""
+    def _advance(self, handle: RequestHandle) -> list[Event]:
+        """Compute a piece of an explanation.  Returns its events after the last piece."""
         try:
-            next(self._jobs[ticket])
+            next(self._jobs[handle])
         except StopIteration as over:
-            return self._build_events(self._requests[ticket], over.value)
+            return self._build_events(self._requests[handle], over.value)
         except UnsupportedError as error:
             return [Failed(BadRequest(str(error), param="method"))]
         return []
@@ -200,14 +200,16 @@ class ExplainWorker:
         weights = tuple(
             AttentionWeights(each.kind, each.layers, each.heads, to_memoryview(each.values)) for each in found.weights
         )
-        worth = tuple(Attribution(to_memoryview(each.values), each.score, each.baseline) for each in found.attributions)
+        attributions = tuple(
+            Attribution(to_memoryview(each.values), each.score, each.baseline) for each in found.attributions
+        )
         rows = self._head.needed_rows([0, len(request.tokens)])[0] if self._head is not None else []
-        return [ExplanationResult(weights, worth, tuple(rows)), Done("explained", request.prompt_tokens)]
+        return [ExplanationResult(weights, attributions, tuple(rows)), Done("explained", request.prompt_tokens)]
 
-    def _remove(self, ticket: RequestHandle) -> None:
-        self._requests.remove(ticket)
-        if job := self._jobs.pop(ticket, None):
-            self._rotation.remove(ticket)
+    def _remove(self, handle: RequestHandle) -> None:
+        self._requests.remove(handle)
+        if job := self._jobs.pop(handle, None):
+            self._rotation.remove(handle)
             job.close()
 
 
@@ -227,5 +229,5 @@ def to_explain_query(request: ExplainTextRequest) -> ExplanationRequest:
 
 
 def to_memoryview(values: NDArray[np.float32]) -> "memoryview[float]":
-    """As one piece of memory that knows its shape."""
+    """A contiguous float32 buffer that keeps its shape."""
     return memoryview(np.ascontiguousarray(values, np.float32))  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
-"""Who spoiled a step: found by computing it again in halves.
+"""Finds the request that makes a step fail, by computing the step again in halves.
 
-Knows nothing of what is computed.  The one idea: a step that raised has changed nothing that is booked, so its members
-can be tried again.  Whatever passed by itself (a hiccup) is forgotten; one that raises whenever it takes part stands
-alone after about log2(n) tries a side, and it alone fails.
+A step that raised has changed no state, so its requests can be tried again.  A temporary fault does not come back.  A
+request that raises every time is alone after about log2(n) splits, and only that request fails.
 """
 
 from collections import deque
@@ -13,7 +12,7 @@ T = TypeVar("T")
 
 
 class FaultBisector(Generic[T]):
-    """Batches to be tried before anything new is begun."""
+    """Batches to be tried before new requests are started."""
 
     def __init__(self) -> None:
         self._batches: deque[list[T]] = deque()
@@ -25,7 +24,7 @@ class FaultBisector(Generic[T]):
         return self._batches.popleft()
 
     def split(self, batch: Sequence[T]) -> list[T]:
-        """Who is to blame: the one member; or nobody yet, and the halves are next."""
+        """The request to blame if `batch` is one; otherwise none, and the halves are tried next."""
         if len(batch) <= 1:
             return list(batch)
         middle = len(batch) // 2

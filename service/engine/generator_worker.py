@@ -1,13 +1,12 @@
-"""The worker of decoder-only models: continuous batching, token by token.
+"""The worker of models that generate: continuous batching, token by token.
 
-Knows sequences, logits and tokens; no text, and of the cache only block numbers.  The one idea: a step is schedule,
-compute, book, draw, answer, whatever mixture of prompts and talking sequences is in it.  Nothing is booked before all
-of it is computed, so a step that raises is computed again in halves (`trials`), and fails whom it must.
+A step schedules chunks, computes them, commits what was computed, samples, and returns the events, whatever mixture of
+prefilling and decoding sequences it has.  No state changes before all of it is computed, so a step that raises can be
+computed again in halves (service.engine.fault_bisection).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Listing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -45,10 +44,10 @@ ALL_BANNED = "no token is left that may come next: what must, and what must not,
 
 
 class GeneratorWorker:
-    """Shares an executor with a cache among requests to continue tokens.
+    """Shares an executor and its cache among generation requests.
 
     A step computes at most `token_budget` tokens, at most `prefill_chunk` of one sequence, for at most
-    `sequence_budget` sequences.  What `speculation` foretells of answers is tried with them.
+    `sequence_budget` sequences.  Tokens drafted by `speculation` are computed with them.
     """
 
     task: Task = "generate"
@@ -69,12 +68,12 @@ class GeneratorWorker:
             self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk
         )
         self._groups = RequestGroups(self._scheduler)
-        self._plan = EMPTY_PLAN  # of the step in progress
-        self._copies: list[BlockCopy] = []  # to be made before anything is computed
-        self.speculation = Speculation(0, token_budget)  # nothing is foretold, unless another one is put here
-        self.sampler: Sampler = TorchSampler()  # torch draws, unless another one is put here
+        self._plan = EMPTY_PLAN  # of the current step
+        self._copies: list[BlockCopy] = []  # to be made before the next step is computed
+        self.speculation = Speculation(0, token_budget)  # drafts nothing, unless the loader replaces it
+        self.sampler: Sampler = TorchSampler()  # replaced by the loader where there is a native one
         self._mask_builder = MaskBuilder()
-        self._vocab_size = 0  # of the vocabulary, once logits were seen
+        self._vocab_size = 0  # 0 until the first step
         self._bisector: FaultBisector[Chunk] = FaultBisector()
         self._adapters: set[int] = set()
 
@@ -111,9 +110,9 @@ class GeneratorWorker:
             raise BadRequest(f"best_of: {self.model!r} searches at most {most} wide, got {width}", param="best_of")
 
     def attach(self, lora: Lora) -> int:
-        """Lay an adapter beside the network: requests name it by this number, never given again.
+        """Add an adapter to the network.  Returns its number, which requests name it by and which is never reused.
 
-        Raises StepFailed where what it computes is no number, and what the executor raises.
+        Raises StepFailed where its logits are not finite, and what the executor raises.
         """
         number = self._executor.attach(lora)
         try:
@@ -125,33 +124,33 @@ class GeneratorWorker:
         return number
 
     def detach(self, number: int) -> None:
-        """Nothing of it is here any more."""
+        """Remove an adapter."""
         self._adapters.discard(number)
         self._executor.detach(number)
 
-    def submit(self, ticket: RequestHandle) -> None:
-        self._groups.add(ticket)
+    def submit(self, handle: RequestHandle) -> None:
+        self._groups.add(handle)
 
-    def abort(self, ticket: RequestHandle) -> None:
-        self._groups.abort(ticket)
+    def abort(self, handle: RequestHandle) -> None:
+        self._groups.abort(handle)
 
-    def pause(self, ticket: RequestHandle) -> None:
-        if talk := self._groups.state_of(ticket):
-            self._scheduler.pause(talk.sequence)
+    def pause(self, handle: RequestHandle) -> None:
+        if state := self._groups.state_of(handle):
+            self._scheduler.pause(state.sequence)
 
-    def resume(self, ticket: RequestHandle) -> None:
-        if talk := self._groups.state_of(ticket):
-            self._scheduler.resume(talk.sequence)
+    def resume(self, handle: RequestHandle) -> None:
+        if state := self._groups.state_of(handle):
+            self._scheduler.resume(state.sequence)
 
     def expire(self, now: float) -> list[HandleEvent]:
-        answers: list[HandleEvent] = []
+        events: list[HandleEvent] = []
         for sequence in self._scheduler.expired(now):
-            if sequence in self._groups.states:  # and not ended with another of its talk's
-                talk = self._groups.states[sequence]
-                late = [(ticket, Failed(deadline_error(ticket, now))) for ticket in talk.handles if ticket]
-                self._groups.remove(talk)
-                answers += late
-        return answers
+            if sequence in self._groups.states:  # not removed with another sequence of its request
+                state = self._groups.states[sequence]
+                late = [(handle, Failed(deadline_error(handle, now))) for handle in state.handles if handle]
+                self._groups.remove(state)
+                events += late
+        return events
 
     def step(self) -> StepResult:
         plan = self._next_plan()
@@ -165,40 +164,40 @@ class GeneratorWorker:
             self._mask_builder.start(guided_states(slices), self._vocab_size)
             logits = self._executor.step(rows)  # [M, V]
             self._vocab_size = logits.size(1)
-            likeliest = self._executor.argmax
-            whole = finite_rows(logits) if likeliest is None else [token >= 0 for token in likeliest]
-            spoiled = find_nonfinite(slices, whole, rows.block_tables, self._executor.nonfinite_blocks)
-            good = [each for each in slices if each.state not in spoiled]
+            argmax = self._executor.argmax
+            finite = finite_rows(logits) if argmax is None else [token >= 0 for token in argmax]
+            nonfinite = find_nonfinite(slices, finite, rows.block_tables, self._executor.nonfinite_blocks)
+            valid = [each for each in slices if each.state not in nonfinite]
             computed = perf_counter()
             masks = self._mask_builder.wait(self._vocab_size)
-            said = sample_tokens(logits, good, likeliest, masks, self.sampler)
-            scores = [score_prompt(each, logits) for each in good]
-            turned = advance_searches(good, logits)
+            sampled = sample_tokens(logits, valid, argmax, masks, self.sampler)
+            scores = [score_prompt(each, logits) for each in valid]
+            search_steps = advance_searches(valid, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
-        # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
+        # Nothing above has changed any state: where it raises, the step can be tried again.
         times = self._record_starts(began)
-        if len(rows.output_rows) == len(rows.tokens):  # without prompts
+        if len(rows.output_rows) == len(rows.tokens):  # a step without prompts
             self.speculation.record_step(len(rows.tokens), computed - began)
-        answers = self._commit(spoiled)
-        for each, scored in zip(good, scores, strict=True):
-            answers += self._finish_prompt(each, scored)
-        for talk, tokens in said.items():
-            answers += self._append_tokens(talk, tokens, times)
-        for talk, known, turn in turned:
-            answers += self._advance_search(talk, known, turn, times)
-        for talk, error in masks.failed.items():
-            answers += self._end_request(talk, Failed(error))
-        return StepResult(answers, self._report(plan, padding, (computed - began, ended - computed), times))
+        events = self._commit(nonfinite)
+        for each, scored in zip(valid, scores, strict=True):
+            events += self._finish_prompt(each, scored)
+        for state, tokens in sampled.items():
+            events += self._append_tokens(state, tokens, times)
+        for state, new_logits, search_step in search_steps:
+            events += self._advance_search(state, new_logits, search_step, times)
+        for state, error in masks.failed.items():
+            events += self._end_request(state, Failed(error))
+        return StepResult(events, self._report(plan, padding, (computed - began, ended - computed), times))
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        """Ends the request that spoiled the step, once it stands alone; all, if it is not known whose step it was."""
+        """End the request that makes the step fail, once it is alone; all requests if the step had no chunks."""
         chunks = self._plan.chunks
-        guilty = self._bisector.split(chunks)
-        sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._groups.states)
+        failed = self._bisector.split(chunks)
+        sequences = [chunk.sequence for chunk in failed] if chunks else list(self._groups.states)
         blamed = dict.fromkeys(self._groups.states[sequence] for sequence in sequences)
         error = StepFailed("the step that computed this request failed")
-        return [answer for talk in blamed for answer in self._end_request(talk, Failed(error))]
+        return [answer for state in blamed for answer in self._end_request(state, Failed(error))]
 
     def self_test(self) -> None:
         self._self_test(0)
@@ -206,7 +205,7 @@ class GeneratorWorker:
     def _self_test(self, adapter: int) -> None:
         block: list[int] = []
         if not self._blocks.allocate(block, 1):
-            return  # those who hold the cache are the proof
+            return  # no block is free: the running sequences show whether the model computes
         try:
             proof = StepInput([0], [0], [0, 1], [block], [0], adapters=[adapter] if adapter else None)
             if not all(finite_rows(self._executor.step(proof))):
@@ -219,7 +218,7 @@ class GeneratorWorker:
         self._groups.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
-        """Lets four sequences catch up and talk, each drawn in another way, and forgets them."""
+        """Run four requests, each sampled in another way, and clear the cache's keys."""
         for sampling in (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9), Sampling(top_k=5, min_p=0.1)):
             length = max(1, min(8, self.capacity // 4))
             request = Generate("warm-up", (0,) * length, max_tokens=min(3, self.capacity - length), sampling=sampling)
@@ -231,7 +230,7 @@ class GeneratorWorker:
         self._blocks.unpublish(range(self._blocks.count))
 
     def _next_plan(self) -> StepPlan:
-        """What is left of a step that failed, or else the next."""
+        """The next part of a failed step, or else a new plan."""
         self._plan = EMPTY_PLAN
         while self._bisector:
             chunks = [chunk for chunk in self._bisector.next_batch() if chunk.sequence in self._scheduler.running]
@@ -244,144 +243,150 @@ class GeneratorWorker:
         return self._plan
 
     def _speculate(self) -> None:
-        """What may be the next tokens of those who talk."""
-        talking = [sequence for sequence in self._scheduler.running if sequence.uncomputed == 1 and sequence.computed]
-        talks = [
-            talk for talk in map(self._groups.states.__getitem__, talking) if talk.may_draft and talk.generated_count
+        """Set the drafts of decoding sequences."""
+        decoding = [sequence for sequence in self._scheduler.running if sequence.uncomputed == 1 and sequence.computed]
+        states = [
+            state
+            for state in map(self._groups.states.__getitem__, decoding)
+            if state.may_draft and state.generated_count
         ]
-        for talk in talks:
-            talk.draft_state = talk.draft_state or self.speculation.track(talk.sequence.tokens)
-        wishes = [
-            DraftRequest(talk.draft_state, talk.remaining_tokens - 1, talk.sequence.blocks)
-            for talk in talks
-            if talk.draft_state
+        for state in states:
+            state.draft_state = state.draft_state or self.speculation.track(state.sequence.tokens)
+        requests = [
+            DraftRequest(state.draft_state, state.remaining_tokens - 1, state.sequence.blocks)
+            for state in states
+            if state.draft_state
         ]
-        drafts = self.speculation.draft(wishes, len(talking))
-        for talk, draft in zip(talks, drafts, strict=True):
-            talk.sequence.draft = draft
+        drafts = self.speculation.draft(requests, len(decoding))
+        for state, draft in zip(states, drafts, strict=True):
+            state.sequence.draft = draft
 
     def _record_starts(self, now: float) -> StepTimes:
-        """How long those waited who took part in a step for the first time."""
+        """Note the start of requests that take part in a step for the first time, and how long they waited."""
         times = StepTimes()
         for chunk in self._plan.chunks:
-            talk = self._groups.states[chunk.sequence]
-            if not talk.started:
-                talk.started = True
-                times.queue.append(now - talk.submitted)
-                for ticket in filter(None, talk.handles):
-                    ticket.timing.started = now
+            state = self._groups.states[chunk.sequence]
+            if not state.started:
+                state.started = True
+                times.queue.append(now - state.submitted)
+                for handle in filter(None, state.handles):
+                    handle.timing.started = now
         return times
 
-    def _commit(self, spoiled: set[RequestState]) -> list[HandleEvent]:
-        """What was computed counts.  Who is spoiled ends, and what it stored is found no more."""
-        answers: list[HandleEvent] = []
+    def _commit(self, nonfinite: set[RequestState]) -> list[HandleEvent]:
+        """Commit what was computed.  Requests with non-finite values end, and their blocks are not reused."""
+        events: list[HandleEvent] = []
         chunks = self._plan.chunks
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
-        for talk in spoiled:
-            for sequence in talk.sequences:
+        for state in nonfinite:
+            for sequence in state.sequences:
                 self._blocks.unpublish(sequence.blocks)
-            answers += self._end_request(talk, Failed(error))
+            events += self._end_request(state, Failed(error))
         self._scheduler.commit(
-            [chunk for chunk in chunks if chunk.sequence in self._groups.states] if spoiled else chunks
+            [chunk for chunk in chunks if chunk.sequence in self._groups.states] if nonfinite else chunks
         )
-        return answers
+        return events
 
-    def _finish_prompt(self, each: LogitsSlice, scores: Listing[TokenScore]) -> list[HandleEvent]:
-        """The prompt is computed: it is scored, if that was asked for, and whoever waited for it goes on from there."""
-        talk, request = each.state, each.state.request
-        talk.prompt_scores += scores
-        if not each.chunk.is_last or talk.generated_count:
+    def _finish_prompt(self, each: LogitsSlice, scores: Sequence[TokenScore]) -> list[HandleEvent]:
+        """After a chunk of a prompt: keep its scores; after the last, start the requests that waited for the prompt."""
+        state, request = each.state, each.state.request
+        state.prompt_scores += scores
+        if not each.chunk.is_last or state.generated_count:
             return []
-        answers: list[HandleEvent] = []
+        events: list[HandleEvent] = []
         if request.prompt_logprobs >= 0:
-            answers += [(ticket, PromptScores(tuple(talk.prompt_scores))) for ticket in talk.handles if ticket]
-        together = self._groups.start_followers(talk)
+            events += [(handle, PromptScores(tuple(state.prompt_scores))) for handle in state.handles if handle]
+        group = self._groups.start_followers(state)
         if not request.max_tokens:
-            for one in together:
-                answers += self._end_request(one, talk.done_event("length"))
-        return answers
+            for one in group:
+                events += self._end_request(one, state.done_event("length"))
+        return events
 
     def _append_tokens(
-        self, talk: RequestState, drawn: Listing[tuple[int, TokenScore]], times: StepTimes
+        self, state: RequestState, sampled: Sequence[tuple[int, TokenScore]], times: StepTimes
     ) -> list[HandleEvent]:
-        """A token, and more of them as far as the draft before each was right, and what must follow."""
-        sequence, answers, right = talk.sequence, list[HandleEvent](), 0
+        """Append the sampled tokens: one, and those after each draft token that was right, and then the forced ones."""
+        sequence, events, accepted = state.sequence, list[HandleEvent](), 0
         draft, sequence.draft = sequence.draft, []
-        for place, (token, scored) in enumerate(drawn):
-            answers += self._append_token(talk, token, scored, times)
+        for index, (token, score) in enumerate(sampled):
+            events += self._append_token(state, token, score, times)
             if sequence not in self._groups.states:
-                return answers
-            if place == len(drawn) - 1 or token != draft[place]:
+                return events
+            if index == len(sampled) - 1 or token != draft[index]:
                 break
-            right += 1
-        times.accepted += right
-        self._scheduler.advance(sequence, right)
-        return answers + self._append_forced(talk, times)
+            accepted += 1
+        times.accepted += accepted
+        self._scheduler.advance(sequence, accepted)
+        return events + self._append_forced(state, times)
 
-    def _append_forced(self, talk: RequestState, times: StepTimes) -> list[HandleEvent]:
-        """Where there is no choice nothing is drawn."""
-        answers: list[HandleEvent] = []
-        if talk.guide_state is None or talk.request.logprobs >= 0:  # nobody computes what these would score
-            return answers
+    def _append_forced(self, state: RequestState, times: StepTimes) -> list[HandleEvent]:
+        """Append the tokens that the guide forces.  They have no logits yet, so not where scores are asked for."""
+        events: list[HandleEvent] = []
+        if state.guide_state is None or state.request.logprobs >= 0:  # forced tokens have no logits to be scored by
+            return events
         try:
-            forced = talk.guide_state.forced_tokens()
+            forced = state.guide_state.forced_tokens()
         except PolyheadError as error:
-            return self._end_request(talk, Failed(error))
+            return self._end_request(state, Failed(error))
         for token in forced:
-            answers += self._append_token(talk, token, NO_SCORE, times)
-            if talk.sequence not in self._groups.states:
+            events += self._append_token(state, token, NO_SCORE, times)
+            if state.sequence not in self._groups.states:
                 break
-        return answers
+        return events
 
-    def _append_token(self, talk: RequestState, token: int, scored: TokenScore, times: StepTimes) -> list[HandleEvent]:
-        request = talk.request
+    def _append_token(self, state: RequestState, token: int, score: TokenScore, times: StepTimes) -> list[HandleEvent]:
+        request = state.request
         if token < 0:
-            return self._end_request(talk, Failed(BadRequest(ALL_BANNED)))
+            return self._end_request(state, Failed(BadRequest(ALL_BANNED)))
         if token in request.stop_tokens:
-            return self._end_request(talk, talk.done_event("stop", token))
+            return self._end_request(state, state.done_event("stop", token))
         now = perf_counter()
-        if talk.generated_count:
-            times.inter_token.append(now - talk.last_token_at)
+        if state.generated_count:
+            times.inter_token.append(now - state.last_token_at)
         else:
-            times.first_token.append((now - talk.submitted, request.terms.trace))
-        talk.last_token_at = now
+            times.first_token.append((now - state.submitted, request.terms.trace))
+        state.last_token_at = now
         try:
-            talk.append_token(token)
+            state.append_token(token)
         except PolyheadError as error:
-            return self._end_request(talk, Failed(error))
-        event = GeneratedToken(token, *scored, talk.sequence.cached_tokens)
-        answers: list[HandleEvent] = [(ticket, event) for ticket in talk.handles if ticket]
-        if talk.guide_state is not None and talk.guide_state.is_finished:
-            answers += self._end_request(talk, talk.done_event("stop"))
-        elif talk.generated_count == request.max_tokens:
-            answers += self._end_request(talk, talk.done_event("length"))
-        return answers
+            return self._end_request(state, Failed(error))
+        event = GeneratedToken(token, *score, state.sequence.cached_tokens)
+        events: list[HandleEvent] = [(handle, event) for handle in state.handles if handle]
+        if state.guide_state is not None and state.guide_state.is_finished:
+            events += self._end_request(state, state.done_event("stop"))
+        elif state.generated_count == request.max_tokens:
+            events += self._end_request(state, state.done_event("length"))
+        return events
 
     def _advance_search(
-        self, talk: RequestState, known: Mapping[TokenSequence, Tensor], turn: SearchStep | None, times: StepTimes
+        self,
+        state: RequestState,
+        new_logits: Mapping[TokenSequence, Tensor],
+        search_step: SearchStep | None,
+        times: StepTimes,
     ) -> list[HandleEvent]:
-        search = talk.search
+        search = state.search
         assert search is not None
         for beam in search.beams:
-            beam.logits = known.get(beam.sequence, beam.logits)
-        if turn is None:
+            beam.logits = new_logits.get(beam.sequence, beam.logits)
+        if search_step is None:
             return []
-        search.answers = turn.answers
-        if turn.continuations:
-            self._groups.replace_beams(talk, turn)
+        search.answers = search_step.answers
+        if search_step.continuations:
+            self._groups.replace_beams(state, search_step)
             return []
-        times.first_token.append((perf_counter() - talk.submitted, talk.request.terms.trace))
-        answers: list[HandleEvent] = []
-        for place, ticket in enumerate(talk.handles):
-            told = search.answer_events(place) or [Failed(BadRequest(ALL_BANNED))]
-            answers += [(ticket, event) for event in told if ticket]
-        self._groups.remove(talk)
-        return answers
+        times.first_token.append((perf_counter() - state.submitted, state.request.terms.trace))
+        events: list[HandleEvent] = []
+        for index, handle in enumerate(state.handles):
+            ranked_events = search.answer_events(index) or [Failed(BadRequest(ALL_BANNED))]
+            events += [(handle, event) for event in ranked_events if handle]
+        self._groups.remove(state)
+        return events
 
-    def _end_request(self, talk: RequestState, event: Done | Failed) -> list[HandleEvent]:
-        tickets = talk.handles
-        self._groups.remove(talk)
-        return [(ticket, event) for ticket in tickets if ticket]
+    def _end_request(self, state: RequestState, event: Done | Failed) -> list[HandleEvent]:
+        handles = state.handles
+        self._groups.remove(state)
+        return [(handle, event) for handle in handles if handle]
 
     def _report(self, plan: StepPlan, padding: int, seconds: tuple[float, float], times: StepTimes) -> StepReport:
         return StepReport(

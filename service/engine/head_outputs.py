@@ -1,7 +1,6 @@
-"""What a head makes of a step's states, as the events that answer: one row of numbers a text, or one for each token.
+"""Reads the outputs of heads from a step's states, as events: one row of numbers for a text, or one for each token.
 
-Knows tensors and requests, no queue and no step.  The one idea: whatever leaves is as small as what was asked for, and
-is computed so for each request alone: the rows beside it, and what their requests want, change nothing.
+Each request gets only what it asks for, computed for it alone: the other texts of the step change nothing.
 """
 
 from collections import defaultdict
@@ -16,24 +15,24 @@ from torch.nn.functional import normalize
 
 from ..core.request import Encode, HeadOutput, OutputForm, Task, TokenCandidates, TokenOutputs
 
-VOCABULARY_ROWS = 32  # rows that are a whole vocabulary wide at a time
+VOCABULARY_ROWS = 32  # rows of vocabulary width that exist at a time
 FLOAT_BYTES = 4
 
-HeadEvents = Sequence[HeadOutput | TokenOutputs | TokenCandidates | None]  # None: it would not be finite
+HeadEvents = Sequence[HeadOutput | TokenOutputs | TokenCandidates | None]  # None: not finite
 Candidates = tuple[tuple[int, float], ...]
 
 
 class OutputHead(Protocol):
-    """What is made of the states: see models.network.heads."""
+    """A head of an encoder: see models.network.heads."""
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """The rows it reads of N texts, `starts` [N + 1], and where each text starts among those rows."""
 
     def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
-        """[M, W] states of those rows to [N, C], or to [M, C] where each row is answered for."""
+        """[M, W] states of those rows to raw scores: [N, C], or [M, C] where each row is answered."""
 
     def postprocess(self, raw: Tensor) -> Tensor:
-        """[N or M, C] to probabilities, or to unit length."""
+        """Raw scores [N or M, C] to probabilities, or embeddings to unit length."""
 
 
 def read_outputs(
@@ -43,84 +42,88 @@ def read_outputs(
     starts: list[int],
     requests: Sequence[Encode],
 ) -> HeadEvents:
-    """What each of N requests is answered, from the states [M, W] of the rows that are wanted, `starts` [N + 1]."""
+    """The answers to N requests, from the states [M, W] of their needed rows, `starts` [N + 1]."""
     return READERS.get(reading, read_vectors)(head, states, starts, requests)
 
 
 def reading_bytes(task: Task, rows: int, columns: int) -> int:
-    """At most alive while `rows` are read that have `columns` scores each, and until the answers are fetched."""
+    """Upper bound of the memory in use while `rows` are read with `columns` scores each, and until the answers are
+    fetched.
+    """
     match task:
         case "tag" | "span" | "embed":
             return 2 * FLOAT_BYTES * columns * rows  # scores, or states, and answers
         case "fill":
-            return 3 * FLOAT_BYTES * columns * min(rows, VOCABULARY_ROWS)  # logits, those of a group, closed
+            return 3 * FLOAT_BYTES * columns * min(rows, VOCABULARY_ROWS)  # logits, those of a group, probabilities
         case _:
-            return 0  # a handful of labels a text
+            return 0  # a few labels for each text
 
 
 def read_vectors(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
-    """A row of numbers a text."""
+    """A row of numbers for each text."""
     scores = head(states, starts)  # [N, C]
-    whole = scores.isfinite().all(dim=1).tolist()
+    finite = scores.isfinite().all(dim=1).tolist()
     groups: defaultdict[tuple[bool, bool, int], list[int]] = defaultdict(list)
     for index, request in enumerate(requests):
-        if whole[index]:
+        if finite[index]:
             groups[request.raw, request.unit, request.dimensions].append(index)
-    answers: list[HeadOutput | None] = [None] * len(whole)
+    answers: list[HeadOutput | None] = [None] * len(finite)
     for (raw, unit, dimensions), members in groups.items():
-        some = scores if len(members) == len(whole) else scores[torch.tensor(members, device=scores.device)]
-        some = some[:, :dimensions] if dimensions else some
-        closed = some if raw else head.postprocess(some)
-        closed = normalize(closed, dim=-1) if unit else closed
-        for index, value in zip(members, closed.tolist(), strict=True):
+        part = scores if len(members) == len(finite) else scores[torch.tensor(members, device=scores.device)]
+        part = part[:, :dimensions] if dimensions else part
+        outputs = part if raw else head.postprocess(part)
+        outputs = normalize(outputs, dim=-1) if unit else outputs
+        for index, value in zip(members, outputs.tolist(), strict=True):
             answers[index] = HeadOutput(value)
     return answers
 
 
 def read_tables(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
-    """A row of scores for each token.  Closed text by text, so that no more is alive than they and the answers."""
+    """A row of scores for each token.  Postprocessed text by text, so that only one text's copy exists at a time."""
     scores = head(states, starts).cpu()  # [M, C]
     answers: list[TokenOutputs | None] = []
     for request, (start, end) in zip(requests, pairwise(starts), strict=True):
-        mine = scores[start:end]
-        whole = bool(mine.isfinite().all())
-        answers.append(copy_scores(mine if request.raw else head.postprocess(mine)) if whole else None)
+        own = scores[start:end]
+        finite = bool(own.isfinite().all())
+        answers.append(copy_scores(own if request.raw else head.postprocess(own)) if finite else None)
     return answers
 
 
 def copy_scores(scores: Tensor) -> TokenOutputs:
-    """[T, C] float32, copied: a slice would keep all that was beside it."""
+    """[T, C] float32, copied: a slice would keep the scores of the other texts in memory."""
     return TokenOutputs(memoryview(scores.numpy().tobytes()).cast("f", scores.shape))
 
 
 def read_candidates(head: OutputHead, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> HeadEvents:
-    """The likeliest words for each token: a few of a row as wide as the vocabulary, of which few exist at a time."""
+    """The likeliest tokens for each position.  Only VOCABULARY_ROWS rows as wide as the vocabulary exist at a time."""
     counts = (end - start for start, end in pairwise(starts))
-    asked = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
+    row_requests = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
     found: list[Candidates] = []
     for first in range(0, len(states), VOCABULARY_ROWS):
-        some = states[first : first + VOCABULARY_ROWS]
-        found += top_candidates(head, head(some, [0, len(some)]), asked[first : first + VOCABULARY_ROWS])
+        part = states[first : first + VOCABULARY_ROWS]
+        found += top_candidates(head, head(part, [0, len(part)]), row_requests[first : first + VOCABULARY_ROWS])
     return [
         TokenCandidates(tuple(found[start:end])) if all(found[start:end]) else None for start, end in pairwise(starts)
     ]
 
 
-def top_candidates(head: OutputHead, logits: Tensor, asked: Sequence[Encode]) -> list[Candidates]:
-    """Of each row [R, V] what its request asks for; nothing of one that is not finite."""
-    whole = logits.isfinite().all(dim=1).tolist()
+def top_candidates(head: OutputHead, logits: Tensor, requests: Sequence[Encode]) -> list[Candidates]:
+    """The `top_k` candidates of each row [R, V], all or among the request's targets; empty for a row that is not
+    finite.
+    """
+    finite = logits.isfinite().all(dim=1).tolist()
     groups: defaultdict[tuple[bool, int, tuple[int, ...]], list[int]] = defaultdict(list)
-    for row, request in enumerate(asked):
-        if whole[row]:
+    for row, request in enumerate(requests):
+        if finite[row]:
             groups[request.raw, request.top_k, request.targets].append(row)
-    found: list[Candidates] = [()] * len(asked)
+    found: list[Candidates] = [()] * len(requests)
     for (raw, count, targets), members in groups.items():
-        some = logits if len(members) == len(asked) else logits[torch.tensor(members, device=logits.device)]
-        scores = some if raw else head.postprocess(some)
-        words = torch.tensor(targets, device=scores.device) if targets else None
-        scores = scores if words is None else scores[:, words]
+        part = logits if len(members) == len(requests) else logits[torch.tensor(members, device=logits.device)]
+        scores = part if raw else head.postprocess(part)
+        target_tokens = torch.tensor(targets, device=scores.device) if targets else None
+        scores = scores if target_tokens is None else scores[:, target_tokens]
         values, columns = scores.topk(min(count, scores.size(1)))
-        columns = columns if words is None else words[columns]
+        columns = columns if target_tokens is None else target_tokens[columns]
         for row, ids, numbers in zip(members, columns.tolist(), values.tolist(), strict=True):
             found[row] = tuple(zip(ids, numbers, strict=True))
     return found
@@ -132,20 +135,22 @@ def read_vocabulary_weights(
     starts: list[int],
     requests: Sequence[Encode],  # noqa: ARG001
 ) -> HeadEvents:
-    """How much each text is about each word: log(1 + relu(logit)) where it is largest, of those that are not zero."""
+    """The weight of each vocabulary entry for a text (SPLADE): log(1 + relu(logit)), maximum over its tokens, if not
+    zero.
+    """
     answers: list[TokenCandidates | None] = []
     for start, end in pairwise(starts):
         pieces = [states[first : min(first + VOCABULARY_ROWS, end)] for first in range(start, end, VOCABULARY_ROWS)]
         largest = reduce(torch.maximum, (head(piece, [0, len(piece)]).amax(dim=0) for piece in pieces))  # [V]
         weight = largest.relu().log1p()
-        words = weight.nonzero()[:, 0]
-        told = tuple(zip(words.tolist(), weight[words].tolist(), strict=True))
-        answers.append(TokenCandidates((told,)) if bool(largest.isfinite().all()) else None)
+        tokens = weight.nonzero()[:, 0]
+        candidates = tuple(zip(tokens.tolist(), weight[tokens].tolist(), strict=True))
+        answers.append(TokenCandidates((candidates,)) if bool(largest.isfinite().all()) else None)
     return answers
 
 
 class StateHead:
-    """The head of those who want the states themselves."""
+    """A head that returns the states themselves."""
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         """All rows."""

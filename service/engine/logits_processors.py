@@ -1,15 +1,14 @@
-"""What is done to logits before a token is drawn from them: for the batch at once, from each answer's own history.
+"""Logits processors: change rows of logits by the requests' options and tokens so far, for a whole batch at once.
 
-Knows tokens and what was asked of them; nothing of sequences, and nothing of drawing.  The one idea: what changes is a
-few words of a row, so these are looked up, changed and put back, for all rows together; which words may come at all is
-a row of bits.
+Most changes concern a few tokens of a row, which are gathered, changed and scattered for all rows together.  Which
+tokens are allowed at all is a row of bits.
 
-What is asked applies in the order in which transformers' `_get_logits_processor` has it, and means what it means there:
-bias (SequenceBias), repetition penalty, then frequency and presence penalty (which it lacks: as the OpenAI API defines
-them, of the answer alone), rows that came already (NoRepeatNGram), banned rows (NoBadWords: a stop token is never
-banned by itself), least tokens (MinNewTokensLength), allowed tokens (PrefixConstrained).  A row of which nothing is
-left is minus infinity throughout, where transformers would let allowed tokens come after all: nothing can be drawn from
-it, as `sampler.sample` tells.  Tokens that the model does not have change nothing.
+The changes are applied in the order of transformers' `_get_logits_processor` and mean the same: bias (SequenceBias),
+repetition penalty, then frequency and presence penalty (transformers lacks these: as the OpenAI API defines them, of
+the answer alone), repeated n-grams (NoRepeatNGram), banned sequences (NoBadWords: a stop token is never banned by
+itself), minimal length (MinNewTokensLength), allowed tokens (PrefixConstrained).  A row where no token is left is minus
+infinity throughout, where transformers would allow the allowed tokens after all; nothing can be sampled from it, see
+`sampler.sample_rows`.  Tokens outside of the vocabulary change nothing.
 """
 
 from collections import Counter
@@ -31,13 +30,13 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 MaskWords = NDArray[np.int32]
 NEVER = float("-inf")
-BIAS, FACTOR, CHANGE = range(3)  # what is done to a word, in this order: add, repeat less, add
+BIAS, FACTOR, CHANGE = range(3)  # what is done to a token, in this order: add, divide by the penalty, add
 BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-BYTE_CHANGES = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: what is added to eight words, by their bits
+BYTE_CHANGES = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: added to eight logits, by their bits
 
 
 class TokenHistory:
-    """Tokens that came, in one array with room for more."""
+    """The tokens so far, in one array with spare capacity."""
 
     def __init__(self, tokens: Sequence[int] | Ints) -> None:
         self._buffer, self._count = np.array(tokens, np.int64), len(tokens)
@@ -57,7 +56,7 @@ class TokenHistory:
 
 
 class LogitsProcessor:
-    """What one request asks of its logits: a table of words and of what is done to them, as its history has it."""
+    """The changes of one request's logits: a table of tokens with the change of each, updated with every new token."""
 
     def __init__(self, request: Generate) -> None:
         sampling = self._sampling = request.sampling
@@ -76,7 +75,7 @@ class LogitsProcessor:
         self._values[FACTOR, self._columns_of(prompt)] = sampling.repetition_penalty
         self._values[CHANGE, self._columns_of(single | self._stops)] = NEVER
         self._max_token = max(self._columns, default=0)
-        self._banned_rows: dict[int, list[tuple[int, ...]]] = {}  # banned ones of several tokens, by the last but one
+        self._banned_rows: dict[int, list[tuple[int, ...]]] = {}  # banned sequences, by their last token but one
         for row in sampling.banned:
             if len(row) > 1:
                 self._banned_rows.setdefault(row[-2], []).append(row)
@@ -88,15 +87,15 @@ class LogitsProcessor:
             self._ban(set(request.tokens))
 
     def push(self, token: int) -> None:
-        """`token` was drawn and is kept."""
+        """`token` was sampled and is kept."""
         self._answer_length += 1
         if self._sampling.no_repeat_ngram_size:
             self._history.push(token)
         if self._sampling.no_repeat_ngram_size == 1:
             self._ban({token})
         if self._has_repetition_penalty:
-            place = self._column_of(token)
-            self._values[FACTOR, place] = self._sampling.repetition_penalty
+            column = self._column_of(token)
+            self._values[FACTOR, column] = self._sampling.repetition_penalty
         if self._has_count_penalty:
             self._answer_counts[token] += 1
             self._update_penalty(token)
@@ -110,7 +109,7 @@ class LogitsProcessor:
             self._tail = (*self._tail[1 - self._max_banned_length :], token)
 
     def fork(self) -> "LogitsProcessor":
-        """Another with this history."""
+        """A copy with the same history."""
         other = copy(self)
         other._answer_counts, other._columns = self._answer_counts.copy(), self._columns.copy()
         other._tokens, other._values = self._tokens.copy(), self._values.copy()
@@ -118,33 +117,33 @@ class LogitsProcessor:
         return other
 
     def after_drafts(self, drafts: tuple[int, ...]) -> "LogitsProcessor":
-        """As it is once these have come, next to which nothing comes that would end a banned row."""
-        shape = self.fork() if drafts else self
+        """The processor after the tokens `drafts`.  Tokens that complete a banned sequence or an n-gram are banned."""
+        processor = self.fork() if drafts else self
         for token in drafts:
-            shape.push(token)
-        rows = shape._banned_rows.get(shape._tail[-1], ()) if shape._tail else ()
-        last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
-        if (once := self._sampling.no_repeat_ngram_size) > 1:
-            last.update(repeated_ngram_tokens(shape._history.tokens, once))
+            processor.push(token)
+        rows = processor._banned_rows.get(processor._tail[-1], ()) if processor._tail else ()
+        last = {row[-1] for row in rows if processor._tail[1 - len(row) :] == row[:-1]}
+        if (ngram_size := self._sampling.no_repeat_ngram_size) > 1:
+            last.update(repeated_ngram_tokens(processor._history.tokens, ngram_size))
         if last:
-            shape = self.fork() if shape is self else shape
-            shape._ban(last)
-        return shape
+            processor = self.fork() if processor is self else processor
+            processor._ban(last)
+        return processor
 
     @property
     def changes(self) -> tuple[Ints, Floats]:
-        """[K] words, each once, and [3, at least K] what is done to them."""
+        """[K] tokens, each once, and [3, at least K] what is done to them."""
         return self._tokens[: len(self._columns)], self._values
 
     def changes_within(self, vocabulary: int) -> tuple[Ints, Floats]:
-        """[K] words that there are, each once, and [3, K] what is done to them."""
+        """[K] tokens below `vocabulary`, each once, and [3, K] what is done to them."""
         tokens, values = self._tokens[: len(self._columns)], self._values[:, : len(self._columns)]
         if self._max_token < vocabulary:
             return tokens, values
         return tokens[tokens < vocabulary], values[:, tokens < vocabulary]
 
     def allowed_words(self, vocabulary: int) -> MaskWords:
-        """Bit i for token i; empty: all."""
+        """The allowed tokens, bit i for token i; empty: all are."""
         if vocabulary not in self._allowed_words:
             bits = np.zeros(-(-vocabulary // 32) * 32 if self._sampling.allowed else 0, np.bool_)
             bits[[token for token in self._sampling.allowed if token < vocabulary]] = True
@@ -155,40 +154,40 @@ class LogitsProcessor:
         return np.fromiter((self._columns[token] for token in tokens), np.int64)
 
     def _column_of(self, token: int) -> int:
-        """Of a word in the table, put there if need be."""
+        """The column of a token in the table, which is added if need be."""
         if token not in self._columns:
             self._add_tokens([token])
         return self._columns[token]
 
     def _add_tokens(self, tokens: list[int]) -> None:
-        """Words that are not in the table yet, each once."""
+        """Add tokens that are not in the table yet, each once."""
         first = len(self._columns)
         self._columns.update(zip(tokens, count(first), strict=False))
-        many = len(self._columns)
-        if many > len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros(many + 16, np.int64)])
-            fresh = np.zeros((3, many + 16), np.float32)
+        size = len(self._columns)
+        if size > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros(size + 16, np.int64)])
+            fresh = np.zeros((3, size + 16), np.float32)
             fresh[FACTOR] = 1
             self._values = np.concatenate([self._values, fresh], axis=1)
-        self._tokens[first:many] = tokens
+        self._tokens[first:size] = tokens
         self._max_token = max(self._max_token, *tokens)
 
     def _ban(self, tokens: AbstractSet[int]) -> None:
-        """None of them comes next."""
+        """Set the change of these tokens to minus infinity."""
         if new := [token for token in tokens if token not in self._columns]:
             self._add_tokens(new)
         self._values[CHANGE, self._columns_of(tokens)] = NEVER
 
     def _update_penalty(self, token: int) -> None:
-        """By how much a word of the answer is less likely, unless it never comes."""
-        place = self._column_of(token)
-        if (count := self._answer_counts[token]) and self._values[CHANGE, place] > NEVER:
-            less = count * self._sampling.frequency_penalty + self._sampling.presence_penalty
-            self._values[CHANGE, place] = -less
+        """Recompute the frequency and presence penalty of a token of the answer, unless it is banned."""
+        column = self._column_of(token)
+        if (count := self._answer_counts[token]) and self._values[CHANGE, column] > NEVER:
+            penalty = count * self._sampling.frequency_penalty + self._sampling.presence_penalty
+            self._values[CHANGE, column] = -penalty
 
 
 def needs_processing(sampling: Sampling) -> bool:
-    """Whether there is anything to do before a token is drawn."""
+    """Whether these options change logits at all."""
     penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1
     return bool(
         penalties
@@ -200,39 +199,41 @@ def needs_processing(sampling: Sampling) -> bool:
     )
 
 
-def process_logits(logits: Tensor, shapes: Sequence[LogitsProcessor | None], out: Tensor | None = None) -> Tensor:
-    """[N, V], of which rows with a shape are as it asks after its history.
+def process_logits(logits: Tensor, processors: Sequence[LogitsProcessor | None], out: Tensor | None = None) -> Tensor:
+    """[N, V] logits, of which the rows with a processor are changed.
 
-    `logits` stay as they are; they come back themselves where no row has a shape.  `out` [N, V] is where the others go.
+    `logits` themselves stay as they are, and are returned where no row has a processor.  `out` [N, V] is an optional
+    buffer for the result.
     """
-    asked = [(number, shape) for number, shape in enumerate(shapes) if shape is not None]
-    if not asked:
+    active = [(row, processor) for row, processor in enumerate(processors) if processor is not None]
+    if not active:
         return logits
     out, vocabulary = empty_logits(logits) if out is None else out, logits.size(1)
     out.copy_(logits)
-    tables = [(number, *shape.changes_within(vocabulary)) for number, shape in asked]
-    places = np.concatenate([number * vocabulary + tokens for number, tokens, _ in tables])
+    tables = [(row, *processor.changes_within(vocabulary)) for row, processor in active]
+    places = np.concatenate([row * vocabulary + tokens for row, tokens, _ in tables])
     values = np.concatenate([values for _, _, values in tables], axis=1)
     apply_changes(out.view(-1), torch.from_numpy(places).to(out.device), torch.from_numpy(values).to(out.device))
-    for number, shape in asked:
-        if len(words := shape.allowed_words(vocabulary)):
-            apply_mask(out[number], words, out[number])
+    for row, processor in active:
+        if len(allowed := processor.allowed_words(vocabulary)):
+            apply_mask(out[row], allowed, out[row])
     return out
 
 
-def apply_masks(logits: Tensor, words: Mapping[int, MaskWords], out: Tensor | None = None) -> Tensor:
-    """[N, V], of which a row of `words` is minus infinity where bit i of its words [ceil(V / 32)] is 0.
+def apply_masks(logits: Tensor, masks: Mapping[int, MaskWords], out: Tensor | None = None) -> Tensor:
+    """[N, V] logits; a row with a mask in `masks` [ceil(V / 32)] is minus infinity where bit i of the mask is 0.
 
-    `logits` come back themselves where there are no words; else they stay as they are, or are `out` [N, V] themselves.
+    `logits` themselves are returned where there are no masks; else they stay as they are, or are `out` [N, V]
+    themselves.
     """
-    if not words:
+    if not masks:
         return logits
     out = empty_logits(logits) if out is None else out
-    for number, (row, place) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
-        if number in words:
-            apply_mask(row, words[number], place)
+    for index, (row, target) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
+        if index in masks:
+            apply_mask(row, masks[index], target)
         elif out is not logits:
-            place.copy_(row)
+            target.copy_(row)
     return out
 
 
@@ -241,12 +242,12 @@ def empty_logits(logits: Tensor) -> Tensor:
 
 
 def apply_changes(flat: Tensor, places: Tensor, values: Tensor) -> None:
-    found = flat[places].add_(values[BIAS])
-    found = torch.where(found < 0, found * values[FACTOR], found / values[FACTOR])
-    flat[places] = found.add_(values[CHANGE])
+    changed = flat[places].add_(values[BIAS])
+    changed = torch.where(changed < 0, changed * values[FACTOR], changed / values[FACTOR])
+    flat[places] = changed.add_(values[CHANGE])
 
 
-def apply_mask(row: Tensor, words: MaskWords, out: Tensor) -> None:
-    """Put into `out` [V] what `row` [V] has where the bits of `words` are 1, minus infinity elsewhere."""
-    changes = np.take(BYTE_CHANGES, np.ascontiguousarray(words).view(np.uint8), axis=0, mode="clip").ravel()
+def apply_mask(row: Tensor, mask: MaskWords, out: Tensor) -> None:
+    """Write into `out` [V] the values of `row` [V] where the bits of `mask` are 1, minus infinity elsewhere."""
+    changes = np.take(BYTE_CHANGES, np.ascontiguousarray(mask).view(np.uint8), axis=0, mode="clip").ravel()
     torch.add(row, torch.from_numpy(changes[: len(row)]).to(row.device), out=out)

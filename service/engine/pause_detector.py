@@ -1,6 +1,6 @@
-"""How long the process did not run: it was stopped (SIGSTOP), frozen, or its machine was paused.
+"""Detects pauses of the whole process: it was stopped (SIGSTOP), frozen, or its machine was paused.
 
-The event loop's clock goes on meanwhile, so that a step under way would look as if it hung.
+The event loop's clock goes on during a pause, so a step would look as if it hung.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ MAX_PAUSES = 16  # that are remembered
 
 
 class PauseDetector:
-    """Lives on the event loop thread."""
+    """Used on the event loop thread only."""
 
     def __init__(self) -> None:
         self._last_check = perf_counter()
@@ -32,7 +32,7 @@ class PauseDetector:
         self.start(loop)
 
     def _check(self) -> None:
-        """A beat that is more than a beat late tells of a pause."""
+        """A check that is more than one interval late means a pause."""
         now = perf_counter()
         if (late := now - self._last_check - CHECK_INTERVAL_S) > CHECK_INTERVAL_S:
             self._pauses.append((now, late))

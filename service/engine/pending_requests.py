@@ -1,7 +1,6 @@
-"""Requests that one event answers: whose they are, who is next of those that wait, until when each is wanted.
+"""Requests that are answered by one event: their queue and their deadlines.
 
-Knows no batch and no network.  The one idea: a request is here from its submission to its end, however it ends, and
-what is kept of it goes in one place.
+A request is kept from its submission to its end, however it ends, and is removed in one place.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +14,7 @@ R = TypeVar("R", Encode, ExplainTextRequest)
 
 
 class PendingRequests(Generic[R]):
-    """Those that wait, are being computed, or are to be tried again."""
+    """Requests that wait, are being computed, or are to be tried again."""
 
     def __init__(self) -> None:
         self._requests: dict[RequestHandle, R] = {}
@@ -25,51 +24,51 @@ class PendingRequests(Generic[R]):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __contains__(self, ticket: RequestHandle) -> bool:
-        return ticket in self._requests
+    def __contains__(self, handle: RequestHandle) -> bool:
+        return handle in self._requests
 
-    def __getitem__(self, ticket: RequestHandle) -> R:
-        return self._requests[ticket]
+    def __getitem__(self, handle: RequestHandle) -> R:
+        return self._requests[handle]
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, ticket: RequestHandle, request: R) -> None:
-        self._requests[ticket] = request
-        self._waiting.add(ticket, request.terms.owner, request.terms.priority)
-        self._deadlines.add(ticket, request.terms.deadline)
+    def add(self, handle: RequestHandle, request: R) -> None:
+        self._requests[handle] = request
+        self._waiting.add(handle, request.terms.owner, request.terms.priority)
+        self._deadlines.add(handle, request.terms.deadline)
 
     def peek(self, without: Collection[str] = ()) -> RequestHandle | None:
-        """Who is next, of owners that are not among `without`; it waits until it is begun."""
+        """The next request of the queue, without those of the owners `without`; it stays there until it is started."""
         return self._waiting.peek(without)
 
-    def start(self, ticket: RequestHandle) -> None:
-        """It waits no more."""
-        self._waiting.remove(ticket)
+    def start(self, handle: RequestHandle) -> None:
+        """Take a request off the queue."""
+        self._waiting.remove(handle)
 
-    def charge(self, ticket: RequestHandle, cost: float) -> None:
-        """Its owner pays for it: tokens or seconds, the same for all requests of one worker."""
-        self._waiting.charge(self.owner(ticket), cost)
+    def charge(self, handle: RequestHandle, cost: float) -> None:
+        """Charge the owner: tokens or seconds, the same unit for all requests of one worker."""
+        self._waiting.charge(self.owner(handle), cost)
 
-    def owner(self, ticket: RequestHandle) -> str:
-        return self._requests[ticket].terms.owner
+    def owner(self, handle: RequestHandle) -> str:
+        return self._requests[handle].terms.owner
 
-    def next_owner(self, tickets: Iterable[RequestHandle]) -> str:
-        """The owner of some of `tickets` that has been served least."""
-        return self._waiting.next_owner(map(self.owner, tickets))
+    def next_owner(self, handles: Iterable[RequestHandle]) -> str:
+        """The owner of some of `handles` that has been served least."""
+        return self._waiting.next_owner(map(self.owner, handles))
 
-    def remove(self, ticket: RequestHandle) -> None:
-        del self._requests[ticket]
-        self._deadlines.remove(ticket)
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+    def remove(self, handle: RequestHandle) -> None:
+        del self._requests[handle]
+        self._deadlines.remove(handle)
+        if handle in self._waiting:
+            self._waiting.remove(handle)
 
     def expired(self, now: float) -> list[HandleEvent]:
-        """What those are told whose time is over.  They stay until they are removed."""
-        return [(ticket, Failed(deadline_error(ticket, now))) for ticket in self._deadlines.expired(now)]
+        """The events of requests whose deadline has passed.  They stay until they are removed."""
+        return [(handle, Failed(deadline_error(handle, now))) for handle in self._deadlines.expired(now)]
 
     def check(self) -> None:
-        """Assert that nobody is kept who has left."""
-        assert not self._waiting, "somebody waits for whom nothing is asked"
+        """Assert that no ended request is kept."""
+        assert not self._waiting, "the queue holds a request that is not pending"
         assert not self._deadlines, "a deadline outlives its request"

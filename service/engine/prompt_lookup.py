@@ -1,12 +1,12 @@
-"""What came next the last time: tokens foretold from the prompt and the answer themselves.
+"""Drafts tokens from the prompt and the answer themselves: prompt lookup decoding.
 
-Knows one list of tokens, nothing of models or time.  The one idea is prompt lookup decoding (Saxena 2023; Yang et al.
-2023, arXiv:2304.04487): an answer that edits, quotes or sums up repeats long passages, so whoever finds where the last
-few tokens stood before can read on from there.  How far the two places agree says how much to trust it.  Where a long
-agreement breaks, a word may have been changed, put in or left out: it is taken up again nearby.
+Saxena 2023; Yang et al. 2023, arXiv:2304.04487.  An answer that edits, quotes or summarises repeats long passages.
+Where the last few tokens occurred before, the tokens after that occurrence are the draft.  The length of the match says
+how likely it is right.  Where a long match breaks, a word may have been changed, inserted or left out: the lookup
+resumes nearby.
 
-An n-gram is looked up in a table of fixed size by a hash, and the newest of those that share a slot is kept: a token
-costs about a microsecond, a sequence a quarter of a MiB at most, and what is found is compared, so never wrong.
+N-grams are found by a hash in a table of fixed size, which keeps the newest of those that share a slot.  A token costs
+about a microsecond, a sequence at most a quarter of a MiB.  What is found is compared, so a match is always right.
 """
 
 from array import array
@@ -16,28 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NGRAM_LENGTHS = (3, 2)  # of n-grams, the better ones first
-MIN_TABLE_BITS, MAX_TABLE_BITS = 11, 16  # powers of two: slots of a table
-MAX_COMPARED = 16  # tokens compared to find out how far two places agree
-LONG_RUN = 4  # tokens of an agreement that may go on after a break,
-RESUME_WINDOW, RESUME_TRIES = 8, 4  # so many tokens further, after so many others
+NGRAM_LENGTHS = (3, 2)  # of n-grams, the longer first
+MIN_TABLE_BITS, MAX_TABLE_BITS = 11, 16  # binary logarithms of the number of slots of a table
+MAX_COMPARED = 16  # tokens compared at most to measure the length of a match
+LONG_RUN = 4  # tokens of a match that may be resumed after a break,
+RESUME_WINDOW, RESUME_TRIES = 8, 4  # within so many tokens of the break, for so many tokens
 HASH_FACTOR, HASH_MASK = (
     3_266_489_917,
     (1 << 32) - 1,
-)  # a prime of xxHash's; not the golden ratio's, whose square is itself plus 1
+)  # a prime of xxHash; not the golden ratio's, whose square is itself plus 1
 
 
 class PromptLookup:
-    """Follows `tokens`, which somebody else appends to and never takes any away from."""
+    """Follows `tokens`, to which the caller only appends."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens, self._read_count = tokens, len(tokens)
         bits = min(max((4 * self._read_count).bit_length(), MIN_TABLE_BITS), MAX_TABLE_BITS)
         self._shift, self._table = 32 - bits, array("i", bytes(4 << bits))  # the end of an n-gram; 0: none
         self._match = self.run = 0
-        self._break = self._resume_tries = (
-            0  # where a long agreement broke, and how many more tokens it may be taken up after
-        )
+        self._break = self._resume_tries = 0  # where a long match broke, and for how many more tokens it may be resumed
         self._index_all()
         self._find_match()
 
@@ -47,13 +45,13 @@ class PromptLookup:
         return len(self._tokens) - self._read_count
 
     def read_token(self) -> bool:
-        """Take in the next token; whether it is what was foretold.
+        """Read the next token.  Returns whether it is the one that was drafted.
 
-        Afterwards `run` is how many of the last tokens stood before what is foretold now; 0: nothing is.
+        Afterwards `run` is the length of the match before the next draft; 0: there is none.
         """
-        right = self.run > 0 and self._tokens[self._read_count] == self._tokens[self._match]
+        hit = self.run > 0 and self._tokens[self._read_count] == self._tokens[self._match]
         self._read_count += 1
-        if right:
+        if hit:
             self._match += 1
             self.run += 1
             self._index_last()
@@ -66,17 +64,17 @@ class PromptLookup:
         return False
 
     def propose(self, most: int) -> list[int]:
-        """The next tokens, if they are those that came the last time; `most` of them, or none."""
+        """A draft of `most` tokens, or none."""
         if not self.run:
             return []
-        told = list(self._tokens[self._match : min(self._match + most, self._read_count)])
+        draft = list(self._tokens[self._match : min(self._match + most, self._read_count)])
         period = self._read_count - self._match
-        while len(told) < most:  # what is repeated reaches to the end: it goes round
-            told.append(told[-period])
-        return told
+        while len(draft) < most:  # the repeated passage reaches the end: it repeats itself
+            draft.append(draft[-period])
+        return draft
 
     def _find_match(self) -> None:
-        """Where the last tokens stood before; from now on they are found here."""
+        """Find where the last n-gram occurred before, and index it."""
         tokens, table, end = self._tokens, self._table, self._read_count
         self._match = self.run = 0
         for length in NGRAM_LENGTHS:
@@ -89,7 +87,7 @@ class PromptLookup:
                 self._match, self.run = place, self._agreement_length(place, length)
 
     def _resume(self) -> None:
-        """Go on near the break: behind the same token, or, right after it, as if one token stood for another."""
+        """Continue near the break: after the same token, or, right after the break, as if one token was replaced."""
         near = self._tokens[self._break : self._break + RESUME_WINDOW]
         if (token := self._tokens[self._read_count - 1]) in near:
             self._match, self.run = self._break + near.index(token) + 1, 1
@@ -107,7 +105,7 @@ class PromptLookup:
         return known
 
     def _index_last(self) -> None:
-        """Let the last tokens be found from now on."""
+        """Add the last n-grams to the table."""
         for length in NGRAM_LENGTHS:
             if self._read_count >= length:
                 self._table[self._slot(self._tokens[self._read_count - length : self._read_count])] = self._read_count
@@ -119,7 +117,7 @@ class PromptLookup:
         return slot >> self._shift
 
     def _index_all(self) -> None:
-        """Note all but the last n-grams of what is there, at once."""
+        """Add all but the last n-grams to the table at once."""
         tokens = np.array(self._tokens, np.uint64)
         table = np.frombuffer(self._table, np.int32)
         for length in NGRAM_LENGTHS:

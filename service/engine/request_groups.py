@@ -1,8 +1,7 @@
-"""Who talks: by sequence, by ticket, and by the group that shares a prompt.
+"""The requests that are being generated: by sequence, by handle, and in groups that share a prompt.
 
-Knows neither logits nor steps.  The one idea: of a group one leads, and computes the prompt; the others follow, outside
-of every line, until it is computed, and then go on from there (service.engine.scheduler forks).  Whoever leads may
-leave: the next one leads.
+Of a group, the leader computes the prompt.  The followers are not scheduled until it is computed, then they start from
+a fork of its sequence.  If the leader is aborted, the next request leads.
 """
 
 from ..core.request import Generate
@@ -13,63 +12,66 @@ from .worker import RequestHandle
 
 
 class RequestGroups:
-    """`talks` are those who have something to compute, a search once for each of its beams."""
+    """`states` maps each scheduled sequence to its request; a beam search has one entry for each of its beams."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.states: dict[TokenSequence, RequestState] = {}
         self._scheduler = scheduler
         self._by_handle: dict[RequestHandle, RequestState] = {}
-        self._leaders: dict[str, RequestState] = {}  # of groups, until the prompt is computed
+        self._leaders: dict[str, RequestState] = {}  # by group, until the prompt is computed
 
-    def state_of(self, ticket: RequestHandle) -> RequestState | None:
-        return self._by_handle.get(ticket)
+    def state_of(self, handle: RequestHandle) -> RequestState | None:
+        return self._by_handle.get(handle)
 
-    def add(self, ticket: RequestHandle) -> None:
-        request = ticket.request
+    def add(self, handle: RequestHandle) -> None:
+        request = handle.request
         assert isinstance(request, Generate)
-        talk = leader = self._leaders.get(request.group)
-        if talk is None or talk.search is None:
-            talk = RequestState.create(ticket)
+        state = leader = self._leaders.get(request.group)
+        if state is None or state.search is None:
+            state = RequestState.create(handle)
         if leader is None:
-            self._make_leader(talk)
-        elif leader is talk:
-            leader.handles.append(ticket)
+            self._make_leader(state)
+        elif leader is state:
+            leader.handles.append(handle)
         else:
-            leader.followers.append(talk)
-        self._by_handle[ticket] = talk
+            leader.followers.append(state)
+        self._by_handle[handle] = state
 
-    def abort(self, ticket: RequestHandle) -> None:
-        """It is wanted no more; one that is not here is no error."""
-        talk = self._by_handle.pop(ticket, None)
-        if talk is None:
+    def abort(self, handle: RequestHandle) -> None:
+        """Remove one handle.  An unknown one is no error."""
+        state = self._by_handle.pop(handle, None)
+        if state is None:
             return
-        talk.handles[talk.handles.index(ticket)] = None
-        leader = self._leaders.get(talk.request.group)
-        if leader is not None and talk in leader.followers:
-            leader.followers.remove(talk)
-        elif not any(talk.handles):
-            self.remove(talk)
+        state.handles[state.handles.index(handle)] = None
+        leader = self._leaders.get(state.request.group)
+        if leader is not None and state in leader.followers:
+            leader.followers.remove(state)
+        elif not any(state.handles):
+            self.remove(state)
 
-    def start_followers(self, talk: RequestState) -> list[RequestState]:
-        """Its prompt is computed: those who waited for it go on from there.  All of them, it first."""
-        if self._leaders.get(talk.request.group) is talk:
-            del self._leaders[talk.request.group]
-        followers, talk.followers = talk.followers, []
+    def start_followers(self, state: RequestState) -> list[RequestState]:
+        """The prompt of `state` is computed: start its followers.  Returns all of the group, the leader first."""
+        if self._leaders.get(state.request.group) is state:
+            del self._leaders[state.request.group]
+        followers, state.followers = state.followers, []
         for follower in followers:
             follower.started = True
             self.states[follower.sequence] = follower
-            self._scheduler.fork(talk.sequence, follower.sequence)
-        return [talk, *followers]
+            self._scheduler.fork(state.sequence, follower.sequence)
+        return [state, *followers]
 
-    def replace_beams(self, talk: RequestState, turn: SearchStep) -> None:
-        """The next beams: the first after each goes on in its place, the others begin where it is."""
-        search = talk.search
+    def replace_beams(self, state: RequestState, step: SearchStep) -> None:
+        """Continue a search with the beams of `step`.
+
+        The first beam that continues a parent takes over its sequence; the others take unused sequences, or new forks.
+        """
+        search = state.search
         assert search is not None
         before, after = search.beams, list[Beam]()
-        kept = {choice.beam for choice, _ in turn.continuations}
+        kept = {choice.beam for choice, _ in step.continuations}
         spare = [beam.sequence for index, beam in enumerate(before) if index not in kept]
-        for choice, scored in turn.continuations:
-            parent, shape = before[choice.beam].sequence, before[choice.beam].processor
+        for choice, token_scores in step.continuations:
+            parent, processor = before[choice.beam].sequence, before[choice.beam].processor
             if choice.beam in kept:
                 kept.remove(choice.beam)
                 sequence = parent
@@ -79,42 +81,42 @@ class RequestGroups:
                 self._scheduler.copy_progress(sequence, parent)
             else:
                 sequence = parent.copy_uncomputed()
-                self.states[sequence] = talk
+                self.states[sequence] = state
                 self._scheduler.fork(parent, sequence)
-            if shape is not None and sequence is not parent:
-                shape = shape.fork()
-            after.append(Beam(sequence, choice.score, scored, processor=shape))
+            if processor is not None and sequence is not parent:
+                processor = processor.fork()
+            after.append(Beam(sequence, choice.score, token_scores, processor=processor))
         for sequence in spare:
             self._scheduler.remove(sequence)
             del self.states[sequence]
-        for beam, (choice, _) in zip(after, turn.continuations, strict=True):
+        for beam, (choice, _) in zip(after, step.continuations, strict=True):
             beam.sequence.tokens.append(choice.token)
             if beam.processor is not None:
                 beam.processor.push(choice.token)
         search.beams = after
 
-    def remove(self, talk: RequestState) -> None:
-        """It is here no more.  Of those who waited for its prompt the first goes on with it."""
-        for sequence in talk.sequences:
+    def remove(self, state: RequestState) -> None:
+        """Remove a request.  If it led a group, its first follower leads from now on."""
+        for sequence in state.sequences:
             self._scheduler.remove(sequence)
             del self.states[sequence]
-        for ticket in talk.handles:
-            if ticket:
-                del self._by_handle[ticket]
-        if self._leaders.get(talk.request.group) is talk:
-            del self._leaders[talk.request.group]
-        if talk.followers:
-            first, *others = talk.followers
+        for handle in state.handles:
+            if handle:
+                del self._by_handle[handle]
+        if self._leaders.get(state.request.group) is state:
+            del self._leaders[state.request.group]
+        if state.followers:
+            first, *others = state.followers
             first.followers = others
             self._make_leader(first)
 
     def check(self) -> None:
-        """Assert that nobody is kept who has left."""
-        assert self.states or not (self._by_handle or self._leaders), "somebody waits whom nothing is computed for"
+        """Assert that no ended request is kept."""
+        assert self.states or not (self._by_handle or self._leaders), "a request is kept that has no sequence"
 
-    def _make_leader(self, talk: RequestState) -> None:
-        """In line, and those of its group after it."""
-        if talk.request.group:
-            self._leaders[talk.request.group] = talk
-        self.states[talk.sequence] = talk
-        self._scheduler.add(talk.sequence)
+    def _make_leader(self, state: RequestState) -> None:
+        """Schedule a request, and let later requests of its group follow it."""
+        if state.request.group:
+            self._leaders[state.request.group] = state
+        self.states[state.sequence] = state
+        self._scheduler.add(state.sequence)

@@ -1,7 +1,7 @@
-"""A request to continue tokens, and how far it has come.
+"""The state of one generation request: all that its next token depends on besides the network.
 
-Knows neither scheduling nor logits.  The one idea: whatever the next token depends on besides the network (chance, what
-was said before, what may be said) belongs to the one who talks, so nobody's neighbours change an answer.
+Random numbers, tokens so far, logits processor and guide belong to the request alone, so its neighbours in a batch
+never change its answer.
 """
 
 from collections import deque
@@ -20,7 +20,10 @@ from .worker import RequestHandle
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """`tickets` want its answers: one, or as many of a search's best, in order.  `followers` wait for its prompt."""
+    """`handles` receive its events: one, or as many as the best answers of a search, in order.
+
+    `followers` are requests with the same prompt, which wait until it is computed.
+    """
 
     request: Generate
     sequence: TokenSequence
@@ -29,21 +32,21 @@ class RequestState:
     submitted: float
     processor: LogitsProcessor | None = None
     guide_state: GuideState | None = None
-    draft_state: DraftState | None = None  # once it talks
+    draft_state: DraftState | None = None  # set when decoding starts
     search: BeamSearch | None = None
     followers: list["RequestState"] = field(default_factory=list)
-    uniforms: deque[float] = field(default_factory=deque)  # what its next tokens are drawn with
+    uniforms: deque[float] = field(default_factory=deque)  # random numbers of its next tokens
     started: bool = False
-    last_token_at: float = 0.0  # when its last token was drawn
-    scored_tokens: int = 0  # tokens of its prompt that have been scored, or need not be
+    last_token_at: float = 0.0  # when its last token was sampled
+    scored_tokens: int = 0  # prompt tokens that have been scored, or need not be
     prompt_scores: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, ticket: RequestHandle) -> "RequestState":
-        request = ticket.request
+    def create(cls, handle: RequestHandle) -> "RequestState":
+        request = handle.request
         assert isinstance(request, Generate)
         terms, scoring = request.terms, request.prompt_logprobs >= 0
-        shape = LogitsProcessor(request) if needs_processing(request.sampling) else None
+        processor = LogitsProcessor(request) if needs_processing(request.sampling) else None
         sequence = TokenSequence(
             list(request.tokens),
             terms.owner,
@@ -58,11 +61,11 @@ class RequestState:
             request,
             sequence,
             Random(request.sampling.seed),
-            [ticket],
-            ticket.submitted,
-            processor=shape,
+            [handle],
+            handle.submitted,
+            processor=processor,
             guide_state=request.guide.new_state() if request.guide is not None else None,
-            search=BeamSearch(request, sequence, shape) if request.beams is not None else None,
+            search=BeamSearch(request, sequence, processor) if request.beams is not None else None,
             scored_tokens=1 if scoring else len(request.tokens),
         )
 
@@ -76,7 +79,7 @@ class RequestState:
 
     @property
     def remaining_tokens(self) -> int:
-        """How many more tokens it may say."""
+        """How many more tokens may be generated."""
         return self.request.max_tokens - self.generated_count
 
     @property
@@ -84,12 +87,14 @@ class RequestState:
         return self.guide_state is None and self.search is None
 
     def done_event(self, reason: Literal["stop", "length"], token: int = -1) -> Done:
-        """It ends here, by its length or by a stop `token` if by any: that counts, but is not said."""
+        """The final event; `token` is the stop token, if one ended it: it counts, but is not part of the answer."""
         completed = self.generated_count + (token >= 0)
         return Done(reason, self.request.prompt_tokens, completed, self.sequence.cached_tokens, token)
 
     def uniform_at(self, ahead: int) -> float:
-        """The number that decides about the token `ahead` of the next: one a token, however often a step is tried."""
+        """The random number for the token `ahead` positions after the next.  It stays the same if a step is tried
+        again.
+        """
         while len(self.uniforms) <= ahead:
             self.uniforms.append(self.random.random())
         return self.uniforms[ahead]
@@ -106,9 +111,9 @@ class RequestState:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds, collected over one step; and tokens of drafts that came."""
+    """Seconds measured in one step, and the number of accepted draft tokens."""
 
     queue: list[float] = field(default_factory=list)
-    first_token: list[tuple[float, str]] = field(default_factory=list)  # and the trace it is of
+    first_token: list[tuple[float, str]] = field(default_factory=list)  # with the id of its trace
     inter_token: list[float] = field(default_factory=list)
     accepted: int = 0

@@ -1,30 +1,29 @@
-"""Who computes how many tokens in the next step.
+"""Decides how many tokens of which sequences are computed in the next step.
 
-Plain integers: nothing here knows tensors, sampling or clients.  The one idea: there is no prefill phase and no decode
-phase (vLLM v1's).  A sequence has `tokens`, of which `computed` are in the cache; every step lets sequences catch up
-within one token budget.  A long prompt catches up in chunks, a talking sequence is one token behind, a preempted one
-starts again at zero, a stored prefix starts ahead.
+There are no separate prefill and decode phases (as in vLLM v1).  A sequence has `tokens`, of which `computed` are in
+the cache; each step computes some of the others within one token budget.  A long prompt is computed in chunks, a
+decoding sequence has one uncomputed token, a preempted sequence starts again at zero, a cached prefix is skipped.
 
-Who goes first in a step, by rank: higher priority, then earlier arrival.
-  1. those that talk (one token behind), in order of rank;
-  2. the first in rank that catches up: nobody waits forever;
-  3. the others that catch up, nearest first: a short prompt overtakes a long one.
-Nobody takes more than `chunk` tokens.
+Order within a step, by rank: higher priority first, then earlier arrival.
+  1. decoding sequences (one uncomputed token), in order of rank;
+  2. the first prefilling sequence in rank, so that none waits forever;
+  3. the other prefilling sequences, fewest uncomputed tokens first: a short prompt overtakes a long one.
+No sequence gets more than `chunk` tokens in a step.
 
-Who is let in is the queue's to say (priority, fair shares of owners, arrival).  A sequence is admitted when the cache
-has room for all its tokens, so only a talking one ever needs another block; then the last in rank gives up its own, and
-waits at the head of its line.  The first in rank can take everybody else's: it always finishes, hence everyone does.
-To let somebody in, a running sequence gives up its place in two cases only: it has lower priority, or its owner runs
-several while the other's owner runs none.
+The queue decides which sequence is admitted next (priority, fair shares of owners, arrival).  A sequence is admitted
+when the cache has room for all its tokens, so only a decoding one ever needs another block.  Then the last in rank is
+preempted: it releases its blocks and goes back to the head of its line.  The first in rank can take the blocks of all
+others, so it always finishes, and therefore all do.  For the admission of another sequence, a running one is preempted
+in two cases only: it has lower priority, or its owner runs several while the other's owner runs none.
 
-Sequences that have the same beginning can be forked: they share its blocks, the last and half full one too, until one
-of them writes to it, which then gets a copy (copy on write).
+Sequences with the same beginning can be forked.  They share its blocks, including the last, partly filled one, until
+one of them writes to it and gets a copy (copy on write).
 
-A talking sequence may bring a draft: tokens that will perhaps be its next.  What is left of the budget, and of the
-blocks, goes to computing some of them in the same step.
+A decoding sequence may have a draft: tokens that may come next.  The budget and the blocks that are left are used to
+compute some of them in the same step.
 
-One whose reader has fallen behind is held: it has neither blocks nor a place in line until it is resumed, so it is in
-nobody's way.
+A sequence whose reader has fallen behind is paused: it has neither blocks nor a place in the queue until it is
+resumed.
 """
 
 from collections import Counter
@@ -39,33 +38,33 @@ from .block_allocator import BlockAllocator, BlockCopy, BlockKey, child_key, roo
 
 @dataclass(eq=False, slots=True)
 class TokenSequence:
-    """Tokens on their way through the cache.  The caller appends to `tokens` and never takes any away."""
+    """The tokens of one answer, and how far they are in the cache.  The caller only appends to `tokens`."""
 
     tokens: list[int]
     owner: str = ""
     priority: int = 0
     deadline: float = inf
-    adapter: int = 0  # what is computed with another finds none of its blocks
-    salt: str = ""  # the same
-    source: tuple[int, ...] = ()  # what was read before; the salt stands for it
-    scored_prefix: int = 0  # leading tokens whose own logits are wanted: they are computed, whatever is stored
-    draft: list[int] = field(default_factory=list)  # what may come next
+    adapter: int = 0  # sequences of different adapters share no blocks
+    salt: str = ""  # nor do those with different salts
+    source: tuple[int, ...] = ()  # tokens that an encoder has read; they are part of the salt
+    scored_prefix: int = 0  # leading tokens whose logits are needed: they are computed even if they are cached
+    draft: list[int] = field(default_factory=list)  # tokens that may come next
     computed: int = 0  # tokens whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
-    block_keys: list[BlockKey] = field(default_factory=list)  # names of its full blocks, as far as anybody asked
-    published: int = 0  # leading blocks that others can find, or that came from others
-    cached_tokens: int = 0  # tokens of the prompt that were found stored
+    block_keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    published: int = 0  # leading blocks that were published or are shared
+    cached_tokens: int = 0  # prompt tokens found in the cache
     preempted: int = 0
     rank: tuple[int, int] = (0, 0)  # smaller goes first
 
     def copy_uncomputed(self) -> "TokenSequence":
-        """Another with the same tokens, of which nothing is computed."""
+        """Another sequence with the same tokens, none of them computed."""
         terms = self.owner, self.priority, self.deadline, self.adapter
         return TokenSequence(list(self.tokens), *terms, self.salt, self.source)
 
     @property
     def slot_count(self) -> int:
-        """Tokens that it has blocks for; what was read has no slots in them, but its place is taken."""
+        """Tokens that it needs cache blocks for.  A source has no slots in them, but its size is counted."""
         return len(self.tokens) + len(self.source)
 
     @property
@@ -75,7 +74,10 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next `count` tokens of a sequence; `last` when it has caught up after them, and the first `draft` of its."""
+    """The next `count` tokens of a sequence, and the first `draft` of its draft.
+
+    `is_last`: all its tokens are computed after this chunk.
+    """
 
     sequence: TokenSequence
     count: int
@@ -85,7 +87,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: blocks to copy before it, its chunks, and what making room and looking for stored prefixes came to."""
+    """One step: the blocks to copy before it, its chunks, its preemptions, and the prompt tokens found in the cache."""
 
     chunks: list[Chunk]
     preemptions: int
@@ -94,7 +96,7 @@ class StepPlan:
 
 
 def logits_row_count(chunk: Chunk) -> int:
-    """How many of its tokens' logits are wanted."""
+    """How many rows of logits the chunk needs."""
     if chunk.sequence.computed < chunk.sequence.scored_prefix:
         return chunk.count + chunk.draft
     return 1 + chunk.draft if chunk.is_last else 0
@@ -110,7 +112,7 @@ class Scheduler:
         self.waiting: FairQueue[TokenSequence] = FairQueue()
         self.running: dict[TokenSequence, None] = {}  # in order of rank
         self.paused: set[TokenSequence] = set()  # neither waiting nor running
-        self._running_by_owner: Counter[str] = Counter()  # of those that run
+        self._running_by_owner: Counter[str] = Counter()  # number of running sequences
         self._deadlines: Deadlines[TokenSequence] = Deadlines()
         self._arrivals = count()
         self._preemptions = self._cached_tokens = 0  # since the last plan
@@ -122,31 +124,28 @@ class Scheduler:
         self._deadlines.add(sequence, sequence.deadline)
 
     def remove(self, sequence: TokenSequence) -> None:
-        """Finished, aborted or expired, running or waiting: everything it held is free at once."""
+        """Remove a finished, aborted or expired sequence and release its blocks."""
         self.blocks.release(sequence.blocks)
         self._deadlines.remove(sequence)
         self._unlist(sequence)
 
     def pause(self, sequence: TokenSequence) -> None:
-        """Compute no more of it for now."""
+        """Compute no more of a sequence until it is resumed."""
         self._unlist(sequence)
         self._release_blocks(sequence)
         self.paused.add(sequence)
 
     def resume(self, sequence: TokenSequence) -> None:
-        """It takes its place at the end of its line."""
+        """Put a paused sequence at the end of its line."""
         self.paused.remove(sequence)
         self.waiting.add(sequence, sequence.owner, sequence.priority)
 
     def expired(self, now: float) -> list[TokenSequence]:
-        """Those whose deadline has passed, for the caller to remove."""
+        """Sequences whose deadline has passed, for the caller to remove."""
         return self._deadlines.expired(now)
 
     def fork(self, parent: TokenSequence, child: TokenSequence) -> None:
-        """Let in a sequence that begins as another has: what that has computed is its own, too.
-
-        Where there is no place for it now, it waits in line.
-        """
+        """Admit a sequence that begins as `parent` and shares its blocks; without a free place it waits."""
         if parent not in self.running or len(self.running) >= self.sequence_budget:
             self.add(child)
             return
@@ -158,7 +157,10 @@ class Scheduler:
         self.copy_progress(child, parent)
 
     def copy_progress(self, sequence: TokenSequence, other: TokenSequence) -> None:
-        """Go on from where `other` is, instead of from where it is itself.  Who doesn't run has nothing to share."""
+        """Make `sequence` share the blocks that `other` has computed, instead of its own.
+
+        A sequence that is not running shares nothing.
+        """
         sequence.block_keys = list(other.block_keys)
         if sequence not in self.running:
             return
@@ -169,31 +171,31 @@ class Scheduler:
         sequence.published, sequence.cached_tokens = other.published, other.cached_tokens
 
     def schedule(self) -> StepPlan:
-        """The next step.  Not empty while anybody waits or runs, save those that run and have caught up."""
+        """The next step.  Empty only if all sequences are fully computed."""
         self._preemptions = self._cached_tokens = 0
         self._copies = []
         self._admit()
         chunks: list[Chunk] = []
-        behind: list[TokenSequence] = []
+        prefilling: list[TokenSequence] = []
         for sequence in list(self.running):
             if sequence not in self.running or not sequence.uncomputed or not self._make_room(sequence):
-                continue  # one before it took its room in this loop; nobody in `chunks` or `behind` is after it
+                continue  # preempted in this loop by one before it; none in `chunks` or `prefilling` ranks after it
             if sequence.uncomputed > 1:
-                behind.append(sequence)
+                prefilling.append(sequence)
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, is_last=True))
-        left = self._plan_prefills(behind, self.token_budget - len(chunks), chunks)
+        left = self._plan_prefills(prefilling, self.token_budget - len(chunks), chunks)
         self._plan_drafts(chunks, min(left, self.sequence_budget - sum(map(logits_row_count, chunks))))
         return StepPlan(chunks, self._preemptions, self._cached_tokens, self._copies)
 
     def commit(self, chunks: list[Chunk]) -> None:
-        """Book what was computed, drafts apart, and let others find the blocks that are full now."""
+        """Count the chunks as computed, without their drafts, and publish blocks that are full now."""
         for chunk in chunks:
             self.waiting.charge(chunk.sequence.owner, chunk.count + chunk.draft)
             self.advance(chunk.sequence, chunk.count)
 
     def advance(self, sequence: TokenSequence, count: int) -> None:
-        """So many more of its tokens are computed."""
+        """Count `count` more tokens as computed."""
         sequence.computed += count
         full = sequence.computed // self.blocks.size
         if full > sequence.published:
@@ -203,17 +205,22 @@ class Scheduler:
             sequence.published = full
 
     def check(self) -> None:
-        """Assert that no block is leaked, lost or held twice, and nobody is kept who has left."""
+        """Assert that no block is leaked, lost or held twice, and that no removed sequence is kept."""
         self.blocks.check(sequence.blocks for sequence in self.running)
-        assert not any(sequence.blocks for sequence in (*self.waiting, *self.paused)), "who doesn't run holds blocks"
+        assert not any(sequence.blocks for sequence in (*self.waiting, *self.paused)), (
+            "a sequence not running holds blocks"
+        )
         assert self._running_by_owner == Counter(sequence.owner for sequence in self.running), (
-            "an owner runs what it doesn't"
+            "the running sequences of an owner are miscounted"
         )
         present = len(self.running) + len(self.waiting) + len(self.paused)
         assert len(self._deadlines) <= present, "a deadline outlives its sequence"
 
     def _make_room(self, sequence: TokenSequence) -> bool:
-        """Room for what comes next, at the cost of the last in rank if need be; no, if that is the sequence itself."""
+        """Allocate blocks for the next tokens, preempting the last in rank if need be.
+
+        Returns False if the sequence itself was preempted.
+        """
         while not (self.blocks.allocate(sequence.blocks, sequence.slot_count) and self._make_writable(sequence)):
             last = next(reversed(self.running))
             self._preempt(last)
@@ -222,7 +229,7 @@ class Scheduler:
         return True
 
     def _make_writable(self, sequence: TokenSequence) -> bool:
-        """Whether the block that is written next is nobody else's, by now."""
+        """Copy the block that is written next if it is shared; False if there is no free block for the copy."""
         index = sequence.computed // self.blocks.size
         if not self.blocks.is_shared(sequence.blocks, index):
             return True
@@ -238,13 +245,13 @@ class Scheduler:
         self._preemptions += 1
 
     def _release_blocks(self, sequence: TokenSequence) -> None:
-        """Its blocks, not its tokens; others may find what it stored, and so may it."""
+        """Release the blocks of a sequence; it and others may find what is cached of it."""
         self.blocks.release(sequence.blocks)
         sequence.computed = sequence.published = 0
         sequence.preempted += 1
 
     def _unlist(self, sequence: TokenSequence) -> None:
-        """Where it stood, whichever of the three that is."""
+        """Remove a sequence from the paused, the waiting or the running ones."""
         if sequence in self.paused:
             self.paused.remove(sequence)
         elif sequence not in self.running:
@@ -256,7 +263,7 @@ class Scheduler:
                 del self._running_by_owner[sequence.owner]
 
     def _admit(self) -> None:
-        """Take in those waiting, the first of the queue each time, while they find a place."""
+        """Admit waiting sequences in the order of the queue while there is room for them."""
         before = len(self.running), self._preemptions
         while (sequence := self.waiting.peek()) is not None and self._make_place(sequence):
             self.waiting.remove(sequence)
@@ -269,7 +276,10 @@ class Scheduler:
         self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
 
     def _make_place(self, sequence: TokenSequence) -> bool:
-        """Room for all its tokens, and a block for everyone who runs to grow into."""
+        """Allocate blocks for all tokens of `sequence`; return whether there is room.
+
+        A free block is left for each running sequence.  Others are preempted where that is allowed.
+        """
         while True:
             if len(self.running) < self.sequence_budget:
                 shared = self._reuse_prefix(sequence)
@@ -278,13 +288,13 @@ class Scheduler:
                     return True
                 self.blocks.release(sequence.blocks)
                 sequence.computed = sequence.published = 0
-            yielding = self._find_victim(sequence)
-            if yielding is None:
+            victim = self._find_victim(sequence)
+            if victim is None:
                 return False
-            self._preempt(yielding)
+            self._preempt(victim)
 
     def _find_victim(self, sequence: TokenSequence) -> TokenSequence | None:
-        """Who gives up its place to `sequence`, if anybody must: see above."""
+        """The sequence that is preempted to admit `sequence`, if any: see the module's docstring."""
         last = max(self.running, key=attrgetter("rank"), default=None)
         if last is None or last.priority < sequence.priority:
             return last
@@ -294,14 +304,17 @@ class Scheduler:
         owner, most = max(shares.items(), key=lambda share: share[1], default=("", 0))
         if most < 2:
             return None
-        theirs = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
-        return max(theirs, key=attrgetter("rank"))
+        candidates = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
+        return max(candidates, key=attrgetter("rank"))
 
-    def _plan_prefills(self, behind: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
-        """Returns what is left of the budget.  Of prompts that are scored no more than there are logits for: as many as
-        sequences could talk, but at least those of one token."""
-        rows = max(self.sequence_budget - len(chunks) - len(behind), 1)
-        oldest, others = behind[:1], behind[1:]
+    def _plan_prefills(self, prefilling: list[TokenSequence], budget: int, chunks: list[Chunk]) -> int:
+        """Add chunks of prefilling sequences; return what is left of the budget.
+
+        Of prompts to be scored, no more tokens than there are rows of logits for: as many as sequences could decode, at
+        least one.
+        """
+        rows = max(self.sequence_budget - len(chunks) - len(prefilling), 1)
+        oldest, others = prefilling[:1], prefilling[1:]
         others.sort(key=attrgetter("uncomputed"))
         for sequence in (*oldest, *others):
             if not budget:
@@ -318,19 +331,16 @@ class Scheduler:
         return budget
 
     def _plan_drafts(self, chunks: list[Chunk], budget: int) -> None:
-        """As many tokens of drafts as there is room for without taking any from others."""
-        for place, chunk in enumerate(chunks):
+        """Add drafts to the chunks, as many tokens as fit without taking room from others."""
+        for index, chunk in enumerate(chunks):
             sequence = chunk.sequence
             count = min(len(sequence.draft), budget, self.chunk - chunk.count) if chunk.is_last else 0
             if count and self.blocks.allocate(sequence.blocks, sequence.slot_count + count, spare=len(self.running)):
-                chunks[place] = replace(chunk, draft=count)
+                chunks[index] = replace(chunk, draft=count)
                 budget -= count
 
     def _reuse_prefix(self, sequence: TokenSequence) -> int:
-        """Skip the blocks ahead that somebody has computed; return how many tokens those are.
-
-        The last token stays: its logits are still to be made.
-        """
+        """Skip cached blocks; return how many tokens they hold.  The last token is always computed, for its logits."""
         size = self.blocks.size
         first, rest = divmod(sequence.computed, size)
         most = (len(sequence.tokens) - 1) // size
@@ -343,12 +353,12 @@ class Scheduler:
         return shared * size
 
     def _count_cached(self, sequence: TokenSequence, shared: int) -> None:
-        if not sequence.preempted:  # else it finds what it has computed itself
+        if not sequence.preempted:  # otherwise it may find blocks that it computed itself
             sequence.cached_tokens += shared
             self._cached_tokens += shared
 
     def _extend_keys(self, sequence: TokenSequence, full: int) -> None:
-        """Extend the names of the sequence's blocks to the first `full`."""
+        """Compute the keys of the sequence's first `full` blocks."""
         size, keys = self.blocks.size, sequence.block_keys
         for start in range(len(keys) * size, full * size, size):
             keys.append(

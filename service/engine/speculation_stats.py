@@ -1,28 +1,25 @@
-"""What was measured of foretelling tokens: how often it is right, and what a step takes.
-
-Plain integers and seconds.  The one idea: both are small tables that forget, so they can be asked before every step.
-"""
+"""Measurements of speculative decoding: how often drafts are right, and how long steps take."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 
-PRIOR_TRIALS = 4.0  # for how many trials what is expected counts
-MAX_TRIALS_COUNTED = 64.0  # trials after which those before count half
+PRIOR_TRIALS = 4.0  # weight of the assumed rate, in trials
+MAX_TRIALS_COUNTED = 64.0  # after so many trials all counts are halved
 AVERAGED_STEPS = 8  # steps over which seconds are averaged
-STALE_STEPS, STALE_FACTOR = 512, 0.9  # after so many steps what was measured with more rows counts for so much
+STALE_STEPS, STALE_FACTOR = 512, 0.9  # after so many steps, seconds of larger steps are multiplied by this
 ROW_BOUNDS = (
     *range(1, 17),
     *(round(16 * 2 ** (part / 4)) for part in range(1, 65)),
-)  # a step's rows in kinds, up to each
+)  # upper bounds of the kinds of steps, in rows
 
 
 class HitRates:
-    """How often what was foretold came, by kind.
+    """How often draft tokens were right, by kind.  Older trials count less.
 
-    `first` is what is expected of each before anything is measured; instead, where there are `wider` ones, what those
-    say, which are told what is counted here.
+    `first` are the rates assumed before anything is measured.  With a parent, its rates are assumed instead, and it
+    counts all trials of its children.
     """
 
     def __init__(self, first: Sequence[float], wider: "HitRates | None" = None) -> None:
@@ -30,7 +27,7 @@ class HitRates:
         self._hits, self._trials = [0.0] * len(first), [0.0] * len(first)
 
     def child(self) -> "HitRates":
-        """Those of one sequence."""
+        """The rates of one sequence."""
         return HitRates(self._priors, self)
 
     def rate(self, kind: int = 0) -> float:
@@ -48,16 +45,16 @@ class HitRates:
 
 
 class StepCosts:
-    """What a step takes, by its rows: an average of the last ones, of which one that was disturbed spoils little."""
+    """Seconds of a step by its number of rows: a running average in which one disturbed step counts little."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by kind
-        self._measured_at: dict[int, int] = {}  # in which step, by kind
+        self._measured_at: dict[int, int] = {}  # number of the step, by kind
         self._steps = 0
 
     @property
     def has_data(self) -> bool:
-        """Whether there was a step."""
+        """Whether any step was measured."""
         return self._steps > 0
 
     def record(self, rows: int, seconds: float) -> None:
@@ -68,10 +65,10 @@ class StepCosts:
         self._measured_at[kind] = self._steps
 
     def estimate(self, rows: int, more: int) -> list[float]:
-        """Seconds of a step of `rows`, and of one with one more, and so on, up to `more`.
+        """Seconds of a step of `rows`, `rows` + 1, ..., `rows` + `more` rows; 0 while nothing is measured.
 
-        What is not known lies in between.  What was more, and was not looked at for long, is thought to be less by and
-        by, so that it is found out again if it comes to matter.  0 while nothing is known.
+        Values in between are interpolated.  A larger step that was not measured for long is assumed to be cheaper and
+        cheaper, so that it is tried and measured again.
         """
         if not self._seconds:
             return [0.0] * (more + 1)

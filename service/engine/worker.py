@@ -1,8 +1,7 @@
-"""What the engine expects of a worker, and what it tells an observer.
+"""The contract between the engine and its workers, and what is reported to an observer.
 
-A worker is one way of batching (token by token, or whole texts) over one model.  It knows neither threads nor clients:
-`refuse` apart, only the engine's thread calls it, and it hands answers back as (ticket, event), so that one step is one
-delivery.
+A worker is one way of batching (token by token, or whole texts) for one model.  Apart from `validate`, only the engine
+thread calls it.  It returns events with the handles of their requests, so that one step is one delivery.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,31 +18,31 @@ FinishReason = Literal["", "stop", "length", "encoded", "explained"]
 
 @dataclass(slots=True)
 class RequestTiming:
-    """How a request fares, for whoever tells of it afterwards.  Times are those of `time.perf_counter`; 0: not yet.
+    """The course of a request, for logs and traces.  Times are those of `time.perf_counter`; 0: not yet.
 
-    Lives on the event loop thread, but for `begun`, which the engine's thread writes.
+    Used on the event loop thread, except `started`, which the engine thread writes.
     """
 
     submitted: float = field(default_factory=perf_counter)
     started: float = 0.0  # when it was first computed
-    first_token: float = 0.0  # when its first token was heard of
-    last_text: float = 0.0  # when the last of it became text
-    text_seconds: float = 0.0  # seconds that took, in all
+    first_token: float = 0.0  # when its first token was delivered
+    last_text: float = 0.0  # when its last tokens became text
+    text_seconds: float = 0.0  # seconds spent on making text, in all
     ended: float = 0.0
     prompt_tokens: int = 0  # tokens
     generated_tokens: int = 0  # generated
-    cached_tokens: int = 0  # of the prompt's
+    cached_tokens: int = 0  # prompt tokens found in the cache
     outcome: RequestOutcome = "aborted"  # unless it ends otherwise
     reason: str = ""
 
     def record_text(self, began: float) -> None:
-        """Some of it became text just now."""
+        """Some of the answer became text just now."""
         self.last_text = perf_counter()
         self.text_seconds += self.last_text - began
 
 
 class RequestHandle(Protocol):
-    """A request on its way, compared by identity.  Its answer is received on the event loop thread."""
+    """A submitted request, compared by identity.  It receives its events on the event loop thread."""
 
     @property
     def request(self) -> Request: ...
@@ -53,45 +52,47 @@ class RequestHandle(Protocol):
 
     @property
     def submitted(self) -> float:
-        """When, by `time.perf_counter`."""
+        """Time of submission, by `time.perf_counter`."""
 
     def receive(self, event: Event) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class WarmupRequest:
-    """A ticket nobody waits for: what a worker warms up with."""
+    """A request that a worker warms up with; its events are ignored."""
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
     timing: RequestTiming = field(default_factory=RequestTiming)
 
     def receive(self, event: Event) -> None:
-        """Nobody listens."""
+        """Ignore the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step in numbers.  Counts are of this step; `running`, `waiting` and blocks are as it leaves them."""
+    """The numbers of one step.  `running`, `waiting` and blocks are those after the step, the others are of the step
+    itself.
+    """
 
     model: str
     task: WorkerTask
     sequences: int
     tokens: int
-    padding: int  # token slots computed that belong to no token
+    padding: int  # computed token slots without a token
     forward_s: float
-    sample_s: float  # sampling, or the head and its closing
+    sample_s: float  # sampling, or the head and its postprocessing
     running: int
     waiting: int
     blocks_total: int = 0
     blocks_used: int = 0
     preemptions: int = 0
-    cached_tokens: int = 0  # tokens of prompts found stored
-    drafted: int = 0  # tokens foretold and tried
-    accepted: int = 0  # those of them that came
-    adapters: Mapping[int, int] = field(default_factory=dict)  # of those running, how many with each adapter
-    queue_s: list[float] = field(default_factory=list)  # submitted to first scheduled, of those first scheduled now
-    first_token_s: list[tuple[float, str]] = field(default_factory=list)  # submitted to first token, and whose trace
+    cached_tokens: int = 0  # prompt tokens found in the cache
+    drafted: int = 0  # draft tokens computed
+    accepted: int = 0  # draft tokens accepted
+    adapters: Mapping[int, int] = field(default_factory=dict)  # number of running requests by adapter
+    queue_s: list[float] = field(default_factory=list)  # submission to first step, of requests first scheduled now
+    first_token_s: list[tuple[float, str]] = field(default_factory=list)  # submission to first token, and trace id
     inter_token_s: list[float] = field(default_factory=list)  # token to token
 
 
@@ -99,7 +100,7 @@ class StepReport:
 class RequestEnd:
     """How a request ended.  Every request ends once.
 
-    `reason` is its error's code, if it has one; `finish` what ended an answer that is done.
+    `reason` is its error's code, if it has one; `finish` is what ended an answer that is done.
     """
 
     model: str
@@ -122,39 +123,41 @@ class RequestCounts:
 
 
 class Observer(Protocol):
-    """Is told, on the event loop thread."""
+    """Receives reports on the event loop thread."""
 
     def record_step(self, report: StepReport) -> None: ...
 
     def record_end(self, ended: RequestEnd) -> None: ...
 
     def record_idle(self, model: str, task: WorkerTask) -> None:
-        """Nothing of this model is computed, whatever its last step said: the rest was aborted since, or is held."""
+        """The model computes nothing any more, whatever its last report says: its requests were aborted or paused
+        since.
+        """
 
 
 HandleEvent = tuple[RequestHandle, Event]
 
 
-def deadline_error(ticket: RequestHandle, now: float) -> Expired:
-    """What a request is told whose deadline has passed."""
-    return Expired(f"the deadline has passed: {now - ticket.submitted:.1f} s after the request was submitted")
+def deadline_error(handle: RequestHandle, now: float) -> Expired:
+    """The error of a request whose deadline has passed."""
+    return Expired(f"the deadline has passed: {now - handle.submitted:.1f} s after the request was submitted")
 
 
 def submission_error(error: Exception) -> PolyheadError:
-    """The error of a request that a worker could not take."""
+    """The error of a request that a worker could not accept."""
     return error if isinstance(error, PolyheadError) else StepFailed("the request could not be begun")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step leaves: events in order, and the report."""
+    """The result of a step: events in order, and the report."""
 
     events: list[HandleEvent]
     report: StepReport
 
 
 class Worker(Protocol):
-    """One model at work."""
+    """Computes the requests of one model."""
 
     @property
     def model(self) -> str: ...
@@ -168,42 +171,46 @@ class Worker(Protocol):
 
     @property
     def is_background(self) -> bool:
-        """Whether it takes what others leave: see service.engine.background_throttle."""
+        """Whether it only uses time that others leave: see service.engine.background_throttle."""
 
     def validate(self, request: Request) -> None:
-        """Raise BadRequest if it can never be done.  Any thread may ask: it looks at nothing that changes."""
+        """Raise BadRequest if the request can never be computed.  Any thread may call it; it reads constant values
+        only.
+        """
 
     def detach(self, number: int) -> None:
-        """Let go of an adapter, which nobody asks for any more."""
+        """Remove an adapter that no request uses any more."""
 
-    def submit(self, ticket: RequestHandle) -> None: ...
+    def submit(self, handle: RequestHandle) -> None: ...
 
-    def abort(self, ticket: RequestHandle) -> None:
-        """Free what it holds and say no more of it.  One that is not here is no error."""
+    def abort(self, handle: RequestHandle) -> None:
+        """Free what the request holds; no events follow.  An unknown handle is no error."""
 
-    def pause(self, ticket: RequestHandle) -> None:
-        """Compute no more of it until `resume`: its reader is behind.  One that is not here is no error, in both."""
+    def pause(self, handle: RequestHandle) -> None:
+        """Compute no more of it until `resume`: its reader is behind.  An unknown handle is no error, in both."""
 
-    def resume(self, ticket: RequestHandle) -> None: ...
+    def resume(self, handle: RequestHandle) -> None: ...
 
     def expire(self, now: float) -> list[HandleEvent]:
-        """End those whose deadline is not after `now` (`time.perf_counter`), SLICE of them at most.
+        """End requests whose deadline is not after `now` (`time.perf_counter`), SLICE_SIZE of them at most.
 
-        They take part in no further step."""
+        They take part in no further step.
+        """
 
     def step(self) -> StepResult: ...
 
     def blame_failed_step(self) -> list[HandleEvent]:
-        """After `step` raised: end the request that is to blame, with an error; nobody while that is being found out.
+        """After `step` raised: end the requests to blame and return their errors; none while the step is still being
+        bisected.
 
-        The steps that follow compute again what this one should have.
+        The following steps compute again what this one should have computed.
         """
 
     def self_test(self) -> None:
-        """Compute the least there is to compute, beside the queue.  Raises if the model cannot."""
+        """Compute the smallest possible input, outside of the queue.  Raises if the model cannot compute."""
 
     def check_invariants(self) -> None:
-        """Assert that nothing is leaked.  The engine asks when there is nothing else to do."""
+        """Assert that nothing is leaked.  The engine calls it when the worker is idle."""
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Do what is slow only the first time, calling `breathe` now and then.  For a worker without requests."""

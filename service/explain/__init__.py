@@ -1,1 +1,1 @@
-"""Explanations of answers: the request a client makes, and the answer it gets."""
+"""Explanations of answers: the client's request, and the response."""

@@ -1,7 +1,7 @@
-"""Why a model answers so: from what a client asks to what the engine is asked.
+"""Explanation requests: from the client's options and the model's answer to the engine's request.
 
-Knows text, tokens and answers, no HTTP and no tensor.  The one idea: what is explained is what was answered, so that
-comes first; then its label, its span or its words are found again among the tokens, as cells of the head's scores.
+The answer is computed first. Its label, span or tokens are then located as cells (row, column) of the head's scores,
+which are the goals that the explanation attributes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,14 +24,14 @@ Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]
 AttentionLayout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention
 ATTENTION_METHODS: tuple[ExplainMethod, ...] = ("attention", "attention_rollout", "attention_flow")
 PATH_METHODS: tuple[ExplainMethod, ...] = ("attention_rollout", "attention_flow")
-MAX_FLOW_TOKENS = 64  # tokens: a flow is computed for each of them, in a time that grows with the third power
-MAX_ATTENTION_WEIGHTS = 1 << 23  # that are computed for one explanation, however few of them are told
+MAX_FLOW_TOKENS = 64  # tokens: the flow of each is computed, and the time grows with the third power
+MAX_ATTENTION_WEIGHTS = 1 << 23  # computed for one explanation, however few of them the response has
 MAX_LABEL_QUOTE = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSpec:
-    """What of an answer is to be explained; of these each task has its own (`FIELDS`)."""
+    """The part of an answer to be explained. TARGET_FIELDS lists the fields that each task uses."""
 
     label: str | int | None = None
     start: int | None = None
@@ -60,8 +60,9 @@ TARGET_FIELDS: Mapping[Task, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainParameters:
-    """How an answer is to be explained.  `top_k`: of each row of weights only so many are told, 0: all.  `packed`: as
-    base64, of `half` the precision."""
+    """How an answer is to be explained. `top_k`: only the largest weights of each row are in the response; 0: all.
+    `as_base64`: weights are encoded in base64, with `half_precision` as float16.
+    """
 
     method: ExplainMethod = "attention"
     target: TargetSpec = NO_TARGET
@@ -77,7 +78,7 @@ class ExplainParameters:
 
     @property
     def is_attribution(self) -> bool:
-        """Whether it says what a score is made of; else where the network looks."""
+        """Whether the method attributes a score to tokens; the others return attention weights."""
         return self.method not in ATTENTION_METHODS
 
     @property
@@ -87,7 +88,9 @@ class ExplainParameters:
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token as it is told: of which of the caller's texts, code points [start, end) of it; None: of none."""
+    """A token in the response: the index of the caller's text that it is in, and its code points [start, end); None if
+    it is in none.
+    """
 
     id: int
     piece: str
@@ -100,7 +103,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class DescribedGoal:
-    """A goal for people: what it is, and how likely the server says it is (nan: it does not)."""
+    """A goal with its description for the response. `probability`: as the answer has it; None if it does not."""
 
     goal: Goal
     description: Mapping[str, Any]
@@ -109,7 +112,7 @@ class DescribedGoal:
 
 @dataclass(frozen=True, slots=True)
 class ExplainSubject:
-    """What is explained: tokens as they are shown and as the network has them, and the goals."""
+    """What is explained: the tokens of the response, the tokens for the network, and the goals."""
 
     shown_tokens: tuple[ShownToken, ...]
     tokens: tuple[int, ...]
@@ -121,41 +124,41 @@ class ExplainSubject:
 
     @property
     def special_rows(self) -> frozenset[int]:
-        """The places of tokens that nobody wrote."""
+        """The rows of special tokens, which are not from the caller's text."""
         return frozenset(index for index, token in enumerate(self.shown_tokens) if token.special)
 
 
-def check_target(model: Model, why: ExplainParameters) -> None:
-    """Raises BadRequest where it is asked about what such a model does not say."""
-    fit = TARGET_FIELDS[model.task]
-    for name in why.target.given_fields:
-        if name not in fit:
-            has = f"there it has {', '.join(fit)}" if fit else "there is nothing to choose"
+def check_target(model: Model, parameters: ExplainParameters) -> None:
+    """Raise BadRequest if the target does not fit the model's task."""
+    fields = TARGET_FIELDS[model.task]
+    for name in parameters.target.given_fields:
+        if name not in fields:
+            has = f"there it has {', '.join(fields)}" if fields else "there is nothing to choose"
             message = f"target.{name}: a model of the task {model.task} is not asked so; {has}"
             raise BadRequest(message, param=f"target.{name}")
-    if model.task == "embed" and why.is_attribution and why.target.text is None:
+    if model.task == "embed" and parameters.is_attribution and parameters.target.text is None:
         message = "target.text: a vector is explained by what it is compared with: give the other text"
         raise BadRequest(message, param="target.text")
     for first, second in (("start", "end"), ("end", "start")):
-        if first in why.target.given_fields and second not in why.target.given_fields:
+        if first in parameters.target.given_fields and second not in parameters.target.given_fields:
             raise BadRequest(f"target.{second}: must stand beside target.{first}", param=f"target.{second}")
 
 
-def check_context(model: Model, before: int, said: int) -> None:
-    """Raises TooLong where the model could not have said so much after so long a prompt."""
-    if before + said > model.max_tokens:
-        message = f"target.text: {said} tokens after {before}, the model takes {model.max_tokens}"
+def check_context(model: Model, before: int, answer: int) -> None:
+    """Raise TooLong if so long an answer after so long a prompt exceeds the model's context."""
+    if before + answer > model.max_tokens:
+        message = f"target.text: {answer} tokens after {before}, the model takes {model.max_tokens}"
         raise TooLong(message, param="target.text")
 
 
-# What is read
+# Goals of encoders
 
 
-def build_encoding_call(model: Model, given: str | tuple[str, str], why: ExplainParameters) -> EncodingRequest:
-    """The text, and what else it takes to know what is to be explained."""
-    beside = [why.target.text] if model.task == "embed" and why.target.text is not None else []
-    inputs, names = (given, *beside), ("input", *("target.text" for _ in beside))
-    words = (why.target.word,) if why.target.word is not None else ()
+def build_encoding_call(model: Model, given: str | tuple[str, str], parameters: ExplainParameters) -> EncodingRequest:
+    """Return the call that computes the answer, with the second text of a similarity."""
+    compared = [parameters.target.text] if model.task == "embed" and parameters.target.text is not None else []
+    inputs, names = (given, *compared), ("input", *("target.text" for _ in compared))
+    words = (parameters.target.word,) if parameters.target.word is not None else ()
     return EncodingRequest(
         field="input",
         inputs=inputs,
@@ -172,8 +175,8 @@ def build_subject(reads: Sequence[EncodedInput]) -> ExplainSubject:
     [request, *_] = first.requests
     part = first.parts[0]
     shown = tuple(show_tokens(part))
-    beside = reads[1].requests[0].tokens if len(reads) > 1 else ()
-    return ExplainSubject(shown, request.tokens, request.segments, compared_tokens=beside)
+    compared = reads[1].requests[0].tokens if len(reads) > 1 else ()
+    return ExplainSubject(shown, request.tokens, request.segments, compared_tokens=compared)
 
 
 def show_tokens(part: Encoding) -> list[ShownToken]:
@@ -184,14 +187,14 @@ def show_tokens(part: Encoding) -> list[ShownToken]:
     ]
 
 
-def choose_goal(model: Model, why: ExplainParameters, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:
-    """What is to be explained of the answer.  Raises BadRequest if it does not say what was asked about."""
-    return GOAL_CHOICES[model.task](model, why.target, read, reply)
+def choose_goal(model: Model, parameters: ExplainParameters, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:
+    """Return the goal of an answer. Raises BadRequest if the answer does not contain the target."""
+    return GOAL_CHOICES[model.task](model, parameters.target, read, reply)
 
 
-def similarity_goals(why: ExplainParameters) -> tuple[DescribedGoal, ...]:
-    """An embedding says nothing by itself, but how near it is to another."""
-    return (DescribedGoal(((0, 0),), {"kind": "similarity", "text": why.target.text}),)
+def similarity_goals(parameters: ExplainParameters) -> tuple[DescribedGoal, ...]:
+    """Return the goal of an embedding: its similarity to another."""
+    return (DescribedGoal(((0, 0),), {"kind": "similarity", "text": parameters.target.text}),)
 
 
 def label_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
@@ -219,25 +222,31 @@ def relevance_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: 
 
 
 def tag_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
-    """A token's label, or those of the tokens that stand in a stretch of the text, added up."""
+    """Return the goal for the label of a token, or for the sum of the labels of the tokens in a part of the text."""
     chosen = choose_entities(target, cast(TagOutput, reply).entities)
     columns = [label_column(model, each.label if target.label is None else target.label) for each in chosen]
     goal = tuple((each.index, column) for each, column in zip(chosen, columns, strict=True))
     name = model.labels[columns[0]]
-    what = {"kind": "tag", "token": chosen[0].index, "label": name, "start": chosen[0].start, "end": chosen[-1].end}
-    return DescribedGoal(goal, what, chosen[0].score if target.label is None else None)
+    description = {
+        "kind": "tag",
+        "token": chosen[0].index,
+        "label": name,
+        "start": chosen[0].start,
+        "end": chosen[-1].end,
+    }
+    return DescribedGoal(goal, description, chosen[0].score if target.label is None else None)
 
 
-def choose_entities(target: TargetSpec, every: Sequence[Entity]) -> list[Entity]:
-    """The tokens that are asked about; the surest that has a label worth telling where none is."""
+def choose_entities(target: TargetSpec, entities: Sequence[Entity]) -> list[Entity]:
+    """Return the target's tokens; without a target, the labelled token with the highest score."""
     if target.token is not None:
-        chosen = [each for each in every if each.index == target.token]
-        wrong = f"target.token: {target.token} is no token of the text, these are: {describe_indexes(every)}"
+        chosen = [each for each in entities if each.index == target.token]
+        wrong = f"target.token: {target.token} is no token of the text, these are: {describe_indexes(entities)}"
     elif target.start is not None and target.end is not None:
-        chosen = [each for each in every if each.start < target.end and each.end > target.start]
+        chosen = [each for each in entities if each.start < target.end and each.end > target.start]
         wrong = f"target.start: no token of the text stands between {target.start} and {target.end}"
     else:
-        sure = [each for each in every if each.label not in OUTSIDE_LABELS]
+        sure = [each for each in entities if each.label not in OUTSIDE_LABELS]
         chosen = [max(sure, key=lambda each: each.score)] if sure else []
         wrong = "target: nothing in the text is labelled; say which token by target.start and target.end"
     if not chosen:
@@ -245,12 +254,12 @@ def choose_entities(target: TargetSpec, every: Sequence[Entity]) -> list[Entity]
     return chosen
 
 
-def describe_indexes(every: Sequence[Entity]) -> str:
-    return f"{every[0].index} to {every[-1].index}" if every else "none"
+def describe_indexes(entities: Sequence[Entity]) -> str:
+    return f"{entities[0].index} to {entities[-1].index}" if entities else "none"
 
 
 def span_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
-    """Where the answer begins and where it ends."""
+    """Return the goal for the first and last token of the answer."""
     context, part = str(read.source[1]), read.parts[0]
     best = cast(SpanOutput, reply).answers[0]
     start, end = (best.start, best.end) if target.start is None or target.end is None else (target.start, target.end)
@@ -262,9 +271,9 @@ def span_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encod
     if not rows:
         message = f"target.start: no token of the context stands between {start} and {end}"
         raise BadRequest(message, param="target.start")
-    what = {"kind": "span", "start": start, "end": end, "text": context[start:end]}
+    description = {"kind": "span", "start": start, "end": end, "text": context[start:end]}
     same = (start, end) == (best.start, best.end)
-    return DescribedGoal(((rows[0], 0), (rows[-1], 1)), what, best.score if same else None)
+    return DescribedGoal(((rows[0], 0), (rows[-1], 1)), description, best.score if same else None)
 
 
 def mask_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: EncoderOutput) -> DescribedGoal:  # noqa: ARG001
@@ -273,8 +282,8 @@ def mask_goal(model: Model, target: TargetSpec, read: EncodedInput, reply: Encod
         message = f"target.mask: the text has {len(masks)} masks, counted from 0, got {number}"
         raise BadRequest(message, param="target.mask")
     best = masks[number][0]
-    what = {"kind": "word", "mask": number, "word": best.text, "id": best.token}
-    return DescribedGoal(((read.requests[0].rows[number], best.token),), what, best.score)
+    description = {"kind": "word", "mask": number, "word": best.text, "id": best.token}
+    return DescribedGoal(((read.requests[0].rows[number], best.token),), description, best.score)
 
 
 GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOutput], DescribedGoal]] = {
@@ -286,34 +295,36 @@ GOAL_CHOICES: Mapping[Task, Callable[[Model, TargetSpec, EncodedInput, EncoderOu
 }
 
 
-# What is written
+# Goals of generators
 
 
-def build_generated_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> ExplainSubject:
-    """A prompt and what was written after it, each token of which is a goal.
+def build_generated_subject(model: Model, prompt: Prompt, request: Generate, tokens: Sequence[int]) -> ExplainSubject:
+    """Return a prompt and its answer, each token of which is a goal.
 
-    Tokenises the prompt: to be called on a thread for texts.
+    Tokenises the prompt, so it is called on a thread for texts.
     """
-    shown = show_prompt(model, prompt, asked.source or asked.tokens)
-    opening = asked.tokens if asked.source else ()
+    shown = show_prompt(model, prompt, request.source or request.tokens)
+    opening = request.tokens if request.source else ()
     answer = [ShownToken(id, model.tokenizer.piece(id), True, output=True) for id in opening]
     answer += [ShownToken(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), output=True) for id in tokens]
-    first, before = len(shown) + len(opening), len(asked.tokens)
-    told = tuple(
+    first, before = len(shown) + len(opening), len(request.tokens)
+    goals = tuple(
         DescribedGoal(((before - 1 + n, id),), {"kind": "token", "token": first + n, "id": id})
         for n, id in enumerate(tokens)
     )
     return ExplainSubject(
         shown_tokens=(*shown, *answer),
-        tokens=(*asked.tokens, *tokens),
-        source=asked.source,
-        goals=told,
+        tokens=(*request.tokens, *tokens),
+        source=request.source,
+        goals=goals,
         output=model.tokenizer.decode(tokens),
     )
 
 
 def show_prompt(model: Model, prompt: Prompt, ids: Sequence[int]) -> list[ShownToken]:
-    """The prompt's tokens, and where in the caller's own texts each stands, as far as it stands there as it is."""
+    """Return the prompt's tokens, and the position of each in the caller's texts, as far as these occur unchanged in
+    the prompt.
+    """
     if isinstance(prompt, str):
         [part] = model.tokenizer.encode_batch([prompt])
         if part.ids == list(ids):
@@ -337,7 +348,7 @@ NO_POSITION: TextPosition = (None, None, None)
 
 
 def locate_pieces(pieces: Sequence[bytes], texts: Sequence[str]) -> list[TextPosition]:
-    """Where pieces of a prompt stand in the texts that a template wrote into it, one after the other."""
+    """Return the position of each piece of a prompt in the texts that a template wrote into it, one after the other."""
     whole, starts = b"".join(pieces), list[int]()
     at = 0
     for piece in pieces:
@@ -359,41 +370,43 @@ def locate_pieces(pieces: Sequence[bytes], texts: Sequence[str]) -> list[TextPos
     return places
 
 
-# What the engine is asked
+# The engine's request
 
 
 def build_explain_request(
-    model: Model, why: ExplainParameters, subject: ExplainSubject, id: str, terms: Terms
+    model: Model, parameters: ExplainParameters, subject: ExplainSubject, id: str, terms: Terms
 ) -> ExplainTextRequest:
     return ExplainTextRequest(
         id=id,
         tokens=subject.tokens,
-        method=why.method,
+        method=parameters.method,
         segments=subject.segments,
         source=subject.source,
-        goals=tuple(told.goal for told in subject.goals) if why.is_attribution else (),
-        layers=why.layers,
-        heads=why.heads,
-        steps=why.steps,
-        baseline=choose_baseline(model, why),
+        goals=tuple(described.goal for described in subject.goals) if parameters.is_attribution else (),
+        layers=parameters.layers,
+        heads=parameters.heads,
+        steps=parameters.steps,
+        baseline=choose_baseline(model, parameters),
         kept_rows=subject.special_rows,
-        window=why.window,
+        window=parameters.window,
         compared_tokens=subject.compared_tokens,
         terms=terms,
     )
 
 
-def choose_baseline(model: Model, why: ExplainParameters) -> int:
-    """The token that stands for nothing; -1: no vector."""
+def choose_baseline(model: Model, parameters: ExplainParameters) -> int:
+    """Return the token of the baseline input; -1: the zero vector."""
     words = model.tokenizer
     known = {"pad": words.pad_id, "mask": words.mask_id, "unk": words.unk_id, "eos": words.eos_id}
     there = {name: id for name, id in known.items() if id is not None}
-    if why.baseline == "zero" or (why.baseline == "auto" and why.method != "occlusion" and "pad" not in there):
-        if why.method == "occlusion":
+    if parameters.baseline == "zero" or (
+        parameters.baseline == "auto" and parameters.method != "occlusion" and "pad" not in there
+    ):
+        if parameters.method == "occlusion":
             message = f"baseline: what is hidden must be a token; {model.name} has {', '.join(there) or 'none'}"
             raise BadRequest(message, param="baseline")
         return -1
-    name = next(iter(there), "") if why.baseline == "auto" else why.baseline
+    name = next(iter(there), "") if parameters.baseline == "auto" else parameters.baseline
     if name not in there:
         has = f"{model.name} has no token for {name or 'nothing'}; there are: {', '.join((*there, 'zero'))}"
         raise BadRequest(f"baseline: {has}", param="baseline")

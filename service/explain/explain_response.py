@@ -1,7 +1,7 @@
-"""What an explanation is told as: one object, the same in every dialect that has one; and how large it may be.
+"""The JSON object of an explanation, the same in every dialect, and the limits of its size.
 
-Knows what was asked and what came of it, no HTTP and no tensor.  The one idea: whatever it says it says of `tokens`, a
-list that comes first: attributions are a number for each, rows and columns of weights are indexes into it.
+All parts refer to `tokens`, a list that comes first: attributions are a number for each token, rows and columns of
+weights are indexes into it.
 """
 
 import base64
@@ -26,29 +26,33 @@ from .explain_request import (
     ExplainSubject,
 )
 
-NUMBER_BYTES = 11  # bytes of a number as JSON, about
-PAIR_BYTES = 17  # of a column and a weight
-WEIGHT = 8  # bytes in memory for each weight: a float32, and a copy
-PAIRED = 150  # bytes in memory for each column and weight of a top_k
-TOKEN = 600  # bytes in memory, and as JSON, for each token
-ATTRIBUTED = 400  # the same for each token of each attribution
-TOLERANCE = 0.05  # of the difference that attributions make up: how much may be missing
+NUMBER_BYTES = 11  # bytes of a number in JSON, approximately
+PAIR_BYTES = 17  # bytes of a column and a weight
+WEIGHT_BYTES = 8  # bytes of memory for each weight: a float32, and a copy
+PAIR_MEMORY_BYTES = 150  # bytes of memory for each column and weight of a top_k
+TOKEN_BYTES = 600  # bytes of memory and of JSON for each token
+ATTRIBUTION_BYTES = 400  # the same for each token of each attribution
+TOLERANCE = 0.05  # share of the score difference that the attributions may miss
 ROUNDING = 1e-4
 FloatArray = NDArray[np.float32]
 
 
-# How large
+# Size limits
 
 
-def check_size(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, settings: Settings) -> None:
-    """Raises BadRequest for layers and heads that are not there, AnswerTooLarge with what would be less."""
+def check_size(
+    parameters: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, settings: Settings
+) -> None:
+    """Raise BadRequest for layers and heads that do not exist, and AnswerTooLarge, with a smaller request, for too
+    large a response.
+    """
     tokens = len(subject.shown_tokens)
     check_token_count(tokens, settings)
-    if why.method == "attention_flow" and tokens > MAX_FLOW_TOKENS:
+    if parameters.method == "attention_flow" and tokens > MAX_FLOW_TOKENS:
         message = f"input: {tokens} tokens, a flow is computed for at most {MAX_FLOW_TOKENS}; ask for attention_rollout"
         raise AnswerTooLarge(message, param="input")
-    if why.method == "attention":
-        check_weight_count(why, subject, layout, settings.explain_mib)
+    if parameters.method == "attention":
+        check_weight_count(parameters, subject, layout, settings.explain_mib)
 
 
 def check_token_count(tokens: int, settings: Settings) -> None:
@@ -57,46 +61,50 @@ def check_token_count(tokens: int, settings: Settings) -> None:
         raise AnswerTooLarge(message, param="input")
 
 
-def check_weight_count(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, mib: int) -> None:
-    check_indexes("layers", why.layers, max((layers for layers, _ in layout.values()), default=0))
-    check_indexes("heads", why.heads, max((heads for _, heads in layout.values()), default=0))
-    raw, pairs = count_weights(why, subject, layout)
-    told = written_bytes(why, raw, pairs)
-    if told > mib << 20 or raw > MAX_ATTENTION_WEIGHTS:
-        most = f"at most {MAX_ATTENTION_WEIGHTS} are computed and {mib} MiB told"
-        size = f"would be {raw} weights, {math.ceil(told / 2**20)} MiB; {most}"
+def check_weight_count(
+    parameters: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout, mib: int
+) -> None:
+    check_indexes("layers", parameters.layers, max((layers for layers, _ in layout.values()), default=0))
+    check_indexes("heads", parameters.heads, max((heads for _, heads in layout.values()), default=0))
+    raw, pairs = count_weights(parameters, subject, layout)
+    size_bytes = json_bytes(parameters, raw, pairs)
+    if size_bytes > mib << 20 or raw > MAX_ATTENTION_WEIGHTS:
+        most = f"at most {MAX_ATTENTION_WEIGHTS} are computed and {mib} MiB returned"
+        size = f"would be {raw} weights, {math.ceil(size_bytes / 2**20)} MiB; {most}"
         message = f"layers: this {size}: ask for fewer layers or heads, a top_k, or encoding base64 with dtype float16"
         raise AnswerTooLarge(message, param="layers")
 
 
-def count_weights(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> tuple[int, int]:
-    """How many weights are computed, and how many of them a `top_k` leaves; 0 without one."""
-    if why.method in PATH_METHODS:
+def count_weights(parameters: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> tuple[int, int]:
+    """Return how many weights are computed, and how many of them a `top_k` leaves; 0 without one."""
+    if parameters.method in PATH_METHODS:
         return len(subject.shown_tokens) ** 2, 0
-    if why.method != "attention":
+    if parameters.method != "attention":
         return 0, 0
     raw = pairs = 0
     for kind, (layers, heads) in layout.items():
         rows, columns = (len(some) for some in row_and_column_ranges(kind, subject))
-        maps = len(why.layers or range(layers)) * len(why.heads or range(heads))
+        maps = len(parameters.layers or range(layers)) * len(parameters.heads or range(heads))
         raw += maps * rows * columns
-        pairs += maps * rows * min(why.top_k, columns)
+        pairs += maps * rows * min(parameters.top_k, columns)
     return raw, pairs
 
 
-def written_bytes(why: ExplainParameters, raw: int, pairs: int) -> int:
-    """Of weights as JSON, about."""
+def json_bytes(parameters: ExplainParameters, raw: int, pairs: int) -> int:
+    """Return the approximate bytes of the weights in JSON."""
     if pairs:
         return pairs * PAIR_BYTES
-    return math.ceil(raw * (NUMBER_BYTES if not why.as_base64 else 2.67 if why.half_precision else 5.34))
+    return math.ceil(raw * (NUMBER_BYTES if not parameters.as_base64 else 2.67 if parameters.half_precision else 5.34))
 
 
-def memory_of(why: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> int:
-    """Bytes that an explanation takes until it is sent, about: what is computed, its objects and its JSON."""
-    raw, pairs = count_weights(why, subject, layout)
-    tokens, targets = len(subject.shown_tokens), max(len(subject.goals), 1) if why.needs_target else 0
-    weights = raw * WEIGHT + pairs * PAIRED + written_bytes(why, raw, pairs)
-    return weights + tokens * (TOKEN + targets * ATTRIBUTED)
+def memory_of(parameters: ExplainParameters, subject: ExplainSubject, layout: AttentionLayout) -> int:
+    """Return the approximate bytes that an explanation takes until it is sent: what is computed, its objects and its
+    JSON.
+    """
+    raw, pairs = count_weights(parameters, subject, layout)
+    tokens, targets = len(subject.shown_tokens), max(len(subject.goals), 1) if parameters.needs_target else 0
+    weights = raw * WEIGHT_BYTES + pairs * PAIR_MEMORY_BYTES + json_bytes(parameters, raw, pairs)
+    return weights + tokens * (TOKEN_BYTES + targets * ATTRIBUTION_BYTES)
 
 
 def check_indexes(field: str, asked: Sequence[int], count: int) -> None:
@@ -105,22 +113,22 @@ def check_indexes(field: str, asked: Sequence[int], count: int) -> None:
             raise BadRequest(f"{field}: the network has {count}, counted from 0, got {number}", param=field)
 
 
-# What is told
+# The response
 
 
 def explanation_object(
-    id: str, model: Model, why: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
+    id: str, model: Model, parameters: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
 ) -> dict[str, Any]:
     return {
         "id": id,
         "model": model.name,
         "task": model.task,
-        "method": why.method,
+        "method": parameters.method,
         "computed_in": "float32",
         "tokens": [token_object(index, subject) for index in range(len(subject.shown_tokens))],
         "output": subject.output,
-        "attributions": [*attribution_objects(why, subject, found)],
-        "attention": [weights_object(why, subject, each) for each in found.weights],
+        "attributions": [*attribution_objects(parameters, subject, found)],
+        "attention": [weights_object(parameters, subject, each) for each in found.weights],
         "usage": usage_object(subject),
     }
 
@@ -146,37 +154,37 @@ def usage_object(subject: ExplainSubject) -> dict[str, int]:
 
 
 def attribution_objects(
-    why: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
+    parameters: ExplainParameters, subject: ExplainSubject, found: ExplanationResult
 ) -> Iterator[dict[str, Any]]:
-    if why.method in PATH_METHODS:
+    if parameters.method in PATH_METHODS:
         matrix = np.asarray(found.weights[0].values)[0, 0]
-        for told in subject.goals or (None,):
-            yield attribution_object(told, attention_from_answer(matrix, told, found), subject)
-    for told, each in zip(subject.goals, found.attributions, strict=False):
-        said = attribution_object(told, np.asarray(each.values), subject)
-        said["target"]["score"] = each.score
-        if why.method == "integrated_gradients":
-            said["completeness"] = completeness_object(each)
-        yield said
+        for described in subject.goals or (None,):
+            yield attribution_object(described, attention_from_answer(matrix, described, found), subject)
+    for described, each in zip(subject.goals, found.attributions, strict=False):
+        entry = attribution_object(described, np.asarray(each.values), subject)
+        entry["target"]["score"] = each.score
+        if parameters.method == "integrated_gradients":
+            entry["completeness"] = completeness_object(each)
+        yield entry
 
 
-def attention_from_answer(matrix: FloatArray, told: DescribedGoal | None, found: ExplanationResult) -> FloatArray:
-    """Of a rollout or a flow the row that answers; the mean of those, where several do."""
-    rows = [row for row, _ in told.goal] if told and not found.head_rows else list(found.head_rows)
+def attention_from_answer(matrix: FloatArray, described: DescribedGoal | None, found: ExplanationResult) -> FloatArray:
+    """Return the row of the answer in a rollout or a flow; the mean of several rows."""
+    rows = [row for row, _ in described.goal] if described and not found.head_rows else list(found.head_rows)
     return np.asarray(matrix[rows or [len(matrix) - 1]].mean(axis=0), np.float32)
 
 
-def attribution_object(told: DescribedGoal | None, values: FloatArray, subject: ExplainSubject) -> dict[str, Any]:
-    target: dict[str, Any] = {**told.description} if told else {"kind": "text"}
-    if told is not None and told.probability is not None:
-        target["probability"] = told.probability
-    padded = np.zeros(len(subject.shown_tokens), np.float32)  # what was written later has no part in it
+def attribution_object(described: DescribedGoal | None, values: FloatArray, subject: ExplainSubject) -> dict[str, Any]:
+    target: dict[str, Any] = {**described.description} if described else {"kind": "text"}
+    if described is not None and described.probability is not None:
+        target["probability"] = described.probability
+    padded = np.zeros(len(subject.shown_tokens), np.float32)  # tokens that were generated later have no attribution
     padded[: len(values)] = values
     return {"target": target, "tokens": padded, "characters": [*character_scores(subject, padded)]}
 
 
 def character_scores(subject: ExplainSubject, values: FloatArray) -> Iterator[dict[str, Any]]:
-    """The same on the caller's characters; tokens that are parts of one character are added up."""
+    """Yield the attributions of the caller's characters. Tokens that are parts of the same character are added."""
     sums: dict[tuple[int, int, int], float] = {}
     for token, value in zip(subject.shown_tokens, values.tolist(), strict=True):
         if token.text is not None and token.start is not None and token.end is not None and token.start < token.end:
@@ -187,22 +195,24 @@ def character_scores(subject: ExplainSubject, values: FloatArray) -> Iterator[di
 
 
 def completeness_object(each: Attribution) -> dict[str, Any]:
-    """They are to add up to what the text scores beyond nothing (Sundararajan et al. 2017, arXiv:1703.01365)."""
+    """Check that the attributions sum to the score minus the baseline's score (Sundararajan et al. 2017,
+    arXiv:1703.01365).
+    """
     difference, total = each.score - each.baseline, float(np.asarray(each.values).sum(dtype=np.float64))
     delta = total - difference
     holds = abs(delta) <= TOLERANCE * abs(difference) + ROUNDING
     return {"difference": difference, "sum": total, "delta": delta, "holds": holds}
 
 
-def weights_object(why: ExplainParameters, subject: ExplainSubject, each: AttentionWeights) -> dict[str, Any]:
+def weights_object(parameters: ExplainParameters, subject: ExplainSubject, each: AttentionWeights) -> dict[str, Any]:
     values = np.asarray(each.values)
     rows, columns = row_and_column_ranges(each.kind, subject)
-    said = {"kind": each.kind, "layers": each.layers, "heads": each.heads, "rows": [*rows], "columns": [*columns]}
-    return {**said, "shape": values.shape, **encode_weights(why, values, columns)}
+    entry = {"kind": each.kind, "layers": each.layers, "heads": each.heads, "rows": [*rows], "columns": [*columns]}
+    return {**entry, "shape": values.shape, **encode_weights(parameters, values, columns)}
 
 
 def row_and_column_ranges(kind: str, subject: ExplainSubject) -> tuple[range, range]:
-    """The tokens that look, and those that are looked at."""
+    """Return the tokens that attend (rows), and those that they attend to (columns)."""
     read, every = len(subject.source), len(subject.shown_tokens)
     match kind:
         case "cross":
@@ -215,17 +225,18 @@ def row_and_column_ranges(kind: str, subject: ExplainSubject) -> tuple[range, ra
             return range(every), range(every)
 
 
-def encode_weights(why: ExplainParameters, values: FloatArray, columns: range) -> Mapping[str, Any]:
-    if why.top_k and why.method == "attention":
+def encode_weights(parameters: ExplainParameters, values: FloatArray, columns: range) -> Mapping[str, Any]:
+    if parameters.top_k and parameters.method == "attention":
         return {
             "top": [
-                [[[*largest_weights(row, why.top_k, columns)] for row in head] for head in layer] for layer in values
+                [[[*largest_weights(row, parameters.top_k, columns)] for row in head] for head in layer]
+                for layer in values
             ]
         }
-    if why.as_base64:
-        dtype = np.dtype("<f2" if why.half_precision else "<f4")
+    if parameters.as_base64:
+        dtype = np.dtype("<f2" if parameters.half_precision else "<f4")
         packed = base64.b64encode(np.ascontiguousarray(values, dtype).tobytes()).decode()
-        return {"values": {"dtype": "float16" if why.half_precision else "float32", "data": packed}}
+        return {"values": {"dtype": "float16" if parameters.half_precision else "float32", "data": packed}}
     return {"values": np.ascontiguousarray(values)}
 
 

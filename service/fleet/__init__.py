@@ -1,1 +1,1 @@
-"""Many engines behind one address: who is there, whom a request goes to, and how it gets there and back."""
+"""Replicas of engines behind one address: the replica set, routing, and the connections between processes."""

@@ -1,32 +1,35 @@
-"""How many replicas there should be: so many that each has a share of the queued tokens that it can bear.
+"""The autoscaling policy: the number of replicas follows from the tokens that are queued.
 
-Knows no Ray, but how its Serve asks (ray.serve.config.AutoscalingContext).  The one idea: requests differ a
-thousandfold, so what is counted is the tokens that are still to be computed, not who waits for them.
+It counts tokens, not requests, because the work of requests differs a thousandfold.  Ray is not imported; the policy
+reads the context that Ray Serve passes (ray.serve.config.AutoscalingContext).
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-QUEUED_TOKENS_STAT = "queued_tokens"  # what a replica calls them
-TARGET_TOKENS = 2048  # of them, a replica
+QUEUED_TOKENS_STAT = "queued_tokens"  # the name of this statistic in a replica's report
+TARGET_TOKENS = 2048  # queued tokens per replica
 
 
 class QueuedTokensPolicy:
-    """A policy of Ray Serve: `target` tokens queued at each replica.  How soon is for `upscale_delay_s` and
-    `downscale_delay_s` to say, as of any policy."""
+    """A policy of Ray Serve: one replica for each `target` queued tokens.
+
+    `upscale_delay_s` and `downscale_delay_s` of the autoscaling config set how soon the number changes, as for any
+    policy.
+    """
 
     def __init__(self, target: float = TARGET_TOKENS) -> None:
         self.target = target
 
     def replicas_needed(self, queued: float) -> int:
-        """Replicas for so many queued tokens; one at least."""
+        """Return the number of replicas for `queued` tokens, at least one."""
         return max(math.ceil(queued / self.target), 1)
 
-    def __call__(self, asked: Any) -> tuple[int, dict[str, Any]]:
-        """The replicas there should be, and nothing to be remembered."""
-        told: Mapping[Any, float] = (asked.aggregated_metrics or {}).get(QUEUED_TOKENS_STAT, {})
-        if not told:  # nobody has said anything yet
-            return asked.target_num_replicas, {}
-        low, high = asked.capacity_adjusted_min_replicas, asked.capacity_adjusted_max_replicas
-        return min(max(self.replicas_needed(sum(told.values())), low), high), {}
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the target number of replicas and an empty policy state."""
+        queued: Mapping[Any, float] = (context.aggregated_metrics or {}).get(QUEUED_TOKENS_STAT, {})
+        if not queued:  # no replica has reported yet
+            return context.target_num_replicas, {}
+        low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(max(self.replicas_needed(sum(queued.values())), low), high), {}

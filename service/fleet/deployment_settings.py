@@ -1,7 +1,4 @@
-"""What of a server's settings each deployment of replicas has.
-
-Knows no Ray.
-"""
+"""The part of a server's settings that each deployment of replicas gets."""
 
 from collections.abc import Collection
 
@@ -10,7 +7,7 @@ from ..core.names import base_model_name
 
 
 def split_settings(settings: Settings) -> dict[str, Settings]:
-    """What each deployment loads: a model, or those of a pool, and the adapters that are laid over them."""
+    """Return the settings of each deployment by its name: one model or the models of one pool, with their adapters."""
     pooled = {name for names in settings.pools.values() for name in names}
     groups = {name: [name] for name in settings.models if not base_model_name(name) and name not in pooled}
     return {name: settings_of(settings, name, trunks) for name, trunks in (groups | dict(settings.pools)).items()}
@@ -25,6 +22,6 @@ def settings_of(settings: Settings, name: str, trunks: Collection[str]) -> Setti
 
 
 def with_threads(settings: Settings) -> Settings:
-    """A replica computes on the cores that Ray keeps for it, however many the machine has."""
+    """Set the number of threads to the cores that Ray reserves for a replica, unless `threads` is set."""
     threads = settings.threads or max(int(settings.replica_cpus), 1)
     return settings.model_copy(update={"threads": threads})

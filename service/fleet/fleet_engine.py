@@ -1,8 +1,8 @@
-"""The side that speaks: what the routes take for a registry and an engine, and are many replicas.
+"""The fleet: it stands in for the registry and the engine in a process that serves HTTP, and routes to many replicas.
 
-Knows no HTTP, no tensor, and not who starts replicas.  The one idea: a stream here is the same Stream that an engine
-gives out, with a line to a replica where the engine's thread would be; so deadlines, slow readers and counting are one
-code, and a replica that is lost is one error in the streams that it had begun to answer, and nothing in the others.
+A stream is the engine's Stream.  Its context sends over a connection to a replica instead of calling the engine's
+thread, so deadlines, slow readers and counting use the same code.  If a replica is lost, the streams that it had begun
+to answer end with an error; all others are sent to another replica.
 """
 
 import asyncio
@@ -50,21 +50,21 @@ log = logging.getLogger("polyhead.fleet")
 
 @dataclass(eq=False, slots=True)
 class RoutedRequest:
-    """A request under way: to which replica, under which number, and how it was counted there."""
+    """A request that was sent to a replica, with its number on the connection and its counts for routing."""
 
     model: Model
     stream: Stream
     number: int
     routing: RoutingRequest
     connection: ReplicaConnection = field(init=False)
-    uncached_tokens: int = 0  # tokens of its prompt that are not stored there
-    is_unanswered: bool = True  # nothing was said of it yet
-    was_rerouted: bool = False  # it was sent before
-    result_events: int = 0  # events so far that are neither tokens nor its end
-    is_over: bool = False  # the replica has said the last of it
+    uncached_tokens: int = 0  # prompt tokens that are not in the replica's cache
+    is_unanswered: bool = True  # no event of it was received yet
+    was_rerouted: bool = False  # it was sent to another replica before
+    result_events: int = 0  # events so far that are neither a token nor an end
+    is_over: bool = False  # the last event of it was received
 
     def accepts(self, event: object) -> bool:
-        """Whether a replica that keeps to the rules can say this of it."""
+        """Whether a correct replica can send `event` next for this request."""
         request = self.stream.request
         match event:
             case RequestStarted(waited):
@@ -87,34 +87,37 @@ class RoutedRequest:
 
     @property
     def can_reroute(self) -> bool:
-        """Whether another replica can be asked instead."""
+        """Whether another replica can compute it instead."""
         return self.is_unanswered and not self.was_rerouted and not isinstance(self.stream.request, ExplainTextRequest)
 
 
 class Fleet:
-    """Lives on the event loop thread.  `names` are those of the models that replicas are to serve; `heard` is told of
-    each model when the first replica of it is there."""
+    """A registry and an engine whose models are computed by replicas.  It lives on the event loop thread.
+
+    `names` are the models that replicas are to serve.  `on_model_available` is called with each model when its first
+    replica connects.
+    """
 
     def __init__(
-        self, names: Sequence[str], books: Telemetry, secret: str, routed: CreatePolicy = PrefixAffinity
+        self, names: Sequence[str], telemetry: Telemetry, secret: str, create_policy: CreatePolicy = PrefixAffinity
     ) -> None:
         self.on_model_available: Callable[[Model], None] = lambda model: None  # noqa: ARG005
-        random = Random()  # nothing is kept secret by it
+        random = Random()  # not used for cryptography
         self.replicas = ReplicaSet(names, ConnectionContext(secret, self), random)
-        self._telemetry, self._policy = books, routed(random)
+        self._telemetry, self._policy = telemetry, create_policy(random)
         self._numbers = count(1)
         self._routed: dict[Stream, RoutedRequest] = {}
         self._by_number: dict[int, RoutedRequest] = {}
-        self._links: dict[tuple[str, WorkerTask], StreamContext] = {}
-        self._tokens_by_owner: Counter[str] = Counter()  # of open requests, by owner
+        self._contexts: dict[tuple[str, WorkerTask], StreamContext] = {}
+        self._tokens_by_owner: Counter[str] = Counter()  # prompt tokens of open requests, by owner
         self._answer_lengths: dict[str, AnswerLengths] = {}
-        self._explainers: dict[str, ReplicaConnection] = {}  # by model, who has been asked to get ready for it
+        self._explainers: dict[str, ReplicaConnection] = {}  # by model, the replica that has loaded its explainer
         self._is_closing = False
 
-    # What a registry is asked
+    # The registry's interface
 
     def update_replicas(self, deployment: str, replicas: Mapping[str, Address]) -> None:
-        """These are all the replicas of a deployment, by name."""
+        """Set the replicas of a deployment, by name."""
         self.replicas.update_replicas(deployment, replicas)
 
     def names(self) -> list[str]:
@@ -139,11 +142,11 @@ class Fleet:
         return self.replicas.resolver().resolve_only(tasks)
 
     def stage_seconds(self) -> Mapping[str, float]:
-        """Nothing: replicas are started by others."""
+        """Empty: replicas are loaded in other processes."""
         return {}
 
     def memory_budget(self) -> tuple[int, int]:
-        """None of it is here."""
+        """Zero: models use no memory of this process."""
         return 0, 0
 
     @property
@@ -159,19 +162,22 @@ class Fleet:
         if self._is_closing:
             raise Unavailable("the server is shutting down", retry_after=1)
         with name_model_in_errors(model):
-            lines = self._eligible_connections(model, requests)
-            streams = [Stream(request, self._link_of(model, request)) for request in requests]
-            self._send(lines, [self._register(model, stream) for stream in streams])
+            connections = self._eligible_connections(model, requests)
+            streams = [Stream(request, self._context_of(model, request)) for request in requests]
+            self._send(connections, [self._register(model, stream) for stream in streams])
         for stream in streams:
             stream.start()
         return streams
 
     async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
-        """One replica explains a model's answers: the one that was asked first, while it is there."""
+        """Load the explainer of a model on one replica and return its layout: layers and heads by kind of attention.
+
+        The same replica explains the model as long as it is connected.  Raises Unavailable if there is none.
+        """
         with name_model_in_errors(model):
-            lines = self.replicas.eligible_for(model)
+            connections = self.replicas.eligible_for(model)
             if self._explainers.get(model.name) not in self.replicas.connections_for(model.name):
-                self._explainers[model.name] = min(lines, key=lambda each: each.name)
+                self._explainers[model.name] = min(connections, key=lambda each: each.name)
             try:
                 layout = await self._explainers[model.name].call("watch", model.name)
             except ConnectionError as error:
@@ -180,7 +186,7 @@ class Fleet:
                 raise layout
             return dict(layout)
 
-    # What an engine is asked
+    # The engine's interface
 
     @property
     def alive(self) -> bool:
@@ -194,7 +200,7 @@ class Fleet:
         return self._tokens_by_owner[owner]
 
     def stalled(self) -> float:
-        """Replicas see to that themselves, and are not sent anything meanwhile."""
+        """Zero: a replica that stalls reports itself as not ready and is sent no requests."""
         return 0.0
 
     def failing(self) -> list[str]:
@@ -202,54 +208,58 @@ class Fleet:
 
     def counts(self) -> dict[tuple[str, WorkerTask], RequestCounts]:
         counts: dict[tuple[str, WorkerTask], RequestCounts] = {}
-        for (model, duty), link in self._links.items():
-            begun = Counter(
+        for (model, task), link in self._contexts.items():
+            started = Counter(
                 bool(sent.stream.timing.started) for sent in self._routed.values() if sent.stream.context is link
             )
-            counts[model, duty] = RequestCounts(begun[False], begun[True])
+            counts[model, task] = RequestCounts(started[False], started[True])
         return counts
 
     async def close(self) -> None:
-        """Take nothing new, fail what is there, hang up."""
+        """Accept no new requests, abort the open ones and close all connections."""
         self._is_closing = True
         for stream in list(self._routed):
             stream.abort(Stopped("the server is shutting down", retry_after=1))
-        await asyncio.gather(*(line.close() for line in self.replicas))
+        await asyncio.gather(*(connection.close() for connection in self.replicas))
 
-    # What lines say
+    # Calls of connections (ConnectionListener)
 
-    def on_connected(self, line: ReplicaConnection) -> None:
-        line.models = {name: model for name, model in line.models.items() if name in self.replicas.names()}
-        for name, model in line.models.items():
-            log.info("%s has a replica: %s at %s:%d", name, line.name, *line.address)
+    def on_connected(self, connection: ReplicaConnection) -> None:
+        connection.models = {name: model for name, model in connection.models.items() if name in self.replicas.names()}
+        for name, model in connection.models.items():
+            log.info("%s has a replica: %s at %s:%d", name, connection.name, *connection.address)
             self._telemetry.metrics.record_loaded(model)
             self.on_model_available(model)
 
         self.replicas.retire_leaving()
 
-    def on_leaving(self, line: ReplicaConnection) -> None:  # noqa: ARG002
+    def on_leaving(self, connection: ReplicaConnection) -> None:  # noqa: ARG002
         self.replicas.retire_leaving()
 
-    def on_events(self, line: ReplicaConnection, events: Sequence[tuple[int, Any]]) -> None:
-        """Raises FrameError for what no replica says.  What is said of a request that is over is dropped."""
-        for ticket, event in events:
-            sent = self._by_number.get(ticket)
-            if sent is not None and sent.connection is line:
+    def on_events(self, connection: ReplicaConnection, events: Sequence[tuple[int, Any]]) -> None:
+        """Deliver events, by request number.  Events of a request that is over are dropped.  Raises FrameError for an
+        event that a correct replica never sends.
+        """
+        for number, event in events:
+            sent = self._by_number.get(number)
+            if sent is not None and sent.connection is connection:
                 if not sent.accepts(event):
                     raise FrameError(f"a request is not answered like this: {str(event)[:200]}")
                 self._receive_event(sent, event)
 
-    def on_lost(self, line: ReplicaConnection) -> None:
-        """What it had begun to answer ends with an error; the rest is asked elsewhere."""
-        there = [sent for sent in self._routed.values() if sent.connection is line]
-        for name in line.models if there or not (line.will_leave or self._is_closing) else ():
+    def on_lost(self, connection: ReplicaConnection) -> None:
+        """End the requests that the replica had begun to answer with an error, and send the others to another
+        replica.
+        """
+        affected = [sent for sent in self._routed.values() if sent.connection is connection]
+        for name in connection.models if affected or not (connection.will_leave or self._is_closing) else ():
             self._telemetry.metrics.record_lost_replica(name)
-        gone = Stopped("the replica that computed this was lost; send it again", retry_after=1)
-        unheard = [sent for sent in there if sent.can_reroute]
-        for sent in there:
+        error = Stopped("the replica that computed this was lost; send it again", retry_after=1)
+        movable = [sent for sent in affected if sent.can_reroute]
+        for sent in affected:
             if not sent.can_reroute:
-                self._fail(sent, gone)
-        self._reroute(unheard, gone)
+                self._fail(sent, error)
+        self._reroute(movable, error)
         self.replicas.retire_leaving()
 
     def _receive_event(self, sent: RoutedRequest, event: Event | RequestStarted) -> None:
@@ -267,19 +277,21 @@ class Fleet:
         sent.is_unanswered = False
         sent.stream.receive(event)
 
-    # How it is done
+    # Routing
 
     def _eligible_connections(self, model: Model, requests: Sequence[Request]) -> Sequence[ReplicaConnection]:
-        """Where they may be sent; explanations to who was asked to get ready for them."""
-        lines = self.replicas.eligible_for(model)
+        """Return the connections that the requests may be sent to.  Explanations go to the replica that has loaded the
+        explainer.
+        """
+        connections = self.replicas.eligible_for(model)
         if not any(isinstance(request, ExplainTextRequest) for request in requests):
-            return lines
+            return connections
         if self._explainers.get(model.name) not in self.replicas.connections_for(model.name):
             raise Unavailable(f"the replica that explains {model.name} was lost; send it again", retry_after=1)
         return [self._explainers[model.name]]
 
     def _register(self, model: Model, stream: Stream) -> RoutedRequest:
-        """It is under way from now on; `_send` says whither."""
+        """Register a request before `_send` chooses its connection."""
         request = stream.request
         sent = RoutedRequest(model, stream, next(self._numbers), self._routing_request(model, request))
         self._routed[stream] = self._by_number[sent.number] = sent
@@ -290,60 +302,64 @@ class Fleet:
         if not isinstance(request, Generate):
             return RoutingRequest(request.prompt_tokens)
         expected = self._answer_lengths.setdefault(model.name, AnswerLengths()).expected_tokens(request.max_tokens)
-        block = next((line.block_tokens for line in self.replicas.connections_for(model.name)), 0)
+        block = next((connection.block_tokens for connection in self.replicas.connections_for(model.name)), 0)
         return RoutingRequest(request.prompt_tokens, expected, block_keys(model, request, block), block)
 
-    def _send(self, lines: Sequence[ReplicaConnection], sents: Sequence[RoutedRequest]) -> None:
-        """Each to the replica where it has least to wait for; those of a group together, those of a line at once."""
-        together: dict[str, ReplicaConnection] = {}
+    def _send(self, connections: Sequence[ReplicaConnection], to_send: Sequence[RoutedRequest]) -> None:
+        """Send each request to the replica that the policy chooses; the requests of one group go to the same replica.
+        Each connection gets one frame.
+        """
+        group_connections: dict[str, ReplicaConnection] = {}
         frames: dict[ReplicaConnection, list[RoutedRequest]] = {}
-        for sent in sents:
+        for sent in to_send:
             group = sent.stream.request.group if isinstance(sent.stream.request, Generate) else ""
-            line = together.get(group) or self._choose_connection(lines, sent)
+            connection = group_connections.get(group) or self._choose_connection(connections, sent)
             if group:
-                together[group] = line
-            sent.uncached_tokens = line.candidate.add_request(sent.number, sent.routing)
-            sent.connection = line
-            frames.setdefault(line, []).append(sent)
-        for line, those in frames.items():
-            rows = tuple((sent.number, sent.uncached_tokens, sent.stream.request) for sent in those)
+                group_connections[group] = connection
+            sent.uncached_tokens = connection.candidate.add_request(sent.number, sent.routing)
+            sent.connection = connection
+            frames.setdefault(connection, []).append(sent)
+        for connection, batch in frames.items():
+            rows = tuple((sent.number, sent.uncached_tokens, sent.stream.request) for sent in batch)
             try:
-                line.send("ask", those[0].model.name, those[0].routing.expected_tokens, rows)
+                connection.send("ask", batch[0].model.name, batch[0].routing.expected_tokens, rows)
             except FrameError as error:
-                for sent in those:
+                for sent in batch:
                     self._fail(sent, BadRequest(f"it cannot be sent to a replica: {error}"))
 
-    def _choose_connection(self, lines: Sequence[ReplicaConnection], sent: RoutedRequest) -> ReplicaConnection:
-        candidate, why = self._policy.choose(sent.routing, [line.candidate for line in lines])
+    def _choose_connection(self, connections: Sequence[ReplicaConnection], sent: RoutedRequest) -> ReplicaConnection:
+        candidate, why = self._policy.choose(sent.routing, [connection.candidate for connection in connections])
         self._telemetry.metrics.record_routed(sent.model.name, why)
-        return next(line for line in lines if line.candidate is candidate)
+        return next(connection for connection in connections if connection.candidate is candidate)
 
-    def _reroute(self, sents: Sequence[RoutedRequest], error: PolyheadError) -> None:
-        """To other replicas, once; where there are none they fail with `error`."""
-        for name in {sent.model.name for sent in sents}:
-            those = [sent for sent in sents if sent.model.name == name]
-            left = {sent.connection for sent in those}
-            for sent in those:
+    def _reroute(self, to_send: Sequence[RoutedRequest], error: PolyheadError) -> None:
+        """Send the requests to other replicas, once.  Without another replica they fail with `error`."""
+        for name in {sent.model.name for sent in to_send}:
+            batch = [sent for sent in to_send if sent.model.name == name]
+            left = {sent.connection for sent in batch}
+            for sent in batch:
                 sent.connection.candidate.remove_request(sent.number)
                 sent.was_rerouted = True
             with suppress(Unavailable):
-                if lines := [line for line in self.replicas.eligible_for(those[0].model) if line not in left]:
-                    self._telemetry.metrics.record_rerouted(name, len(those))
-                    self._send(lines, those)
+                if connections := [
+                    connection for connection in self.replicas.eligible_for(batch[0].model) if connection not in left
+                ]:
+                    self._telemetry.metrics.record_rerouted(name, len(batch))
+                    self._send(connections, batch)
                     continue
-            for sent in those:
+            for sent in batch:
                 self._fail(sent, error)
 
     def _fail(self, sent: RoutedRequest, error: PolyheadError) -> None:
         sent.is_over = True
         sent.stream.receive(Failed(error))
 
-    def _link_of(self, model: Model, request: Request) -> StreamContext:
-        duty: WorkerTask = "explain" if isinstance(request, ExplainTextRequest) else model.task
-        if (model.name, duty) not in self._links:
-            link = StreamContext(model.name, duty, self._on_ended, lambda _: None, self._hold, self._resume)
-            self._links[model.name, duty] = link
-        return self._links[model.name, duty]
+    def _context_of(self, model: Model, request: Request) -> StreamContext:
+        task: WorkerTask = "explain" if isinstance(request, ExplainTextRequest) else model.task
+        if (model.name, task) not in self._contexts:
+            context = StreamContext(model.name, task, self._on_ended, lambda _: None, self._hold, self._resume)
+            self._contexts[model.name, task] = context
+        return self._contexts[model.name, task]
 
     def _hold(self, stream: Stream) -> None:
         sent = self._routed[stream]
@@ -360,7 +376,7 @@ class Fleet:
         if not self._tokens_by_owner[owner]:
             del self._tokens_by_owner[owner]
         sent.connection.candidate.remove_request(sent.number)
-        if not sent.is_over:  # from this side: the client left, or has all it wanted, or its time is up
+        if not sent.is_over:  # ended on this side: the client left, a stop string was found, or the deadline passed
             sent.connection.send("drop", sent.number, ended.outcome == "done")
         if ended.task == "generate" and ended.outcome == "done":
             self._answer_lengths[sent.model.name].add(ended.completion_tokens)
@@ -368,7 +384,7 @@ class Fleet:
 
 
 def block_keys(model: Model, request: Generate, block: int) -> tuple[BlockKey, ...]:
-    """The names of its prompt's full blocks, as far as a router is concerned: models share nothing."""
+    """Return the keys of the prompt's full blocks.  The model's name is part of the key: models share no blocks."""
     if not block or request.source:
         return ()
     keys, parent = [], root_key(0, f"{model.name}\0{request.salt}")

@@ -1,8 +1,8 @@
-"""Requests and events as bytes: what goes between a process that speaks HTTP and one that computes.
+"""The wire format between a process that serves HTTP and a replica: requests, events and models as msgpack frames.
 
-Knows no connection.  The one idea: what may be said is a closed table of plain values (`FORMS`); each is the row of its
-fields, and nothing that arrives names code, so that a stranger's bytes can be nonsense but never a program.  Times are
-sent as what is left of them, because clocks differ.
+`CODECS` is a closed table of the types that may be sent.  Each is sent as the row of its fields.  No type is looked up
+by a name from the wire, so bytes of an attacker cannot run code.  Deadlines are sent as the seconds that are left,
+because clocks of machines differ.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ from ..core.request import (
 from ..structured.guide_compiler import CompiledGuide
 from ..structured.thinking import ThinkingGuide
 
-PROTOCOL_VERSION = 2  # of this table; both ends have the same
-MAX_FRAME_BYTES = 1 << 28  # bytes of a frame
-LENGTH_BYTES = 4  # bytes that say how many follow
+PROTOCOL_VERSION = 2  # of this table; both ends must have the same
+MAX_FRAME_BYTES = 1 << 28  # bytes of a frame, at most
+LENGTH_BYTES = 4  # bytes of the length in front of a frame
 NONCE_BYTES = 32  # bytes
-MAX_DEPTH = 8  # forms in one another
-LEAVE_TIMEOUT_S = 15.0  # whoever asks a replica that leaves has so long to find somebody else
+MAX_DEPTH = 8  # nested extension values, at most
+LEAVE_TIMEOUT_S = 15.0  # seconds in which clients of a leaving replica find another one
 
 DECODE_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError, ModelError)
 
@@ -64,24 +64,24 @@ Role = Literal["asks", "answers"]
 
 @dataclass(frozen=True, slots=True)
 class RequestStarted:
-    """A request is being computed, `waited` seconds after the replica got it."""
+    """Computation of a request began, `waited_s` seconds after the replica received it."""
 
     waited_s: float
 
 
 class FrameError(ValueError):
-    """What came is not what is said here; the connection it came by is not worth keeping."""
+    """A frame that the protocol does not allow; the connection is closed."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a value becomes a row of plain ones, and a row a value."""
+    """Encodes a value as a row of plain values and decodes it."""
 
     encode: Callable[[Any], FieldRow]
     decode: Callable[..., Any]
 
 
-# Fields whose values travel as something else, and tables, whose buffers are checked as they are made.
+# Fields that are sent with another type, and tables of floats, whose buffers are checked when they are decoded.
 WIRE_FIELD_TYPES: Mapping[Any, Any] = {
     Guide | None: GuideSpec | None,
     "memoryview[float]": Any,
@@ -91,46 +91,46 @@ WIRE_FIELD_TYPES: Mapping[Any, Any] = {
 
 
 def row_validator(*kinds: Any) -> Callable[[Any], Any]:
-    """A function that returns a row of values of these types, or raises a ValueError."""
+    """Return a function that validates a row of values of these types.  The function raises ValueError."""
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     return TypeAdapter(tuple[kinds], config=config).validate_python  # type: ignore[valid-type]
 
 
 def dataclass_codec(kind: type) -> Codec:
-    """A dataclass as the row of its fields, each of the type that is declared."""
+    """The codec of a dataclass: the row of its fields, validated against their declared types."""
     names = [field.name for field in fields(kind)]
-    of_types = row_validator(*(WIRE_FIELD_TYPES.get(field.type, field.type) for field in fields(kind)))
+    validate = row_validator(*(WIRE_FIELD_TYPES.get(field.type, field.type) for field in fields(kind)))
 
-    def value(*told: Any) -> Any:
-        return kind(**dict(zip(names, of_types(told), strict=True)))
+    def decode(*row: Any) -> Any:
+        return kind(**dict(zip(names, validate(row), strict=True)))
 
-    return Codec(lambda whole: [getattr(whole, name) for name in names], value)
+    return Codec(lambda instance: [getattr(instance, name) for name in names], decode)
 
 
 def float_table_codec(kind: type, buffer: str) -> Codec:
-    """One of whose fields is a table of float32, told as bytes and shape."""
+    """The codec of a dataclass whose field `buffer` is a table of float32, sent as its bytes and its shape."""
     plain = dataclass_codec(kind)
-    place = [field.name for field in fields(kind)].index(buffer)
+    index = [field.name for field in fields(kind)].index(buffer)
 
-    def row(value: Any) -> FieldRow:
-        told = list(plain.encode(value))
-        told[place] = told[place].tobytes(), told[place].shape
-        return told
+    def encode(value: Any) -> FieldRow:
+        cells = list(plain.encode(value))
+        cells[index] = cells[index].tobytes(), cells[index].shape
+        return cells
 
-    def value(*told: Any) -> Any:
-        data, shape = told[place]
+    def decode(*cells: Any) -> Any:
+        data, shape = cells[index]
         table = memoryview(data).cast("f", shape) if data else memoryview(data).cast("f")
-        return plain.decode(*told[:place], table, *told[place + 1 :])
+        return plain.decode(*cells[:index], table, *cells[index + 1 :])
 
-    return Codec(row, value)
+    return Codec(encode, decode)
 
 
 def encode_terms(terms: Terms) -> FieldRow:
     return terms.owner, terms.priority, terms.deadline - perf_counter(), terms.trace
 
 
-def decode_terms(*told: Any) -> Terms:
-    owner, priority, seconds, trace = validate_terms(told)
+def decode_terms(*row: Any) -> Terms:
+    owner, priority, seconds, trace = validate_terms(row)
     return Terms(owner, priority, seconds + perf_counter(), trace)
 
 
@@ -142,15 +142,17 @@ def encode_error(error: PolyheadError) -> FieldRow:
     return type(error).__name__, error.message, error.param, error.retry_after, error.model, error.task
 
 
-def decode_error(*told: Any) -> PolyheadError:
-    name, message, param, retry_after, *whose = validate_error(told)
+def decode_error(*row: Any) -> PolyheadError:
+    name, message, param, retry_after, *context = validate_error(row)
     error = ERROR_TYPES.get(name, PolyheadError)(message, param=param, retry_after=retry_after)
-    error.model, error.task = whose
+    error.model, error.task = context
     return error
 
 
 def decode_tokenizer(*parts: str) -> Tokenizer:
-    """Raises FrameError for whatever the tokenizers library raises: for bad data that is a bare Exception."""
+    """Build a tokenizer from its parts.  Raises FrameError for bad data, for which the tokenizers library raises a bare
+    Exception.
+    """
     outcome = attempt(partial(Tokenizer.from_parts, *parts))
     if isinstance(outcome, Failure):
         raise FrameError(f"a tokenizer cannot be made: {outcome.error}") from None
@@ -163,7 +165,8 @@ ERROR_TYPES: Mapping[str, type[PolyheadError]] = {
     if isinstance(kind, type) and issubclass(kind, PolyheadError) and kind is not errors.UnreadableRequest
 }
 
-# In this order: a form's number is its place.  A guide travels as what it was compiled from.
+# The position in this table is the type's number on the wire. A guide is sent as the specification that it was compiled
+# from.
 CODECS: Mapping[type, Codec] = {
     frozenset: Codec(lambda values: tuple(sorted(values)), lambda *values: frozenset(values)),
     PolyheadError: Codec(encode_error, decode_error),
@@ -190,7 +193,9 @@ REPLACEMENTS: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((CompiledGuide
 
 
 def encode_extension(value: Any) -> Any:
-    """What the library doesn't know, in words that it does."""
+    """Encode a value that msgpack has no type for, as an extension value.  Raises FrameError for a type that is not in
+    CODECS.
+    """
     kind = type(value)
     if kind in REPLACEMENTS:
         value = REPLACEMENTS[kind](value)
@@ -200,21 +205,27 @@ def encode_extension(value: Any) -> Any:
     elif isinstance(value, Mapping):
         return dict(value)
     if kind not in CODEC_NUMBERS:
-        raise FrameError(f"{kind.__name__} is nothing that is sent")
+        raise FrameError(f"{kind.__name__} cannot be sent")
     return msgpack.ExtType(CODEC_NUMBERS[kind], pack(tuple(CODECS[kind].encode(value))))
 
 
 def pack(value: Any) -> bytes:
-    """Raises FrameError for what is not in the table, and for a number that has no room in 64 bits."""
+    """Encode a value with msgpack.  Raises FrameError for a type that is not in CODECS and for an integer beyond 64
+    bits.
+    """
     return bytes(msgpack.packb(value, default=encode_extension))
 
 
 def unpack(data: bytes, depth: int = 0) -> Any:
-    """Raises FrameError.  `depth`: of how many forms it is a part; without a bound they would exhaust the C stack."""
+    """Decode a value.  Raises FrameError.
+
+    `depth` is the number of extension values around it.  It is bounded because unbounded nesting would exhaust the C
+    stack.
+    """
 
     def revived(number: int, data: bytes) -> Any:
         if not 0 <= number < len(DECODERS) or depth == MAX_DEPTH:
-            raise FrameError(f"{number} is the number of no form, or more than {MAX_DEPTH} are in one another")
+            raise FrameError(f"{number} is no extension type, or more than {MAX_DEPTH} are nested")
         return DECODERS[number](*unpack(data, depth + 1))
 
     try:
@@ -223,25 +234,26 @@ def unpack(data: bytes, depth: int = 0) -> Any:
         raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
 
 
-MessageRoute = tuple[
-    Callable[[Any], Any], Callable[..., None]
-]  # what `checked` returns, and the function that gets its values
+# A validator of a message's fields, and the function that gets them.
+MessageRoute = tuple[Callable[[Any], Any], Callable[..., None]]
 
 
-def dispatch_message(ways: Mapping[str, MessageRoute], words: Any) -> None:
-    """Call the function that the first of `words` names with the others.  Raises FrameError where they do not fit."""
-    if not (isinstance(words, tuple) and words and isinstance(words[0], str) and words[0] in ways):
-        raise FrameError("it begins with no word that is known here")
-    of_types, function = ways[words[0]]
+def dispatch_message(routes: Mapping[str, MessageRoute], message: Any) -> None:
+    """Call the function that the message's first field names with its other fields.  Raises FrameError if the name is
+    unknown or the fields have other types.
+    """
+    if not (isinstance(message, tuple) and message and isinstance(message[0], str) and message[0] in routes):
+        raise FrameError("its first field is no known message type")
+    validate, function = routes[message[0]]
     try:
-        rest = of_types(words[1:])
+        rest = validate(message[1:])
     except ValueError as error:
-        raise FrameError(f"{words[0]}: {next(iter(str(error).splitlines()))}") from None
+        raise FrameError(f"{message[0]}: {next(iter(str(error).splitlines()))}") from None
     function(*rest)
 
 
 def model_digest(model: Model) -> str:
-    """The same for models that are made of the same, wherever they are loaded."""
+    """Return a digest of a model's content.  It is equal for the same model loaded in several processes."""
     return hashlib.blake2b(pack(replace(model, created=0, adapter=0)), digest_size=16).hexdigest()
 
 
@@ -252,17 +264,17 @@ def encode_frame(value: Any) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-async def read_frame(reader: StreamReader, most: int = MAX_FRAME_BYTES) -> Any:
-    """The next one.  Raises FrameError, and IncompleteReadError where there is none."""
+async def read_frame(reader: StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> Any:
+    """Read the next frame.  Raises FrameError for a bad one and IncompleteReadError at the end of the connection."""
     length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    if length > most:
-        raise FrameError(f"a frame of {length} bytes is announced; at most {most} are read")
+    if length > max_bytes:
+        raise FrameError(f"a frame of {length} bytes is announced; at most {max_bytes} are read")
     return unpack(await reader.readexactly(length))
 
 
 def compute_proof(secret: str, role: Role, nonce: bytes) -> bytes:
-    """That whoever answers `nonce` so knows the secret (HMAC, RFC 2104), which itself is not sent.
+    """Return the proof of knowing `secret` for a nonce (HMAC-SHA256, RFC 2104).
 
-    The role is in it: what one side shows is of no use to whoever wants to pass for the other.
+    The role is part of the message, so a proof of one side cannot be replayed by the other.
     """
     return hmac.new(secret.encode(), role.encode() + nonce, hashlib.sha256).digest()

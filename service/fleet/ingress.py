@@ -1,6 +1,5 @@
-"""The application of a process that speaks for replicas and computes nothing itself.
-
-Knows no torch, and not who starts replicas: `find` lists them.
+"""The application of a process that serves HTTP for replicas.  It does not import torch, and finds replicas through
+`find`.
 """
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -26,25 +25,25 @@ def assemble_ingress(
     settings: Settings,
     secret: str,
     find: FindReplicas,
-    routed: CreatePolicy = PrefixAffinity,
+    create_policy: CreatePolicy = PrefixAffinity,
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
-    """`find` tells the fleet for ever which replicas there are; `secret` is what they know."""
-    books = Telemetry.from_settings(settings)
-    fleet = Fleet(list(settings.models), books, secret, routed)
-    server = books.build_server(settings, fleet, fleet, traces)
+    """Build the application.  `find` runs for ever and updates the fleet's replicas; `secret` is shared with them."""
+    telemetry = Telemetry.from_settings(settings)
+    fleet = Fleet(list(settings.models), telemetry, secret, create_policy)
+    server = telemetry.build_server(settings, fleet, fleet, traces)
     fleet.on_model_available = server.text.prepare_grammars
-    books.metrics.watch_replicas(fleet.replicas)
+    telemetry.metrics.watch_replicas(fleet.replicas)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         aside = [
-            start_background_task(work) for work in (find(fleet), trim_heap_forever(), watch_keys_file(books.keys))
+            start_background_task(work) for work in (find(fleet), trim_heap_forever(), watch_keys_file(telemetry.keys))
         ]
         yield
         for task in aside:
             task.cancel()
-        await fleet.close()  # what was in flight has had its time
+        await fleet.close()  # requests in flight had their drain time before this
         server.text.close()
         await traces.close()
 

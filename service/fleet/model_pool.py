@@ -1,8 +1,7 @@
-"""Many small models of which a replica holds some: those that were asked last.
+"""A pool of models of which a replica keeps the most recently used ones in memory.
 
-Knows no connection.  The one idea: each is loaded once at the start, so that what it is and whether it can be loaded
-are known before anybody asks; after that one is loaded when it is asked for, in the place of whichever has not been
-for longest.
+Each model is loaded once at the start, so its description, and whether it can be loaded, is known before the first
+request.  Later a model is loaded on request, and the least recently used one is unloaded for it.
 """
 
 import asyncio
@@ -19,14 +18,17 @@ log = logging.getLogger("polyhead.pool")
 
 
 class ModelPool:
-    """`sources` by name; at most `most` are held at once, 0: as many as there is room for.  `drain_s` is what a model
-    that has to go gets for what it has begun."""
+    """Loads and unloads the models of a pool.
 
-    def __init__(self, registry: ModelRegistry, sources: Mapping[str, str], most: int, drain_s: float) -> None:
-        self.models: dict[str, Model] = {}  # all that can be loaded
+    `sources` are by name.  At most `most` models are loaded at once; 0: as many as fit in memory.  An evicted model
+    gets `drain_s` seconds to finish its requests.
+    """
+
+    def __init__(self, registry: ModelRegistry, sources: Mapping[str, str], max_loaded: int, drain_s: float) -> None:
+        self.models: dict[str, Model] = {}  # all models that can be loaded
         self.broken: dict[str, str] = {}
-        self._registry, self._sources, self._max_loaded, self._drain_s = registry, sources, most, drain_s
-        self._recently_used: OrderedDict[str, None] = OrderedDict()  # the one asked last at the end
+        self._registry, self._sources, self._max_loaded, self._drain_s = registry, sources, max_loaded, drain_s
+        self._recently_used: OrderedDict[str, None] = OrderedDict()  # the most recently used at the end
         self._load_lock = asyncio.Lock()
         self._load_tasks: set[asyncio.Task[Model]] = set()
 
@@ -42,12 +44,12 @@ class ModelPool:
                 self.broken[name] = client_message(error)
 
     async def load_model(self, name: str) -> Model:
-        """It, loaded.  Raises what loading it raises."""
+        """Load the model if needed and return it.  Raises the error of loading it."""
         if name not in self._sources:
             raise NotFound(f"no model is called {name[:100]!r} here")
         needed = [one for one in (base_model_name(name), name) if one]
         if not set(needed) <= self._recently_used.keys():
-            change = asyncio.create_task(self._load_all(needed))  # whole, even if whoever asked has left meanwhile
+            change = asyncio.create_task(self._load_all(needed))  # completed even if the caller is cancelled
             self._load_tasks.add(change)
             change.add_done_callback(self._on_load_done)
             return await asyncio.shield(change)
@@ -64,10 +66,12 @@ class ModelPool:
     def _on_load_done(self, change: asyncio.Task[Model]) -> None:
         self._load_tasks.discard(change)
         if not change.cancelled():
-            change.exception()  # which nobody may have waited for
+            change.exception()  # marks the exception as retrieved: the caller may be gone
 
     async def _load_in_turn(self, name: str) -> None:
-        """Others go only once it is there: one that cannot be loaded takes nobody's place."""
+        """Load a model, then evict others beyond the limit.  A model that cannot be loaded evicts none for the
+        limit.
+        """
         if name not in self._recently_used:
             while not await self._try_load(name):
                 await self._evict_for(name)
@@ -78,7 +82,7 @@ class ModelPool:
             await self._evict_for(name)
 
     async def _try_load(self, name: str) -> bool:
-        """Whether there was room for it."""
+        """Load a model.  Returns False if there is no memory for it but another can be evicted."""
         try:
             await self._registry.load(name, self._sources[name]).wait_and_raise()
         except InsufficientMemory:
@@ -88,7 +92,9 @@ class ModelPool:
         return True
 
     def _evictable(self, wanted: str) -> list[str]:
-        """Those that may go, the first of them first: neither it, nor what others are laid over, or it is to be."""
+        """Return the models that may be evicted, the least recently used first: not `wanted` and no base model of a
+        loaded adapter.
+        """
         needed = {wanted, *(base_model_name(name) for name in (*self._recently_used, wanted))}
         return [name for name in self._recently_used if name not in needed]
 

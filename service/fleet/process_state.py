@@ -1,6 +1,7 @@
-"""What there is one of in a process: who hears which replicas there are, and the application behind Ray's proxy.
+"""State of a process that Ray creates our objects in: the callbacks for replica lists, and the application behind Ray's
+proxy.
 
-Ray makes objects of ours by rules of its own, before there is what they stand for; this is where they find it.
+Ray constructs deployments by its own rules, before the objects that they refer to exist.  They find them here.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ LISTENERS: dict[str, Callable[[Mapping[str, Address]], None]] = {}  # by deploym
 
 
 class DeferredApplication:
-    """An application that is there before `app` is."""
+    """An ASGI application that forwards to `app`, which is set later."""
 
     app: Any = None
 
@@ -20,7 +21,7 @@ class DeferredApplication:
         if scope["type"] != "lifespan":
             await self.app(scope, receive, send)
             return
-        for stage in ("startup", "shutdown"):  # of which `app` hears from its deployment
+        for stage in ("startup", "shutdown"):  # the deployment runs the lifespan of `app`
             await receive()
             await send({"type": f"lifespan.{stage}.complete"})
 

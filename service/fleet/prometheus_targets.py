@@ -1,7 +1,4 @@
-"""Where Prometheus finds the pages of replicas: its HTTP service discovery, said by whoever speaks for them.
-
-Knows of replicas no more than their lines.
-"""
+"""The metrics addresses of replicas, for Prometheus' HTTP service discovery."""
 
 from typing import Any, cast
 
@@ -15,9 +12,9 @@ router = APIRouter(tags=["health"])
 
 @router.get("/metrics/targets", summary="The replicas' own metrics, for Prometheus' http_sd_configs.")
 async def targets(request: Request) -> JSONResponse:
-    """A target for each replica that is connected, with its deployment and name as labels for relabeling."""
-    roll = cast(ReplicaSet, request.app.state.server.registry.roll)
-    return JSONResponse([format_target(deployment, name, at) for deployment, name, at in roll.metrics_addresses()])
+    """Return a target for each connected replica, with its deployment and name as labels for relabeling."""
+    replicas = cast(ReplicaSet, request.app.state.server.registry.replicas)
+    return JSONResponse([format_target(deployment, name, at) for deployment, name, at in replicas.metrics_addresses()])
 
 
 def format_target(deployment: str, name: str, at: tuple[str, int]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The Ray Serve application: replicas of engines on a cluster, and what speaks for them.
+"""The Ray Serve application: deployments of engine replicas on a cluster, and the ingress in front of them.
 
-The only module that knows Ray.  The one idea: Ray places replicas, asks how they are, counts them up and down and
-replaces them; requests and tokens never pass through it (service.fleet), so what it costs, it costs when something
-changes.  A replica says where it is to be reached by what Ray calls routing statistics.
+This is the only module that imports Ray.  Ray places, checks, scales and replaces replicas.  Requests and tokens do not
+pass through Ray (see service.fleet), so Ray adds no cost to them.  A replica reports its address in Ray's routing
+statistics.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ from .ingress import assemble_ingress
 from .replica_connection import Address
 
 NAMESPACE = "polyhead"
-SECRET_KEY = b"polyhead.fleet.secret"  # where the cluster keeps it
-RAY_SHUTDOWN_S = 30.0  # for Ray's part of it
-STATUS_INTERVAL_S = 3.0  # how often deployments are asked whether they have failed
-ADDRESS_INTERVAL_S = 0.5  # how often replicas are asked where they are
+SECRET_KEY = b"polyhead.fleet.secret"  # key of the secret in the cluster's key-value store
+RAY_SHUTDOWN_S = 30.0  # for Ray's shutdown
+STATUS_INTERVAL_S = 3.0  # interval of asking for the status of deployments
+ADDRESS_INTERVAL_S = 0.5  # interval of asking replicas for their address
 HEALTH_INTERVAL_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 INGRESS_NAME, INGRESS_CPUS = "Ingress", 0.5
 AUTOSCALING_PERIODS = {
@@ -51,12 +51,9 @@ AUTOSCALING_PERIODS = {
     "upscale_delay_s": 5.0,
     "downscale_delay_s": 60.0,
 }
-ENDING_STATES = {
-    "STOPPING",
-    "STOPPED",
-    "PENDING_MIGRATION",
-}  # states of replicas that end, or end when another is there
-ADDRESS_STAT = "address"  # what a replica calls where it is to be reached
+# States of replicas that end, now or when their successor runs.
+ENDING_STATES = {"STOPPING", "STOPPED", "PENDING_MIGRATION"}
+ADDRESS_STAT = "address"  # the routing statistic with a replica's address
 
 ReplicaCallback = Callable[[Mapping[str, Address]], None]
 
@@ -64,7 +61,9 @@ log = logging.getLogger("polyhead.scale")
 
 
 class DiscoveryRouter(RequestRouter):
-    """Told of the replicas of a deployment by Ray, as any router is, and tells us."""
+    """A request router of Ray Serve that routes nothing: it passes Ray's updates of a deployment's replicas to a
+    callback.
+    """
 
     async def choose_replicas(
         self,
@@ -75,17 +74,17 @@ class DiscoveryRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        if (told := here.LISTENERS.get(self._deployment_id.name)) is not None:
-            known = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS_STAT) for replica in replicas}
-            told({name: (address[0], address[1]) for name, address in known.items() if address})
+        if (callback := here.LISTENERS.get(self._deployment_id.name)) is not None:
+            addresses = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS_STAT) for replica in replicas}
+            callback({name: (address[0], address[1]) for name, address in addresses.items() if address})
 
 
 class EngineReplica:
-    """A replica: an engine, the models of its deployment, and the port where it is asked."""
+    """The Ray deployment of a replica: an engine, the models of its deployment, and the port that it listens on."""
 
     async def __init__(self, settings: Settings, secret: str) -> None:  # type: ignore[misc]
         logs.configure_logging(settings.log_format, settings.log_level)
-        from .replica import Replica  # which is torch, that nobody else here needs
+        from .replica import Replica  # imports torch, which the other classes here do not need
 
         name = ray_serve.get_replica_context().replica_id.unique_id
         self.replica = Replica(with_threads(settings), name, secret)
@@ -93,7 +92,7 @@ class EngineReplica:
         self.address = host, await self.replica.start(host, settings.replica_port_range)
 
     async def greet(self) -> str:
-        """Somebody is there."""
+        """Return the replica's name.  The first call makes Ray create the router of the handle."""
         return self.replica.name
 
     def record_routing_stats(self) -> dict[str, Any]:
@@ -103,13 +102,13 @@ class EngineReplica:
         return {QUEUED_TOKENS_STAT: float(self.replica.queued_tokens)}
 
     def check_health(self) -> None:
-        """As /livez, and what the engine has found by trying: a model that cannot compute any more."""
+        """Raise RuntimeError for the failures of /livez and for a model that cannot compute any more."""
         reasons = self.replica.failure_reasons()
         if reasons:
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
-        """Ray has taken it off the list: it finishes what it has begun."""
+        """Finish open requests: Ray has removed the replica from its list."""
         if hasattr(self, "address"):
             await self.replica.close()
 
@@ -120,7 +119,7 @@ def deferred_application() -> here.DeferredApplication:
 
 @ray_serve.ingress(deferred_application)
 class Ingress:
-    """What speaks HTTP, behind Ray's own proxy; as many of them as are wanted."""
+    """The HTTP server behind Ray's proxy; there may be several."""
 
     async def __init__(self, settings: Settings, secret: str, **handles: DeploymentHandle) -> None:  # type: ignore[misc]
         logs.configure_logging(settings.log_format, settings.log_level)
@@ -137,7 +136,7 @@ class Ingress:
         here.DEFERRED_APPLICATION.app = self.application
 
     def check_health(self) -> None:
-        if reasons := self.application.state.server.dying():
+        if reasons := self.application.state.server.fatal_reasons():
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
@@ -147,7 +146,7 @@ class Ingress:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployment of replicas, as those see it who speak for it."""
+    """A deployment of replicas, as the ingress sees it."""
 
     app: str
     handle: DeploymentHandle
@@ -155,22 +154,22 @@ class Deployment:
 
 
 async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) -> None:
-    """For ever: tell the fleet which replicas each deployment has, and which cannot have any."""
+    """Update the fleet's replicas and target counts for ever."""
     loop = asyncio.get_running_loop()
 
-    def told(name: str) -> ReplicaCallback:
+    def callback_for(name: str) -> ReplicaCallback:
         def tell(replicas: Mapping[str, Address]) -> None:
-            with suppress(RuntimeError):  # nobody listens any more
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(fleet.update_replicas, name, replicas)
 
         return tell
 
     for name in deployed:
-        here.LISTENERS[name] = told(name)
-    greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # makes their routers
+        here.LISTENERS[name] = callback_for(name)
+    greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # creates the routers
     while True:
         await asyncio.sleep(STATUS_INTERVAL_S)
-        with suppress(RayError):  # whoever knows is being started again
+        with suppress(RayError):  # Ray's controller is restarting
             apps = (await run_on_thread(ray_serve.status)).applications
             for name, one in deployed.items():
                 status = apps[one.app].deployments.get(name) if one.app in apps else None
@@ -178,18 +177,18 @@ async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) ->
                     failed = status.message if status.status == "DEPLOY_FAILED" else ""
                     wanted = sum(count for state, count in status.replica_states.items() if state not in ENDING_STATES)
                     fleet.replicas.set_target(one.models, wanted, error_sentence(failed))
-        greeting = [one for one in greeting if not one.done()]  # those of replicas that were not there yet
+        greeting = [one for one in greeting if not one.done()]  # calls that wait for replicas that have not started yet
 
 
 def error_sentence(message: str) -> str:
-    """What an exception says, of all that Ray says of it."""
+    """Return our error's sentence out of Ray's message, or the message's last line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("polyhead.service.core.errors.")]
-    return (ours or lines or [""])[-1].rpartition("polyhead.service.core.errors.")[2]
+    own_errors = [line for line in lines if line.startswith("polyhead.service.core.errors.")]
+    return (own_errors or lines or [""])[-1].rpartition("polyhead.service.core.errors.")[2]
 
 
 def engine_deployment(name: str, settings: Settings, secret: str) -> ray_serve.Application:
-    """A deployment of replicas."""
+    """Return the Ray application of a deployment of replicas."""
     low, high = settings.replica_bounds
     policy = AutoscalingPolicy(policy_function=QueuedTokensPolicy, policy_kwargs={"target": settings.queued_tokens})
     counted = (
@@ -219,16 +218,18 @@ def engine_deployment(name: str, settings: Settings, secret: str) -> ray_serve.A
 
 
 def application(args: Mapping[str, Any]) -> ray_serve.Application:
-    """What `serve run service.fleet.ray_app:application` and config files deploy; `args` are settings, as in polyhead's
-    file.
+    """Return the application for `serve run service.fleet.ray_app:application` and config files; `args` are settings,
+    as in polyhead's file.
 
-    A deployment for every model, named like it, and one named Ingress.
+    It has a deployment for every model or pool, with its name, and one named Ingress.
     """
     settings = with_quickstart(read_settings(args))
     secret = cluster_secret(settings)
     deployments = {name: engine_deployment(name, own, secret) for name, own in split_settings(settings).items()}
     if INGRESS_NAME in deployments:
-        raise SettingsError(f"models: {INGRESS_NAME} is what speaks HTTP here; call the model, or the pool, otherwise")
+        raise SettingsError(
+            f"models: {INGRESS_NAME} is the name of the HTTP deployment; give the model or the pool another name"
+        )
     ingress = ray_serve.deployment(
         name=INGRESS_NAME,
         max_ongoing_requests=settings.max_connections,
@@ -241,7 +242,7 @@ def application(args: Mapping[str, Any]) -> ray_serve.Application:
 
 
 def with_quickstart(settings: Settings) -> Settings:
-    """With the quick-start models where none are named."""
+    """Return the settings, with the quick-start models if none are set."""
     if settings.models:
         return settings
     quickstart.fetch_all(settings.model_dir)
@@ -249,17 +250,17 @@ def with_quickstart(settings: Settings) -> Settings:
 
 
 def cluster_secret(settings: Settings) -> str:
-    """What all of one cluster know: given, or made by whoever comes first and kept by Ray."""
-    if given := settings.fleet_key.get_secret_value():
-        return given
+    """Return the secret of the cluster: the setting, or one that the first process generates and stores in Ray."""
+    if configured := settings.fleet_key.get_secret_value():
+        return configured
     internal_kv._internal_kv_put(SECRET_KEY, token_urlsafe(32).encode(), overwrite=False, namespace=NAMESPACE.encode())
-    kept = internal_kv._internal_kv_get(SECRET_KEY, namespace=NAMESPACE.encode())
-    return kept.decode()
+    stored = internal_kv._internal_kv_get(SECRET_KEY, namespace=NAMESPACE.encode())
+    return stored.decode()
 
 
 def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
-    """`polyhead serve --ray`: replicas on a cluster, HTTP here.  Returns and raises as service.server.assembly.serve
-    does.
+    """Run `polyhead serve --ray`: replicas on a cluster, HTTP in this process.  Returns and raises as
+    service.server.assembly.serve does.
     """
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
@@ -279,8 +280,8 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
     }
 
     async def find(fleet: Fleet) -> None:
-        async with asyncio.TaskGroup() as together:
-            together.create_task(watch_deployments(fleet, deployed))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch_deployments(fleet, deployed))
             while not all(state.is_final for state in fleet.states().values()):
                 await asyncio.sleep(ADDRESS_INTERVAL_S)
             process.on_models_settled(fleet, clock)
@@ -291,7 +292,7 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
         process.run(sockets=[listener])
     finally:
         process.exit_timer.cancel()
-        ending = threading.Timer(RAY_SHUTDOWN_S, os._exit, [process.exit_code])  # whatever of Ray's doesn't end
+        ending = threading.Timer(RAY_SHUTDOWN_S, os._exit, [process.exit_code])  # in case a thread of Ray does not end
         ending.daemon = True
         ending.start()
         if not settings.ray_address:
@@ -301,7 +302,7 @@ def serve_on_ray(settings: Settings, traces: RequestTracer = NO_TRACING) -> int:
 
 
 def join_cluster(settings: Settings) -> None:
-    """Part of a cluster.  Raises SettingsError where there is none at that address."""
+    """Connect to the cluster, or start a local one.  Raises SettingsError if there is none at the address."""
     try:
         ray.init(settings.ray_address or "local", namespace=NAMESPACE, include_dashboard=False, log_to_driver=True)
     except (ConnectionError, ValueError) as error:

@@ -1,8 +1,7 @@
-"""The side that computes: an engine and its models, for whoever asks from another process.
+"""A replica: an engine and its models, for requests from other processes.
 
-Knows no HTTP and no Ray.  The one idea: whoever asks keeps one connection, on which all its requests come and all
-that is said to them goes back, the events of a step in one frame; so a token costs microseconds wherever its reader is,
-and when the connection breaks everything asked over it is over.
+Each ingress process keeps one connection.  Its requests arrive on it, and all events of a step go back in one frame.
+If the connection breaks, its requests are aborted.  This module imports neither Ray nor the HTTP API's routes.
 """
 
 import asyncio
@@ -52,9 +51,9 @@ from .replica_http import ReplicaHttpServer
 from .routing import Candidate, RoutingRequest
 from .unauthenticated import UnauthenticatedConnections
 
-LOAD_INTERVAL_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
-AUTHENTICATION_TIMEOUT_S = 10.0  # a stranger has so long to show that it knows the secret
-# Types of what follows each word that may be asked.
+LOAD_INTERVAL_S = 0.5  # seconds between two reports of the queued tokens to each connection
+AUTHENTICATION_TIMEOUT_S = 10.0  # seconds in which a new connection must prove that it knows the secret
+# The fields of each message that an ingress may send.
 ASK_FIELDS = row_validator(str, int, tuple[tuple[int, int, Any], ...])
 DROP_FIELDS = row_validator(int, bool)
 NUMBER_FIELDS = row_validator(int)
@@ -66,7 +65,9 @@ log = logging.getLogger("polyhead.replica")
 
 @dataclass(frozen=True)
 class StepObserver:
-    """What the page of a replica counts: steps.  Requests are counted where they came in, or they would count twice."""
+    """An observer that counts steps only.  Requests are counted by the ingress; counted here too, they would count
+    twice.
+    """
 
     metrics: Metrics
 
@@ -74,22 +75,26 @@ class StepObserver:
         self.metrics.record_step(report)
 
     def record_end(self, ended: RequestEnd) -> None:
-        """See above."""
+        """Count nothing: the ingress counts requests."""
 
     def record_idle(self, model: str, task: WorkerTask) -> None:
         self.metrics.record_idle(model, task)
 
 
 class Replica:
-    """Lives on the event loop thread.  `secret` is what both ends know."""
+    """An engine with its models, behind a socket.  It lives on the event loop thread.  `secret` is shared with the
+    ingress.
+    """
 
     def __init__(self, settings: Settings, name: str, secret: str, executed: ExecutorHook = keep_executor) -> None:
         self.name, self._secret = name, secret
         self._drain_s = settings.drain_seconds
-        books, place = Telemetry.from_settings(settings), choose_placement(settings)
-        self.engine = Engine(StepObserver(books.metrics), name=place.device.type, threads=place.torch_threads)
-        self.registry = ModelRegistry(self.engine, settings, told=books.metrics, executed=executed)
-        self.server = books.build_server(settings, self.registry, self.engine, NO_TRACING, self.registry.held_bytes)
+        telemetry, placement = Telemetry.from_settings(settings), choose_placement(settings)
+        self.engine = Engine(
+            StepObserver(telemetry.metrics), name=placement.device.type, threads=placement.torch_threads
+        )
+        self.registry = ModelRegistry(self.engine, settings, told=telemetry.metrics, executed=executed)
+        self.server = telemetry.build_server(settings, self.registry, self.engine, NO_TRACING, self.registry.held_bytes)
         self.pool = (
             ModelPool(self.registry, settings.models, settings.pool_models, self._drain_s) if settings.pools else None
         )
@@ -98,13 +103,14 @@ class Replica:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that are still to be computed of all that was asked."""
+        """Tokens still to be computed, of all open requests."""
         return sum(visitor.load.queued_tokens for visitor in self._connections)
 
     async def start(self, host: str, ports: Iterable[int] = (0,)) -> int:
-        """Load, then listen on the first of `ports` that is free, and for whoever looks on the next; the first.
+        """Load the models, then listen for ingress processes on the first free port of `ports`, and for HTTP on the
+        next.  Returns the first.
 
-        Raises Unavailable where no model could be loaded, OSError where no port is free.
+        Raises Unavailable if no model could be loaded, OSError if no port is free.
         """
         self.engine.start()
         if self.pool:
@@ -114,27 +120,33 @@ class Replica:
             await self.registry.load_all()
         if not self.models:
             raise Unavailable("; ".join(f"{name}: {why}" for name, why in self.broken.items()))
-        asked, seen = bind_socket(host, ports), bind_socket(host, ports)
-        # Some turns of the loop take TAKEN connections each before the first can be closed; others wait in the kernel.
-        self._listener = await asyncio.start_server(self._accept, sock=asked, backlog=ACCEPT_BATCH)
-        asked.listen(LISTEN_BACKLOG)
-        self._http_port = int(seen.getsockname()[1])
-        self._http_server = ReplicaHttpServer(self.server, seen)
+        ingress_socket, http_socket = bind_socket(host, ports), bind_socket(host, ports)
+        # The event loop accepts up to TAKEN connections in each of a few turns before it can close the first. Others
+        # wait in the kernel.
+        self._listener = await asyncio.start_server(self._accept, sock=ingress_socket, backlog=ACCEPT_BATCH)
+        ingress_socket.listen(LISTEN_BACKLOG)
+        self._http_port = int(http_socket.getsockname()[1])
+        self._http_server = ReplicaHttpServer(self.server, http_socket)
         await self._http_server.start()
         self._background_tasks = [
             start_background_task(self._send_load()),
             start_background_task(watch_keys_file(self.server.keys)),
         ]
-        log.info("%s answers on %s:%d, its metrics are on %s:%d", self.name, *asked.getsockname(), *seen.getsockname())
-        return int(asked.getsockname()[1])
+        log.info(
+            "%s answers on %s:%d, its metrics are on %s:%d",
+            self.name,
+            *ingress_socket.getsockname(),
+            *http_socket.getsockname(),
+        )
+        return int(ingress_socket.getsockname()[1])
 
     def failure_reasons(self) -> list[str]:
-        """Why it should be replaced."""
+        """Return why Ray should replace this replica; empty if it should not."""
         return self.server.fatal_reasons() + [f"{model} cannot compute any more" for model in self.engine.failing()]
 
     @property
     def models(self) -> Sequence[Model]:
-        """All that may be asked for."""
+        """The models that requests may name."""
         return list(self.pool.models.values()) if self.pool else self.registry.models()
 
     @property
@@ -143,7 +155,7 @@ class Replica:
         return self.pool.broken if self.pool else {name: one.reason for name, one in states if one.phase == "broken"}
 
     async def load_model(self, name: str) -> Model:
-        """The one that is meant, loaded."""
+        """Return the model, loaded if it is of a pool.  Raises Unavailable if it is not on this replica."""
         if self.pool:
             return await self.pool.load_model(name)
         for model in self.registry.models():
@@ -152,18 +164,18 @@ class Replica:
         raise Unavailable(f"{name} is not on this replica any more; send it again", retry_after=1)
 
     async def close(self) -> None:
-        """Leave, once whoever is connected has somebody else to ask and what is in flight has had its time."""
+        """Leave: wait until each ingress sends its requests elsewhere, drain the engine, then close."""
         self.server.admission.close()
         self._listener.close()
         visitors = list(self._connections)
         for visitor in visitors:
             visitor.send("leaving")
-        if visitors:  # what they asked before they heard of it is on its way
+        if visitors:  # requests that were sent before the message arrived
             await asyncio.wait(
                 [asyncio.create_task(visitor.has_left.wait()) for visitor in visitors], timeout=LEAVE_TIMEOUT_S
             )
         await self.engine.close(self._drain_s)
-        await asyncio.sleep(0)  # what was said last is on its way
+        await asyncio.sleep(0)  # let the last events be sent
         for task in self._background_tasks:
             task.cancel()
         await self._http_server.close()
@@ -172,10 +184,10 @@ class Replica:
         self.server.text.close()
 
     def hello_message(self) -> tuple[Any, ...]:
-        """What a replica says of itself.  Models are told apart by what they are made of, wherever they are loaded."""
+        """Return the hello message: models with their digests, failures, port and cache size."""
         models = tuple((model_digest(model), pack(model)) for model in self.models)
-        kept, size = self.registry.cache_size()
-        return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, dict(self.broken), kept, size)
+        block_count, size = self.registry.cache_size()
+        return ("hello", PROTOCOL_VERSION, self.name, self._http_port, models, dict(self.broken), block_count, size)
 
     async def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         self._unauthenticated.add(writer)
@@ -201,13 +213,13 @@ class Replica:
     async def _send_load(self) -> None:
         while True:
             await asyncio.sleep(LOAD_INTERVAL_S)
-            reasons, held = tuple(self.server.unready_reasons()), self.pool.loaded_names if self.pool else None
+            reasons, loaded = tuple(self.server.unready_reasons()), self.pool.loaded_names if self.pool else None
             for visitor in self._connections:
-                visitor.send("load", self.queued_tokens - visitor.load.queued_tokens, reasons, held)
+                visitor.send("load", self.queued_tokens - visitor.load.queued_tokens, reasons, loaded)
 
 
 def bind_socket(host: str, ports: Iterable[int]) -> socket.socket:
-    """A socket on the first port that is free.  Raises OSError where none is."""
+    """Return a socket that listens on the first free port.  Raises OSError if none is free."""
     taken: OSError | None = None
     for port in ports:
         # The protocol is named because asyncio looks for it before it switches off Nagle's algorithm.  Without that a
@@ -226,22 +238,25 @@ def bind_socket(host: str, ports: Iterable[int]) -> socket.socket:
 
 
 async def authenticate(secret: str, reader: StreamReader, writer: StreamWriter) -> None:
-    """Both show that they know the secret.  Raises FrameError.  Nothing of a stranger's is looked into before."""
-    ours = secrets.token_bytes(NONCE_BYTES)
-    writer.write(ours)
-    theirs, shown = await reader.readexactly(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
-    if not hmac.compare_digest(shown, compute_proof(secret, "asks", ours)):
+    """Prove to each other that both know the secret.  Raises FrameError.
+
+    No other byte of the peer is read before that.
+    """
+    own_nonce = secrets.token_bytes(NONCE_BYTES)
+    writer.write(own_nonce)
+    peer_nonce, peer_proof = await reader.readexactly(NONCE_BYTES), await reader.readexactly(NONCE_BYTES)
+    if not hmac.compare_digest(peer_proof, compute_proof(secret, "asks", own_nonce)):
         raise FrameError("it does not know the secret")
-    writer.write(compute_proof(secret, "answers", theirs))
+    writer.write(compute_proof(secret, "answers", peer_nonce))
 
 
 class IngressConnection:
-    """One who asks.  `ledger` is what it asked and what of that is left to compute."""
+    """The connection of one ingress process.  `load` counts its requests and the tokens that are left to compute."""
 
     def __init__(self, replica: Replica, writer: StreamWriter) -> None:
         self.load, self.has_left = Candidate(""), asyncio.Event()
         self._replica, self._writer = replica, writer
-        self._open_numbers: set[int] = set()  # tickets, of which some may not be submitted yet
+        self._open_numbers: set[int] = set()  # open requests, some of them not submitted yet
         self._streams: dict[int, Stream] = {}
         self._paused: dict[int, asyncio.Event] = {}
         self._unsent_events: list[tuple[int, Event | RequestStarted]] = []
@@ -256,14 +271,14 @@ class IngressConnection:
         }
 
     async def serve(self, reader: StreamReader) -> None:
-        """Until it goes."""
+        """Read messages until the connection ends."""
         try:
             while True:
                 dispatch_message(self._routes, await read_frame(reader))
         except (OSError, asyncio.IncompleteReadError):
-            pass  # it is gone, and what it asked with it
+            pass  # the peer has left; its requests are aborted
         except FrameError as error:
-            log.error("a connection is given up: what came over it is not known here: %s", error)
+            log.error("a connection is closed: it sent what the protocol does not allow: %s", error)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -274,41 +289,41 @@ class IngressConnection:
         with suppress(OSError):
             await self._writer.wait_closed()
 
-    def send(self, *words: Any) -> None:
+    def send(self, *fields: Any) -> None:
         if not self._writer.is_closing():
-            self._writer.write(encode_frame(words))
+            self._writer.write(encode_frame(fields))
 
-    # What it may say
+    # Messages of the ingress
 
     def _on_ask(self, name: str, answer: int, requests: Sequence[tuple[int, int, Request]]) -> None:
-        for ticket, left, request in requests:
-            if not isinstance(request, Request) or ticket in self._open_numbers:
-                raise FrameError("it asks what is no request, or has a number that is in use")
+        for number, left, request in requests:
+            if not isinstance(request, Request) or number in self._open_numbers:
+                raise FrameError("it sent what is no request, or a number that is in use")
             if not (answer >= 0 and 0 <= left <= request.prompt_tokens):
                 raise FrameError(
                     f"{left} tokens are left to compute of {request.prompt_tokens}, and {answer} to answer"
                 )
-            self._open_numbers.add(ticket)
-            self.load.add_request(ticket, RoutingRequest(left, answer))
-        self._start_task(self._submit(name, [(ticket, request) for ticket, _, request in requests]))
+            self._open_numbers.add(number)
+            self.load.add_request(number, RoutingRequest(left, answer))
+        self._start_task(self._submit(name, [(number, request) for number, _, request in requests]))
 
-    def _drop(self, ticket: int, answered: bool) -> None:
-        self._finish_request(ticket)
-        if stream := self._streams.pop(ticket, None):
+    def _drop(self, number: int, answered: bool) -> None:
+        self._finish_request(number)
+        if stream := self._streams.pop(number, None):
             stream.close(answered=answered)
 
-    def _hold(self, ticket: int) -> None:
-        if ticket in self._open_numbers:
-            self._paused[ticket] = asyncio.Event()
+    def _hold(self, number: int) -> None:
+        if number in self._open_numbers:
+            self._paused[number] = asyncio.Event()
 
-    def _resume(self, ticket: int) -> None:
-        if held := self._paused.pop(ticket, None):
-            held.set()
+    def _resume(self, number: int) -> None:
+        if paused := self._paused.pop(number, None):
+            paused.set()
 
     def _on_watch(self, number: int, name: str) -> None:
         self._start_task(self._send_layout(number, name))
 
-    # What is done about it
+    # Tasks and events
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -316,77 +331,77 @@ class IngressConnection:
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        """A fault of ours leaves nobody waiting: with the connection all that was asked over it is over."""
+        """Abort the connection if a task failed: the ingress then fails or resends the requests of it."""
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            log.error("a connection is given up", exc_info=fault)
+            log.error("a connection is closed after an internal error", exc_info=fault)
             self._writer.transport.abort()
 
     async def _submit(self, name: str, requests: Sequence[tuple[int, Request]]) -> None:
         try:
             model = await self._replica.load_model(name)
             guided = [await self._with_guide(model, request) for _, request in requests]
-            model = await self._replica.load_model(name)  # it may have had to make room meanwhile
-            ready = [replace(request, adapter=model.adapter) for request in guided]  # its number is this replica's own
+            model = await self._replica.load_model(name)  # the pool may have unloaded it meanwhile
+            ready = [replace(request, adapter=model.adapter) for request in guided]  # adapter numbers differ by replica
             streams = self._replica.registry.submit(model, ready)
         except PolyheadError as error:
-            for ticket, _ in requests:
-                self._add_event(ticket, Failed(error))
+            for number, _ in requests:
+                self._add_event(number, Failed(error))
             return
-        for (ticket, _), stream in zip(requests, streams, strict=True):
-            if ticket in self._open_numbers:
-                self._streams[ticket] = stream
-                self._start_task(self._forward_events(ticket, stream))
-            else:  # whoever asked has left meanwhile
+        for (number, _), stream in zip(requests, streams, strict=True):
+            if number in self._open_numbers:
+                self._streams[number] = stream
+                self._start_task(self._forward_events(number, stream))
+            else:  # the request was dropped meanwhile
                 stream.close()
 
     async def _with_guide(self, model: Model, request: Request) -> Request:
-        """With its guide, if it has one, compiled here."""
-        if isinstance(request, Generate) and isinstance(asked := request.guide, GuideSpec):
+        """Return the request with its guide compiled, if it has one."""
+        if isinstance(request, Generate) and isinstance(spec := request.guide, GuideSpec):
             with name_model_in_errors(model):
                 text = self._replica.server.text
-                guide = await text.find_guide(model, asked.grammar, asked.thinking, request.terms)
+                guide = await text.find_guide(model, spec.grammar, spec.thinking, request.terms)
             return replace(request, guide=guide)
         return request
 
-    async def _forward_events(self, ticket: int, stream: Stream) -> None:
-        begun = False
+    async def _forward_events(self, number: int, stream: Stream) -> None:
+        is_started = False
         async for event in stream:
-            if not begun and stream.timing.started:
-                begun = True
-                self._add_event(ticket, RequestStarted(stream.timing.started - stream.submitted))
-            self._add_event(ticket, event)
-            if held := self._paused.get(ticket):
-                await held.wait()
-            await self._writer.drain()  # at once, unless what was said before is not taken
-        self._streams.pop(ticket, None)
+            if not is_started and stream.timing.started:
+                is_started = True
+                self._add_event(number, RequestStarted(stream.timing.started - stream.submitted))
+            self._add_event(number, event)
+            if paused := self._paused.get(number):
+                await paused.wait()
+            await self._writer.drain()  # returns at once unless the send buffer is full
+        self._streams.pop(number, None)
 
-    def _add_event(self, ticket: int, event: Event | RequestStarted) -> None:
-        """With whatever else is said in this round of the loop: all of a step is one frame."""
+    def _add_event(self, number: int, event: Event | RequestStarted) -> None:
+        """Queue an event.  All events of one turn of the event loop are sent in one frame."""
         match event:
             case GeneratedToken():
-                self.load.count_token(ticket)
+                self.load.count_token(number)
             case Done() | Failed():
-                self._finish_request(ticket)
+                self._finish_request(number)
             case _:
                 pass
         if not self._unsent_events:
             asyncio.get_running_loop().call_soon(self._send_events)
-        self._unsent_events.append((ticket, event))
+        self._unsent_events.append((number, event))
 
-    def _finish_request(self, ticket: int) -> None:
-        self._open_numbers.discard(ticket)
-        self.load.remove_request(ticket)
-        self._resume(ticket)
+    def _finish_request(self, number: int) -> None:
+        self._open_numbers.discard(number)
+        self.load.remove_request(number)
+        self._resume(number)
 
     def _send_events(self) -> None:
-        said, self._unsent_events = tuple(self._unsent_events), []
+        events, self._unsent_events = tuple(self._unsent_events), []
         try:
-            self.send("said", said)
+            self.send("said", events)
         except FrameError as error:
-            for ticket in {ticket for ticket, _ in said}:
-                self._drop(ticket, answered=False)
-                self.send("said", ((ticket, Failed(AnswerTooLarge(f"it cannot be told: {error}"))),))
+            for number in {number for number, _ in events}:
+                self._drop(number, answered=False)
+                self.send("said", ((number, Failed(AnswerTooLarge(f"it cannot be sent: {error}"))),))
 
     async def _send_layout(self, number: int, name: str) -> None:
         try:

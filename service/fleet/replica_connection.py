@@ -1,7 +1,6 @@
-"""A connection to one replica, and what it says of itself.
+"""The connection from an ingress to one replica: handshake, messages, and reconnecting while the replica is listed.
 
-Knows no request's meaning and no route.  The one idea: the line is kept as long as the replica is listed, and made
-again when it breaks; whoever was asked over it hears at once that it did.
+It does not interpret requests.  If the connection breaks, the listener is told at once.
 """
 
 import asyncio
@@ -36,14 +35,14 @@ from .frames import (
 from .routing import Candidate
 
 CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 15.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
-MAX_BLOCKS = 1 << 20  # of a replica's cache, as far as their names are remembered
+SILENCE_TIMEOUT_S = 15.0  # a replica reports its load twice a second; after this silence it counts as lost
+MAX_BLOCKS = 1 << 20  # of a replica's cache whose keys are remembered, at most
 PORT_COUNT = 1 << 16
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two tries to reach one that is listed
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 2.0  # between two attempts to connect
 
 Address = tuple[str, int]
 
-# Types of what follows each word that a replica may say.
+# The fields of each message that a replica may send.
 HELLO_FIELDS = row_validator(int, str, int, tuple[tuple[str, bytes], ...], dict[str, str], int, int)
 EVENT_FIELDS = row_validator(tuple[tuple[int, Any], ...])
 LOAD_FIELDS = row_validator(int, tuple[str, ...], tuple[str, ...] | None)
@@ -54,61 +53,68 @@ log = logging.getLogger("polyhead.fleet")
 
 
 class ConnectionListener(Protocol):
-    """Who hears what a replica says.  `Line.models` and the like are set before."""
+    """Receives what replicas send.  The attributes of the connection are updated before each call."""
 
-    def on_connected(self, line: "ReplicaConnection") -> None: ...
+    def on_connected(self, connection: "ReplicaConnection") -> None: ...
 
-    def on_events(self, line: "ReplicaConnection", events: Sequence[tuple[int, Any]]) -> None: ...
+    def on_events(self, connection: "ReplicaConnection", events: Sequence[tuple[int, Any]]) -> None: ...
 
-    def on_leaving(self, line: "ReplicaConnection") -> None:
-        """It will leave."""
+    def on_leaving(self, connection: "ReplicaConnection") -> None:
+        """The replica will leave."""
 
-    def on_lost(self, line: "ReplicaConnection") -> None:
-        """What was asked over it is not answered any more."""
+    def on_lost(self, connection: "ReplicaConnection") -> None:
+        """The connection is lost; its open requests are not answered."""
 
 
 @dataclass(frozen=True)
 class ConnectionContext:
-    """What all lines of a fleet share: the secret, who hears what is said, and models, each read once, by what they are
-    made of: replicas of one model share it."""
+    """What all connections of a fleet share: the secret, the listener, and the models by their digest.
+
+    Replicas of one model share one Model object.
+    """
 
     secret: str
     listener: ConnectionListener
     known_models: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
 
-    def decode_model(self, mark: str, told: bytes) -> Model:
-        """Raises FrameError for what is no model, or not the one that `mark` stands for."""
-        if (known := self.known_models.get(mark)) is not None:
-            return known
-        model = unpack(told)
-        if not isinstance(model, Model) or model_digest(model) != mark:
-            raise FrameError("what it says of a model is not what the model's mark stands for")
-        self.known_models[mark] = model
+    def decode_model(self, digest: str, data: bytes) -> Model:
+        """Decode a model, or return the known one with this digest.  Raises FrameError if the data is no model or has
+        another digest.
+        """
+        if (known_model := self.known_models.get(digest)) is not None:
+            return known_model
+        model = unpack(data)
+        if not isinstance(model, Model) or model_digest(model) != digest:
+            raise FrameError("the data of a model does not match its digest")
+        self.known_models[digest] = model
         return model
 
 
 class ReplicaConnection:
-    """Lives on the event loop thread.  `candidate` is what is known of the replica's queue and cache."""
+    """A connection to a replica.  It lives on the event loop thread.
 
-    def __init__(self, name: str, address: Address, circle: ConnectionContext) -> None:
+    `candidate` is what is known of the replica's queue and cache, for routing.
+    """
+
+    def __init__(self, name: str, address: Address, context: ConnectionContext) -> None:
         self.name, self.address = name, address
         self.candidate = Candidate(name)
         self.models: Mapping[str, Model] = {}
         self.broken: Mapping[str, str] = {}  # models that it could not load, and why
-        self.loaded_names: Collection[str] | None = None  # of its models those that are loaded; None: all
-        self.metrics_address: Address = "", 0  # where its metrics are
+        self.loaded_names: Collection[str] | None = None  # the models in its memory; None: all of them
+        self.metrics_address: Address = "", 0  # host and port of its metrics
         self.block_tokens = 0  # tokens in a block of its caches
-        self.will_leave = False  # it will leave, and takes something new only while nobody else does
-        self.is_retired = False  # it takes nothing new
-        self.unready_reasons: Sequence[str] = ()  # why nothing should be sent there now
-        self._context = circle
+        self.will_leave = False  # it gets new requests only while no other replica can take them
+        self.is_retired = False  # it gets no new requests
+        self.unready_reasons: Sequence[str] = ()  # why it should get no requests now
+        self._context = context
         self._writer: StreamWriter | None = None
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
         self._is_listed, self._retry_pause_s = True, MIN_RETRY_S
         self._routes: Mapping[str, MessageRoute] = {
             "hello": (HELLO_FIELDS, self._on_hello),
-            "said": (EVENT_FIELDS, partial(circle.listener.on_events, self)),
+            "said": (EVENT_FIELDS, partial(context.listener.on_events, self)),
             "load": (LOAD_FIELDS, self._on_load),
             "leaving": (NO_FIELDS, self._on_leaving),
             "watched": (WATCHED_FIELDS, self._on_watched),
@@ -121,34 +127,38 @@ class ReplicaConnection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests should be sent there."""
+        """Whether new requests should be sent to this replica."""
         return self.is_open and not self.is_retired and not self.unready_reasons
 
-    def send(self, *words: Any) -> None:
+    def send(self, *fields: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode_frame(words))
+            self._writer.write(encode_frame(fields))
 
-    async def call(self, way: str, *words: Any) -> Any:
-        """What it answers; ConnectionError if it is lost before, or is not there."""
+    async def call(self, message: str, *fields: Any) -> Any:
+        """Send a message and return its answer.  Raises ConnectionError if the replica is not connected or is lost
+        meanwhile.
+        """
         if self._writer is None:
             raise ConnectionError(f"replica {self.name} is not connected")
         number = next(self._numbers)
         self._pending_calls[number] = asyncio.get_running_loop().create_future()
-        self.send(way, number, *words)
+        self.send(message, number, *fields)
         try:
             return await self._pending_calls[number]
         finally:
             del self._pending_calls[number]
 
     def unlist(self) -> None:
-        """It is not to be had any more, once somebody else is."""
+        """Mark the replica as no longer listed: it is retired when another one can take its requests."""
         self._is_listed, self.will_leave = False, True
 
     def retire(self) -> None:
-        """Nothing new is asked there; once all is answered, and it is not listed, the line is closed."""
+        """Send no new requests.  The connection is closed once all requests are answered and the replica is not
+        listed.
+        """
         if not self.is_retired:
             self.is_retired = True
-            self.send("left")  # nothing new comes after this
+            self.send("left")  # no requests follow this message
         if not self._is_listed and not self.candidate.open_requests:
             self._task.cancel()
 
@@ -164,8 +174,10 @@ class ReplicaConnection:
                 self._disconnect()
             if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
-            elif outcome is not None:  # it may be of another version, and be replaced
-                log.error("replica %s at %s:%d says what is not known here: %s", self.name, *self.address, outcome)
+            elif outcome is not None:  # it may have another version and be replaced soon
+                log.error(
+                    "replica %s at %s:%d sent what the protocol does not allow: %s", self.name, *self.address, outcome
+                )
             await asyncio.sleep(self._retry_pause_s)
             self._retry_pause_s = min(2 * self._retry_pause_s, MAX_RETRY_S)
 
@@ -176,26 +188,26 @@ class ReplicaConnection:
     async def _connect(self) -> tuple[StreamReader, StreamWriter]:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*self.address)
-            with ExitStack() as undo:
-                undo.callback(writer.close)
+            with ExitStack() as cleanup:
+                cleanup.callback(writer.close)
                 await self._authenticate(reader, writer)
-                undo.pop_all()
+                cleanup.pop_all()
         return reader, writer
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Both show that they know the secret."""
-        theirs, ours = await reader.readexactly(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-        writer.write(ours + compute_proof(self._context.secret, "asks", theirs))
+        """Prove to each other that both know the secret.  Raises FrameError."""
+        peer_nonce, own_nonce = await reader.readexactly(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        writer.write(own_nonce + compute_proof(self._context.secret, "asks", peer_nonce))
         if not hmac.compare_digest(
-            await reader.readexactly(NONCE_BYTES), compute_proof(self._context.secret, "answers", ours)
+            await reader.readexactly(NONCE_BYTES), compute_proof(self._context.secret, "answers", own_nonce)
         ):
             raise FrameError("it does not know the secret")
 
     async def _read_messages(self, reader: StreamReader) -> None:
         while True:
             async with asyncio.timeout(SILENCE_TIMEOUT_S):
-                words = await read_frame(reader)
-            dispatch_message(self._routes, words)
+                message = await read_frame(reader)
+            dispatch_message(self._routes, message)
             if self.is_retired and not self._is_listed and not self.candidate.open_requests:
                 return
 
@@ -210,31 +222,35 @@ class ReplicaConnection:
         self._context.listener.on_lost(self)
         self.candidate = Candidate(self.name)
 
-    # What it may say
+    # Messages of the replica
 
-    def _on_hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
-        broken, kept, block = told
+    def _on_hello(
+        self, version: int, name: str, http_port: int, models: Sequence[tuple[str, bytes]], *rest: Any
+    ) -> None:
+        broken, cache_blocks, block_tokens = rest
         if version != PROTOCOL_VERSION:
-            raise FrameError(f"it speaks version {version}, and version {PROTOCOL_VERSION} is spoken here")
+            raise FrameError(f"it has protocol version {version}, this process has {PROTOCOL_VERSION}")
         if name != self.name:
-            raise FrameError(f"another one answers there: {name}")
-        if not (0 <= seen < PORT_COUNT and kept >= 0 and 0 <= block <= MAX_BLOCKS):
-            raise FrameError(f"it says of itself what cannot be: port {seen}, {kept} blocks of {block} tokens")
+            raise FrameError(f"another replica answers at its address: {name}")
+        if not (0 <= http_port < PORT_COUNT and cache_blocks >= 0 and 0 <= block_tokens <= MAX_BLOCKS):
+            raise FrameError(
+                f"impossible values in its hello: port {http_port}, {cache_blocks} blocks of {block_tokens} tokens"
+            )
         self._retry_pause_s = MIN_RETRY_S
-        self.metrics_address = self.address[0], seen
-        self.block_tokens = block
-        self.candidate = Candidate(name, min(kept, MAX_BLOCKS))
-        self.models = {model.name: model for model in (self._context.decode_model(*told) for told in models)}
+        self.metrics_address = self.address[0], http_port
+        self.block_tokens = block_tokens
+        self.candidate = Candidate(name, min(cache_blocks, MAX_BLOCKS))
+        self.models = {model.name: model for model in (self._context.decode_model(*each) for each in models)}
         self.broken, self.is_retired, self.will_leave = broken, False, not self._is_listed
         self._context.listener.on_connected(self)
 
-    def _on_load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
+    def _on_load(self, elsewhere: int, reasons: Sequence[str], loaded: Sequence[str] | None) -> None:
         if elsewhere < 0:
-            raise FrameError(f"it says that {elsewhere} tokens are queued there")
-        self.candidate.queued_by_others, self.unready_reasons, self.loaded_names = elsewhere, reasons, held
+            raise FrameError(f"its load message has {elsewhere} queued tokens")
+        self.candidate.queued_by_others, self.unready_reasons, self.loaded_names = elsewhere, reasons, loaded
 
     def has_loaded(self, name: str) -> bool:
-        """Whether it need not be loaded first."""
+        """Whether the model is in the replica's memory."""
         return self.loaded_names is None or name in self.loaded_names
 
     def _on_leaving(self) -> None:

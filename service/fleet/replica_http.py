@@ -1,7 +1,7 @@
-"""What can be seen of a replica over HTTP: its health and its metrics, and nothing to be asked.
+"""The HTTP server of a replica: its health and its metrics only.
 
-Knows no model.  The checks of the header Host and of the key for /metrics are those of a server
-(`service.api.access.middleware`)."""
+The Host header and the key for /metrics are checked as on a server (`service.api.access.middleware`).
+"""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from ..server.process import build_connection_limits, build_uvicorn_config
 
 
 class ReplicaAccessCheck:
-    """ASGI middleware: refuses what a server would refuse, before anything is computed."""
+    """ASGI middleware that answers with the same errors for Host, Origin and key as a server."""
 
     def __init__(self, app: ASGIApp, server: AppState) -> None:
         self.app, self.server = app, server
@@ -48,7 +48,7 @@ class ReplicaAccessCheck:
 
 
 class ReplicaHttpServer(uvicorn.Server):
-    """Serves beside whatever else the process does, which is who hears signals."""
+    """A uvicorn server that runs as a task and installs no signal handlers."""
 
     def __init__(self, server: AppState, listener: socket.socket) -> None:
         app = FastAPI(openapi_url=None)

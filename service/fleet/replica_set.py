@@ -1,7 +1,7 @@
-"""Who is there: the replicas that are listed, the models they have, and which of them may be asked.
+"""The set of replicas: their connections, the models that they have, and which of them a request may be sent to.
 
-Knows no request.  The one idea: a model is ready while any replica takes requests for it; while one is replaced by a
-newer one both are there, each for what was read for it.
+A model is ready while at least one replica takes requests for it.  While a replica is replaced by a newer one both are
+connected, and each gets the requests that were read for its version of the model.
 """
 
 import logging
@@ -14,30 +14,30 @@ from ..runtime.model_resolver import ModelResolver
 from .replica_connection import Address, ConnectionContext, ReplicaConnection
 
 SPILL_TOKENS = (
-    4096  # tokens that wait at those who hold a model beyond what waits elsewhere, before it is loaded there too
+    4096  # extra queued tokens at replicas that have loaded a model before a request goes to one that must load it
 )
 
 log = logging.getLogger("polyhead.fleet")
 
 
 class ReplicaSet:
-    """`names` are those of the models that replicas are to serve."""
+    """The replicas of all deployments; `names` are the models that they are to serve."""
 
-    def __init__(self, names: Sequence[str], circle: ConnectionContext, random: Random) -> None:
-        self._names, self._context, self._random = tuple(names), circle, random
+    def __init__(self, names: Sequence[str], context: ConnectionContext, random: Random) -> None:
+        self._names, self._context, self._random = tuple(names), context, random
         self._connections: dict[tuple[str, str], ReplicaConnection] = {}  # by deployment and replica
-        self._unlisted: list[ReplicaConnection] = []  # that have something to end
-        self._failures: dict[str, str] = {}  # models that no replica could be started for, and why
+        self._unlisted: list[ReplicaConnection] = []  # no longer listed, with open requests
+        self._failures: dict[str, str] = {}  # by model, why no replica could be started
         self._target_counts: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[ReplicaConnection]:
         return iter((*self._connections.values(), *self._unlisted))
 
     def update_replicas(self, deployment: str, replicas: Mapping[str, Address]) -> None:
-        """These are all the replicas of a deployment, by name."""
-        for key, line in list(self._connections.items()):
-            if key[0] == deployment and replicas.get(key[1]) != line.address:
-                line.unlist()
+        """Set the replicas of a deployment, by name: connect to the new ones and retire those that are gone."""
+        for key, connection in list(self._connections.items()):
+            if key[0] == deployment and replicas.get(key[1]) != connection.address:
+                connection.unlist()
                 self._unlisted.append(self._connections.pop(key))
         for name, address in replicas.items():
             if (deployment, name) not in self._connections:
@@ -45,20 +45,22 @@ class ReplicaSet:
         self.retire_leaving()
 
     def retire_leaving(self) -> None:
-        """Those who will leave go as soon as each of their models has somebody who stays: not before, or there would be
-        nobody to ask while Ray has stopped the one and not yet said where the other is."""
-        for line in [line for line in self if line.will_leave]:
-            if not line.is_open or all(self._staying_for(name) for name in line.models):
-                line.retire()
-        self._unlisted = [line for line in self._unlisted if line.is_open]
+        """Retire leaving replicas whose models are all served by replicas that stay.
 
-    def set_target(self, names: Collection[str], wanted: int, why: str) -> None:
-        """So many replicas of these there should be; `why` none could be started, nothing: that is over."""
+        Not before: Ray may stop a replica before it lists its successor.
+        """
+        for connection in [connection for connection in self if connection.will_leave]:
+            if not connection.is_open or all(self._staying_for(name) for name in connection.models):
+                connection.retire()
+        self._unlisted = [connection for connection in self._unlisted if connection.is_open]
+
+    def set_target(self, names: Collection[str], target: int, why: str) -> None:
+        """Set how many replicas the models should have, and why none could be started (empty: no failure)."""
         for name in names:
-            self._target_counts[name], self._failures[name] = wanted, why
+            self._target_counts[name], self._failures[name] = target, why
 
     def target_counts(self) -> Mapping[str, int]:
-        """Replicas of each model that there should be, where that was said."""
+        """Return how many replicas each model should have, where this is known."""
         return self._target_counts
 
     def names(self) -> list[str]:
@@ -68,66 +70,80 @@ class ReplicaSet:
         return {name: self.model_state(name) for name in self._names}
 
     def models(self) -> list[Model]:
-        """Of each model that is ready one; where some replicas have a newer one already, now the one, now the other."""
-        lines = [(name, self.connections_for(name)) for name in self._names]
-        return [self._random.choice(having).models[name] for name, having in lines if having]
+        """Return each ready model once.  If replicas have different versions of it, a random one of them."""
+        connections = [(name, self.connections_for(name)) for name in self._names]
+        return [self._random.choice(serving).models[name] for name, serving in connections if serving]
 
     def model_statuses(self) -> list[ServedName]:
         ready = {model.name: model for model in self.models()}
         return [self.known_model(name, ready.get(name)) for name in self._names]
 
     def queued_tokens(self) -> Iterable[tuple[str, str, int]]:
-        """Model, replica, and the tokens queued there."""
-        for line in self._connections.values():
-            host, port = line.address
-            for name in line.models if line.is_open else ():
-                yield name, f"{host}:{port}", line.candidate.queued_tokens
+        """Yield model, replica address and its queued tokens."""
+        for connection in self._connections.values():
+            host, port = connection.address
+            for name in connection.models if connection.is_open else ():
+                yield name, f"{host}:{port}", connection.candidate.queued_tokens
 
     def metrics_addresses(self) -> Iterable[tuple[str, str, Address]]:
-        """Of all that are connected: deployment, name, and where its metrics are."""
+        """Yield deployment, name and metrics address of each connected replica."""
         return (
-            (deployment, line.name, line.metrics_address)
-            for (deployment, _), line in self._connections.items()
-            if line.is_open
+            (deployment, connection.name, connection.metrics_address)
+            for (deployment, _), connection in self._connections.items()
+            if connection.is_open
         )
 
     def ready_counts(self) -> Mapping[str, int]:
-        """Replicas of each model that take requests."""
+        """Return how many replicas take requests for each model."""
         return {name: len(self.connections_for(name)) for name in self._names}
 
     def connections_for(self, name: str) -> list[ReplicaConnection]:
-        """Lines to replicas that take requests for a model; to those that will leave only if nobody stays."""
+        """Return the connections to replicas that take requests for a model; to leaving ones only if no other is
+        left.
+        """
         return self._staying_for(name) or [
-            line for line in self if line.is_open and not line.is_retired and name in line.models
+            connection
+            for connection in self
+            if connection.is_open and not connection.is_retired and name in connection.models
         ]
 
     def _staying_for(self, name: str) -> list[ReplicaConnection]:
         return [
-            line for line in self._connections.values() if line.is_open and not line.will_leave and name in line.models
+            connection
+            for connection in self._connections.values()
+            if connection.is_open and not connection.will_leave and name in connection.models
         ]
 
     def eligible_for(self, model: Model) -> list[ReplicaConnection]:
-        """Where requests for it may be sent: to those that compute just this model, and well, if there are any.
+        """Return the connections that requests for `model` may be sent to.  Raises Unavailable or NotFound if there is
+        none.
 
-        A request that was read for a model that is being replaced just now can be answered by its successor.
+        Replicas with exactly this model come first, then those whose version has the same tokenizer: they can answer a
+        request that was read for the version being replaced.  Replicas that report a problem are left out if others
+        remain.  Replicas of a pool that have the model in memory are preferred, up to SPILL_TOKENS.
         """
-        having = self.connections_for(model.name)
-        same = [line for line in having if line.models[model.name] is model]
-        alike = same or [line for line in having if line.models[model.name].tokenizer.parts == model.tokenizer.parts]
-        if not alike:
+        serving = self.connections_for(model.name)
+        same = [connection for connection in serving if connection.models[model.name] is model]
+        compatible = same or [
+            connection
+            for connection in serving
+            if connection.models[model.name].tokenizer.parts == model.tokenizer.parts
+        ]
+        if not compatible:
             raise self.unavailable_error(model.name)
-        fit = [line for line in alike if line.is_ready] or alike
-        holding = [line for line in fit if line.has_loaded(model.name)]
+        ready = [connection for connection in compatible if connection.is_ready] or compatible
+        loaded = [connection for connection in ready if connection.has_loaded(model.name)]
         least, idlest = (
-            min((line.candidate.queued_tokens for line in lines), default=SPILL_TOKENS) for lines in (holding, fit)
+            min((connection.candidate.queued_tokens for connection in connections), default=SPILL_TOKENS)
+            for connections in (loaded, ready)
         )
-        return holding if holding and least - idlest < SPILL_TOKENS else fit
+        return loaded if loaded and least - idlest < SPILL_TOKENS else ready
 
     def model_state(self, name: str) -> LoadState:
         if self.connections_for(name):
             return LoadState("ready", 1.0)
-        told = (line.broken[name] for line in self._connections.values() if name in line.broken)
-        why = next(told, self._failures.get(name, ""))
+        reasons = (connection.broken[name] for connection in self._connections.values() if name in connection.broken)
+        why = next(reasons, self._failures.get(name, ""))
         return LoadState("broken", reason=why) if why else LoadState("waiting")
 
     def known_model(self, name: str, model: Model | None) -> ServedName:

@@ -1,7 +1,6 @@
-"""Connections to a replica that have not shown yet that they know the secret.
+"""Connections to a replica that have not yet proved that they know the secret.
 
-There are at most MOST of them; the oldest makes room for a new one.  A flood of them writes one line a second into the
-log.
+There are at most MAX_UNAUTHENTICATED; a new one replaces the oldest.  A flood of them writes one log line a second.
 """
 
 import logging
@@ -16,7 +15,7 @@ log = logging.getLogger("polyhead.replica")
 
 
 class UnauthenticatedConnections:
-    """Lives on the event loop thread."""
+    """The set of unauthenticated connections.  It lives on the event loop thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,19 +27,21 @@ class UnauthenticatedConnections:
         return len(self._connections)
 
     def add(self, writer: StreamWriter) -> None:
-        """One more; the oldest is aborted where that would be more than MOST."""
+        """Add a connection.  The oldest one is aborted if there would be more than MAX_UNAUTHENTICATED."""
         while len(self._connections) >= MAX_UNAUTHENTICATED:
             oldest = next(iter(self._connections))
-            del self._connections[oldest]  # now: its task ends some turns of the loop later
+            del self._connections[oldest]  # its task ends a few turns of the loop later
             oldest.transport.abort()
         self._connections[writer] = None
 
     def remove(self, writer: StreamWriter) -> None:
-        """It has shown that it knows the secret, or it is over."""
+        """Remove a connection that is authenticated or over."""
         self._connections.pop(writer, None)
 
     def log_refusal(self, error: Exception) -> None:
-        """Log why one was refused; those of the same second are counted, and the next line has their number."""
+        """Log why a connection was refused.  Those within one second are counted, and the next line has their
+        number.
+        """
         now = self._clock()
         if now - self._logged < LOG_INTERVAL_S:
             self._unlogged += 1

@@ -1,6 +1,6 @@
-"""The server's metrics: declared as data, observed in one place, and a page of them whenever somebody asks.
+"""The server's metrics: a table of them, an observer that counts events, and the page that is rendered for each scrape.
 
-`python -m polyhead.service.metrics > docs/metrics.md` writes them down.
+`python -m polyhead.service.metrics > docs/metrics.md` writes their documentation.
 """
 
 from .observer import EarlyOutcome, Metrics, ModelInfo, ObservedEngine, OpenRequests

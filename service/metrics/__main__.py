@@ -1,4 +1,4 @@
-"""`python -m polyhead.service.metrics > docs/metrics.md`."""
+"""Writes the documentation of the metrics: `python -m polyhead.service.metrics > docs/metrics.md`."""
 
 import sys
 

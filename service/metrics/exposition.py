@@ -1,8 +1,8 @@
-"""Families of samples as text: what prometheus_client's own encoders write, to the byte, for a fraction of the time.
+"""Renders metric families as text: the same bytes as prometheus_client's own encoders, for a fraction of the time.
 
-Knows no metric.  The one idea: all of a line but its value is the same on every page, so it is put together once.
-Names and labels are ours, so none needs escaping (prometheus_client looks at every character of each, and in
-OpenMetrics makes vllm_ of vllm:); values of labels may.
+All of a line but its value is the same on every page, so it is cached.  Names of metrics and labels are constants that
+need no escaping (prometheus_client checks every character of them, and in OpenMetrics turns vllm: into vllm_); values
+of labels may need it.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from prometheus_client import Metric
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-MAX_CACHED_LINES = 1 << 16  # that are remembered
+MAX_CACHED_LINES = 1 << 16  # of distinct samples
 
 
 def prometheus_text(families: Iterable[Metric]) -> bytes:
-    """In the text format of Prometheus, version 0.0.4."""
+    """The text format of Prometheus, version 0.0.4."""
     lines: list[str] = []
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -28,7 +28,7 @@ def prometheus_text(families: Iterable[Metric]) -> bytes:
 
 
 def openmetrics_text(families: Iterable[Metric]) -> bytes:
-    """In OpenMetrics, version 1.0.0, with exemplars."""
+    """OpenMetrics, version 1.0.0, with exemplars."""
     lines: list[str] = []
     for family in families:
         lines.append(f"# HELP {family.name} {escape_label(family.documentation)}\n# TYPE {family.name} {family.type}\n")
@@ -42,7 +42,7 @@ def openmetrics_text(families: Iterable[Metric]) -> bytes:
 
 @lru_cache(MAX_CACHED_LINES)
 def sample_start(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    """All of a sample's line but the value."""
+    """A sample's line without the value."""
     return f"{name}{{{format_labels(labels)}}}" if labels else name
 
 

@@ -1,7 +1,6 @@
-"""Every metric there is, as data: the page of a server and docs/metrics.md are made of this table.
+"""The table of all metrics.  The metrics page and docs/metrics.md are both made from it, so they agree.
 
-Knows no prometheus_client and no values.  The one idea: a metric is one row, so that what is exposed and what is
-documented cannot differ; names follow Prometheus's conventions (base units, `_total` for what only grows).
+Names follow Prometheus's conventions (base units, `_total` for counters).
 """
 
 from collections.abc import Mapping
@@ -19,14 +18,14 @@ SEQUENCE_BUCKETS = tuple(float(1 << power) for power in range(0, 11))
 STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(0, 17, 2))
 LENGTH_BUCKETS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
 MODEL_LABELS = ("model", "task")
-REPLICA_SECTION = "Replicas"  # the section of what an ingress alone has to say
+REPLICA_SECTION = "Replicas"  # the section of metrics that only an ingress has
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`name` is without the prefix and without a counter's `_total`; `alert` names the rules that look at it.
+    """`name` is without the prefix and without a counter's `_total`; `alert` names the alert rules that use it.
 
-    A histogram has `buckets`; with `exemplars` they name traces that fell into them.
+    A histogram has `buckets`; with `exemplars` its buckets name traces.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Metric:
 
     @property
     def exposed_name(self) -> str:
-        """As it is called on the page; a histogram's series add `_bucket`, `_sum` and `_count` to it."""
+        """The name on the page; a histogram's series add `_bucket`, `_sum` and `_count` to it."""
         return f"{METRIC_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
@@ -72,7 +71,10 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "PolyheadErrorBudgetBurn, PolyheadOverloaded",
         ),
         counter(
-            "requests_received", MODEL_LABELS, "requests", "Texts and prompts that came; at rest as many as have ended."
+            "requests_received",
+            MODEL_LABELS,
+            "requests",
+            "Texts and prompts submitted; as many as have ended when idle.",
         ),
         counter(
             "failures",
@@ -155,19 +157,19 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "engine_stalled_seconds",
             (),
             "seconds",
-            "Time without a step while somebody waits for one.",
+            "Time without a step while a request waits for one.",
             "PolyheadEngineStalled",
         ),
         gauge(
             "tokens_in_flight",
             (),
             "tokens",
-            "Tokens of texts and prompts not answered yet: what replicas are counted by.",
+            "Prompt tokens of open requests: the load of a replica.",
             "PolyheadReplicaImbalance",
         ),
         size_histogram("batch_sequences", SEQUENCE_BUCKETS, "sequences", "Sequences in a step."),
         size_histogram("batch_tokens", STEP_TOKEN_BUCKETS, "tokens", "Tokens in a step."),
-        counter("padding_tokens", MODEL_LABELS, "tokens", "Token slots computed for no token."),
+        counter("padding_tokens", MODEL_LABELS, "tokens", "Token slots computed without a token (padding)."),
         gauge("kv_blocks", MODEL_LABELS, "blocks", "Blocks in the cache.", "PolyheadCacheExhausted"),
         gauge(
             "kv_blocks_used", MODEL_LABELS, "blocks", "Blocks that running sequences hold.", "PolyheadCacheExhausted"
@@ -176,12 +178,12 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "preemptions",
             MODEL_LABELS,
             "sequences",
-            "Sequences that lost their blocks to others.",
+            "Sequences preempted: they lost their cache blocks to others.",
             "PolyheadCacheExhausted",
         ),
         counter("prefix_cached_tokens", MODEL_LABELS, "tokens", "Prompt tokens found in the cache."),
-        counter("draft_tokens", MODEL_LABELS, "tokens", "Tokens foretold and tried."),
-        counter("accepted_tokens", MODEL_LABELS, "tokens", "Tokens foretold that came."),
+        counter("draft_tokens", MODEL_LABELS, "tokens", "Draft tokens that were computed."),
+        counter("accepted_tokens", MODEL_LABELS, "tokens", "Draft tokens that were accepted."),
     ),
     REPLICA_SECTION: (
         gauge("replicas", ("model",), "replicas", "Replicas that take requests.", "PolyheadReplicasMissing"),
@@ -189,29 +191,29 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "wanted_replicas",
             ("model",),
             "replicas",
-            "Replicas that there should be, as Ray says.",
+            "Target number of replicas, as Ray reports it.",
             "PolyheadReplicasMissing",
         ),
         gauge(
             "replica_queued_tokens",
             ("model", "replica"),
             "tokens",
-            "Tokens of prompts and answers that a replica has yet to compute, as its router reckons.",
+            "Tokens of prompts and answers that a replica has yet to compute, as its router estimates.",
             "PolyheadReplicaImbalance",
         ),
         counter(
             "replicas_lost",
             ("model",),
             "connections",
-            "Connections to replicas that broke; one that leaves in peace is not lost.",
+            "Connections to replicas that broke; one that shuts down is not counted.",
             "PolyheadReplicasLost",
         ),
-        counter("routed", ("model", "why"), "requests", "Texts and prompts sent to a replica, by what decided which."),
+        counter("routed", ("model", "why"), "requests", "Texts and prompts sent to a replica, by why it was chosen."),
         counter(
             "rerouted",
             ("model",),
             "requests",
-            "Texts and prompts sent again to another replica: theirs was lost before it said anything.",
+            "Texts and prompts sent to another replica: the first was lost before its first event.",
         ),
     ),
     "The server and its models": (
@@ -228,14 +230,14 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "draining_seconds",
             (),
             "seconds",
-            "Time since the server was told to stop; 0 while it was not.",
+            "Time since the shutdown began; 0 before.",
             "PolyheadDrainTooLong, PolyheadReplicasMissing",
         ),
         gauge(
             "draining_limit_seconds",
             (),
             "seconds",
-            "Time that what is in flight then has: the setting drain_seconds.",
+            "Time that open requests have during a shutdown: the setting drain_seconds.",
             "PolyheadDrainTooLong",
         ),
     ),
@@ -243,18 +245,18 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
 
 ALL_METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
 
-# What prometheus_client says of any process, by how the names begin.
+# Metrics of prometheus_client for any process, by the beginning of their names.
 PROCESS_METRICS: Mapping[str, str] = {
     "process_": "memory, processor time, open files and start of the process",
     "python_gc_": "objects that Python's garbage collector looked through, by generation",
 }
 
-# What each label may say.  None takes anything from a client: not a path, not a name that is not served, not a key.
+# The values of each label.  None comes from a client: no path, no name that is not served, no key.
 LABEL_VALUES: Mapping[str, str] = {
     "model": "a name that is served, an adapter's (`base:name`) too; empty where a request named none that is",
     "task": "`generate`, `classify`, `rank`, `embed`, `tag`, `span`, `fill`; empty where the model is not known",
-    "outcome": "`done`, `failed` (an error of ours), `aborted` (the client left), `expired` (its deadline passed), "
-    "`rejected` (nothing of it reached the engine)",
+    "outcome": "`done`, `failed` (an error of the server), `aborted` (the client left), `expired` (its deadline "
+    "passed), `rejected` (nothing of it reached the engine)",
     "reason": "the code of an error (`step_failed`, `expired`, `stopped`, ...), as in its answer",
     "code": "the code of an error (`invalid_request`, `overloaded`, `not_found`, ...), as in its answer",
     "finish": "`stop` (the model ended it, or a stop string) or `length`",
@@ -268,6 +270,6 @@ LABEL_VALUES: Mapping[str, str] = {
     "dtype": "in which the model is computed",
     "executor": "`native` or `torch`",
     "version": "of the distribution",
-    "replica": "host and port at which a replica is asked; gone when it is",
+    "replica": "host and port at which a replica is asked; removed with it",
     "why": "`affinity` (the prompt's beginning is in its cache), `load` (less is queued there), `only` (there is one)",
 }

@@ -1,11 +1,8 @@
-"""docs/metrics.md, written from the tables: what there is cannot be documented otherwise than it is.
-
-Knows no values.
-"""
+"""Writes docs/metrics.md from the tables of metrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from . import vllm_names as borrowed
+from . import vllm_names
 from .metric_table import (
     LABEL_VALUES,
     LENGTH_BUCKETS,
@@ -19,29 +16,31 @@ from .metric_table import (
 
 INTRODUCTION = """# Metrics
 
-What `GET /metrics` says. Written by `python -m polyhead.service.metrics > docs/metrics.md` from the tables that the
-page itself is made of ([declared](../service/metrics/declared.py), [borrowed](../service/metrics/borrowed.py)); a
-[test](../tests/test_metrics_page.py) asks a server after real traffic and compares.
+Metrics of `GET /metrics`. Written by `python -m polyhead.service.metrics > docs/metrics.md` from the tables that the
+page itself is made of ([metric_table](../service/metrics/metric_table.py),
+[vllm_names](../service/metrics/vllm_names.py)); a [test](../tests/service/metrics/test_metrics_document.py) compares it
+with the page of a server after real traffic.
 
-- The page comes in the text format of Prometheus or, where `Accept` asks for it, as OpenMetrics; gzipped where
-  `Accept-Encoding` takes that.
-- All series of a model are there from the moment it is ready, at zero; the size of its cache from its first step on.
-  What a model counted stays after it was unloaded.
-- No label takes anything from a client: names that are not served, paths, methods and keys add no series.
-- What stands under Replicas is said by an ingress alone, which sends to replicas; each of these has a page of its own.
-- Times are seconds, sizes are tokens. What only grows ends in `_total`.
-- In OpenMetrics the histograms marked * carry exemplars, `{trace_id="..."}`, of requests whose trace is kept.
-- **alert**: the rules in deploy/prometheus that look at it. `PolyheadDown` looks at Prometheus's own `up`."""
+- The page has the text format of Prometheus or, if `Accept` asks for it, OpenMetrics; gzipped if `Accept-Encoding`
+  allows it.
+- All series of a model exist from the moment it is ready, at zero; the size of its cache from its first step on. The
+  counters of a model stay after it was unloaded.
+- No label takes its value from a client: names that are not served, paths, methods and keys add no series.
+- The metrics under Replicas are those of an ingress, which sends requests to replicas; each replica has a page of its
+  own.
+- Times are in seconds, sizes in tokens. Counters end in `_total`.
+- In OpenMetrics the histograms marked * have exemplars, `{trace_id="..."}`, of requests whose trace is kept.
+- **alert**: the rules in deploy/prometheus that use the metric. `PolyheadDown` uses Prometheus's own `up`."""
 
 VLLM_SECTION = """## Under vLLM's names
 
-With `--vllm-metrics true` what is said of generators is there once more, as vLLM (v1) calls it, so that dashboards and
-autoscalers made for it work unchanged (`vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc`, ...). It is translated
-when the page is read; nothing is counted twice. Labels are `model_name`, a served name, and `engine`, always "0".
-Buckets are ours, not vLLM's. Encoders are not there, and neither is what has no counterpart here: times of a prefill
-and a decode phase (there are none), vLLM's configuration, its lists of adapters.
+With `--vllm-metrics true` the page also has the metrics of generators under the names of vLLM (v1), so that dashboards
+and autoscalers made for it work unchanged (`vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc`, ...). They are
+translated when the page is read; nothing is counted twice. The labels are `model_name`, a served name, and `engine`,
+always "0". The buckets are ours, not vLLM's. Encoders are left out, and so is what has no counterpart here: times of a
+prefill and a decode phase (there are none), vLLM's configuration, its lists of adapters.
 
-`promtool check metrics` complains of these names, of their colons above all; without the switch it says nothing."""
+`promtool check metrics` complains about the colons in these names; without the option it reports nothing."""
 
 
 def render_document() -> str:
@@ -51,10 +50,10 @@ def render_document() -> str:
         rows = (metric_row(metric) for metric in metrics)
         sections += [f"## {title}", markdown_table(("name", "type", "labels", "unit", "meaning", "alert"), rows)]
     sections += ["## Buckets", markdown_table(("unit", "of", "up to"), bucket_rows())]
-    sections += ["## Labels", markdown_table(("label", "what it says"), label_rows())]
+    sections += ["## Labels", markdown_table(("label", "value"), label_rows())]
     sections += [
         "## The process",
-        "From prometheus_client, as for any Python process.",
+        "Those of prometheus_client for any Python process.",
         markdown_table(PROCESS_COLUMNS, process_rows()),
     ]
     sections += [VLLM_SECTION, markdown_table(("name", "type", "labels", "made of"), vllm_rows())]
@@ -88,8 +87,8 @@ def process_rows() -> Iterator[Sequence[str]]:
 
 
 def vllm_rows() -> Iterator[Sequence[str]]:
-    for one in borrowed.VLLM_METRICS:
-        yield f"`{one.exposed_name}`", one.kind, quote_names((*borrowed.VLLM_LABELS, *one.labels)), one.text
+    for one in vllm_names.VLLM_METRICS:
+        yield f"`{one.exposed_name}`", one.kind, quote_names((*vllm_names.VLLM_LABELS, *one.labels)), one.text
 
 
 def quote_names(names: Iterable[str]) -> str:

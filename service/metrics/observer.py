@@ -1,8 +1,7 @@
-"""What happens on a server, told here and nowhere else, in the words of the table (`declared`).
+"""The observer that counts what happens on a server, as the metrics of `metric_table`.
 
-Knows neither the engine nor HTTP: it is told what happened.  The one idea: an object of this class is one server's
-page, with a collector registry of its own, so that two servers in one process don't add up.  Names of models and of
-keys become labels only if they are known here, so that nobody can fill the page with names of their own.
+Each Metrics object has a collector registry of its own, so that two servers in one process do not add up.  Names of
+models and keys become labels only if they are known, so that clients cannot add series to the page.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,13 +18,13 @@ from .metric_table import ALL_METRICS
 from .series import MetricSeries
 from .vllm_names import vllm_families
 
-EarlyOutcome = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
+EarlyOutcome = Literal["rejected", "aborted", "expired"]  # ends of HTTP requests that never reached the engine
 ModelLabels = tuple[str, str]  # model and task
 ReplicaQueue = tuple[str, str, int]  # model, replica, tokens
 MAX_UNLOADED_MODELS = 64  # unloaded models whose counters stay on the page
-SeriesNames = tuple[tuple[str, ...], ...]  # names of metrics, and what their labels beside those say
+SeriesNames = tuple[tuple[str, ...], ...]  # names of metrics, and the values of their labels besides model and task
 
-# What is on the page as soon as a model is ready, so that rates over its first minute are right.
+# Series that exist as soon as a model is ready, so that rates over its first minute are right.
 REQUEST_SERIES: SeriesNames = (
     ("requests_received",),
     *(("requests", outcome) for outcome in ("done", "failed", "aborted", "expired")),
@@ -64,7 +63,7 @@ GENERATION_SERIES: SeriesNames = (
 
 
 class OpenRequests(Protocol):
-    """Texts and prompts of one model that are not answered yet."""
+    """Open requests of one model."""
 
     @property
     def waiting(self) -> int: ...
@@ -74,32 +73,32 @@ class OpenRequests(Protocol):
 
 
 class ObservedEngine(Protocol):
-    """What is asked of the engine whenever the page is read."""
+    """What is read from the engine for each scrape."""
 
     @property
     def tokens(self) -> int:
-        """Of prompts and texts not answered yet."""
+        """Prompt tokens of open requests."""
 
     def stalled(self) -> float:
-        """Seconds without progress while somebody waits."""
+        """Seconds without progress while requests wait."""
 
     def counts(self) -> Mapping[tuple[str, WorkerTask], OpenRequests]: ...
 
 
 class ObservedReplicas(Protocol):
-    """What is asked of whoever sends to replicas whenever the page is read: numbers by model."""
+    """What is read from an ingress about its replicas for each scrape: numbers by model."""
 
     def ready_counts(self) -> Mapping[str, int]:
         """Replicas that take requests."""
 
     def target_counts(self) -> Mapping[str, int]:
-        """Replicas that there should be, where that was said."""
+        """Replicas that there should be, where this is known."""
 
     def queued_tokens(self) -> Iterable[ReplicaQueue]: ...
 
 
 class ModelInfo(Protocol):
-    """What the page says of a served model."""
+    """What the page tells about a served model."""
 
     @property
     def name(self) -> str: ...
@@ -117,18 +116,18 @@ class ModelInfo(Protocol):
 
 
 class Metrics:
-    """`models` are the names served here, `keys` those of the keys.  An `Observer` of the engine.
+    """The metrics of one server, which serves `models` and has API keys named `keys`.  An `Observer` of the engine.
 
-    With `vllm`, what is said of generators is said under vLLM's names, too.
+    With `vllm`, the metrics of generators appear under vLLM's names, too.
     """
 
     def __init__(self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False) -> None:
         self._models, self._keys = set(models), keys  # which may change
         self._configured = frozenset(models)  # those of the settings
-        self._unloaded: dict[str, None] = {}  # names that were unloaded and are not fixed, the oldest first
+        self._unloaded: dict[str, None] = {}  # unloaded names that are not in the settings, the oldest first
         self._info_labels: dict[str, tuple[str, ...]] = {}  # labels of model_info
-        self._open_models: set[tuple[str, WorkerTask]] = set()  # of which open requests were last told
-        self._polls: list[Callable[[], None]] = []  # each asks something how it is, and notes it
+        self._open_models: set[tuple[str, WorkerTask]] = set()  # models whose open requests were set last
+        self._polls: list[Callable[[], None]] = []  # each reads a value and sets its gauge
         self._render_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._series = MetricSeries(ALL_METRICS)
         self._counter, self._gauge, self._histogram = self._series.counter, self._series.gauge, self._series.histogram
@@ -143,7 +142,7 @@ class Metrics:
                 self._counter("key_tokens", key, kind)
 
     def record_step(self, report: StepReport) -> None:
-        """One step of the engine."""
+        """Count a step of the engine."""
         labels = (self._label_of(report.model), report.task)
         self._counter("engine_steps", *labels).inc()
         self._histogram("batch_sequences", *labels).observe(report.sequences)
@@ -173,7 +172,7 @@ class Metrics:
             inter.observe(seconds)
 
     def record_end(self, ended: RequestEnd) -> None:
-        """The last event of a text or prompt."""
+        """Count the end of a text or prompt."""
         labels, generates = (self._label_of(ended.model), ended.task), ended.task == "generate"
         self._counter("requests", *labels, ended.outcome).inc()
         if ended.reason:
@@ -191,20 +190,20 @@ class Metrics:
             self._counter("key_tokens", ended.terms.owner, "generated").inc(ended.completion_tokens if generates else 0)
 
     def record_idle(self, model: str, task: WorkerTask) -> None:
-        """Nothing of this model can be computed: it has ended, or its readers are behind."""
+        """A model computes nothing any more: its requests have ended or are paused."""
         if task == "generate":
             self._gauge("kv_blocks_used", self._label_of(model), task).set(0)
 
     def record_tokenisation(self, model: str, task: WorkerTask, seconds: float) -> None:
-        """A request's texts became tokens, or were found not to."""
+        """Count the seconds in which the texts of a request were tokenised, or refused."""
         self._histogram("stage_seconds", self._label_of(model), task, "tokenise").observe(seconds)
 
     def record_submitted(self, model: str, task: WorkerTask, count: int) -> None:
-        """So many texts or prompts were submitted; each will end once."""
+        """Count submitted texts or prompts; each will end once."""
         self._counter("requests_received", self._label_of(model), task).inc(count)
 
     def record_early_end(self, outcome: EarlyOutcome, code: str, model: str = "", task: str = "") -> None:
-        """An HTTP request ended before anything of it reached the engine; `code` is the error's."""
+        """Count an HTTP request that ended before it reached the engine; `code` is the error's."""
         labels = (self._label_of(model), task)
         self._counter("requests_received", *labels).inc()
         self._counter("requests", *labels, outcome).inc()
@@ -214,67 +213,68 @@ class Metrics:
             self._counter("failures", *labels, code).inc()
 
     def record_cut_connection(self) -> None:
-        """A client that did not read was cut off."""
+        """Count a connection that was closed because its client did not read."""
         self._counter("connections_cut").inc()
 
     def record_response(self, method: str, route: str, status: int, owner: str = "") -> None:
-        """An HTTP request is over; `route` is the route's template, not the path that was asked for, and `owner` the
-        name of the key it came with, if any."""
+        """Count the response to an HTTP request; `route` is the route's template, not the path, and `owner` the name of
+        its key.
+        """
         self._counter("http_requests", method, route, str(status)).inc()
         if owner in self._keys:
             self._counter("key_requests", owner, str(status)).inc()
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
-        """Ask `count` for the HTTP requests in flight whenever the page is read."""
+        """Read the number of HTTP requests in flight from `count` for each scrape."""
         self._add_poll("http_requests_in_flight", count)
 
     def watch_drain(self, since: Callable[[], float], limit: float) -> None:
-        """Ask `since` for how long the server has been stopping whenever the page is read; it has `limit` seconds."""
+        """Read for each scrape how many seconds the server has been stopping; it has `limit` seconds."""
         self._add_poll("draining_seconds", since)
         self._gauge("draining_limit_seconds").set(limit)
 
     def watch_engine(self, engine: ObservedEngine) -> None:
-        """Ask `engine` what is under way whenever the page is read."""
+        """Read the open requests and tokens from `engine` for each scrape."""
         self._add_poll("tokens_in_flight", lambda: engine.tokens)
         self._add_poll("engine_stalled_seconds", engine.stalled)
         self._polls.append(lambda: self._set_open_requests(engine.counts()))
 
-    def watch_replicas(self, roll: ObservedReplicas) -> None:
-        """Ask `roll` for replicas, those there should be, and what is queued at each, whenever the page is read."""
-        told: set[tuple[str, str]] = set()
+    def watch_replicas(self, observed: ObservedReplicas) -> None:
+        """Read the replicas, their target numbers and their queues from `roll` for each scrape."""
+        shown: set[tuple[str, str]] = set()
 
-        def look() -> None:
-            for model, replicas in roll.ready_counts().items():
+        def poll() -> None:
+            for model, replicas in observed.ready_counts().items():
                 self._gauge("replicas", model).set(replicas)
                 self._gauge("model_ready", model).set(replicas > 0)
-            for model, replicas in roll.target_counts().items():
+            for model, replicas in observed.target_counts().items():
                 self._gauge("wanted_replicas", model).set(replicas)
-            queued = {(model, replica): tokens for model, replica, tokens in roll.queued_tokens()}
-            for labels in told - queued.keys():
+            queued = {(model, replica): tokens for model, replica, tokens in observed.queued_tokens()}
+            for labels in shown - queued.keys():
                 self._gauge.remove("replica_queued_tokens", *labels)
             for labels, tokens in queued.items():
                 self._gauge("replica_queued_tokens", *labels).set(tokens)
-            told.clear()
-            told.update(queued)
+            shown.clear()
+            shown.update(queued)
 
-        self._polls.append(look)
+        self._polls.append(poll)
 
     def record_routed(self, model: str, why: str) -> None:
         self._counter("routed", model, why).inc()
 
     def record_rerouted(self, model: str, count: int) -> None:
-        """So many were sent again: their replica was lost before it said anything."""
+        """Count requests sent to another replica, because theirs was lost before its first event."""
         self._counter("rerouted", model).inc(count)
 
     def record_lost_replica(self, model: str) -> None:
-        """The connection to a replica broke."""
+        """Count a connection to a replica that broke."""
         self._counter("replicas_lost", model).inc()
 
     def _add_poll(self, name: str, value: Callable[[], float]) -> None:
         self._polls.append(lambda: self._gauge(name).set(value()))
 
     def _set_open_requests(self, counts: Mapping[tuple[str, WorkerTask], OpenRequests]) -> None:
-        for model, task in self._open_models - counts.keys():  # whoever did that is gone
+        for model, task in self._open_models - counts.keys():  # these models are gone
             self._gauge("requests_waiting", self._label_of(model), task).set(0)
             self._gauge("requests_running", self._label_of(model), task).set(0)
         self._open_models = set(counts)
@@ -283,7 +283,7 @@ class Metrics:
             self._gauge("requests_running", self._label_of(model), task).set(count.running)
 
     def record_loaded(self, model: ModelInfo) -> None:
-        """A model is ready.  All its series appear at once."""
+        """A model is ready: create all its series."""
         labels = (model.name, model.task)
         self._remove_info(model.name)
         self._models.add(model.name)
@@ -295,9 +295,9 @@ class Metrics:
             self._series.create(name, *labels, *others)
 
     def record_unloaded(self, model: ModelInfo) -> None:
-        """A model is gone.  Its counters stay, for rates, until REMEMBERED others have gone after it.
+        """A model was unloaded.  Its counters stay, for rates, until MAX_UNLOADED_MODELS others were unloaded after it.
 
-        Names of the settings stay for good.  Whoever may load models could fill the page otherwise.
+        Names of the settings stay forever; others are removed, because an administrator could fill the page with them.
         """
         labels = (model.name, model.task)
         self._remove_info(model.name)
@@ -324,7 +324,7 @@ class Metrics:
         return self._series.render(accept)
 
     async def render_on_thread(self, accept: str, *, packed: bool = False) -> tuple[bytes, str]:
-        """The same, on a thread of its own, since the event loop has others to answer; gzipped if `packed`."""
+        """The same on a thread, so that the event loop is not blocked; gzipped if `packed`."""
         self._poll()
         page = self._series.render_gzipped if packed else self._series.render
         return await run_on_thread(partial(page, accept), self._render_thread)
@@ -338,7 +338,7 @@ class Metrics:
 
 
 def initial_series(model: ModelInfo) -> Iterator[tuple[str, ...]]:
-    """What there is to say of a model: steps are their model's, not the adapters' that it is computed with."""
+    """The series of a model.  Steps are counted for the base model, not for its adapters."""
     generates, steps = model.task == "generate", not base_model_name(model.name)
     yield from REQUEST_SERIES
     yield from ANSWER_SERIES if generates else ()
@@ -347,5 +347,5 @@ def initial_series(model: ModelInfo) -> Iterator[tuple[str, ...]]:
 
 
 def trace_exemplar(trace: str) -> dict[str, str] | None:
-    """What leads from a bucket to a trace that fell into it."""
+    """The exemplar of a trace, by which it is found from a bucket."""
     return {"trace_id": trace} if trace else None

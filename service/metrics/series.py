@@ -1,7 +1,6 @@
-"""One server's page: a series for every metric and labels that something was told of.
+"""The series of one server's page: one for every metric and combination of labels in use.
 
-Knows names and labels, not what they mean.  The one idea: looking a series up costs as much as counting in it, and a
-step does both for every token, so a series that was found once is kept.
+Looking up a series costs as much as counting in it, and a step does both for every token, so series are cached.
 """
 
 import gzip
@@ -33,14 +32,14 @@ MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 
 class SeriesCache(Generic[MetricT]):
-    """The metrics of one kind, by name, and those of their series that were asked for."""
+    """The metrics of one kind, by name, and those of their series that were used."""
 
     def __init__(self, metrics: Mapping[str, MetricT]) -> None:
         self._metrics = metrics
         self._series: dict[tuple[str, ...], MetricT] = {}
 
     def __call__(self, name: str, *labels: str) -> MetricT:
-        """The series with these labels, from then on at zero on the page."""
+        """The series with these labels.  A new one appears on the page at zero."""
         known = self._series.get((name, *labels))
         if known is None:
             metric = self._metrics[name]
@@ -48,12 +47,12 @@ class SeriesCache(Generic[MetricT]):
         return known
 
     def remove(self, name: str, *labels: str) -> None:
-        """Take a series off the page."""
+        """Remove a series from the page."""
         self._metrics[name].remove(*labels)
         self._series.pop((name, *labels), None)
 
     def remove_matching(self, places: Mapping[str, int], value: str) -> None:
-        """Take off the page every series of these metrics whose label at the metric's place is `value`."""
+        """Remove every series whose label at index `places[metric]` is `value`."""
         for name, *labels in list(self._series):  # a copy: other threads count
             if name in places and labels[places[name]] == value:
                 self.remove(name, *labels)
@@ -63,7 +62,7 @@ class MetricSeries:
     """The series of a table of metrics.  Counters, gauges and histograms are called with a name and label values."""
 
     def __init__(self, declared: Sequence[Metric]) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, with a time
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, with its time of creation
         self._registry = page = CollectorRegistry()
         ProcessCollector(registry=page)
         GCCollector(registry=page)
@@ -87,22 +86,22 @@ class MetricSeries:
         self._model_label_index = {one.name: one.labels.index("model") for one in declared if "model" in one.labels}
 
     def create(self, name: str, *labels: str) -> None:
-        """Have a series on the page, at zero, of which nothing was told yet."""
+        """Create a series, at zero."""
         self._by_name[name](name, *labels)
 
     def remove_model(self, model: str) -> None:
-        """Take every series of that model off the page."""
+        """Remove every series of that model."""
         for kept in (self.counter, self.gauge, self.histogram):
             kept.remove_matching(self._model_label_index, model)
 
     def add_families(self, more: Callable[[Families], Iterable[Family]]) -> None:
-        """Have on the page what `more` makes of the rest of it."""
+        """Add to the page the families that `more` makes of the others."""
         self._extra_families = more
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise.
 
-        Any thread may ask, while others count.
+        Any thread may call it, while others count.
         """
         families = {family.name: family for family in self._registry.collect()}
         everything = [*families.values(), *self._extra_families(families)]
@@ -117,7 +116,7 @@ class MetricSeries:
 
 
 def accepts_openmetrics(accept: str) -> bool:
-    """Whether a header Accept names OpenMetrics, in a version from 1.0 on or without one."""
+    """Whether an Accept header names OpenMetrics, in a version from 1.0 on or without one."""
     for part in accept.split(","):
         kind, *options = (option.strip() for option in part.split(";"))
         versions = [option.removeprefix("version=") for option in options if option.startswith("version=")]
@@ -127,5 +126,5 @@ def accepts_openmetrics(accept: str) -> bool:
 
 
 def no_families(families: Families) -> Iterable[Family]:  # noqa: ARG001
-    """What there is beside what was counted, as long as nothing is included."""
+    """No further families, the default before `add_families`."""
     return ()

@@ -1,8 +1,7 @@
-"""The metrics of generators once more, under the names that vLLM (v1) gives them: dashboards and autoscalers made for
-it find what they ask for.
+"""The metrics of generators under the names of vLLM (v1), for dashboards and autoscalers made for it.
 
-Knows no events: nothing is counted twice.  The one idea: what vLLM says of an engine we say too, in other words, so it
-is translated when the page is read; what has no counterpart here is not there.  Histograms have our buckets.
+They are translated from our metrics when the page is rendered, so nothing is counted twice.  Metrics without a
+counterpart are left out.  Histograms have our buckets.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +16,13 @@ from .metric_table import METRIC_PREFIX, MetricKind
 from .series import Families
 
 VLLM_LABELS = ("model_name", "engine")
-ENGINE = "0"  # there is one
-FINISHED_REASONS = {"failed": "error", "aborted": "abort", "expired": "abort"}  # outcomes, as vLLM's finished_reason
+ENGINE = "0"  # there is one engine
+FINISHED_REASONS = {"failed": "error", "aborted": "abort", "expired": "abort"}  # outcomes to vLLM's finished_reason
 
 
 @dataclass(frozen=True)
 class VllmMetric:
-    """A metric of vLLM's, made of ours: `read` gives its samples, `text` says of which."""
+    """A metric of vLLM, made from ours: `read_samples` returns its samples, `text` says from which."""
 
     name: str
     kind: MetricKind
@@ -37,7 +36,7 @@ class VllmMetric:
 
 
 def vllm_families(ours: Families) -> Iterator[Metric]:
-    """What `TABLE` makes of our families, by name."""
+    """The families of VLLM_METRICS, made from our families by name."""
     for one in VLLM_METRICS:
         family = Metric(f"vllm:{one.name}", one.text, one.kind)
         family.samples = [sample._replace(name=family.name + sample.name) for sample in one.read_samples(ours)]
@@ -45,13 +44,13 @@ def vllm_families(ours: Families) -> Iterator[Metric]:
 
 
 def generator_samples(ours: Families, name: str, **labels: str) -> Iterator[Sample]:
-    """Those samples of a metric that are of generators and have these labels."""
+    """The samples of a metric that are of generators and have these labels."""
     wanted = {"task": "generate", **labels}.items()
     return (one for one in ours[METRIC_PREFIX + name].samples if wanted <= one.labels.items() and one.labels["model"])
 
 
 def to_vllm_sample(sample: Sample, of: str, value: float | None = None, **labels: str) -> Sample:
-    """A sample of the metric `of` in vLLM's labels; its name is what it has beside the metric's."""
+    """A sample of the metric `of` with vLLM's labels; its name is only the suffix after the metric's name."""
     named = {"model_name": sample.labels["model"], "engine": ENGINE, **labels}
     named |= {label: sample.labels[label] for label in ("le",) if label in sample.labels}
     ending = sample.name.removeprefix(METRIC_PREFIX + of)
@@ -59,12 +58,12 @@ def to_vllm_sample(sample: Sample, of: str, value: float | None = None, **labels
 
 
 def copy_metric(of: str, **labels: str) -> Callable[[Families], Iterable[Sample]]:
-    """The metric `of` as it is."""
+    """The metric `of` unchanged."""
     return lambda ours: (to_vllm_sample(sample, of) for sample in generator_samples(ours, of, **labels))
 
 
 def cache_usage(ours: Families) -> Iterator[Sample]:
-    """The part of a model's cache that is used: 0 before its first step.  An adapter's is its model's."""
+    """The used fraction of a model's cache: 0 before its first step.  An adapter has that of its base model."""
     blocks = {one.labels["model"]: one.value for one in generator_samples(ours, "kv_blocks")}
     taken = {one.labels["model"]: one.value for one in generator_samples(ours, "kv_blocks_used")}
     for sample in generator_samples(ours, "requests_running"):
@@ -74,7 +73,7 @@ def cache_usage(ours: Families) -> Iterator[Sample]:
 
 
 def generated_tokens(ours: Families) -> Iterator[Sample]:
-    """First tokens and those that followed, as they come."""
+    """Generated tokens: first ones and further ones."""
     sums: dict[str, float] = {}
     for of in ("time_to_first_token_seconds", "inter_token_seconds"):
         for sample in generator_samples(ours, of):
@@ -86,7 +85,7 @@ def generated_tokens(ours: Families) -> Iterator[Sample]:
 
 
 def finished_requests(ours: Families) -> Iterator[Sample]:
-    """Answers by what ended them, and those that came to no end."""
+    """Answers by what ended them, and requests that failed or were aborted."""
     sums: dict[tuple[str, str], float] = {}
     finished = ((one, one.labels["finish"]) for one in generator_samples(ours, "answers"))
     broken = ((one, FINISHED_REASONS.get(one.labels["outcome"], "")) for one in generator_samples(ours, "requests"))
@@ -108,7 +107,7 @@ VLLM_METRICS: tuple[VllmMetric, ...] = (
     VllmMetric(
         "prefix_cache_queries",
         "counter",
-        "polyhead_tokens_total of the kind prompt: every prompt is looked for; counted when a request ends.",
+        "polyhead_tokens_total of the kind prompt: every prompt is looked up; counted when a request ends.",
         copy_metric("tokens", kind="prompt"),
     ),
     VllmMetric("prefix_cache_hits", "counter", "polyhead_prefix_cached_tokens.", copy_metric("prefix_cached_tokens")),

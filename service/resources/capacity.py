@@ -1,6 +1,6 @@
-"""What this process may take of its machine: memory in bytes, and cores.  It reads control groups (Linux, 1 and 2).
+"""The memory (bytes) and cores available to this process, by its control groups (Linux, versions 1 and 2).
 
-Loads neither torch nor a model, so that too small a limit can be refused before anything large is imported.
+Imports neither torch nor a model, so that too small a limit is reported before anything large is imported.
 """
 
 import math
@@ -10,16 +10,16 @@ from pathlib import Path
 MEMINFO = Path("/proc/meminfo")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUP_FILE = Path("/proc/self/cgroup")
-MEMORY_FILES = (  # controller, limit and use; of memory.high a process may take more, but is slowed down then
+MEMORY_FILES = (  # controller, limit, usage; a process may exceed memory.high, but is slowed down then
     ("", "memory.max", "memory.current"),
     ("", "memory.high", "memory.current"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-MIN_MEMORY = 256 << 20  # bytes that interpreter and libraries take, measured without any model; rounded up
+MIN_MEMORY = 256 << 20  # bytes of the interpreter and the libraries, measured without any model; rounded up
 
 
 def explain_shortage() -> str:
-    """Why no server can run within the memory of these groups; empty where it can."""
+    """Why the memory of the control groups is too small for any server; empty if it is not."""
     most = min((limit for limit, _ in group_limits()), default=MIN_MEMORY)
     if most >= MIN_MEMORY:
         return ""
@@ -30,7 +30,7 @@ def explain_shortage() -> str:
 
 
 def available_memory() -> Iterator[int]:
-    """What the machine has left, and what each group may still take; nothing where the system does not say."""
+    """The free memory of the machine and of each control group; empty where the system does not tell."""
     if MEMINFO.exists():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         yield int(lines["MemAvailable"].split()[0]) << 10
@@ -38,7 +38,7 @@ def available_memory() -> Iterator[int]:
 
 
 def group_limits() -> Iterator[tuple[int, int]]:
-    """Limit, and what of it may still be taken, of every group that has a limit."""
+    """The limit, and what is left of it, of each control group with a memory limit."""
     for controller, limit, used in MEMORY_FILES:
         for group in control_groups(controller):
             if most := read_number(group / limit):
@@ -47,7 +47,7 @@ def group_limits() -> Iterator[tuple[int, int]]:
 
 
 def core_limits() -> Iterator[int]:
-    """Cores that the time given to each group is worth, rounded up."""
+    """The number of cores that each group's CPU quota is worth, rounded up."""
     for group in control_groups(""):
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()
@@ -59,9 +59,9 @@ def core_limits() -> Iterator[int]:
 
 
 def control_groups(controller: str) -> Iterator[Path]:
-    """The groups whose limits hold for this process: the uppermost that is visible, its own, and all between.
+    """The control groups whose limits apply to this process: the topmost visible one, its own, and all between.
 
-    `controller` is one of version 1; empty: version 2.  In a container the uppermost is usually the container's own.
+    `controller` is one of version 1; empty: version 2.  In a container the topmost is usually the container's own.
     """
     root = CGROUP_ROOT / controller
     yield root
@@ -73,7 +73,7 @@ def control_groups(controller: str) -> Iterator[Path]:
 
 
 def read_number(file: Path) -> int:
-    """The limit or use that a file of a group states; 0: no such file, or no limit ("max", "-1")."""
+    """The limit or usage in a file of a group; 0: no such file, or no limit ("max", "-1")."""
     try:
         text = file.read_text().strip()
     except OSError:  # or the group was removed meanwhile
@@ -82,7 +82,7 @@ def read_number(file: Path) -> int:
 
 
 def reclaimable_bytes(statistics: Path) -> int:
-    """Bytes of cached files that were not used lately: they count as used, and the kernel frees them when needed."""
+    """Bytes of cached files not used lately: they count as used, but the kernel frees them when needed."""
     if not statistics.exists():
         return 0
     lines = dict(line.split(maxsplit=1) for line in statistics.read_text().splitlines())

@@ -1,7 +1,4 @@
-"""What this process is and keeps: its age, its memory, how many files it may open.
-
-Knows neither models nor what computes them.
-"""
+"""The process itself: background tasks, age, memory, and the limit on open files."""
 
 import asyncio
 import ctypes
@@ -18,35 +15,33 @@ from ..concurrency.outcome import run_on_thread
 
 STATM = Path("/proc/self/statm")
 STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
-TRIM_GROWTH = 64 << 20  # bytes that a process may grow by before what is free in it is given back
+TRIM_GROWTH = 64 << 20  # bytes that the process may grow by before its heap is trimmed
 TRIM_INTERVAL_S = 1.0
-OTHER_FILES = (
-    256  # that a process opens beside connections: models, children, logs, connections that are just made or ending
-)
+OTHER_FILES = 256  # open files besides connections: models, children, logs, connections that are just made or ending
 
 log = logging.getLogger("polyhead")
 
 
 def start_background_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """A task that runs `work` beside the server; if it fails, the log says so, since nothing awaits it."""
+    """A task that runs `work` in the background; its failure is logged, because nothing awaits it."""
     task = asyncio.create_task(work, name=getattr(work, "__qualname__", ""))
     task.add_done_callback(log_task_failure)
     return task
 
 
 def log_task_failure(task: "asyncio.Task[None]") -> None:
-    """Log what ended a task, unless it was cancelled or has done its work."""
+    """Log what ended a task, unless it was cancelled or has finished."""
     if not task.cancelled() and (fault := task.exception()) is not None:
         log.critical("%s has failed and does not run any more; restart the server", task.get_name(), exc_info=fault)
 
 
 def resident_memory() -> int:
-    """Bytes of this process in memory; 0 on a system that doesn't say."""
+    """Resident bytes of this process; 0 where the system does not tell."""
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.exists() else 0
 
 
 def process_age() -> float:
-    """Seconds since this process was started; 0 on a system that doesn't say."""
+    """Seconds since this process was started; 0 where the system does not tell."""
     if not (STAT.exists() and UPTIME.exists()):
         return 0.0
     started = int(STAT.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -54,30 +49,30 @@ def process_age() -> float:
 
 
 def trim_heap() -> None:
-    """Have the C library give back free memory; another than glibc is left alone."""
+    """Have glibc return free memory; other C libraries are left alone."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 async def trim_heap_forever() -> None:
-    """For ever: see that the C library doesn't keep what is free.
+    """Trim the heap whenever the process has grown by TRIM_GROWTH.
 
-    Tensors of ever new sizes leave holes in its heap, which stay resident: with steps of mixed lengths they grew to ten
-    times what a step needs, and went on growing.
+    Tensors of ever new sizes leave holes in the heap of the C library, which stay resident: with steps of mixed lengths
+    they grew to ten times what a step needs, and went on growing.
     """
     floor = resident_memory()
     while True:
         await asyncio.sleep(TRIM_INTERVAL_S)
         if resident_memory() > floor + TRIM_GROWTH:
-            await run_on_thread(trim_heap)  # it takes some milliseconds, without the interpreter's lock
+            await run_on_thread(trim_heap)  # it takes some milliseconds and releases the interpreter's lock
             floor = resident_memory()
         floor = min(floor, resident_memory())
 
 
 def allow_connections(wanted: int, beside: int = 0) -> int:
-    """How many connections there can be: so many, or what the limit on open files leaves, which is raised for them.
+    """How many of `wanted` connections the limit on open files allows, after raising it as far as needed and possible.
 
-    `beside` files are opened besides these connections and `FILES`.
+    `beside` files are opened besides these connections and OTHER_FILES.
     """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     ceiling = math.inf if most == resource.RLIM_INFINITY else most

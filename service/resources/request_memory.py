@@ -1,7 +1,7 @@
-"""Memory for requests: their bodies, their texts while they are made tokens, their tokens and their answers.
+"""Memory for requests: bodies, texts while they are tokenised, tokens and answers.
 
-Models are loaded within a budget.  What is left beside it is for requests, and a call for which it is not enough is
-refused before it is read: otherwise a few large calls would have the system end the process.
+Models are loaded within a budget.  The rest of the memory is for requests, and a call that needs more than is left is
+refused before it is read: otherwise a few large calls would have the system kill the process.
 """
 
 import math
@@ -12,19 +12,20 @@ from threading import Lock
 from ..core.errors import BodyTooLarge, Overloaded
 
 ALLOCATOR_BYTES = 96 << 20  # bytes that libraries and the allocator may still take
-MIN_REQUEST_BYTES = 32 << 20  # for requests, whatever models hold: small ones are always answered
-BYTES_PER_BODY_BYTE = 3  # bytes for each of a body: itself, the values made of it, and a copy while it is parsed
-BYTES_PER_CHARACTER = 160  # bytes for each of a text while it is made tokens, at worst one token each
-BYTES_PER_TOKEN = 40  # bytes for each in flight
-BYTES_PER_NUMBER = 40  # bytes for each of a computed answer: a Python float, its place in a list, and a copy as float32
-WRITTEN = 8  # bytes for each of a text that is written: its parts, the text in wide characters, and as JSON
-BYTES_PER_TEXT = 1536  # bytes for each text of a call: its request, its place in the queue, its outcome
-BYTES_PER_OFFSET = 300  # bytes for each token of which it is kept where in its text it is
-ANSWER_CLAIM_STEP = 1 << 20  # bytes that are claimed at a time while an answer is written
+MIN_REQUEST_BYTES = 32 << 20  # for requests, whatever models use: small ones are always answered
+BYTES_PER_BODY_BYTE = 3  # bytes for each byte of a body: itself, the values parsed from it, and a copy during parsing
+BYTES_PER_CHARACTER = 160  # bytes for each character of a text during tokenisation, at worst one token each
+BYTES_PER_TOKEN = 40  # bytes for each token in flight
+BYTES_PER_NUMBER = 40  # bytes for each number of an answer: a Python float, its slot in a list, and a copy as float32
+WRITTEN = 8  # bytes for each character of a text that is written: its parts, wide characters, and JSON
+BYTES_PER_TEXT = 1536  # bytes for each text of a call: its request, its entry in the queue, its result
+BYTES_PER_OFFSET = 300  # bytes for each token whose position in the text is kept
+ANSWER_CLAIM_STEP = 1 << 20  # bytes claimed at a time while an answer is written
 
 
 class Headroom:
-    """`free` bytes could be taken before any model was loaded; `held()` of them are taken by models and by tokens.
+    """The memory for requests.  `free` bytes were free before models were loaded, `held()` are used by models and
+    tokens.
 
     Any thread may call it.
     """
@@ -39,9 +40,9 @@ class Headroom:
         return max(self._free_bytes - ALLOCATOR_BYTES - self._model_bytes(), MIN_REQUEST_BYTES)
 
     def reserve(self, size: int, what: str, before: int = 0) -> None:
-        """`before`: bytes that the same request has taken already.
+        """Reserve `size` bytes for `what`; `before` bytes are already reserved for the same request.
 
-        Raises BodyTooLarge where it needs more than there is for all requests, Overloaded where others have it now.
+        Raises BodyTooLarge where it needs more than all requests may have, Overloaded where others have it now.
         """
         with self._lock:
             whole = self.total
@@ -56,7 +57,7 @@ class Headroom:
             self._reserved += size
 
     def shortfall(self, size: int) -> float:
-        """How many bytes of `size` cannot be taken now."""
+        """How many bytes of `size` cannot be reserved now."""
         with self._lock:
             return max(self._reserved + size - self.total, 0)
 
@@ -74,13 +75,13 @@ class Headroom:
 
 
 class MemoryClaim:
-    """What one request has of it, until it is released."""
+    """The memory reserved for one request, until it is released."""
 
     def __init__(self, headroom: Headroom) -> None:
         self._headroom, self._size = headroom, 0
 
     def grow(self, size: int, what: str) -> None:
-        """Raises as `Headroom.take` does."""
+        """Reserve `size` bytes more.  Raises as `Headroom.reserve` does."""
         self._headroom.reserve(size, what, before=self._size)
         self._size += size
 

@@ -1,6 +1,5 @@
-"""Which smaller model foretells what a served one says, and whether it can.
-
-Knows descriptions, no weights.  The one idea: what is foretold are tokens, so both must mean the same by each.
+"""The draft model of a served generator, for speculative decoding, and whether the two fit together. Only checkpoint
+descriptions are read, no weights.
 """
 
 from polyhead.models import checkpoint
@@ -13,29 +12,34 @@ from .placement import choose_placement
 
 
 def choose_draft_model(
-    name: str, what: Description, settings: Settings, vet: FolderCheck = accept_folder
+    name: str, description: Description, settings: Settings, vet: FolderCheck = accept_folder
 ) -> Description | None:
-    """The draft model of the one called `name`, if it has one.
+    """Describe the draft model that the setting `drafts` gives to the model called `name`; None if there is none.
 
-    Raises ModelError: UnsupportedError where it cannot draft, and says why.
+    Raises ModelError if the draft cannot be described, and UnsupportedError with the reason if it cannot draft for this
+    model.
     """
     source = settings.drafts.get(name, "")
     if not source:
         return None
     draft = checkpoint.describe_source(source, vet=vet)
-    if reason := draft_mismatch(what, draft, settings):
+    if reason := draft_mismatch(description, draft, settings):
         raise UnsupportedError(f"{source} cannot draft for {name}: {reason}")
     return draft
 
 
-def draft_mismatch(what: Description, draft: Description, settings: Settings) -> str:
-    """Why one cannot draft for the other; empty: it can."""
-    for which, each in (("the model", what), ("the draft", draft)):
+def draft_mismatch(description: Description, draft: Description, settings: Settings) -> str:
+    """Return why `draft` cannot draft for `description`; empty if it can. Both must generate text, with the same
+    tokenizer and the same cache block size.
+    """
+    for role, each in (("the model", description), ("the draft", draft)):
         if each.head.task != "generate":
-            return f"{which} has a head for {each.head.task!r}; both must generate text"
-    ours, theirs = what.tokenizer, draft.tokenizer
+            return f"{role} has a head for {each.head.task!r}; both must generate text"
+    ours, theirs = description.tokenizer, draft.tokenizer
     if not ours.has_same_tokens(theirs):
         counts = f"{theirs.vocab_size} tokens, the model has {ours.vocab_size}"
         return f"its vocabulary ({counts}) is another one; a draft must be of the same family, with the same tokenizer"
-    size, other = (choose_placement(settings, each.default_precision, each.config).block_size for each in (what, draft))
+    size, other = (
+        choose_placement(settings, each.default_precision, each.config).block_size for each in (description, draft)
+    )
     return "" if size == other else f"its cache has blocks of {other} tokens, the model's of {size}; set block_size"

@@ -1,6 +1,6 @@
-"""What computes a checkpoint: the compiled step or torch, as the settings and this machine have it.
+"""The executor of a checkpoint: the compiled CPU step or torch, by the settings and by what this machine has.
 
-Knows no requests.  Whoever calls is on the thread that will compute.
+The functions that build something are called on the thread that will compute with it.
 """
 
 from collections.abc import Callable
@@ -30,74 +30,87 @@ from ..engine.sampler import Sampler, TorchSampler
 from .placement import Placement, choose_placement
 
 
-def make_deterministic(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
-    """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
-    place = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
+def make_deterministic(loaded: Checkpoint, settings: Settings, yield_turn: Callable[[], None] = lambda: None) -> None:
+    """Replace the operations whose result depends on the rest of the batch, as far as the settings ask for it. Called
+    before the executor is built.
+
+    Networks for the compiled step are already batch-invariant, except for their head. `yield_turn` is called between
+    two parts of long work. Raises UnsupportedError for encoder-decoders with the setting `deterministic`.
+    """
+    placement = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding and settings.deterministic:
         message = "deterministic: networks that read one text and write another are not held to the bit; serve it apart"
         raise UnsupportedError(message, file=loaded.source)
-    if place.instructions:
+    if placement.instructions:
         if not isinstance(loaded.head, LanguageHead):
             loaded.load_weights(loaded.head)
             copy_shared_parameters(loaded.head)
             make_head_invariant(loaded.head)  # the rest is by construction
     elif settings.deterministic:
-        make_invariant(loaded.network, loaded.head, breathe)
-        if kernel := choose_kernel(place, loaded.decoder_config):
+        make_invariant(loaded.network, loaded.head, yield_turn)
+        if kernel := choose_kernel(placement, loaded.decoder_config):
             self_test_kernel(kernel, loaded.decoder_config, loaded.network.tokens.weight)
 
 
 def copy_shared_parameters(head: nn.Module) -> None:
-    """Have it hold what it shares with the network itself: the network's is let go of once it is packed."""
+    """Give `head` its own copies of the parameters that it shares with the network, whose own are freed once they are
+    packed.
+    """
     for module in head.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, nn.Parameter(parameter.data))
 
 
-def choose_kernel(place: Placement, config: ModelConfig) -> Kernel | None:
-    """What attends over blocks in place, where that is for such a network."""
-    return place.kernel if is_supported(config) else None
+def choose_kernel(placement: Placement, config: ModelConfig) -> Kernel | None:
+    """Return the kernel that attends to cache blocks in place, if there is one and it supports this network."""
+    return placement.kernel if is_supported(config) else None
 
 
-def executor_name(place: Placement, config: ModelConfig) -> str:
-    """What computes such a network, for people."""
-    if place.instructions:
-        return f"native-{place.instructions}"
-    return "torch-varlen" if choose_kernel(place, config) else "torch"
+def executor_name(placement: Placement, config: ModelConfig) -> str:
+    """Return the executor's name for the model's description: native-INSTRUCTIONS, torch-varlen or torch."""
+    if placement.instructions:
+        return f"native-{placement.instructions}"
+    return "torch-varlen" if choose_kernel(placement, config) else "torch"
 
 
 def build_executor(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: LoadPart = nullcontext) -> Executor:
-    """`blocks` of the cache of a generator.
+    """Build the executor of a loaded checkpoint. `blocks`: blocks of a generator's cache, 0 for an encoder.
 
-    The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
+    The compiled step packs its own weights, one part of the network after the other; `held` is a context manager that
+    has the unpacked weights of a part in memory.
     """
-    place = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
+    placement = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding:
         network = cast(Seq2Seq, loaded.head)
-        sizes = {"vocabulary": loaded.decoder_config.vocab_size, "block_count": blocks, "block_size": place.block_size}
-        return Seq2SeqExecutor(network, place.device, **sizes)
+        sizes = {
+            "vocabulary": loaded.decoder_config.vocab_size,
+            "block_count": blocks,
+            "block_size": placement.block_size,
+        }
+        return Seq2SeqExecutor(network, placement.device, **sizes)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
-    if not place.instructions:
-        kernel = choose_kernel(place, loaded.decoder_config)
-        how = PagedAttention(kernel, settings.max_running if blocks else 0) if kernel else None
-        size = place.block_size if blocks else 0
-        return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=how)
+    if not placement.instructions:
+        kernel = choose_kernel(placement, loaded.decoder_config)
+        paged = PagedAttention(kernel, settings.max_running if blocks else 0) if kernel else None
+        size = placement.block_size if blocks else 0
+        return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=paged)
     return NativeExecutor(
         loaded.network,
         head,
-        precision=cast(Precision, place.precision),
+        precision=cast(Precision, placement.precision),
         block_count=blocks,
-        threads=place.threads,
-        instructions=place.instructions,
+        threads=placement.threads,
+        instructions=placement.instructions,
         held=held,
     )
 
 
-def sampling_instructions(place: Placement) -> str:
-    """Of the compiled code that draws the tokens of what is computed there; empty: torch draws them."""
-    return next(iter(runnable_targets()), "") if place.device.type == "cpu" else ""
+def sampling_instructions(placement: Placement) -> str:
+    """Return the instruction set of the compiled sampler; empty if torch samples."""
+    return next(iter(runnable_targets()), "") if placement.device.type == "cpu" else ""
 
 
-def build_sampler(place: Placement) -> Sampler:
-    instructions = sampling_instructions(place)
-    return CompiledSampler(instructions, place.threads) if instructions else TorchSampler()
+def build_sampler(placement: Placement) -> Sampler:
+    """Build the sampler of a generator: the compiled one on a CPU, if it can run there, else torch's."""
+    instructions = sampling_instructions(placement)
+    return CompiledSampler(instructions, placement.threads) if instructions else TorchSampler()

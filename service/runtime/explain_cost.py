@@ -1,6 +1,5 @@
-"""What an explanation costs: the memory of the network that explains, and the operations of one request.
-
-Does not load a network and does not compute one.
+"""The cost of explanations: the memory of the network that computes them, and the floating-point operations of a
+request.
 """
 
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from ..engine.explain_worker import MOST_AT_ONCE
 from ..explain.explain_request import MAX_ATTENTION_WEIGHTS, MAX_FLOW_TOKENS
 from .memory_budget import MemoryNeed, ModelSize, search_highest
 
-CHUNK_TOKENS = 64  # tokens of an explanation that are computed at a time, before others have a turn
+CHUNK_TOKENS = 64  # tokens of an explanation computed at a time; then other models compute a step
 GIGA = 10**9
 
 
 def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
-    """Bytes of a network that explains: its weights in float32, and what its longest text takes."""
+    """Predict the bytes of an explainer: its float32 weights, and the working memory of its longest text."""
     numbers = size.checkpoint_size
     return MemoryNeed(
         name=size.name,
@@ -36,60 +35,72 @@ def explainer_memory_need(size: ModelSize, settings: Settings) -> MemoryNeed:
 
 
 def max_explain_bytes(size: ModelSize, tokens: int) -> int:
-    """Whatever is asked: one piece is computed at a time, and what is found of those that take turns is kept."""
+    """Return the most bytes that one explanation of `tokens` tokens can take, over all methods.
+
+    One chunk is computed at a time. The results of all MOST_AT_ONCE explanations that are computed in turns are
+    kept meanwhile.
+    """
     body, reader = size.config, size.encoder_config
     taken = 0
     for method in METHODS:
-        some = (0,) * (min(tokens, MAX_FLOW_TOKENS) if method == "attention_flow" else tokens)
-        asked = ExplanationRequest(
-            InputTokens(some, source=some if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,)
+        ids = (0,) * (min(tokens, MAX_FLOW_TOKENS) if method == "attention_flow" else tokens)
+        request = ExplanationRequest(
+            InputTokens(ids, source=ids if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,)
         )
-        taken = max(taken, estimate_bytes(reader or body, body, asked, CHUNK_TOKENS))
+        taken = max(taken, estimate_bytes(reader or body, body, request, CHUNK_TOKENS))
     return taken + MOST_AT_ONCE * MAX_ATTENTION_WEIGHTS * torch.float32.itemsize
 
 
 @dataclass(frozen=True)
 class WorkLimit:
-    """At most `operations` for one explanation by a network of these shapes (see models.explain.operations_of)."""
+    """At most `operations` floating-point operations for one explanation by a network of these shapes (see
+    models.explain.estimate_operations).
+    """
 
     config: ModelConfig
     body: ModelConfig
     operations: int
 
-    def check(self, asked: ExplanationRequest) -> None:
-        """Raises AnswerTooLarge with the estimate, the limit and what would be within it."""
-        if (wanted := self._operations_of(asked)) <= self.operations:
+    def check(self, request: ExplanationRequest) -> None:
+        """Raise AnswerTooLarge if the request needs more. The message has the estimate, the limit and the changes that
+        would be within it.
+        """
+        if (needed := self._operations_of(request)) <= self.operations:
             return
-        field = "steps" if asked.method == "integrated_gradients" else "input"
-        size = f"{asked.text.row_count} tokens" + (f", {len(asked.goals)} targets" if len(asked.goals) > 1 else "")
-        size += f", {asked.steps} steps" if field == "steps" else ""
+        field = "steps" if request.method == "integrated_gradients" else "input"
+        size = f"{request.text.row_count} tokens" + (
+            f", {len(request.goals)} targets" if len(request.goals) > 1 else ""
+        )
+        size += f", {request.steps} steps" if field == "steps" else ""
         limit = f"at most {self.operations / GIGA:.4g} are computed (the server's setting explain_gflop)"
-        message = f"{field}: {asked.method} of {size} takes about {wanted / GIGA:.4g} GFLOP, {limit}"
-        raise AnswerTooLarge(f"{message}; ask for {', or '.join(self._suggest_changes(asked))}", param=field)
+        message = f"{field}: {request.method} of {size} takes about {needed / GIGA:.4g} GFLOP, {limit}"
+        raise AnswerTooLarge(f"{message}; ask for {', or '.join(self._suggest_changes(request))}", param=field)
 
-    def _operations_of(self, asked: ExplanationRequest) -> int:
-        return estimate_operations(self.config, self.body, asked, CHUNK_TOKENS)
+    def _operations_of(self, request: ExplanationRequest) -> int:
+        return estimate_operations(self.config, self.body, request, CHUNK_TOKENS)
 
-    def _suggest_changes(self, asked: ExplanationRequest) -> list[str]:
-        """Changes that make it small enough, and those that make it smaller."""
-        ways = list[str]()
-        if asked.method == "integrated_gradients":
-            ways += self._suggest_largest("at most {} steps", asked.steps, lambda count: replace(asked, steps=count))
-        if len(asked.goals) > 1:
-            fewer = "at most {} targets (max_tokens, or a shorter target.text)"
-            ways += self._suggest_largest(
-                fewer, len(asked.goals), lambda count: replace(asked, goals=asked.goals[:count])
+    def _suggest_changes(self, request: ExplanationRequest) -> list[str]:
+        """Return the changes that make the request small enough or smaller."""
+        changes = list[str]()
+        if request.method == "integrated_gradients":
+            changes += self._suggest_largest(
+                "at most {} steps", request.steps, lambda count: replace(request, steps=count)
             )
-        ways.append("a shorter input")
-        if asked.method in ("integrated_gradients", "occlusion"):
-            other = replace(asked, method="gradient_x_input")
-            ways += ["the method gradient_x_input"] if self._operations_of(other) <= self.operations else []
-        return ways
+        if len(request.goals) > 1:
+            fewer = "at most {} targets (max_tokens, or a shorter target.text)"
+            changes += self._suggest_largest(
+                fewer, len(request.goals), lambda count: replace(request, goals=request.goals[:count])
+            )
+        changes.append("a shorter input")
+        if request.method in ("integrated_gradients", "occlusion"):
+            other = replace(request, method="gradient_x_input")
+            changes += ["the method gradient_x_input"] if self._operations_of(other) <= self.operations else []
+        return changes
 
-    def _suggest_largest(self, words: str, most: int, made: Callable[[int], ExplanationRequest]) -> list[str]:
-        """The words with the largest number that is within the limit; none where no number is."""
-        if self._operations_of(made(1)) > self.operations:
+    def _suggest_largest(self, words: str, most: int, build: Callable[[int], ExplanationRequest]) -> list[str]:
+        """Return `words` with the largest number up to `most` that is within the limit; nothing if even 1 is not."""
+        if self._operations_of(build(1)) > self.operations:
             return []
         return [
-            words.format(search_highest(1, most, lambda count: self._operations_of(made(count)) <= self.operations))
+            words.format(search_highest(1, most, lambda count: self._operations_of(build(count)) <= self.operations))
         ]

@@ -1,9 +1,9 @@
-"""Networks that explain: beside a served model a second one, read when somebody first asks why.
+"""Cache of explainers: networks that compute explanations, each beside the served model that it explains.
 
-Knows no text and no HTTP.  The one idea: what serves is packed, fused, maybe of eight bits, and shows nothing of its
-insides; so an explanation has the same checkpoint in float32, in plain torch, with what it takes held of the one budget
-of memory.  It stays until its model goes, until the room is wanted for another's, or until it was not asked for during
-the setting explain_idle_seconds.
+A serving network is packed and fused, perhaps in 8 bits, and does not expose attention weights or gradients. So an
+explainer is the same checkpoint in float32 and plain torch. It is loaded with the first request for an explanation, and
+its memory is taken from the common budget. It is unloaded with its model, when another explainer needs the memory, or
+when it was not used for `explain_idle_seconds`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ log = logging.getLogger("polyhead.watching")
 
 @dataclass(frozen=True, eq=False)
 class LoadedExplainer:
-    """A network that explains a model, and what it holds of the budget."""
+    """An explainer of `model`, and the memory that it holds of the budget."""
 
     model: Model
     worker: ExplainWorker
@@ -58,39 +58,36 @@ def call_later(seconds: float, function: Callable[[], None]) -> Timer:
 
 
 class ExplainerCache:
-    """Lives on the event loop thread.  `later` calls a function after so many seconds."""
+    """Used on the event loop thread only. `call_later` calls a function after a number of seconds."""
 
     def __init__(self, engine: Engine, settings: Settings, loader: Loader) -> None:
         self._engine, self._settings, self._loader, self._budget = engine, settings, loader, loader.budget
-        self._source_policy, self._tokenizer_check, self._device = (
-            loader.source_policy,
-            loader.tokenizer_check,
-            loader.placement.device,
-        )
-        self._explainers: OrderedDict[str, LoadedExplainer] = (
-            OrderedDict()
-        )  # by model's name, the one asked last at the end
-        self._timers: dict[str, Timer] = {}  # by model's name, of those that are given back when idle
+
+        self._source_policy, self._tokenizer_check = loader.source_policy, loader.tokenizer_check
+        self._device = loader.placement.device
+        # By model name, the most recently used last.
+        self._explainers: OrderedDict[str, LoadedExplainer] = OrderedDict()
+        self._timers: dict[str, Timer] = {}  # by model name, of explainers that are unloaded when idle
         self._unload_tasks: set[asyncio.Task[None]] = set()
-        self._lock = asyncio.Lock()  # held while a network is read or given back
+        self._lock = asyncio.Lock()  # held while an explainer is loaded or unloaded
         self.call_later: Callable[[float, Callable[[], None]], Timer] = call_later
 
     def find_worker(self, model: Model) -> ExplainWorker | None:
-        """The one that explains just this model, if it is there."""
-        watch = self._explainers.get(model.name)
-        return watch.worker if watch and watch.model is model else None
+        """Return the loaded explainer of exactly this model; None if there is none."""
+        explainer = self._explainers.get(model.name)
+        return explainer.worker if explainer and explainer.model is model else None
 
     def held_bytes(self, name: str) -> int:
-        """Bytes of the budget that the network explaining the model of that name holds; 0 if it is not there."""
+        """Return the bytes of the budget that the explainer of the model of that name holds; 0 if it is not loaded."""
         return self._explainers[name].need.total if name in self._explainers else 0
 
     async def load(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
-        """See to it that it is there: the layers and heads of each kind of attention.
+        """Load the explainer of a model unless it is loaded. Return the layers and heads of each kind of attention.
 
-        Until the caller awaits again, it stays there.  Raises NoRoom, Expired after `load_seconds`, and Conflict where
-        its source cannot be read any more.
+        The explainer is not unloaded before the caller awaits again. Raises InsufficientMemory, Expired after
+        `load_seconds`, and Conflict if the source cannot be read any more.
         """
-        if self.find_worker(model) is None:  # one that is there does not wait for another's
+        if self.find_worker(model) is None:  # a loaded one does not wait for the load of another
             await self._ensure(model, source)
         self._explainers.move_to_end(model.name)
         self._start_timer(model.name)
@@ -99,27 +96,27 @@ class ExplainerCache:
     async def _ensure(self, model: Model, source: str) -> None:
         async with self._lock:
             if self.find_worker(model) is None:
-                await self._unload(model.name)  # of another that had the name
-                loading = LoadTask(f"what explains {model.name}", self._settings.load_seconds)
+                await self._unload(model.name)  # an explainer of an older model of that name
+                loading = LoadTask(f"the explainer of {model.name}", self._settings.load_seconds)
                 await loading.run(self._read_explainer(loading, model, source))
 
     async def unload(self, model: Model) -> None:
-        """Let go of the one that explains a model; who is being explained to is told so."""
+        """Unload the explainer of a model, if it is loaded. Explanations in progress fail with an error."""
         async with self._lock:
             if self.find_worker(model) is not None:
                 await self._unload(model.name)
 
     async def _unload(self, name: str) -> None:
-        """The budget has its memory again when the system has it."""
+        """Unload it and release its budget, once the operating system has the memory back."""
         self._stop_timer(name)
-        if watch := self._explainers.pop(name, None):
-            await self._engine.remove_worker(watch.worker, 0.0)
-            await self._engine.call(watch.worker.release)
+        if explainer := self._explainers.pop(name, None):
+            await self._engine.remove_worker(explainer.worker, 0.0)
+            await self._engine.call(explainer.worker.release)
             await self._loader.release_memory()
-            self._budget.release(watch.need)
+            self._budget.release(explainer.need)
 
     def _start_timer(self, name: str) -> None:
-        """Count its idle time from now on."""
+        """Restart the measurement of idle time."""
         self._stop_timer(name)
         if seconds := self._settings.explain_idle_seconds:
             self._timers[name] = self.call_later(seconds, partial(self._on_timer, name))
@@ -136,7 +133,7 @@ class ExplainerCache:
 
     async def _unload_idle(self, name: str) -> None:
         async with self._lock:
-            if name not in self._explainers or name in self._timers:  # it was asked for while the lock was waited for
+            if name not in self._explainers or name in self._timers:  # it was used while this waited for the lock
                 return
             if self._engine.has_open_streams(self._explainers[name].worker):
                 self._start_timer(name)
@@ -144,32 +141,38 @@ class ExplainerCache:
             held = self.held_bytes(name)
             try:
                 await self._unload(name)
-            except PolyheadError as error:  # the engine ends
-                log.info("the network that explains %s is not given back: %s", name, error.message)
+            except PolyheadError as error:  # the engine is closing
+                log.info("the explainer of %s could not be unloaded: %s", name, error.message)
             else:
-                log.info("%s was not explained lately: %.0f MiB are free again", name, held / 2**20)
+                log.info("the explainer of %s was idle and is unloaded: %.0f MiB are free again", name, held / 2**20)
 
     async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
         began, loading.stage = time.perf_counter(), "was being read"
         try:
-            what = await run_on_daemon_thread(
+            description = await run_on_daemon_thread(
                 lambda: checkpoint.describe_source(source, self._source_policy, self._tokenizer_check.check_folder)
             )
-            need = await self._reserve_memory(measure_model(model.name, what))
-            worker = await self._load_worker(loading, model, what, need)
+            need = await self._reserve_memory(measure_model(model.name, description))
+            worker = await self._load_worker(loading, model, description, need)
         except ModelError as error:
             raise Conflict(f"{model.name} cannot be read again to be explained: {error}", param="model") from None
         self._explainers[model.name] = LoadedExplainer(model, worker, need)
         self._engine.add_worker(worker, BACKGROUND_SHARE * self._settings.weights.get(model.name, 1.0))
         seconds = time.perf_counter() - began
-        log.info("%s can be explained: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
+        log.info("the explainer of %s is ready: %.0f MiB more, in %.2f s", model.name, need.weights / 2**20, seconds)
 
     async def _reserve_memory(self, size: ModelSize) -> MemoryNeed:
-        """What it needs, taken; if there is no room, from those that were asked longest ago and rest."""
+        """Reserve the memory that an explainer needs. If too little is free, unload idle explainers first, the least
+        recently used one first. Raises InsufficientMemory.
+        """
         need = explainer_memory_need(size, self._settings)
         while need.total > self._budget.free:
             idle = next(
-                (name for name, watch in self._explainers.items() if not self._engine.has_open_streams(watch.worker)),
+                (
+                    name
+                    for name, explainer in self._explainers.items()
+                    if not self._engine.has_open_streams(explainer.worker)
+                ),
                 "",
             )
             if not idle:
@@ -179,27 +182,31 @@ class ExplainerCache:
         self._budget.reserve(need)
         return need
 
-    async def _load_worker(self, loading: LoadTask, model: Model, what: Description, need: MemoryNeed) -> ExplainWorker:
-        def breathe() -> None:
+    async def _load_worker(
+        self, loading: LoadTask, model: Model, description: Description, need: MemoryNeed
+    ) -> ExplainWorker:
+        def yield_turn() -> None:
             loading.check()
             self._engine.yield_turn()
 
         with ExitStack() as undo:
             undo.callback(self._budget.release, need)
-            progress = yielding_progress(breathe, loading.check, ignore_progress)
-            worker = await loading.on_engine(self._engine, lambda: self._build_worker(model, what, progress))
-            await loading.on_engine(self._engine, lambda: worker.warm_up(breathe))
+            progress = yielding_progress(yield_turn, loading.check, ignore_progress)
+            worker = await loading.on_engine(self._engine, lambda: self._build_worker(model, description, progress))
+            await loading.on_engine(self._engine, lambda: worker.warm_up(yield_turn))
             undo.pop_all()
         return worker
 
-    def _build_worker(self, model: Model, what: Description, progress: Callable[[int, int], None]) -> ExplainWorker:
-        """On the engine's thread."""
+    def _build_worker(
+        self, model: Model, description: Description, progress: Callable[[int, int], None]
+    ) -> ExplainWorker:
+        """Read the checkpoint in float32 and build the worker. Called on the engine's thread."""
         loaded = checkpoint.load_described(
-            model.source, what, dtype=torch.float32, device=self._device, progress=progress
+            model.source, description, dtype=torch.float32, device=self._device, progress=progress
         )
-        watched, reads = InstrumentedNetwork(loaded.network, loaded.head), loaded.decoding is not None
-        head = None if reads or isinstance(loaded.head, LanguageHead) else cast(OutputHead, loaded.head)
+        instrumented, is_seq2seq = InstrumentedNetwork(loaded.network, loaded.head), loaded.decoding is not None
+        head = None if is_seq2seq or isinstance(loaded.head, LanguageHead) else cast(OutputHead, loaded.head)
         limit = WorkLimit(loaded.config, loaded.decoder_config, self._settings.explain_gflop * GIGA)
-        worker = ExplainWorker(watched, head, model=model.name, reads=reads, piece=CHUNK_TOKENS)
+        worker = ExplainWorker(instrumented, head, model=model.name, reads=is_seq2seq, piece=CHUNK_TOKENS)
         worker.check_cost = limit.check
         return worker

@@ -1,8 +1,8 @@
-"""A process that computes its share of networks, and what it has in common with the one that leads.
+"""A rank process of tensor parallelism: it computes its share of every model, as the messages of the leader process
+(rank 0) say.
 
-Knows no requests and no models' names.  The one idea: it does what it is told, as long as somebody tells it.  The
-first word comes from the leader's process and so does every other; when that process ends, however it ends, this one
-does.  `python -m polyhead.service.runtime.follower JOINING` is such a process; torchrun starts others (`serve`).
+It ends when the leader process ends, however that ends. `python -m polyhead.service.runtime.follower CONFIG` starts
+one; torchrun starts others (`serve`).
 """
 
 import json
@@ -42,10 +42,10 @@ log = logging.getLogger("polyhead.follower")
 
 @dataclass(frozen=True)
 class RankConfig:
-    """Which of how many a process is, where they meet, and what it computes on.
+    """The rank of a process, the number of ranks, where they meet, and the device and threads to compute with.
 
-    `at` is what torch calls a method of rendezvous: a file that all can reach, or what torchrun has arranged.
-    `patience` are the seconds in which a step goes on or all is lost.
+    `at` is a torch.distributed rendezvous: a file that all can reach, or what torchrun has arranged. `patience`:
+    seconds after which a step that does not go on counts as failed.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class RankConfig:
         return json.dumps(asdict(self))
 
     def join_group(self) -> ProcessGroup:
-        """As soon as all are there."""
+        """Join the process group; returns when all ranks have joined."""
         store, _, _ = next(rendezvous(self.at, self.rank, self.world))
         host = "" if self.at == TORCHRUN_RENDEZVOUS else LOOPBACK  # torchrun's processes may be on several machines
         return ProcessGroup.connect(
@@ -70,7 +70,7 @@ class RankConfig:
 
 
 def select_rank_device(kind: str, rank: int) -> torch.device:
-    """Each rank of a machine has a GPU of its own."""
+    """Return the device of a rank. Each rank of a machine has its own GPU, which becomes torch's current device."""
     if kind != "cuda":
         return torch.device(kind)
     device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -79,31 +79,35 @@ def select_rank_device(kind: str, rank: int) -> torch.device:
 
 
 def read_share(
-    asked: ShareRequest, what: Description, group: ProcessGroup, progress: Callable[[int, int], None]
+    request: ShareRequest, description: Description, group: ProcessGroup, progress: Callable[[int, int], None]
 ) -> Checkpoint:
-    """The share of a checkpoint."""
-    dtype: torch.dtype = getattr(torch, asked.dtype)
-    mine = replace(what, cut_network=partial(shard_network, group=group))
-    return checkpoint.load_described(asked.source, mine, dtype=dtype, device=group.device, progress=progress)
+    """Read this rank's share of a checkpoint."""
+    dtype: torch.dtype = getattr(torch, request.dtype)
+    shard = replace(description, cut_network=partial(shard_network, group=group))
+    return checkpoint.load_described(request.source, shard, dtype=dtype, device=group.device, progress=progress)
 
 
-def build_share_executor(asked: ShareRequest, loaded: Checkpoint, group: ProcessGroup) -> FollowerExecutor:
-    """What computes it.  Steps are not recorded: sums over several devices are not, yet."""
+def build_share_executor(request: ShareRequest, loaded: Checkpoint, group: ProcessGroup) -> FollowerExecutor:
+    """Build the executor of a share. Its steps are not recorded as CUDA graphs: sums over several devices cannot be,
+    yet.
+    """
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     weight = loaded.network.tokens.weight
-    kernel = find_kernel(weight.device, weight.dtype) if asked.in_place else None
-    how = PagedAttention(kernel) if kernel else None
-    return FollowerExecutor(group, loaded.network, head, blocks=(asked.blocks, asked.block_size), in_place=how)
+    kernel = find_kernel(weight.device, weight.dtype) if request.in_place else None
+    paged = PagedAttention(kernel) if kernel else None
+    return FollowerExecutor(group, loaded.network, head, blocks=(request.blocks, request.block_size), in_place=paged)
 
 
-def load_share(asked: ShareRequest, group: ProcessGroup) -> FollowerExecutor:
-    """The same from the beginning, for one that follows."""
-    what = checkpoint.describe_source(asked.source, SourcePolicy(Path(asked.root), frozenset(asked.known)))
-    return build_share_executor(asked, read_share(asked, what, group, checkpoint.ignore_progress), group)
+def load_share(request: ShareRequest, group: ProcessGroup) -> FollowerExecutor:
+    """Describe a checkpoint, read this rank's share and build its executor."""
+    description = checkpoint.describe_source(request.source, SourcePolicy(Path(request.root), frozenset(request.known)))
+    return build_share_executor(request, read_share(request, description, group, checkpoint.ignore_progress), group)
 
 
 class FollowerLoop:
-    """Does what it is told.  A model is read on a thread of its own, so that steps of others go on meanwhile."""
+    """Executes the leader's messages. A model is read on a separate thread, so that steps of other models go on
+    meanwhile.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -112,7 +116,7 @@ class FollowerLoop:
         self._followers: dict[int, FollowerExecutor] = {}
 
     def handle_message(self) -> None:
-        """One word, as soon as it comes.  RuntimeError when the leader is gone, or a step fails."""
+        """Wait for one message and execute it. Raises RuntimeError if the leader has ended or a step fails."""
         ask, number, *words = self._group.receive_message()
         match ask:
             case StepCommand.LOAD:
@@ -130,7 +134,9 @@ class FollowerLoop:
                 self._followers.pop(number, None)
 
     def _finish_load(self, number: int) -> bool:
-        """Whether it was read: if not, the leader says so, and this process goes on with the others."""
+        """Wait until a model is read, and return whether that succeeded. If not, the leader reports it, and this
+        process continues with its other models.
+        """
         outcome = self._pending.pop(number).result()
         if isinstance(outcome, Failure):
             log.error("rank %d cannot read its share: %s", self._group.share.rank, outcome.error)
@@ -139,23 +145,23 @@ class FollowerLoop:
         return True
 
 
-def run_follower(joining: RankConfig) -> int:
-    """For as long as there is somebody to follow; the exit status."""
-    for sig in (signal.SIGINT, signal.SIGTERM):  # the leader may have something to finish; its end is ours
+def run_follower(config: RankConfig) -> int:
+    """Execute messages until the leader ends; returns the exit status."""
+    for sig in (signal.SIGINT, signal.SIGTERM):  # the leader may still finish requests; this process ends with it
         signal.signal(sig, signal.SIG_IGN)
-    torch.set_num_threads(joining.threads)
-    following = FollowerLoop(joining.join_group())
-    log.info("rank %d of %d follows", joining.rank, joining.world)
+    torch.set_num_threads(config.threads)
+    loop = FollowerLoop(config.join_group())
+    log.info("rank %d of %d follows", config.rank, config.world)
     while True:
         try:
-            following.handle_message()
+            loop.handle_message()
         except RuntimeError as error:
-            log.warning("rank %d ends: %s", joining.rank, str(error).partition("\n")[0])
+            log.warning("rank %d ends: %s", config.rank, str(error).partition("\n")[0])
             return 1
 
 
 def end_with_leader() -> None:
-    """It holds the other end of standard input, and never writes to it."""
+    """End this process when its standard input closes. The leader holds the other end and never writes to it."""
 
     def wait() -> None:
         sys.stdin.read()
@@ -165,10 +171,10 @@ def end_with_leader() -> None:
 
 
 def main() -> None:
-    joining = RankConfig(**json.loads(sys.argv[1]))
+    config = RankConfig(**json.loads(sys.argv[1]))
     end_with_leader()
-    logs.configure_logging(joining.log_format, joining.log_level)
-    os._exit(run_follower(joining))  # other threads may hang: in a sum, for ever
+    logs.configure_logging(config.log_format, config.log_level)
+    os._exit(run_follower(config))  # other threads may wait for ever in a collective operation
 
 
 if __name__ == "__main__":

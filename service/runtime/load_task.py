@@ -1,8 +1,9 @@
-"""One load of a model: the stage it is in, the time it may take, and how it is ended early.
+"""One load of a model: its current stage, its time limit, and its cancellation.
 
-A load works on threads, which cannot be interrupted.  Where it is ended by its deadline or by an administrator, the
-coroutine that waits is cancelled.  A thread of its own is left behind.  The engine's thread, which other models share,
-finds out between two parts of the work, and is waited for, since what it uses must not be given back before.
+A load works on threads, which cannot be interrupted. When it is ended by its deadline or by an administrator, the
+waiting coroutine is cancelled. A thread that belongs to the load alone is abandoned. The engine's thread, which other
+models share, checks between two parts of the work whether to stop. The load waits for it, since memory that it uses
+must not be released before.
 """
 
 import asyncio
@@ -24,34 +25,35 @@ log = logging.getLogger("polyhead.loading")
 
 
 def ignore_progress(fraction: float) -> None:
-    """For loads whose progress is not shown."""
+    """The progress callback of loads whose progress is not shown."""
 
 
 class LoadTask:
-    """Lives on the event loop thread; `check` and `hear` are called on any.
+    """Used on the event loop thread; `check` and `report_progress` may be called on any thread.
 
-    `seconds` may be spent in `run`, all calls together; 0: without end.  `stage` is a phrase: "was being described".
+    `seconds` is the limit of all calls of `run` together; 0: no limit. `stage` is a phrase such as "was being
+    described".
     """
 
-    def __init__(self, name: str, seconds: float, hear: Callable[[float], None] = ignore_progress) -> None:
-        self.name, self.report_progress, self.stage = name, hear, WAITING_STAGE
-        self.is_running, self.finished = False, asyncio.Event()  # the event is set by who began the load
+    def __init__(self, name: str, seconds: float, report: Callable[[float], None] = ignore_progress) -> None:
+        self.name, self.report_progress, self.stage = name, report, WAITING_STAGE
+        self.is_running, self.finished = False, asyncio.Event()  # the code that began the load sets the event
         self._seconds, self._seconds_left = seconds, seconds or math.inf
-        self._error: PolyheadError | None = None  # why it is ended
+        self._error: PolyheadError | None = None  # the reason it was ended
         self._end_requested = asyncio.Event()
 
     def check(self) -> None:
-        """Raises what has ended the load; between two parts of its work, where it has been ended."""
+        """Raise the error that ended the load, if it was ended. Called between two parts of its work."""
         if self._error is not None:
             raise type(self._error)(self._error.message)
 
     def cancel(self) -> None:
-        """End it.  Once more has no effect."""
+        """End the load. A second call has no effect."""
         if self._error is None:
             self._end(Cancelled(f"the load of {self.name} was cancelled while it {self.stage}"))
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises.  Raises Cancelled and Expired where the load is ended before."""
+        """Return what `work` returns, or raise its error. Raises Cancelled or Expired if the load is ended before."""
         if self._error is not None:
             work.close()
             self.check()
@@ -84,8 +86,9 @@ class LoadTask:
     async def on_engine(
         self, engine: Engine, function: Callable[[], T], undo: Callable[[T], object] = lambda _: None
     ) -> T:
-        """What `function` returns or raises on the engine's thread.  If the load is ended meanwhile, this waits until
-        the thread is done with it, and has it `undo` what was returned."""
+        """Call `function` on the engine's thread and return its result. If the load is ended meanwhile, wait until the
+        thread has finished the call, and pass its result to `undo` there.
+        """
 
         def checked() -> T:
             self.check()
@@ -106,11 +109,13 @@ class LoadTask:
         self._end_requested.set()
 
     def _timeout_error(self) -> PolyheadError:
-        bound = f"load_seconds, which is {self._seconds:g}"
-        return Expired(f"the load of {self.name} has taken longer than {bound}: it {self.stage}; raise it, or see why")
+        limit = f"load_seconds, which is {self._seconds:g}"
+        return Expired(f"the load of {self.name} has taken longer than {limit}: it {self.stage}; raise it, or see why")
 
 
 def retrieve_outcome(task: asyncio.Task[Any]) -> None:
-    """Read its outcome, which may be wanted no more: asyncio warns of an error that is never read."""
+    """Read the task's outcome, which the caller may not need any more: asyncio warns of an exception that is never
+    read.
+    """
     if not task.cancelled():
         task.exception()

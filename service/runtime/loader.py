@@ -1,7 +1,7 @@
-"""From a source to a worker that is warm: described, planned, read, employed, one stage after the other.
+"""From a checkpoint source to a worker that is ready: describe, plan memory, read and pack the weights, warm up.
 
-Knows no names that clients use.  The one idea: what can be refused is refused from the description, on a thread of its
-own; only then the engine's thread reads, letting the models that are ready have a turn every few milliseconds.
+Whatever the description shows to be impossible is rejected on a separate thread, before weights are read. Weights are
+read on the engine's thread, which lets the loaded models compute every few milliseconds.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ from .self_test import SelfTest, apply_known_cost, describe_cost, is_tested, pre
 from .served_model import build_adapter_model, build_model
 from .tokenizer_check import TokenizerCheck
 
-STAGES = {  # what errors and the log say of each
+STAGES = {  # the phrase for each stage in errors and in the log
     "describe": "was being described",
     "read and pack": "was being read and packed",
     "warm up": "was being warmed up",
 }
-READ_SLICE_S = 0.02  # how long the engine's thread reads before the others have a turn
+READ_SLICE_S = 0.02  # seconds the engine's thread reads before the other models may compute
 
 ExecutorHook = Callable[[Executor], Executor]
 LoadProgress = Callable[[float], None]
@@ -65,7 +65,7 @@ log = logging.getLogger("polyhead.loader")
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """A source that is understood but not read."""
+    """A checkpoint whose description was read, and not its weights. `draft`: the description of its draft model."""
 
     source: str
     description: Description
@@ -75,7 +75,7 @@ class DescribedModel:
 
 @dataclass(frozen=True)
 class UnmergedAdapter:
-    """An adapter that is understood but not read, and what it needs."""
+    """An adapter whose description was read, and not its weights, and the memory that it needs."""
 
     source: str
     plan: LoraPlan
@@ -84,25 +84,27 @@ class UnmergedAdapter:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model at work, and what it holds of the budget.  An adapter has the worker and the trunk of another."""
+    """A model that takes requests, and the memory that it holds of the budget. An adapter has the worker and the base
+    model of another.
+    """
 
     model: Model
     worker: Worker
     need: MemoryNeed
     base_model: BaseModel
-    distributed: DistributedModel | None = None  # where several processes compute it
+    distributed: DistributedModel | None = None  # if several processes compute it together
 
 
 class PrecisionCostError(Exception):
-    """The default precision of a model costs more than it may."""
+    """The default precision of a model costs more accuracy than the setting `max_kl` allows."""
 
-    def __init__(self, place: Placement, cost: float) -> None:
-        super().__init__(f"{place.precision} costs {cost}")
-        self.placement, self.cost = place, cost
+    def __init__(self, placement: Placement, cost: float) -> None:
+        super().__init__(f"{placement.precision} costs {cost}")
+        self.placement, self.cost = placement, cost
 
 
 class Loader:
-    """Lives on the event loop thread.  Every executor goes through `executed` once."""
+    """Used on the event loop thread. `executed` is called once with each executor and returns the one to use."""
 
     def __init__(self, engine: Engine, settings: Settings, executed: ExecutorHook) -> None:
         self._engine, self._settings, self._executor_hook = engine, settings, executed
@@ -123,86 +125,89 @@ class Loader:
             Path(settings.model_root or settings.model_dir).expanduser(), known_sources(settings)
         )
         self.tokenizer_check = TokenizerCheck()
-        self._proven_sizes: SafeSizes = {}  # of the heads of adapters
-        self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds, on all models
+        self._proven_sizes: SafeSizes = {}  # sizes of adapter heads whose batch invariance was tested
+        self.stage_seconds = dict.fromkeys(STAGES, 0.0)  # seconds of all loads, by stage
 
     async def describe(self, loading: LoadTask, source: str) -> DescribedModel:
-        """Raises ModelError, and whatever a checkpoint makes a library raise."""
+        """Describe the checkpoint, its draft model and their sizes. Raises ModelError, and any error that a checkpoint
+        causes in a library.
+        """
 
         def read() -> DescribedModel:
-            what = apply_known_cost(
+            description = apply_known_cost(
                 checkpoint.describe_source(source, self.source_policy, self.tokenizer_check.check_folder),
                 self._settings,
             )
-            draft = choose_draft_model(loading.name, what, self._settings, self.tokenizer_check.check_folder)
-            size = measure_model(loading.name, what, draft, self._settings.tensor_parallel)
-            choose_placement(
-                self._settings, size.default_precision, size.config
-            )  # refused now, it troubles no other model's plan
-            return DescribedModel(source, what, size, draft)
+            draft = choose_draft_model(loading.name, description, self._settings, self.tokenizer_check.check_folder)
+            size = measure_model(loading.name, description, draft, self._settings.tensor_parallel)
+            # Raises now what is impossible, before other models are planned.
+            choose_placement(self._settings, size.default_precision, size.config)
+            return DescribedModel(source, description, size, draft)
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
 
-    async def describe_adapter(self, loading: LoadTask, source: str, trunk: BaseModel) -> UnmergedAdapter:
-        """An adapter over a trunk, described.  Raises as `describe` does."""
+    async def describe_adapter(self, loading: LoadTask, source: str, base: BaseModel) -> UnmergedAdapter:
+        """Describe an adapter of a base model. Raises the same errors as `describe`."""
 
         def read() -> UnmergedAdapter:
             check_adapter_allowed(loading.name, self._settings)
-            laid = trunk.plan_adapter(self.source_policy.locate(source))
-            place = choose_placement(self._settings, trunk.description.default_precision, trunk.description.config)
-            return UnmergedAdapter(source, laid, adapter_memory_need(loading.name, laid, place))
+            plan = base.plan_adapter(self.source_policy.locate(source))
+            placement = choose_placement(self._settings, base.description.default_precision, base.description.config)
+            return UnmergedAdapter(source, plan, adapter_memory_need(loading.name, plan, placement))
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
 
-    async def attach(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> LoadedModel:
-        """Let requests for an adapter in.  Raises NoRoom, ModelError, StepFailed."""
+    async def attach(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> LoadedModel:
+        """Attach an adapter to the worker of its base model, and accept requests for it. Raises InsufficientMemory,
+        ModelError or StepFailed.
+        """
         began = time.perf_counter()
         with ExitStack() as undo:
-            self.budget.reserve_adapter(beside.need)
-            undo.callback(self.budget.release, beside.need)
+            self.budget.reserve_adapter(adapter.need)
+            undo.callback(self.budget.release, adapter.need)
             with self._time_stage(loading, "read and pack"):
-                attach = partial(self._attach_on_engine, loading, beside, trunk)
-                number = await loading.on_engine(self._engine, attach, undo=trunk.worker.detach)
-            model = build_adapter_model(trunk.model, beside.need.name, beside.source, beside.plan, number)
-            self._engine.add_adapter(trunk.worker, number, model.name, model.task)
+                attach = partial(self._attach_on_engine, loading, adapter, base)
+                number = await loading.on_engine(self._engine, attach, undo=base.worker.detach)
+            model = build_adapter_model(base.model, adapter.need.name, adapter.source, adapter.plan, number)
+            self._engine.add_adapter(base.worker, number, model.name, model.task)
             undo.pop_all()
-        size, seconds = beside.need.weights / 2**20, time.perf_counter() - began
-        log.info("%s is ready: laid over %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
-        return LoadedModel(model, trunk.worker, beside.need, trunk.base_model)
+        size, seconds = adapter.need.weights / 2**20, time.perf_counter() - began
+        log.info("%s is ready: an adapter of %s, %.1f MiB, in %.3f s", model.name, base.model.name, size, seconds)
+        return LoadedModel(model, base.worker, adapter.need, base.base_model)
 
-    def _attach_on_engine(self, loading: LoadTask, beside: UnmergedAdapter, trunk: LoadedModel) -> int:
-        """On the engine's thread."""
-        what = trunk.base_model.description
-        place = choose_placement(self._settings, what.default_precision, what.config)
-        lora, head = trunk.base_model.load_adapter(beside.plan, place.dtype, place.device)
-        if isinstance(trunk.worker, EncoderWorker):
-            if head is not None and place.instructions:
+    def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
+        """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
+        description = base.base_model.description
+        placement = choose_placement(self._settings, description.default_precision, description.config)
+        lora, head = base.base_model.load_adapter(adapter.plan, placement.dtype, placement.device)
+        if isinstance(base.worker, EncoderWorker):
+            if head is not None and placement.instructions:
                 make_head_invariant(head, self._proven_sizes)
             loading.check()
-            return trunk.worker.attach(
-                lora, cast(Task, beside.plan.description.head.task), cast(OutputHead | None, head)
+            return base.worker.attach(
+                lora, cast(Task, adapter.plan.description.head.task), cast(OutputHead | None, head)
             )
-        assert isinstance(trunk.worker, GeneratorWorker)
+        assert isinstance(base.worker, GeneratorWorker)
         loading.check()
-        return trunk.worker.attach(lora)
+        return base.worker.attach(lora)
 
     async def load(
         self, loading: LoadTask, described: DescribedModel, others: Sequence[ModelSize] = (), kept: int = 0
     ) -> LoadedModel:
-        """A worker that takes requests.
+        """Load a model and return it with a worker that accepts requests.
 
-        Its default precision is float32 where a self-test finds that the usual one costs more than `max_kl`.  Raises
-        NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later, and what takes
-        `kept` bytes.
+        If a self-test finds that the default precision costs more than `max_kl`, the model is loaded in float32
+        instead. `others` are models that are loaded later, and adapters loaded later need `kept` bytes. Raises
+        InsufficientMemory, Stopped, ModelError, and any error that a checkpoint causes in a library.
         """
         try:
             return await self._load(loading, described, others, kept)
         except PrecisionCostError as error:
-            what = prefer_float32(described.description, error.placement, error.cost, self._settings)
-            described = await run_on_daemon_thread(lambda: self._with_description(described, what))
-        except InsufficientMemory as error:  # the cost was known before
+            description = prefer_float32(described.description, error.placement, error.cost, self._settings)
+            described = await run_on_daemon_thread(lambda: self._with_description(described, description))
+        except InsufficientMemory as error:  # the cost was known from an earlier self-test
             if described.description.preferred_precision is None:
                 raise
             return await self._load_stored_precision(loading, described, error, others, kept)
@@ -212,23 +217,30 @@ class Loader:
             return await self._load_stored_precision(loading, described, error, others, kept)
 
     async def _load_stored_precision(
-        self, loading: LoadTask, wide: DescribedModel, error: InsufficientMemory, others: Sequence[ModelSize], kept: int
+        self,
+        loading: LoadTask,
+        described: DescribedModel,
+        error: InsufficientMemory,
+        others: Sequence[ModelSize],
+        kept: int,
     ) -> LoadedModel:
-        """In the precision that suits how it is stored, though it costs too much: float32 has no room."""
+        """Load the model in the precision that suits how it is stored, although that costs too much: float32 does not
+        fit in memory.
+        """
         log.warning(
-            "%s: %s; and float32 has no room: %s",
-            wide.size.name,
-            wide.description.default_precision.reason,
+            "%s: %s; and float32 does not fit: %s",
+            described.size.name,
+            described.description.default_precision.reason,
             error.message,
         )
-        narrow = await run_on_daemon_thread(
-            lambda: self._with_description(wide, replace(wide.description, preferred_precision=None))
+        stored = await run_on_daemon_thread(
+            lambda: self._with_description(described, replace(described.description, preferred_precision=None))
         )
-        return await self._load(loading, narrow, others, kept, strict=False)
+        return await self._load(loading, stored, others, kept, strict=False)
 
-    def _with_description(self, described: DescribedModel, what: Description) -> DescribedModel:
-        size = measure_model(described.size.name, what, described.draft, self._settings.tensor_parallel)
-        return replace(described, description=what, size=size)
+    def _with_description(self, described: DescribedModel, description: Description) -> DescribedModel:
+        size = measure_model(described.size.name, description, described.draft, self._settings.tensor_parallel)
+        return replace(described, description=description, size=size)
 
     async def _load(
         self,
@@ -239,11 +251,13 @@ class Loader:
         *,
         strict: bool = True,
     ) -> LoadedModel:
-        """Raises Unfaithful where the default precision costs too much, unless it is not `strict`."""
-        place = choose_placement(self._settings, described.size.default_precision, described.size.config)
-        if place.instructions and self._settings.precision == "auto":
+        """Load with the description's default precision. Raises PrecisionCostError if that costs too much and `strict`
+        is true.
+        """
+        placement = choose_placement(self._settings, described.size.default_precision, described.size.config)
+        if placement.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.size.name, describe_precision(described.size.default_precision))
-        if self.placement.instructions and not place.instructions:
+        if self.placement.instructions and not placement.instructions:
             log.info(
                 "%s: %s",
                 described.size.name,
@@ -251,9 +265,9 @@ class Loader:
             )
         self.tokenizer_check.close()
         need, began = self.budget.plan(described.size, others, kept), time.perf_counter()
-        part, in_place = None, choose_kernel(place, described.size.config) is not None
+        part, in_place = None, choose_kernel(placement, described.size.config) is not None
         if self._ranks is not None:
-            part = self._ranks.new_model(described.source, self.source_policy, need, place, in_place=in_place)
+            part = self._ranks.new_model(described.source, self.source_policy, need, placement, in_place=in_place)
         async with AsyncExitStack() as undo:
             self.budget.reserve(need)
             undo.callback(self.budget.release, need)
@@ -261,15 +275,15 @@ class Loader:
                 undo.push_async_callback(self._engine.call, part.drop)
             loaded, worker, cost = await self._read_and_pack(loading, described, need, part)
             if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
-                raise PrecisionCostError(place, cost)
+                raise PrecisionCostError(placement, cost)
             read = time.perf_counter()
             with self._time_stage(loading, "warm up"):
                 await loading.on_engine(self._engine, lambda: worker.warm_up(self._yield_callback(loading)))
-                await self._engine.call(trim_heap)  # of what was read the allocator keeps as much again
+                await self._engine.call(trim_heap)  # else the allocator keeps as much memory again as was read
             self._engine.add_worker(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        model = build_model(need, loaded, place)
-        how = f"{place.precision} by {model.executor}" + (
+        model = build_model(need, loaded, placement)
+        how = f"{placement.precision} by {model.executor}" + (
             f", {describe_cost(cost, described.description)}" if cost is not None else ""
         )
         times = read - began, time.perf_counter() - read
@@ -280,16 +294,21 @@ class Loader:
     async def _read_and_pack(
         self, loading: LoadTask, described: DescribedModel, need: MemoryNeed, part: DistributedModel | None
     ) -> tuple[Checkpoint, Worker, float | None]:
-        """A worker that is not warm yet, and what its precision costs, if that is measured (`self_test`)."""
-        place, test = choose_placement(self._settings, described.size.default_precision, described.size.config), None
+        """Return the checkpoint, a worker that is not warmed up yet, and the measured cost of its precision if there is
+        one (see `self_test`).
+        """
+        placement, test = (
+            choose_placement(self._settings, described.size.default_precision, described.size.config),
+            None,
+        )
         engine = self._engine
         with self._time_stage(loading, "read and pack"):
             drafter = await loading.on_engine(engine, lambda: self._build_drafter(loading, described, need))
-            if is_tested(place):
+            if is_tested(placement):
                 longest = need.cache_tokens or described.description.max_tokens
                 loading.stage = "was being tested for what its precision costs"
                 test = await run_on_daemon_thread(
-                    lambda: SelfTest(described.description, place, self._settings, longest, loading.check)
+                    lambda: SelfTest(described.description, placement, self._settings, longest, loading.check)
                 )
                 await loading.on_engine(
                     engine, lambda: test.compute_reference(self._progress_callback(loading, ignore_progress))
@@ -314,7 +333,9 @@ class Loader:
         self.stage_seconds[stage] += time.perf_counter() - began
 
     async def retire(self, served: LoadedModel, drain_s: float) -> None:
-        """Nothing new is submitted: what runs may end in time, then the worker is let go of."""
+        """Stop submitting to a model. Running requests have `drain_s` seconds to finish; then the worker and its memory
+        are released.
+        """
         if served.model.adapter:
             await self._engine.remove_adapter(served.worker, served.model.adapter, drain_s)
         else:
@@ -324,48 +345,55 @@ class Loader:
         self.budget.release(served.need)
 
     async def release_memory(self) -> None:
-        """After the last reference to something large is gone.  An engine that is busy does it later."""
+        """Return freed memory to the operating system, after the last reference to something large is gone. A busy
+        engine does it later.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
                 await self._engine.call(machine.return_free_memory)
 
     def _build_drafter(self, loading: LoadTask, described: DescribedModel, need: MemoryNeed) -> DraftModel | None:
-        """Its draft model, read and ready."""
+        """Read the draft model and build its drafter; None if there is no draft model."""
         name, settings = described.size.name, self._settings
         if described.draft is None:
             return None
         source, size = settings.drafts[name], described.size.draft
         assert size is not None
-        loaded = self._read_checkpoint(
-            loading, DescribedModel(source, described.draft, size), ignore_progress, None
-        )  # whole, and here alone
+        # A draft model is never distributed over several processes.
+        loaded = self._read_checkpoint(loading, DescribedModel(source, described.draft, size), ignore_progress, None)
         words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
         executor = self._build_executor(loading, need, loaded, None)
         return DraftModel(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
     def _yield_callback(self, loading: LoadTask) -> Callable[[], None]:
-        """For long functions on the engine's thread: the others get a turn, and a load that is ended is left."""
+        """Return a function that long work on the engine's thread calls often: it lets other models compute, and raises
+        if the load was ended.
+        """
 
-        def breathe() -> None:
+        def yield_turn() -> None:
             loading.check()
             self._engine.yield_turn()
 
-        return breathe
+        return yield_turn
 
-    def _progress_callback(self, loading: LoadTask, heard: LoadProgress) -> Callable[[int, int], None]:
-        return yielding_progress(self._yield_callback(loading), loading.check, heard)
+    def _progress_callback(self, loading: LoadTask, report: LoadProgress) -> Callable[[int, int], None]:
+        return yielding_progress(self._yield_callback(loading), loading.check, report)
 
     def _read_checkpoint(
-        self, loading: LoadTask, described: DescribedModel, heard: LoadProgress, part: DistributedModel | None
+        self, loading: LoadTask, described: DescribedModel, report: LoadProgress, part: DistributedModel | None
     ) -> Checkpoint:
-        """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
+        """Read a checkpoint. For the compiled step the weights themselves are read later, as they are packed. Called on
+        the engine's thread, as are the next two.
+        """
         if part is not None:
-            return part.read(described.description, self._progress_callback(loading, heard))
-        place = choose_placement(self._settings, described.size.default_precision, described.size.config)
-        read = checkpoint.prepare if place.instructions else checkpoint.load_described
-        progress = self._progress_callback(loading, heard)
-        return read(described.source, described.description, dtype=place.dtype, device=place.device, progress=progress)
+            return part.read(described.description, self._progress_callback(loading, report))
+        placement = choose_placement(self._settings, described.size.default_precision, described.size.config)
+        read = checkpoint.prepare if placement.instructions else checkpoint.load_described
+        progress = self._progress_callback(loading, report)
+        return read(
+            described.source, described.description, dtype=placement.dtype, device=placement.device, progress=progress
+        )
 
     def _build_executor(
         self,
@@ -377,18 +405,18 @@ class Loader:
     ) -> Executor:
         if part is not None:
             return self._executor_hook(part.build_executor(loaded))
-        settings, breathe = self._settings, self._yield_callback(loading)
+        settings, yield_turn = self._settings, self._yield_callback(loading)
 
         @contextmanager
-        def held(part: nn.Module) -> Iterator[None]:
-            loaded.load_weights(part)
+        def load_part(module: nn.Module) -> Iterator[None]:
+            loaded.load_weights(module)
             yield
-            free_weights(part)
-            trim_heap()  # else the allocator keeps what was read, part after part
-            breathe()
+            free_weights(module)
+            trim_heap()  # else the allocator keeps the memory of every part
+            yield_turn()
 
-        make_deterministic(loaded, settings, breathe)
-        executor = build_executor(loaded, settings, need.blocks, held)
+        make_deterministic(loaded, settings, yield_turn)
+        executor = build_executor(loaded, settings, need.blocks, load_part)
         if test is not None:
             test.compare(executor)
         return self._executor_hook(executor)
@@ -408,45 +436,48 @@ class Loader:
             prefill_chunk=settings.prefill_chunk,
         )
         generator.sampler = build_sampler(choose_placement(settings, loaded.default_precision, loaded.decoder_config))
-        if not loaded.decoding:  # a state that is not the newest is made again from the beginning
+        if not loaded.decoding:  # any state but the newest is computed again from the beginning
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 
 
 def yielding_progress(
-    breathe: Callable[[], None], check: Callable[[], None], heard: LoadProgress
+    yield_turn: Callable[[], None], check: Callable[[], None], report: LoadProgress
 ) -> Callable[[int, int], None]:
-    """For what reads on the engine's thread: tells how much is read, calls `check` each time, and `breathe`, which lets
-    the others have their turns, as often as is needed."""
-    breathed = time.perf_counter()
+    """Return a progress callback for code that reads on the engine's thread. It reports the fraction that is read,
+    calls `check` each time, and calls `yield_turn`, which lets other models compute, every READ_SLICE_S seconds.
+    """
+    yielded_at = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
-        nonlocal breathed
+        nonlocal yielded_at
         check()
-        heard(min(done / total, 1.0) if total else 0.0)
-        if time.perf_counter() - breathed > READ_SLICE_S:
-            breathe()
-            breathed = time.perf_counter()
+        report(min(done / total, 1.0) if total else 0.0)
+        if time.perf_counter() - yielded_at > READ_SLICE_S:
+            yield_turn()
+            yielded_at = time.perf_counter()
 
     return progress
 
 
 def known_sources(settings: Settings) -> frozenset[str]:
-    """The sources that whoever runs the server names, and both parts of a model with an adapter merged; any other was
-    named over HTTP."""
+    """Return the sources that the settings name, and both parts of a model with a merged adapter. Any other source was
+    named over HTTP.
+    """
     named = settings.models.values()
     return frozenset(part for source in named for part in (source, *source.rpartition("+")[::2]) if part)
 
 
-def describe_precision(suited: DefaultPrecision) -> str:
-    """What is computed in, why, and what else could be asked for."""
-    faster = "; --precision int8 is faster, smaller and less exact" if suited.precision == "float32" else ""
-    return f"{suited.precision}, since {suited.reason}{faster}"
+def describe_precision(default: DefaultPrecision) -> str:
+    """Return the precision for the log, with its reason, and with an alternative."""
+    faster = "; --precision int8 is faster, smaller and less exact" if default.precision == "float32" else ""
+    return f"{default.precision}, since {default.reason}{faster}"
 
 
-def describe_torch_fallback(reason: str, place: Placement) -> str:
-    """Why torch computes one model beside others, and what else could be asked for."""
-    told = f"torch computes it, not the compiled step: {reason}"
-    if place.threads == place.torch_threads:
-        return told
-    return f"{told}; it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
+def describe_torch_fallback(reason: str, placement: Placement) -> str:
+    """Return why torch computes one model while the compiled step computes others, and what else could be set."""
+    fallback = f"torch computes it, not the compiled step: {reason}"
+    if placement.threads == placement.torch_threads:
+        return fallback
+    threads = f"it has {placement.torch_threads} thread, and with --executor torch, for all models, {placement.threads}"
+    return f"{fallback}; {threads}"

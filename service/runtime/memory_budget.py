@@ -1,7 +1,7 @@
-"""One budget of memory for all models: what each will take, told before it is loaded, and whether that fits.
+"""One memory budget for all models: the memory that each will need is predicted before it is loaded.
 
-Knows descriptions of checkpoints, no network.  The one idea: prediction is a function of a description and the
-settings, so what should be set otherwise is found by asking it again with other settings.
+A prediction is a function of a checkpoint's description and the settings. So the settings that would fit are found by
+predicting again with other settings.
 """
 
 import math
@@ -42,28 +42,32 @@ from .executor_choice import choose_kernel, sampling_instructions
 from .placement import Placement, choose_placement
 from .self_test import precision_test_bytes
 
-CPU_CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
-MIN_CACHE_TOKENS = 256  # tokens of a cache that are worth proposing
+CPU_CACHE_TOKENS = 16_384  # a generator's cache on a CPU, unless its context is longer or memory is short
+MIN_CACHE_TOKENS = 256  # the smallest cache that an error message suggests
 MIB = 1 << 20
-ADAPTER_PADDING = 1.1  # an adapter's matrices as they are packed, of their own size
+ADAPTER_PADDING = 1.1  # packed size of an adapter's matrices, as a multiple of their own size
 FLOAT_BYTES = 4
-GROWTH_FACTOR = 3  # what a state takes while it grows: as it was, as it will be, and room ahead
+GROWTH_FACTOR = 3  # a state that grows: the old one, the new one, and its spare capacity
 
 
-def count_head_columns(what: Description) -> int:
-    match what.head.task:
+def count_head_columns(description: Description) -> int:
+    """Return how many scores the head has for a token or a text; of an embedding its width."""
+    match description.head.task:
         case "fill":
-            return what.config.vocab_size
+            return description.config.vocab_size
         case "embed":
-            return what.config.width
+            return description.config.width
         case _:
-            return max(len(what.head.labels), 2)
+            return max(len(description.head.labels), 2)
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What of a model decides how much it takes, apart from the settings.  `columns`: scores that its head has for a
-    token or a text.  `context`: tokens of its longest input.  `draft`: the model that drafts for it, if one does."""
+    """What determines a model's memory, apart from the settings.
+
+    `columns`: scores that its head has for a token or a text. `context`: tokens of its longest input. `draft`: the size
+    of its draft model, if it has one.
+    """
 
     name: str
     config: ModelConfig
@@ -72,9 +76,9 @@ class ModelSize:
     context: int
     checkpoint_size: LoadSize
     default_precision: DefaultPrecision
-    world_size: int = 1  # how many compute it together; `config` and `size` are those of the first's share
+    world_size: int = 1  # ranks; `config` and `checkpoint_size` are those of rank 0's share
     draft: "ModelSize | None" = None
-    encoder_config: ModelConfig | None = None  # of the body that reads for it, where there are two
+    encoder_config: ModelConfig | None = None  # of an encoder-decoder
 
     @property
     def generates(self) -> bool:
@@ -82,41 +86,45 @@ class ModelSize:
 
     @property
     def has_vocabulary_head(self) -> bool:
-        """Whether its head is as wide as the vocabulary."""
+        """Whether its head has as many columns as the vocabulary has tokens."""
         return self.task in ("generate", "fill")
 
 
-def measure_model(name: str, what: Description, draft: Description | None = None, world: int = 1) -> ModelSize:
-    """Raises CheckpointError where the files do not hold what the description asks for, and UnsupportedError where so
-    many cannot compute it together."""
-    own = what if world == 1 else shard_description(what, Share(0, world))
+def measure_model(name: str, description: Description, draft: Description | None = None, world: int = 1) -> ModelSize:
+    """Measure a described model for `world` processes.
+
+    Raises CheckpointError if the files do not hold what the description requires, and UnsupportedError if so many
+    processes cannot compute it together.
+    """
+    own = description if world == 1 else shard_description(description, Share(0, world))
     return ModelSize(
         name=name,
-        config=what.decoder_config if world == 1 else share_config(what.decoder_config, Share(0, world)),
+        config=description.decoder_config if world == 1 else share_config(description.decoder_config, Share(0, world)),
         world_size=world,
-        encoder_config=what.config if what.head.decoding else None,
-        task="generate" if what.head.decoding else cast(Task, what.head.task),
-        columns=count_head_columns(what),
-        context=what.max_tokens,
+        encoder_config=description.config if description.head.decoding else None,
+        task="generate" if description.head.decoding else cast(Task, description.head.task),
+        columns=count_head_columns(description),
+        context=description.max_tokens,
         checkpoint_size=estimate_load(own),
-        default_precision=what.default_precision,
+        default_precision=description.default_precision,
         draft=measure_model(f"{name}'s draft", draft) if draft else None,
     )
 
 
-def shard_description(what: Description, share: Share) -> Description:
-    """Of which only that is counted."""
-    if what.head.decoding:
+def shard_description(description: Description, share: Share) -> Description:
+    """Return the description of one rank's share. Raises UnsupportedError for encoder-decoders."""
+    if description.head.decoding:
         message = "a network that reads one text and writes another is not shared out; serve it with tensor_parallel 1"
-        raise UnsupportedError(message, file=what.file)
-    return replace(what, cut_network=partial(cut_parameters, share=share))
+        raise UnsupportedError(message, file=description.file)
+    return replace(description, cut_network=partial(cut_parameters, share=share))
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a model takes, in bytes; `blocks` of `block_size` tokens make its cache, none that of an encoder.
+    """The memory that a model needs, in bytes. A generator's cache has `blocks` of `block_size` tokens; an encoder has
+    0 blocks.
 
-    `loading` is what stands beside the weights while they are read, instead of cache and workspace.
+    `loading` is needed beside the weights while they are read, when cache and workspace are not in use yet.
     """
 
     name: str
@@ -141,17 +149,16 @@ class MemoryNeed:
         return f"{ceil_mib(self.total)} MiB ({parts})"
 
 
-def adapter_memory_need(name: str, laid: LoraPlan, place: Placement) -> MemoryNeed:
-    """Of an adapter: its matrices, packed with padding where the compiled step reads them, and what its head has for
-    itself."""
-    low, head = laid.parameter_counts
-    each = FLOAT_BYTES * ADAPTER_PADDING if place.instructions else place.dtype.itemsize
-    weights = int(low * each) + head * place.dtype.itemsize
+def adapter_memory_need(name: str, plan: LoraPlan, placement: Placement) -> MemoryNeed:
+    """Predict the memory of an adapter: its matrices, padded if the compiled step packs them, and its own head."""
+    low, head = plan.parameter_counts
+    each = FLOAT_BYTES * ADAPTER_PADDING if placement.instructions else placement.dtype.itemsize
+    weights = int(low * each) + head * placement.dtype.itemsize
     return MemoryNeed(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
 
 def memory_need(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
-    """Of a model with a cache of so many blocks, and of its draft, whose has as many."""
+    """Predict the memory of a model with a cache of so many blocks, and of its draft model, whose cache has as many."""
     own = memory_need_without_draft(model, settings, blocks)
     if model.draft is None:
         return own
@@ -166,23 +173,25 @@ def memory_need(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed
 
 
 def memory_need_without_draft(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
-    place = choose_placement(settings, model.default_precision, model.config)
+    placement = choose_placement(settings, model.default_precision, model.config)
     largest = largest_step(model, settings, blocks)
-    taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)
+    parts = native_parts(model, placement, largest) if placement.instructions else torch_parts(model, settings, largest)
     return MemoryNeed(
         name=model.name,
-        weights=taken.weights,
-        cache=blocks * taken.block if model.generates else 0,
-        workspace=model.checkpoint_size.tokenizer + taken.computing,
-        loading=model.checkpoint_size.tokenizer + taken.loading,
+        weights=parts.weights,
+        cache=blocks * parts.block if model.generates else 0,
+        workspace=model.checkpoint_size.tokenizer + parts.computing,
+        loading=model.checkpoint_size.tokenizer + parts.loading,
         blocks=blocks,
-        block_size=place.block_size,
+        block_size=placement.block_size,
     )
 
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of weights, of a block of the cache, of the largest step, and of what stands beside weights at load."""
+    """Bytes of the weights, of one cache block, of the largest step, and of what is needed beside the weights while
+    they are loaded.
+    """
 
     weights: int
     block: int
@@ -191,87 +200,94 @@ class MemoryParts:
 
 
 def torch_parts(model: ModelSize, settings: Settings, largest: LargestStep) -> MemoryParts:
-    config, place = model.config, choose_placement(settings, model.default_precision, model.config)
-    dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
+    config, placement = model.config, choose_placement(settings, model.default_precision, model.config)
+    dtype, block = placement.dtype, block_bytes(config, placement.block_size, placement.dtype)
     if model.encoder_config is not None:
         return seq2seq_parts(model, model.encoder_config, settings, largest)
     states = largest.rows * config.width * FLOAT_BYTES
     computing = max(forward_bytes(config, dtype, largest), states + head_output_bytes(model, largest))
     if model.generates:
-        before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
-        before += dtype.itemsize if model.world_size > 1 else 0  # and come from several
-        computing = max(computing, max_sampling_bytes(model, largest, place, before))
-        if largest.in_place:  # and the spare block that padding is written to
+        logit_bytes = 0 if dtype.itemsize == 4 else dtype.itemsize  # logits are converted to float32
+        logit_bytes += dtype.itemsize if model.world_size > 1 else 0  # and gathered from several ranks
+        computing = max(computing, max_sampling_bytes(model, largest, placement, logit_bytes))
+        if largest.in_place:  # and the spare block to which padding rows are written
             computing += graph_bytes(config, dtype, settings.max_running) + block
-    proof = self_test_bytes(config, dtype, model.has_vocabulary_head) if settings.deterministic else 0
+    test = self_test_bytes(config, dtype, model.has_vocabulary_head) if settings.deterministic else 0
     return MemoryParts(
         model.checkpoint_size.weight_bytes(dtype),
         block,
         computing + gather_bytes(config, dtype, largest),
-        max(model.checkpoint_size.temporary_bytes(dtype), proof),
+        max(model.checkpoint_size.temporary_bytes(dtype), test),
     )
 
 
-def seq2seq_parts(model: ModelSize, reader: ModelConfig, settings: Settings, largest: LargestStep) -> MemoryParts:
-    """Of two bodies: what was read and what is written take blocks alike, and states are there twice as they grow."""
-    config, place = model.config, choose_placement(settings, model.default_precision, model.config)
+def seq2seq_parts(model: ModelSize, encoder: ModelConfig, settings: Settings, largest: LargestStep) -> MemoryParts:
+    """Bytes of an encoder-decoder. Encoder states and decoder tokens take blocks of the same size; a state exists twice
+    while it grows.
+    """
+    config, placement = model.config, choose_placement(settings, model.default_precision, model.config)
     read = replace(largest, rows=max(MAX_SOURCE_TOKENS, model.context), context=model.context, cached=False)
-    computing = max(forward_bytes(reader, place.dtype, read), forward_bytes(config, place.dtype, largest))
+    computing = max(forward_bytes(encoder, placement.dtype, read), forward_bytes(config, placement.dtype, largest))
     logits = largest.sequences * config.vocab_size * FLOAT_BYTES
     return MemoryParts(
-        model.checkpoint_size.weight_bytes(place.dtype),
-        GROWTH_FACTOR * block_bytes(config, place.block_size, place.dtype),
-        computing + 2 * logits + max_sampling_bytes(model, largest, place, 0),
-        model.checkpoint_size.temporary_bytes(place.dtype),
+        model.checkpoint_size.weight_bytes(placement.dtype),
+        GROWTH_FACTOR * block_bytes(config, placement.block_size, placement.dtype),
+        computing + 2 * logits + max_sampling_bytes(model, largest, placement, 0),
+        model.checkpoint_size.temporary_bytes(placement.dtype),
     )
 
 
-def native_parts(model: ModelSize, place: Placement, largest: LargestStep) -> MemoryParts:
-    config, precision = model.config, cast(Precision, place.precision)
-    computing = native.workspace_bytes(config, largest, place.threads, model.generates)
+def native_parts(model: ModelSize, placement: Placement, largest: LargestStep) -> MemoryParts:
+    config, precision = model.config, cast(Precision, placement.precision)
+    computing = native.workspace_bytes(config, largest, placement.threads, model.generates)
     if model.generates:
-        computing += max_sampling_bytes(model, largest, place, 0)
+        computing += max_sampling_bytes(model, largest, placement, 0)
     else:
         computing += head_output_bytes(model, largest)
-    testing = precision_test_bytes(place, config.vocab_size) if model.generates else 0
+    testing = precision_test_bytes(placement, config.vocab_size) if model.generates else 0
     stored = (config, precision, model.generates, model.checkpoint_size.tied, model.checkpoint_size.bits)
     packed, part, kept = native.weight_bytes(*stored), native.loading_bytes(*stored), 0
-    if not model.generates:  # the head stays with torch, and is made invariant before anything is packed
+    if not model.generates:  # torch computes the head, which is made batch-invariant before anything is packed
         kept = model.checkpoint_size.head * FLOAT_BYTES
         part = max(part, head_loading_bytes(model) - packed)
     return MemoryParts(
         packed + kept,
         native.native_block_bytes(config, precision),
         computing,
-        part + testing + model.checkpoint_size.temporary_bytes(place.dtype),
+        part + testing + model.checkpoint_size.temporary_bytes(placement.dtype),
     )
 
 
 def head_loading_bytes(model: ModelSize) -> int:
-    """Beside its numbers, while it is proven; where it shares those of the tokens, they are there as read, too."""
+    """Bytes beside the head's own parameters while its batch invariance is tested. A head that shares the token
+    embedding has them as read, too.
+    """
     width = model.config.width
     shared = model.config.vocab_size * width * FLOAT_BYTES if model.task == "fill" else 0
     return shared + linear_test_bytes(width, max(model.columns, width))
 
 
 def head_output_bytes(model: ModelSize, largest: LargestStep) -> int:
-    """What the head makes of the states."""
+    """Bytes of the head's output for the states of the largest step."""
     return reading_bytes(model.task, largest.rows, model.columns)
 
 
-def max_sampling_bytes(model: ModelSize, largest: LargestStep, place: Placement, before: int) -> int:
-    rows, sorts = min(largest.sequences, largest.rows), not sampling_instructions(place)
-    return sampling_bytes(rows, model.config.vocab_size, before, sorts=sorts)
+def max_sampling_bytes(model: ModelSize, largest: LargestStep, placement: Placement, logit_bytes: int) -> int:
+    """Return the bytes of sampling in the largest step. `logit_bytes`: bytes of each logit before it is converted to
+    float32.
+    """
+    rows, sorts = min(largest.sequences, largest.rows), not sampling_instructions(placement)
+    return sampling_bytes(rows, model.config.vocab_size, logit_bytes, sorts=sorts)
 
 
 def largest_step(model: ModelSize, settings: Settings, blocks: int) -> LargestStep:
-    place = choose_placement(settings, model.default_precision, model.config)
-    in_place = choose_kernel(place, model.config) is not None
+    placement = choose_placement(settings, model.default_precision, model.config)
+    in_place = choose_kernel(placement, model.config) is not None
     if model.generates:
         return LargestStep(
             rows=settings.step_tokens,
             sequences=settings.max_running,
-            context=min(model.context, blocks * place.block_size),
+            context=min(model.context, blocks * placement.block_size),
             cached=True,
             invariant=settings.deterministic,
             in_place=in_place,
@@ -288,7 +304,7 @@ def largest_step(model: ModelSize, settings: Settings, blocks: int) -> LargestSt
 
 
 def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
-    """With the smallest cache it is served with: one full context, or what is asked for."""
+    """Predict the memory with the smallest useful cache: one full context, or the setting `cache_tokens`."""
     if not model.generates:
         return memory_need(model, settings, 0)
     return memory_need(
@@ -297,7 +313,7 @@ def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
 
 
 def max_blocks(model: ModelSize, settings: Settings) -> int:
-    """Of its cache: as many as are asked for, or as are useful."""
+    """Return the blocks of the largest useful cache, or of the one that the setting `cache_tokens` asks for."""
     if not model.generates:
         return 0
     useful = settings.max_running * model.context
@@ -307,13 +323,15 @@ def max_blocks(model: ModelSize, settings: Settings) -> int:
 
 
 def memory_limit(settings: Settings, device: torch.device) -> int:
-    """Bytes for a process's models: what is set, or what is free.  Processes on CPUs have equal parts of that."""
+    """Return the bytes for the models of this process: the setting `memory_mib`, or the free memory. Processes on CPUs
+    share that equally.
+    """
     free = machine.spendable_memory(device) // (1 if device.type == "cuda" else settings.tensor_parallel)
     return settings.memory_mib * MIB or free
 
 
 class MemoryBudget:
-    """`limit` bytes, of which loaded models and those being loaded hold what they need."""
+    """`limit` bytes, of which loaded models, and those that are being loaded, reserve what they need."""
 
     def __init__(self, limit: int, settings: Settings) -> None:
         self.limit, self._settings = limit, settings
@@ -321,11 +339,14 @@ class MemoryBudget:
 
     @property
     def free(self) -> int:
-        return self.limit - sum(held.total for held in self._reserved)
+        return self.limit - sum(reserved.total for reserved in self._reserved)
 
     def plan(self, model: ModelSize, others: Sequence[ModelSize] = (), kept: int = 0) -> MemoryNeed:
-        """What a model is given.  Where memory is short its cache shrinks, and `others`, still to come, are left what
-        they need at least, if that is possible; and so are `kept` bytes.  Raises NoRoom."""
+        """Return the memory that a model gets. Raises InsufficientMemory.
+
+        If memory is short, its cache is made smaller. As far as possible, `others`, which are loaded later, are left
+        the least that they need, and `kept` bytes are left free.
+        """
         smallest = smallest_need(model, self._settings)
         if smallest.total > self.free:
             raise InsufficientMemory(self.describe_shortage(model, smallest))
@@ -343,7 +364,7 @@ class MemoryBudget:
         self._reserved.append(need)
 
     def reserve_adapter(self, need: MemoryNeed) -> None:
-        """What an adapter needs.  Raises NoRoom."""
+        """Reserve what an adapter needs. Raises InsufficientMemory."""
         if need.total > self.free:
             free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
             raise InsufficientMemory(f"{need.name} needs {ceil_mib(need.total)} MiB, and {free}")
@@ -353,23 +374,23 @@ class MemoryBudget:
         self._reserved.remove(need)
 
     def describe_shortage(self, model: ModelSize, smallest: MemoryNeed) -> str:
-        """Each part, what is free, and what to change."""
+        """Return the error message: the parts of the need, the free memory, and what to change."""
         free = f"{ceil_mib(max(self.free, 0))} of {ceil_mib(self.limit)} MiB are free"
-        ways = "; or ".join(self.suggest_changes(model, smallest))
-        return f"{model.name} needs {smallest}, and {free}. It would fit with {ways}"
+        changes = "; or ".join(self.suggest_changes(model, smallest))
+        return f"{model.name} needs {smallest}, and {free}. It would fit with {changes}"
 
     def suggest_changes(self, model: ModelSize, smallest: MemoryNeed) -> list[str]:
-        """Changes of which each alone is enough."""
-        ways = [f"{name} {value}" for name, value in self._suggest_settings(model)]
-        gain = [held for held in self._reserved if held.total >= smallest.total - self.free]
+        """Return changes of which each alone is enough."""
+        changes = [f"{name} {value}" for name, value in self._suggest_settings(model)]
+        gain = [reserved for reserved in self._reserved if reserved.total >= smallest.total - self.free]
         if gain:
-            ways.append(f"{min(gain, key=lambda held: held.total).name} unloaded")
-        ways.append(f"memory_mib {math.ceil((smallest.total - self.free + self.limit) / MIB)}, if there is so much")
-        return ways
+            changes.append(f"{min(gain, key=lambda reserved: reserved.total).name} unloaded")
+        changes.append(f"memory_mib {math.ceil((smallest.total - self.free + self.limit) / MIB)}, if there is so much")
+        return changes
 
     def _suggest_settings(self, model: ModelSize) -> list[tuple[str, object]]:
-        """Settings that would make it small enough, and their values."""
-        settings, ways = self._settings, list[tuple[str, object]]()
+        """Return the settings, each with a value, that would make the model small enough."""
+        settings, changes = self._settings, list[tuple[str, object]]()
         if model.generates:
             tokens = smallest_need(model, settings).cache_tokens
             ranges = {
@@ -381,19 +402,21 @@ class MemoryBudget:
             ranges = {"encoder_step_tokens": (1, settings.encoder_step_tokens)}
         for name, (low, high) in ranges.items():
             if low < high and self._fits(model, name, low):
-                ways.append((name, search_highest(low, high, partial(self._fits, model, name))))
-        place = choose_placement(settings, model.default_precision, model.config)
-        smaller = "int8" if place.instructions else "bfloat16"
-        if place.precision == "float32" and self._fits(model, "precision", smaller):
-            ways.append(("precision", smaller))
-        return ways
+                changes.append((name, search_highest(low, high, partial(self._fits, model, name))))
+        placement = choose_placement(settings, model.default_precision, model.config)
+        smaller = "int8" if placement.instructions else "bfloat16"
+        if placement.precision == "float32" and self._fits(model, "precision", smaller):
+            changes.append(("precision", smaller))
+        return changes
 
     def _fits(self, model: ModelSize, setting: str, value: object) -> bool:
         return smallest_need(model, self._settings.model_copy(update={setting: value})).total <= self.free
 
 
 def search_highest(low: int, high: int, good: Callable[[int], bool]) -> int:
-    """The highest number up to `high` that is good, where what is below a good one is good; `low` if none above is."""
+    """Return the highest number from `low` to `high` for which `good` is true, by bisection. `good` must be true up to
+    some number and false above; `low` is not tested.
+    """
     while low < high:
         middle = (low + high + 1) // 2
         if good(middle):

@@ -1,6 +1,5 @@
-"""What is served, as far as names go: which model is meant, and whether it does what is asked.
-
-Knows neither networks nor HTTP, nor where a model is computed.
+"""From the name in a request to a ready model that does the requested task. Does not depend on where a model is
+computed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,13 +9,13 @@ from ..core.errors import BadRequest, NotFound, PolyheadError, WrongTask
 from ..core.model import TASK_VERBS, LoadState, Model, describe_tasks
 from ..core.request import Task
 
-# What clients say that name no model, because they know of one only.
+# Model names of clients that assume a single model.
 PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 
 
 @dataclass(frozen=True)
 class ModelResolver:
-    """All names there are, those of them that are `ready`, and why a name isn't."""
+    """The states of all served names, the models that are ready, and the error for a name that is not."""
 
     states: Mapping[str, LoadState]
     ready_models: Sequence[Model]
@@ -24,15 +23,15 @@ class ModelResolver:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def expand(self, name: str) -> str:
-        """The name of the one model that is served, where `name` is a placeholder and no alias; else `name`."""
+        """Return the name of the only served model if `name` is a placeholder and not an alias; else `name`."""
         if name in PLACEHOLDERS and name not in self.aliases and len(self.states) == 1:
             return next(iter(self.states))
         return name
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
-        """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right.
+        """Return the model called `name` if it is ready and does one of `tasks`. The error says what would be right.
 
-        Where one model is served, a placeholder names it.
+        If a single model is served, the placeholder names stand for it.
         """
         name = self.expand(name)
         name = self.aliases.get(name, name)
@@ -40,23 +39,23 @@ class ModelResolver:
         if model is None:
             raise self.unavailable_error(name)
         if model.task not in tasks:
-            what = f"{name} can {TASK_VERBS[model.task]}, it cannot {describe_tasks(tasks)}; models that can:"
-            raise WrongTask(what, param="model").with_names(
+            message = f"{name} can {TASK_VERBS[model.task]}, it cannot {describe_tasks(tasks)}; models that can:"
+            raise WrongTask(message, param="model").with_names(
                 other.name for other in self.ready_models if other.task in tasks
             )
         return model
 
     def resolve_only(self, tasks: Collection[Task]) -> Model:
-        """The one model that does one of `tasks`, for routes that name none."""
+        """Return the one model that does one of `tasks`, for routes without a model name."""
         pending = [name for name, state in self.states.items() if not state.is_final]
-        if pending:  # it may be the one, or the second one
+        if pending:  # it may be the only one, or a second one
             raise self.unavailable_error(pending[0])
         fitting = [model for model in self.ready_models if model.task in tasks]
         if not fitting:
             raise NotFound(f"no model here can {describe_tasks(tasks)}")
         if len(fitting) > 1:
-            what = (
+            message = (
                 f"several models here can {describe_tasks(tasks)}; name one of them in the address, /models/NAME/...:"
             )
-            raise BadRequest(what).with_names(model.name for model in fitting)
+            raise BadRequest(message).with_names(model.name for model in fitting)
         return fitting[0]

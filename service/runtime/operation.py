@@ -1,7 +1,6 @@
-"""One change of what is served: what it is, how far it is, and how it ended.
+"""An operation on the served models (load, reload, unload): its description, its progress and its outcome.
 
-Knows no HTTP, and of models what can be wrong with them.  The one idea: it goes on whether or not whoever asked for it
-still waits.
+An operation continues even if the client that started it disconnects.
 """
 
 import asyncio
@@ -17,48 +16,43 @@ from ..core.model import LoadState
 from ..core.names import NAME_PATTERN, base_model_name, is_name
 
 Phase = Literal["loading", "draining", "over"]
-EXPECTED_ERRORS = (
-    ModelError,
-    PolyheadError,
-    OSError,
-    MemoryError,
-)  # a sentence says it all; elsewhere a traceback helps
+# Logged as one sentence; any other error is logged with its traceback.
+EXPECTED_ERRORS = (ModelError, PolyheadError, OSError, MemoryError)
 
 log = logging.getLogger("polyhead.registry")
 
 
 class ModelOperation:
-    """`name` is the model's, `what` a phrase for people.  Lives on the event loop thread, `fraction` apart."""
+    """`name` is the model's, `description` a phrase for messages. Used on the event loop thread, but for `fraction`."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self.description = name, what
+    def __init__(self, name: str, description: str) -> None:
+        self.name, self.description = name, description
         self.phase: Phase = "loading"
-        self.fraction = 0.0  # read of its file; written on the engine's thread
+        self.fraction = 0.0  # of the file that is read; written on the engine's thread
         self.error: PolyheadError | None = None
         self._finished = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None  # the loop itself keeps no reference
+        self._task: asyncio.Task[None] | None = None  # asyncio keeps only a weak reference
 
     def report_progress(self, fraction: float) -> None:
         self.fraction = fraction
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Let `work`, which raises PolyheadErrors, go on by itself."""
+        """Run `work`, which raises PolyheadErrors only, as a task of its own."""
         self._task = asyncio.create_task(self._run(work))
 
     async def wait(self) -> None:
-        """Waits until it is over, however it ends."""
+        """Wait until the operation has ended, whatever its outcome."""
         await self._finished.wait()
 
     async def wait_and_raise(self) -> None:
-        """Waits until it is over; raises what went wrong."""
+        """Wait until the operation has ended; raise its error if it failed."""
         await self._finished.wait()
         if self.error is not None:
             raise self.error
 
     async def _run(self, work: Coroutine[Any, Any, object]) -> None:
-        self.error = Stopped(
-            f"{redact_locations(self.description)} was broken off", retry_after=1
-        )  # unless it ends otherwise
+        # Replaced by the real outcome, unless this task is cancelled.
+        self.error = Stopped(f"{redact_locations(self.description)} was interrupted", retry_after=1)
         try:
             await work
             self.error = None
@@ -69,33 +63,36 @@ class ModelOperation:
             self._finished.set()
 
 
-def operation_error(what: str, error: Exception) -> PolyheadError:
-    """What is said to whoever asked for a change that failed."""
+def operation_error(description: str, error: Exception) -> PolyheadError:
+    """Return the error for the client whose operation failed."""
     if isinstance(error, PolyheadError):
         return error
-    why = f"{redact_locations(what)} failed: {client_message(error)}"
-    return BadRequest(why, param="source") if isinstance(error, EXPECTED_ERRORS) else PolyheadError(why)
+    reason = f"{redact_locations(description)} failed: {client_message(error)}"
+    return BadRequest(reason, param="source") if isinstance(error, EXPECTED_ERRORS) else PolyheadError(reason)
 
 
-def log_failure(what: str, error: Exception) -> None:
-    level = logging.INFO if isinstance(error, Cancelled) else logging.ERROR  # it was asked for
-    log.log(level, "%s: %s", what, first_line(error), exc_info=None if isinstance(error, EXPECTED_ERRORS) else error)
+def log_failure(description: str, error: Exception) -> None:
+    level = logging.INFO if isinstance(error, Cancelled) else logging.ERROR  # an administrator cancelled it
+    log.log(
+        level, "%s: %s", description, first_line(error), exc_info=None if isinstance(error, EXPECTED_ERRORS) else error
+    )
 
 
 def check_setting_names(settings: Settings) -> None:
-    """Raises SettingsError where a weight or a draft is given to a model that is not served."""
+    """Raise SettingsError if the settings give a weight or a draft to a model that is not served."""
     for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
         for name in given:
             if name not in settings.models:
-                there = ", ".join(settings.models)
-                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {there}")
+                names = ", ".join(settings.models)
+                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {names}")
             if base := base_model_name(name):
-                raise SettingsError(f"{setting}: {name!r} is computed with its trunk; name {base!r} there")
+                raise SettingsError(f"{setting}: {name!r} is an adapter of {base!r}; name that model there")
 
 
-def base_model_error(trunk: str, state: LoadState | None) -> BadRequest:
-    why = state.reason if state else "its load was cancelled"
-    return BadRequest(f"{trunk}, over which it is to be laid, could not be loaded: {why}")
+def base_model_error(base_model: str, state: LoadState | None) -> BadRequest:
+    """Return the error of an adapter whose base model could not be loaded."""
+    reason = state.reason if state else "its load was cancelled"
+    return BadRequest(f"{base_model}, its base model, could not be loaded: {reason}")
 
 
 def check_name(name: str, param: str) -> None:

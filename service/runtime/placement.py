@@ -1,6 +1,7 @@
-"""Where networks run, in what format, and by what: what the settings ask for, as far as this machine has it.
+"""Placement of a model: its device, its precision, and the compiled step or torch, by the settings and by this machine.
 
-Knows of a model only what precision suits how it is stored, and whether the compiled step has its arithmetic.
+Of a model only two things matter here: the precision that suits how it is stored, and whether the compiled step
+supports its network.
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 
 @dataclass(frozen=True)
 class Placement:
-    """A device and the format of weights and arithmetic on it.
+    """A device, and the format of weights and arithmetic on it.
 
-    `instructions` are those of the compiled step (models.native); empty: torch computes.  `kernel` is what attends
-    over blocks in place (models.network.varlen), if anything does.  `dtype` is what weights are read as.
+    `instructions` are those of the compiled step (models.native); empty: torch computes. `kernel` attends to cache
+    blocks in place (models.network.varlen), if there is one. `dtype` is the type in which weights are read.
     """
 
     device: torch.device
@@ -38,7 +39,9 @@ class Placement:
 
     @property
     def torch_threads(self) -> int:
-        """One beside the compiled step, whose threads are its own: two pools on the same cores stall each other."""
+        """Torch's threads: one beside the compiled step, which has its own. Two thread pools on the same cores slow
+        each other down.
+        """
         return 1 if self.instructions else self.threads
 
     @property
@@ -47,40 +50,41 @@ class Placement:
 
 
 def choose_placement(
-    settings: Settings, suited: DefaultPrecision | None = None, config: ModelConfig | None = None
+    settings: Settings, default: DefaultPrecision | None = None, config: ModelConfig | None = None
 ) -> Placement:
-    """Of a model for which something is `suited`, with a network as in `config`; without them, of most models.
+    """Place a model whose stored form suits `default`, with a network of the shape `config`; without them, most models.
 
-    Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do;
-    UnsupportedError if that is asked for, and the step is there but cannot compute this network.
+    Raises SettingsError if a GPU is required and there is none, or if the settings require what only the compiled step
+    can do and it is not available. Raises UnsupportedError if they require it, and it is available but cannot compute
+    this network.
     """
-    present = torch.cuda.is_available()
-    if settings.device == "cuda" and not present:
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
         raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
-    gpu = present and settings.device != "cpu"
+    gpu = has_gpu and settings.device != "cpu"
     if settings.deterministic and settings.tensor_parallel > 1:
         raise SettingsError("deterministic: sums over processes are not held to the bit; tensor_parallel must be 1")
     if gpu and settings.tensor_parallel > max(torch.cuda.device_count(), 1):
         counts = f"{settings.tensor_parallel} devices are asked for and torch finds {torch.cuda.device_count()} here"
         raise SettingsError(f"tensor_parallel: {counts}; each process has one of its own")
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
-    hindrance, foreign = native_step_obstacle(settings, precision, gpu), unsupported_reason(config) if config else ""
-    if (hindrance or foreign) and (settings.executor == "native" or precision.startswith("int")):
-        wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
-        if hindrance:
-            raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+    obstacle, unsupported = native_step_obstacle(settings, precision, gpu), unsupported_reason(config) if config else ""
+    if (obstacle or unsupported) and (settings.executor == "native" or precision.startswith("int")):
+        requested = "executor: native" if settings.executor == "native" else f"precision: {precision}"
+        if obstacle:
+            raise SettingsError(f"{requested} is asked for and the compiled step cannot be used: {obstacle}")
         raise UnsupportedError(
-            f"{wanted} is asked for, and the compiled step cannot compute this network: {foreign}; torch computes it, "
-            "in float32 or bfloat16, where neither is asked for"
+            f"{requested} is asked for, and the compiled step cannot compute this network: {unsupported}; torch "
+            "computes it, in float32 or bfloat16, where neither is asked for"
         )
-    hindrance = hindrance or foreign
-    if suited and settings.precision == "auto" and not hindrance:
-        precision = suited.precision
+    obstacle = obstacle or unsupported
+    if default and settings.precision == "auto" and not obstacle:
+        precision = default.precision
     threads = settings.threads or max(compute_threads() // settings.tensor_parallel, 1)
     device, dtype = torch.device("cuda" if gpu else "cpu"), precision_dtype(precision)
-    kernel = find_kernel(device, dtype) if hindrance and settings.block_size % PAGE_TOKENS == 0 else None
+    kernel = find_kernel(device, dtype) if obstacle and settings.block_size % PAGE_TOKENS == 0 else None
     size = settings.block_size or (PAGE_TOKENS if kernel else BLOCK_TOKENS)
-    return Placement(device, precision, threads, size, "" if hindrance else runnable_targets()[0], kernel)
+    return Placement(device, precision, threads, size, "" if obstacle else runnable_targets()[0], kernel)
 
 
 def precision_dtype(precision: Precision) -> torch.dtype:
@@ -88,7 +92,7 @@ def precision_dtype(precision: Precision) -> torch.dtype:
 
 
 def native_step_obstacle(settings: Settings, precision: Precision, gpu: bool) -> str:
-    """Why the compiled step is not used; empty if it is."""
+    """Return why the compiled step is not used; empty if it is."""
     if settings.tensor_parallel > 1:
         return f"tensor_parallel is {settings.tensor_parallel}, and it computes whole networks only"
     if settings.executor == "torch":

@@ -1,7 +1,7 @@
-"""Served models by name: what each is, how far it is, and the worker that computes it.
+"""The registry of served models: the state of each name, and the worker that computes its model.
 
-Knows no HTTP.  The one idea: models change one after the other, and a name belongs to the old one until the new one is
-warm; one that cannot be loaded says why and leaves the others alone.
+Models change one after the other. When a model is reloaded, requests go to the old one until the new one is warm. A
+model that cannot be loaded is marked broken, with the reason, and does not affect the others.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from .loader import DescribedModel, ExecutorHook, LoadedModel, Loader, LoadProgr
 from .model_resolver import ModelResolver
 from .operation import ModelOperation, base_model_error, check_name, check_setting_names, log_failure, operation_error
 
-SUBMIT_GRACE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
+SUBMIT_GRACE_S = 1.0  # seconds for requests that have resolved a model before it was removed, to be submitted
 MAX_RETRY_S = 60  # seconds
 MAX_ALIASES = 256
-ENGINE_STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
+ENGINE_STOPPED = (Stopped, Unavailable)  # the engine is closing; nothing is wrong with the model
 
 log = logging.getLogger("polyhead.registry")
 
 
 class ModelObserver(Protocol):
-    """Who hears that models come and go."""
+    """Is called when a model becomes available and when it is removed."""
 
     def record_loaded(self, model: Model) -> None: ...
 
@@ -54,7 +54,7 @@ class ModelObserver(Protocol):
 
 
 class ModelRegistry:
-    """Lives on the event loop thread; what the engine thread writes is one state at a time."""
+    """Used on the event loop thread. The engine's thread writes to it too: one state at a time, which is atomic."""
 
     def __init__(
         self, engine: Engine, settings: Settings, told: ModelObserver, executed: ExecutorHook = lambda it: it
@@ -71,58 +71,58 @@ class ModelRegistry:
         self._aliases: dict[str, str] = {}
         self._base_models = {
             name: base_model_name(name) for name in settings.models if base_model_name(name)
-        }  # of adapters laid over one
-        self._operation: ModelOperation | None = None  # the last one
-        self._load_tasks: dict[str, LoadTask] = {}  # of names that are loaded now, or wait for that
+        }  # of adapters: the name of the base model
+        self._operation: ModelOperation | None = None  # the latest one
+        self._load_tasks: dict[str, LoadTask] = {}  # of names that are being loaded or wait to be loaded
         self._started = time.monotonic()
 
-    # Who is there
+    # Queries
 
     def names(self) -> list[str]:
-        """All names there are, in the order they were given, ready or not."""
+        """All names in the order in which they were given, ready or not."""
         return list(self._states)
 
     def states(self) -> Mapping[str, LoadState]:
         return dict(self._states)
 
     def models(self) -> list[Model]:
-        """The ready ones."""
+        """The models that are ready."""
         return [self._loaded_models[name].model for name in self._states if name in self._loaded_models]
 
     def model_statuses(self) -> list[ServedName]:
         return [self._model_status(name) for name in self._states]
 
     def stage_seconds(self) -> Mapping[str, float]:
-        """Seconds by stage that loading took so far."""
+        """Seconds that loading has taken so far, by stage."""
         return dict(self._loader.stage_seconds)
 
     def memory_budget(self) -> tuple[int, int]:
-        """Bytes of the budget, and those of it that are free."""
+        """The bytes of the memory budget, and how many of them are free."""
         return self._loader.budget.limit, self._loader.budget.free
 
     def held_bytes(self) -> int:
-        """Bytes of this machine's memory that models take; on a GPU none."""
+        """Bytes of main memory that models hold; 0 if they are on a GPU."""
         limit, free = self.memory_budget()
         return limit - free if self._loader.placement.device.type == "cpu" else 0
 
     def cache_size(self) -> tuple[int, int]:
-        """Blocks in the caches of all models, and how many tokens the largest have."""
+        """The number of blocks in the caches of all models, and the largest block size in tokens."""
         needs = [served.need for served in self._loaded_models.values() if not served.model.adapter]
         return sum(need.blocks for need in needs), max((need.block_size for need in needs), default=0)
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
-        """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right.
+        """Return the model called `name` if it is ready and does one of `tasks`. The error says what would be right.
 
-        Where one model is served, a placeholder names it.
+        If a single model is served, the placeholder names stand for it.
         """
         return self._resolver().resolve(name, tasks)
 
     def expand(self, name: str) -> str:
-        """The name of the one model that is served, where `name` is a placeholder and no alias; else `name`."""
+        """Return the name of the only served model if `name` is a placeholder and not an alias; else `name`."""
         return self._resolver().expand(name)
 
     def resolve_only(self, tasks: Collection[Task]) -> Model:
-        """The one model that does one of `tasks`, for routes that name none."""
+        """Return the one model that does one of `tasks`, for routes without a model name."""
         return self._resolver().resolve_only(tasks)
 
     def _resolver(self) -> ModelResolver:
@@ -133,28 +133,31 @@ class ModelRegistry:
             return self._engine.submit(self._worker_for(model, requests), requests)
 
     async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
-        """See to it that there is what explains its answers, before requests to do so are submitted; see Watching.
+        """Load the explainer of a model, if it is not loaded, before requests for explanations are submitted (see
+        ExplainerCache.load).
 
-        Raises Unavailable for a model that was taken away: the network would be read after its model's was forgotten.
+        Raises Unavailable for a model that was removed: its explainer would be loaded after the model was unloaded.
         """
         self._find(model)
-        trunk = base_model_name(model.name)
-        source = f"{self._sources[trunk]}+{model.source}" if trunk else model.source
+        base = base_model_name(model.name)
+        source = f"{self._sources[base]}+{model.source}" if base else model.source
         with name_model_in_errors(model):
             return await self._explainers.load(model, source)
 
-    # At the start
+    # Loads at the start of the server
 
     def defer_loading(self) -> None:
-        """None of the models of the settings is there before it is loaded as any other."""
+        """Forget the models of the settings: each of them will be loaded later, with `load`."""
         self._states, self._sources, self._base_models = {}, {}, {}
 
     async def load_all(self) -> None:
-        """Load the models of the settings, in order.  Those that cannot be loaded are broken; nothing is raised."""
+        """Load the models of the settings, in order. A model that cannot be loaded is marked broken;
+        nothing is raised.
+        """
         self._started = time.monotonic()
-        change = self._operation = ModelOperation("", "loading the models of the settings")
+        operation = self._operation = ModelOperation("", "loading the models of the settings")
         described: dict[str, DescribedModel] = {}
-        beside: dict[str, UnmergedAdapter] = {}
+        adapters: dict[str, UnmergedAdapter] = {}
         seconds = self._settings.load_seconds
         self._load_tasks = {name: LoadTask(name, seconds, self._progress_callback(name)) for name in self._sources}
         for name in list(self._load_tasks):
@@ -162,21 +165,23 @@ class ModelRegistry:
                 await self._run_first_load(name, lambda one: self._describe_first(one, described))
         for name in list(self._load_tasks):
             if base_model_name(name):
-                await self._run_first_load(name, lambda one: self._describe_adapter_first(one, described, beside))
+                await self._run_first_load(name, lambda one: self._describe_adapter_first(one, described, adapters))
         for name in list(described):
-            await self._run_first_load(name, lambda one: self._load_first(one, described, beside))
-        for name in list(beside):
-            await self._run_first_load(name, lambda one: self._attach_first(one, beside))
-        change.phase = "over"
+            await self._run_first_load(name, lambda one: self._load_first(one, described, adapters))
+        for name in list(adapters):
+            await self._run_first_load(name, lambda one: self._attach_first(one, adapters))
+        operation.phase = "over"
 
     def _progress_callback(self, name: str) -> LoadProgress:
-        def hear(fraction: float) -> None:
+        def report(fraction: float) -> None:
             self._states[name] = LoadState("loading", fraction)
 
-        return hear
+        return report
 
     async def _run_first_load(self, name: str, work: Callable[[LoadTask], Coroutine[Any, Any, None]]) -> None:
-        """Whatever a checkpoint makes a library raise breaks that model alone.  One that is cancelled is forgotten."""
+        """Run one stage of a model's first load. Any error, also one that a checkpoint causes in a library, marks only
+        this model as broken. The name of a cancelled load is removed.
+        """
         if name not in self._load_tasks:
             return  # cancelled before
         loading = self._load_tasks[name]
@@ -199,73 +204,78 @@ class ModelRegistry:
         described[loading.name] = await self._loader.describe(loading, self._sources[loading.name])
 
     async def _describe_adapter_first(
-        self, loading: LoadTask, described: Mapping[str, DescribedModel], beside: dict[str, UnmergedAdapter]
+        self, loading: LoadTask, described: Mapping[str, DescribedModel], adapters: dict[str, UnmergedAdapter]
     ) -> None:
-        name, trunk = loading.name, base_model_name(loading.name)
-        if trunk not in described:
-            raise base_model_error(trunk, self._states.get(trunk))
-        beside[name] = await self._loader.describe_adapter(
-            loading, self._sources[name], BaseModel(described[trunk].description)
+        name, base = loading.name, base_model_name(loading.name)
+        if base not in described:
+            raise base_model_error(base, self._states.get(base))
+        adapters[name] = await self._loader.describe_adapter(
+            loading, self._sources[name], BaseModel(described[base].description)
         )
 
-    async def _attach_first(self, loading: LoadTask, beside: dict[str, UnmergedAdapter]) -> None:
-        trunk, mine = base_model_name(loading.name), beside.pop(loading.name)
-        if trunk not in self._loaded_models:
-            raise base_model_error(trunk, self._states.get(trunk))
-        self._publish(await self._loader.attach(loading, mine, self._loaded_models[trunk]))
+    async def _attach_first(self, loading: LoadTask, adapters: dict[str, UnmergedAdapter]) -> None:
+        base, adapter = base_model_name(loading.name), adapters.pop(loading.name)
+        if base not in self._loaded_models:
+            raise base_model_error(base, self._states.get(base))
+        self._publish(await self._loader.attach(loading, adapter, self._loaded_models[base]))
 
     async def _load_first(
-        self, loading: LoadTask, described: dict[str, DescribedModel], beside: Mapping[str, UnmergedAdapter]
+        self, loading: LoadTask, described: dict[str, DescribedModel], adapters: Mapping[str, UnmergedAdapter]
     ) -> None:
         loading.report_progress(0.0)
-        mine = described.pop(loading.name)
-        there = self._states.keys()  # not those that were cancelled meanwhile
-        kept = sum(other.need.total for name, other in beside.items() if name in there)
-        others = [other.size for name, other in described.items() if name in there]
-        self._publish(await self._loader.load(loading, mine, others, kept))
+        model = described.pop(loading.name)
+        remaining = self._states.keys()  # without those that were cancelled meanwhile
+        kept = sum(other.need.total for name, other in adapters.items() if name in remaining)
+        others = [other.size for name, other in described.items() if name in remaining]
+        self._publish(await self._loader.load(loading, model, others, kept))
 
-    # Later
+    # Operations
 
     def load(self, name: str, source: str, *, merge: bool = False) -> ModelOperation:
-        """One more model; a name BASE:NAME is that of an adapter of the model BASE.
+        """Start to load one more model; a name BASE:NAME is an adapter of the model BASE.
 
-        `merge` makes a model of its own of both.  Raises BadRequest, NotFound or Conflict before anything is begun.
+        With `merge`, adapter and base model become a model of their own. Raises BadRequest, NotFound or Conflict before
+        the operation starts.
         """
         check_name(name, "name")
         if name in self._states:
             raise Conflict(f"{name} is served already; reload it, or unload it first", param="name")
         if name in self._aliases:
             raise Conflict(f"{name} is an alias of {self._aliases[name]}; remove it first", param="name")
-        trunk = self._check_base_model(name, merge=merge)
+        base = self._check_base_model(name, merge=merge)
         if merge:
-            source = f"{self._sources[trunk]}+{source}"
-        change = self._new_operation(name, f"loading {name} from {source}")
-        return self._start_operation(change, self._load(change, source, 0.0, "" if merge else trunk))
+            source = f"{self._sources[base]}+{source}"
+        operation = self._new_operation(name, f"loading {name} from {source}")
+        return self._start_operation(operation, self._load(operation, source, 0.0, "" if merge else base))
 
     def _check_base_model(self, name: str, *, merge: bool) -> str:
-        """Over which model the adapter of that name is to be laid, or with which it is to be merged; empty: none."""
-        trunk = base_model_name(name)
-        if merge and not trunk:
+        """Return the name of the base model of an adapter, or of the model that it is merged with; empty for any other
+        name. Raises an error if the base model is not ready.
+        """
+        base = base_model_name(name)
+        if merge and not base:
             raise BadRequest(f"merge: a name like BASE:{name} says with what", param="merge")
-        if trunk and trunk not in self._loaded_models:
-            raise self._unavailable_error(trunk)
-        return trunk
+        if base and base not in self._loaded_models:
+            raise self._unavailable_error(base)
+        return base
 
     def reload(self, name: str, source: str, drain_s: float) -> ModelOperation:
-        """The same name from its source, or from a new one; the old one serves until the new one is warm."""
+        """Start to load a model again, from its source or from a new one. The old model serves until the new one is
+        warm.
+        """
         self._check_served_name(name)
         self._check_no_adapters(name, [adapter for adapter in self._base_models if adapter in self._loaded_models])
-        trunk = self._base_models.get(name, "")
-        if trunk and trunk not in self._loaded_models:
-            raise self._unavailable_error(trunk)
+        base = self._base_models.get(name, "")
+        if base and base not in self._loaded_models:
+            raise self._unavailable_error(base)
         source = source or self._sources[name]
-        change = self._new_operation(name, f"reloading {name} from {source}")
-        return self._start_operation(change, self._load(change, source, drain_s, trunk))
+        operation = self._new_operation(name, f"reloading {name} from {source}")
+        return self._start_operation(operation, self._load(operation, source, drain_s, base))
 
     def unload(self, name: str, drain_s: float) -> ModelOperation:
-        """The name is gone at once; what runs may end in `drain_s` seconds.
+        """Remove a name at once, and start to unload its model. Running requests have `drain_s` seconds to finish.
 
-        Of a model that is being loaded the load is cancelled; if it is loaded again, the old one goes on serving.
+        If the model is being loaded, the load is cancelled. If it is being reloaded, the old model continues to serve.
         """
         if name in self._load_tasks:
             return self._cancel_load(name)
@@ -274,22 +284,22 @@ class ModelRegistry:
         if aliases:
             raise Conflict(f"{name} has aliases: {join_names(aliases)}; remove them first, or point them elsewhere")
         self._check_no_adapters(name, self._base_models)
-        change = self._new_operation(name, f"unloading {name}")
-        change.phase = "draining"
+        operation = self._new_operation(name, f"unloading {name}")
+        operation.phase = "draining"
         self._forget(name)
-        return self._start_operation(change, self._unload(name, drain_s))
+        return self._start_operation(operation, self._unload(name, drain_s))
 
     def _cancel_load(self, name: str) -> ModelOperation:
-        """The end of its load, however that ends."""
-        loading, change = self._load_tasks[name], self._operation
-        assert change is not None
+        """Cancel a load. The returned operation ends with the load, whatever its outcome."""
+        loading, operation = self._load_tasks[name], self._operation
+        assert operation is not None
         cancelled = ModelOperation(name, f"cancelling the load of {name}")
         loading.cancel()
-        if not loading.is_running:  # at the start, where others are loaded before it
+        if not loading.is_running:  # at the start of the server, while other models are loaded first
             del self._load_tasks[name]
             self._forget(name)
             loading.finished.set()
-        cancelled.start(change.wait() if change.name else loading.finished.wait())
+        cancelled.start(operation.wait() if operation.name else loading.finished.wait())
         return cancelled
 
     def _forget(self, name: str) -> None:
@@ -298,7 +308,7 @@ class ModelRegistry:
         self._aliases = {alias: target for alias, target in self._aliases.items() if target != name}
 
     def alias(self, alias: str, name: str) -> None:
-        """From now on requests to `alias` are requests to `name`."""
+        """Send requests for `alias` to the model `name` from now on."""
         check_name(alias, "alias")
         if alias in self._states or (self.operation and self.operation.name == alias):
             raise Conflict(f"{alias} is a model, an alias cannot have its name", param="alias")
@@ -314,55 +324,55 @@ class ModelRegistry:
 
     @property
     def operation(self) -> ModelOperation | None:
-        """What is going on."""
+        """The operation in progress, if there is one."""
         return self._operation if self._operation and self._operation.phase != "over" else None
 
-    def _new_operation(self, name: str, what: str) -> ModelOperation:
+    def _new_operation(self, name: str, description: str) -> ModelOperation:
         if self.operation:
             progress = f", {self.operation.fraction:.0%} is read" if self.operation.phase == "loading" else ""
             raise Conflict(
                 f"{redact_locations(self.operation.description)} is going on{progress}; "
                 "models change one after the other"
             )
-        return ModelOperation(name, what)
+        return ModelOperation(name, description)
 
-    def _start_operation(self, change: ModelOperation, work: Coroutine[Any, Any, None]) -> ModelOperation:
-        log.info("%s", change.description)
-        self._operation = change
-        change.start(self._run_operation(change.description, work))
-        return change
+    def _start_operation(self, operation: ModelOperation, work: Coroutine[Any, Any, None]) -> ModelOperation:
+        log.info("%s", operation.description)
+        self._operation = operation
+        operation.start(self._run_operation(operation.description, work))
+        return operation
 
-    async def _run_operation(self, what: str, work: Coroutine[Any, Any, None]) -> None:
-        """Whatever it leaves behind is given back.  Raises a PolyheadError."""
+    async def _run_operation(self, description: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run an operation and release the memory that it leaves behind. Raises a PolyheadError."""
         outcome = await wait_for_error(work)
         if isinstance(outcome, Exception):
-            log_failure(f"{what} failed", outcome)
-            outcome = operation_error(what, outcome)  # without the traceback, which holds all that was read
+            log_failure(f"{description} failed", outcome)
+            outcome = operation_error(description, outcome)  # without the traceback, which holds all that was read
         if not isinstance(outcome, ENGINE_STOPPED):
             await self._loader.release_memory()
         if outcome is not None:
             raise outcome
 
-    async def _load(self, change: ModelOperation, source: str, drain_s: float, trunk: str) -> None:
-        old = [self._loaded_models[change.name]] if change.name in self._loaded_models else []
-        loading = LoadTask(change.name, self._settings.load_seconds, change.report_progress)
-        self._load_tasks[change.name] = loading
+    async def _load(self, operation: ModelOperation, source: str, drain_s: float, base: str) -> None:
+        old = [self._loaded_models[operation.name]] if operation.name in self._loaded_models else []
+        loading = LoadTask(operation.name, self._settings.load_seconds, operation.report_progress)
+        self._load_tasks[operation.name] = loading
         try:
-            served = await loading.run(self._load_or_attach(loading, source, trunk))
+            served = await loading.run(self._load_or_attach(loading, source, base))
         finally:
-            del self._load_tasks[change.name]
-        if trunk:
-            self._base_models[change.name] = trunk
-        self._sources[change.name] = source
-        self._publish(served)  # nothing is awaited in between: whoever asks finds the one or the other
-        change.phase = "draining"
+            del self._load_tasks[operation.name]
+        if base:
+            self._base_models[operation.name] = base
+        self._sources[operation.name] = source
+        self._publish(served)  # without an await before it, so a request finds either the old model or the new one
+        operation.phase = "draining"
         while old:
             await self._retire(old.pop(), drain_s)
 
-    async def _load_or_attach(self, loading: LoadTask, source: str, trunk: str) -> LoadedModel:
-        if trunk:
-            beside = await self._loader.describe_adapter(loading, source, self._loaded_models[trunk].base_model)
-            return await self._loader.attach(loading, beside, self._loaded_models[trunk])
+    async def _load_or_attach(self, loading: LoadTask, source: str, base: str) -> LoadedModel:
+        if base:
+            adapter = await self._loader.describe_adapter(loading, source, self._loaded_models[base].base_model)
+            return await self._loader.attach(loading, adapter, self._loaded_models[base])
         return await self._loader.load(loading, await self._loader.describe(loading, source))
 
     async def _unload(self, name: str, drain_s: float) -> None:
@@ -371,11 +381,11 @@ class ModelRegistry:
 
     async def _retire(self, served: LoadedModel, drain_s: float) -> None:
         self._retiring.append(served)
-        late = min(SUBMIT_GRACE_S, drain_s)
-        await asyncio.sleep(late)
+        grace = min(SUBMIT_GRACE_S, drain_s)
+        await asyncio.sleep(grace)
         self._retiring.remove(served)
         await self._explainers.unload(served.model)
-        await self._loader.retire(served, drain_s - late)
+        await self._loader.retire(served, drain_s - grace)
         if served.model.name not in self._states:
             self._observer.record_unloaded(served.model)
 
@@ -384,22 +394,22 @@ class ModelRegistry:
         self._loaded_models[name], self._states[name] = served, LoadState("ready", 1.0)
         self._observer.record_loaded(served.model)
 
-    # What is said of a name
+    # State and worker of a name
 
     def _worker_for(self, model: Model, requests: Sequence[Request]) -> Worker:
         if requests and isinstance(requests[0], ExplainTextRequest):
             if (explainer := self._explainers.find_worker(model)) is None:
-                message = f"the network that explains {model.name} was given back while this was read; send it again"
+                message = f"the explainer of {model.name} was unloaded while the request was read; send it again"
                 raise Unavailable(message, retry_after=1)
             return explainer
         return self._find(model).worker
 
     def _find(self, model: Model) -> LoadedModel:
-        """As which a model is served, or was until a moment ago.  Raises Unavailable."""
+        """Return the loaded model, which may have been removed a moment ago. Raises Unavailable if it is unloaded."""
         for served in (*self._retiring, *self._loaded_models.values()):
             if served.model is model:
                 return served
-        raise Unavailable(f"{model.name} was taken away while this was read; send it again", retry_after=1)
+        raise Unavailable(f"{model.name} was removed while the request was read; send it again", retry_after=1)
 
     def _model_status(self, name: str) -> ServedName:
         served = self._loaded_models.get(name)
@@ -415,7 +425,7 @@ class ModelRegistry:
             raise NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(self._states)
 
     def _check_no_adapters(self, name: str, adapters: Iterable[str]) -> None:
-        """Conflict where one of these is laid over it."""
+        """Raise Conflict if one of `adapters` is an adapter of the model."""
         if adapters := [adapter for adapter in adapters if self._base_models[adapter] == name]:
             raise Conflict(f"{name} has adapters: {join_names(adapters)}; unload them first")
 
@@ -423,8 +433,8 @@ class ModelRegistry:
         if self.operation and self.operation.name == name and self.operation.phase == "loading":
             return Unavailable(f"{name} is not ready yet, {self.operation.fraction:.0%} is read", retry_after=1)
         if name not in self._states:
-            there = (*self._states, *self._aliases)
-            return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(there)
+            names = (*self._states, *self._aliases)
+            return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(names)
         state = self._states[name]
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.reason}")
@@ -432,7 +442,7 @@ class ModelRegistry:
         return Unavailable(f"{name} is not ready yet{share}", retry_after=self._retry_after())
 
     def _retry_after(self) -> int:
-        """Seconds until all is loaded, if the rest takes as long as what is done so far."""
+        """Estimate the seconds until all models are loaded, if loading continues at the rate so far."""
         done = sum(1.0 if state.is_final else state.fraction for state in self._states.values()) / len(self._states)
         elapsed = time.monotonic() - self._started
         return min(max(math.ceil(elapsed * (1 - done) / max(done, 0.01)), 1), MAX_RETRY_S)

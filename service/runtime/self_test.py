@@ -1,10 +1,11 @@
-"""What a narrow precision costs a model, measured once when it is loaded.
+"""The accuracy cost of a low precision, measured once when a model is loaded.
 
-A short text goes through the network in float32, a layer at a time, and through the executor that will serve it.
-The cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats; of any
-other network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of all weights
-(service.runtime.self_test_results), so that it is measured again only for other weights, another processor or other
-kernels."""
+A short text goes through the network in float32, one layer at a time, and through the executor that will serve the
+model. The cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats. The
+cost of any other network is the mean of 1 - cosine of its hidden states. A cost is stored in a file named by a hash of
+all weights (service.runtime.self_test_results), so it is measured again only for other weights, another instruction set
+or other kernels.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -32,119 +33,135 @@ from .self_test_results import FileHashes, PrecisionCosts
 
 TEXT_FILE = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
 WINDOW_COUNT, WINDOW_TOKENS = 4, 32  # windows of the text, and tokens of each
-COMPARED_ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
+COMPARED_ROWS = 8  # rows at the end of each window whose predictions are compared: a vocabulary may be large
 TESTED_PRECISIONS = ("int8", "int4")
 
 
-def read_costs(what: Description, hashes: FileHashes, check: Callable[[], None]) -> PrecisionCosts:
-    """The costs of its weights, all of which are read unless their hashes are kept.  Raises CheckpointError."""
-    return PrecisionCosts(hashes.folder, fingerprint(what, lambda path: hashes.hash_file(path, check)))
+def read_costs(description: Description, hashes: FileHashes, check: Callable[[], None]) -> PrecisionCosts:
+    """Return the known costs of these weights. Reads all weights to hash them, unless their hashes are stored. Raises
+    CheckpointError.
+    """
+    return PrecisionCosts(hashes.folder, fingerprint(description, lambda path: hashes.hash_file(path, check)))
 
 
-def find_known_costs(what: Description, hashes: FileHashes) -> PrecisionCosts | None:
-    """The same without reading weights; None where the hash of a file is not kept."""
-    if not all(hashes.find(path) for path in weight_files(what)):
+def find_known_costs(description: Description, hashes: FileHashes) -> PrecisionCosts | None:
+    """Return the known costs without reading weights; None if the hash of a file is not stored."""
+    if not all(hashes.find(path) for path in weight_files(description)):
         return None
-    return PrecisionCosts(hashes.folder, fingerprint(what, hashes.find))
+    return PrecisionCosts(hashes.folder, fingerprint(description, hashes.find))
 
 
 def weight_hashes(settings: Settings) -> FileHashes:
     return FileHashes(settings.model_dir / "fidelity")
 
 
-def weight_files(what: Description) -> list[Path]:
-    """All files that its tensors come from."""
-    return sorted({path for entry in what.entries.values() for path in entry.files})
+def weight_files(description: Description) -> list[Path]:
+    """Return all files from which its tensors are read."""
+    return sorted({path for entry in description.entries.values() for path in entry.files})
 
 
-def fingerprint(what: Description, hash_of: Callable[[Path], str]) -> str:
-    """A SHA-256 over all that its cost depends on: every byte of its weights, what is made of them, and the tokens that
-    the network is tested with."""
-    hashes = {path: hash_of(path) for path in weight_files(what)}
+def fingerprint(description: Description, hash_of: Callable[[Path], str]) -> str:
+    """Return a SHA-256 of all that the cost depends on: every byte of the weights, how they are converted, and the
+    tokens of the test.
+    """
+    hashes = {path: hash_of(path) for path in weight_files(description)}
     tokens = (
-        what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
-        what.tokenizer.boundary_tokens,
+        description.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
+        description.tokenizer.boundary_tokens,
     )
-    network = what.family, what.config, what.head.task, what.head.ignored_names, what.head.decoder_configs
-    found = hashlib.sha256(repr((network, tokens, what.max_tokens)).encode())
-    for name, entry in sorted(what.entries.items()):
+    network = (
+        description.family,
+        description.config,
+        description.head.task,
+        description.head.ignored_names,
+        description.head.decoder_configs,
+    )
+    found = hashlib.sha256(repr((network, tokens, description.max_tokens)).encode())
+    for name, entry in sorted(description.entries.items()):
         source = [hashes[path] for path in entry.files]
         found.update(repr((name, entry.kind, entry.shape, entry.transformation, source)).encode())
     return found.hexdigest()
 
 
-def cost_key(place: Placement) -> str:
-    return f"{place.precision} {place.instructions} {library_hash(place.instructions)}"
+def cost_key(placement: Placement) -> str:
+    return f"{placement.precision} {placement.instructions} {library_hash(placement.instructions)}"
 
 
-def is_tested(place: Placement) -> bool:
-    """Whether a model that runs there has a cost."""
-    return bool(place.instructions) and place.precision in TESTED_PRECISIONS
+def is_tested(placement: Placement) -> bool:
+    """Whether the cost of a model with this placement is measured."""
+    return bool(placement.instructions) and placement.precision in TESTED_PRECISIONS
 
 
-def precision_test_bytes(place: Placement, vocabulary: int) -> int:
-    """What a generator's self-test keeps while weights are read and packed: its logits in float32."""
-    return WINDOW_COUNT * COMPARED_ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
+def precision_test_bytes(placement: Placement, vocabulary: int) -> int:
+    """Return the bytes that a generator's self-test keeps while weights are read and packed: its logits in float32."""
+    return WINDOW_COUNT * COMPARED_ROWS * vocabulary * torch.float32.itemsize if is_tested(placement) else 0
 
 
-def apply_known_cost(what: Description, settings: Settings) -> Description:
-    """With float32 as its default precision, where the usual one is known to cost more than `max_kl`.
-
-    No weights are read for it.
+def apply_known_cost(description: Description, settings: Settings) -> Description:
+    """Make float32 the default precision if the usual one is already known to cost more than `max_kl`. Reads no
+    weights.
     """
-    place = choose_placement(settings, what.default_precision, what.decoder_config)
-    if settings.precision != "auto" or not is_tested(place):
-        return what
-    costs = find_known_costs(what, weight_hashes(settings))
-    cost = costs.find(cost_key(place)) if costs is not None else None
-    return prefer_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
+    placement = choose_placement(settings, description.default_precision, description.decoder_config)
+    if settings.precision != "auto" or not is_tested(placement):
+        return description
+    costs = find_known_costs(description, weight_hashes(settings))
+    cost = costs.find(cost_key(placement)) if costs is not None else None
+    return (
+        prefer_float32(description, placement, cost, settings)
+        if cost is not None and cost > settings.max_kl
+        else description
+    )
 
 
-def prefer_float32(what: Description, place: Placement, cost: float, settings: Settings) -> Description:
+def prefer_float32(description: Description, placement: Placement, cost: float, settings: Settings) -> Description:
     bound = f"more than max_kl, which is {settings.max_kl:g}"
-    reason = f"its answers in {place.precision} are {describe_cost(cost, what)}, {bound}"
-    return replace(what, preferred_precision=DefaultPrecision("float32", reason))
+    reason = f"its answers in {placement.precision} are {describe_cost(cost, description)}, {bound}"
+    return replace(description, preferred_precision=DefaultPrecision("float32", reason))
 
 
-def describe_cost(cost: float, what: Description) -> str:
-    """A cost, for people."""
-    if what.head.task == "generate":
+def describe_cost(cost: float, description: Description) -> str:
+    """Format a cost for messages."""
+    if description.head.task == "generate":
         return f"{cost:.2g} nats (KL) from float32's"
     return f"{cost:.2g} (1 - cosine) from float32's"
 
 
 class SelfTest:
-    """Of one model: `expect` computes in float32 before packing, `compare` with the executor that will serve it."""
+    """The test of one model: `compute_reference` computes in float32 before the weights are packed, `compare` with the
+    executor that will serve.
+    """
 
     def __init__(
         self,
-        what: Description,
-        place: Placement,
+        description: Description,
+        placement: Placement,
         settings: Settings,
         longest: int,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reads the weights once, unless their hash is known.  Raises CheckpointError, and what `check` raises.
+        """Read the weights once to hash them, unless their hash is stored. Raises CheckpointError, and what `check`
+        raises.
 
-        `longest`: tokens that its cache holds, if it has one, else of its longest text.  `check` is called after each
-        MiB that is read.
+        `longest`: tokens that the cache holds, or without a cache those of the longest text. `check` is called after
+        each MiB that is read.
         """
-        self.description, self._hashes, self._key = what, weight_hashes(settings), cost_key(place)
-        self._costs = read_costs(what, self._hashes, check)
+        self.description, self._hashes, self._key = description, weight_hashes(settings), cost_key(placement)
+        self._costs = read_costs(description, self._hashes, check)
         self.cost = self._costs.find(self._key)
-        self._texts = self_test_windows(what, longest) if self.cost is None else []
+        self._texts = self_test_windows(description, longest) if self.cost is None else []
         self._reference = torch.empty(0)
 
     @property
     def _is_due(self) -> bool:
-        """Whether the cost is not known, and there is a text to measure it by."""
+        """Whether the cost is unknown and there is a text to measure it with."""
         return self.cost is None and bool(self._texts)
 
     def compute_reference(self, progress: Callable[[int, int], None]) -> None:
-        """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known.
+        """Compute the reference in float32, reading and freeing the weights of one layer at a time. Does nothing if the
+        cost is known.
 
-        `progress` gets bytes read and bytes in all, often and outside of torch's inference mode: it may let other
-        models have their turns.
+        `progress` gets the bytes read and the bytes in all, often and outside of torch's inference mode: it may let
+        other models compute.
         """
         if not self._is_due:
             return
@@ -173,7 +190,7 @@ class SelfTest:
                 for row in self._compared_rows(text)
             ]
             x = network.final_norm(x)[rows]
-        if self.description.head.task == "generate":  # its matrix may be that of tokens, which was let go of
+        if self.description.head.task == "generate":  # its matrix may be the token embedding, which was freed
             _, head, fill = self._build_empty_network(progress)
             with held(head):
                 x = head(x)
@@ -182,14 +199,16 @@ class SelfTest:
     def _build_empty_network(
         self, progress: Callable[[int, int], None]
     ) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
-        """The network and its head without numbers, and what gives a part of them its own."""
+        """Return the network and its head without weights, and a function that reads the weights of a part of them."""
         network, head = build_on_meta(self.description)
         weights = WeightReader(self.description, network, head, progress)
         return network.eval(), head.eval(), lambda part: weights.load(part, torch.float32, torch.device("cpu"))
 
     @torch.inference_mode()
     def compare(self, executor: Executor) -> None:
-        """Sets the cost, and keeps it unless a file of weights has changed since it was hashed; unless it is known."""
+        """Measure the cost and store it, unless a weight file has changed since it was hashed. Does nothing if the cost
+        is known.
+        """
         if not self._is_due:
             return
         found = torch.cat([executor.step(self._rows_of(text, executor)).clone() for text in self._texts])
@@ -199,7 +218,7 @@ class SelfTest:
         elif self.description.head.task == "generate":
             divergence = Divergence()
             for p, q in zip(torch.split(expected, COMPARED_ROWS), torch.split(found, COMPARED_ROWS), strict=True):
-                divergence.add(p, q, p.argmax(-1))  # which token followed does not matter here
+                divergence.add(p, q, p.argmax(-1))  # the token that followed does not matter for the divergence
             self.cost = divergence.figures.kl_mean
         else:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
@@ -207,7 +226,7 @@ class SelfTest:
             self._costs.store(self._key, self.cost)
 
     def _compared_rows(self, text: list[int]) -> range:
-        """The rows of a text that are compared: of a generator the last ones, of others all."""
+        """Return the rows of a text that are compared: the last ones for a generator, else all."""
         most = COMPARED_ROWS if self.description.head.task == "generate" else len(text)
         return range(max(len(text) - most, 0), len(text))
 
@@ -217,14 +236,17 @@ class SelfTest:
         return StepInput(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared_rows(text)))
 
 
-def self_test_windows(what: Description, longest: int) -> list[list[int]]:
-    """Windows of the text that comes with polyhead, evenly over it, of at most `longest` tokens; none where the network
-    cannot read them."""
-    ids = what.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids
-    opening, closing = what.tokenizer.boundary_tokens
-    width = min(WINDOW_TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // WINDOW_COUNT)
-    if width < 1 or missing_embedding(what, [*ids, *opening, *closing], []):
+def self_test_windows(description: Description, longest: int) -> list[list[int]]:
+    """Return evenly spaced windows of the bundled text, of at most `longest` tokens each; none if the network cannot
+    read them.
+    """
+    ids = description.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids
+    opening, closing = description.tokenizer.boundary_tokens
+    width = min(
+        WINDOW_TOKENS, min(longest, description.max_tokens) - len(opening) - len(closing), len(ids) // WINDOW_COUNT
+    )
+    if width < 1 or missing_embedding(description, [*ids, *opening, *closing], []):
         return []
     starts = (number * (len(ids) - width) // (WINDOW_COUNT - 1) for number in range(WINDOW_COUNT))
-    closed = [] if what.head.task == "generate" else closing
+    closed = [] if description.head.task == "generate" else closing
     return [opening + ids[start : start + width] + closed for start in starts]

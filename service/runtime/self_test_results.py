@@ -1,6 +1,7 @@
-"""The files below model_dir/fidelity: what precisions cost, and hashes of files of weights.
+"""The files in model_dir/fidelity: the measured costs of precisions, and hashes of weight files.
 
-What is read back is a regular file of at most LARGEST bytes that holds a JSON object; any other is as none.
+A file is read only if it is a regular file of at most MAX_RESULT_BYTES bytes that holds a JSON object; any other counts
+as missing.
 """
 
 import hashlib
@@ -25,38 +26,38 @@ log = logging.getLogger("polyhead.fidelity")
 
 @dataclass(frozen=True)
 class PrecisionCosts:
-    """Costs of the weights with one hash, by precision, instructions and kernels, in a file below `folder`."""
+    """The costs of the weights with one hash, by precision, instruction set and kernels, in a file in `folder`."""
 
     folder: Path
-    weights_hash: str  # hash
+    weights_hash: str  # their SHA-256
 
     @property
     def _file(self) -> Path:
         return self.folder / f"{self.weights_hash}.json"
 
     def find(self, key: str) -> float | None:
-        """None where it was never measured."""
+        """Return the cost; None if it was never measured."""
         found = read_object(self._file).get(key)
         return found if isinstance(found, float) and not math.isnan(found) else None
 
     def store(self, key: str, cost: float) -> None:
-        """Without effect where the folder cannot be written: it is measured again at the next start."""
+        """Store the cost. If the folder cannot be written, nothing is stored, and the next start measures it again."""
         write_object(self._file, read_object(self._file) | {key: cost})
 
 
 @dataclass(frozen=True)
 class FileHashes:
-    """SHA-256 hashes of files.
+    """SHA-256 hashes of files, stored in `folder`.
 
-    The hash of a file is kept in a file below `folder`, named by the device, inode, size, and times of modification and
-    of change of the hashed file.  Its path does not count.  Any write to a file sets its time of change to the present,
-    and only an administrator can set it to another time; so one file cannot be taken for another.
+    The name of the stored file has the device, inode, size, modification time and change time of the hashed file; its
+    path does not count. Every write sets the change time to the present, and only an administrator can set it to
+    another time. So one file cannot be mistaken for another.
     """
 
     folder: Path
 
     def find(self, path: Path) -> str:
-        """The kept hash of a file, which is not read; empty where there is none."""
+        """Return the stored hash of a file without reading the file; empty if there is none."""
         try:
             found = read_object(self._record_path(path.stat())).get("sha256")
         except OSError:
@@ -64,9 +65,10 @@ class FileHashes:
         return found if isinstance(found, str) and HASH_PATTERN.fullmatch(found) else ""
 
     def hash_file(self, path: Path, check: Callable[[], None]) -> str:
-        """The hash of a file, which is read unless its hash is kept.  `check` is called after each MiB, and may raise.
+        """Return the hash of a file, reading it unless its hash is stored. `check` is called after each MiB, and may
+        raise.
 
-        Raises CheckpointError where the file cannot be read.  Of a file that changes meanwhile the hash is not kept.
+        Raises CheckpointError if the file cannot be read. The hash of a file that changes meanwhile is not stored.
         """
         if known := self.find(path):
             return known
@@ -90,7 +92,7 @@ class FileHashes:
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """Empty where there is no such file, or it is not ours."""
+    """Read a JSON object; empty if there is no such file or it is not valid."""
     try:
         found = json.loads(read_content(path, MAX_RESULT_BYTES))
     except (OSError, CheckpointError, ValueError, RecursionError):
@@ -99,7 +101,7 @@ def read_object(path: Path) -> dict[str, object]:
 
 
 def write_object(path: Path, content: dict[str, object]) -> None:
-    """Without effect where the folder cannot be written."""
+    """Write a JSON object. Does nothing but log if the folder cannot be written."""
     growing = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,5 +109,5 @@ def write_object(path: Path, content: dict[str, object]) -> None:
         growing.replace(path)
     except OSError as error:
         log.info("the measured cost of a precision is not kept: %s", error)
-        with suppress(OSError):  # a full disk has taken a part of it
+        with suppress(OSError):  # part of it may have been written before the disk was full
             growing.unlink()

@@ -1,4 +1,4 @@
-"""From a checkpoint, or an adapter beside one, to the plain values that are known of a served model."""
+"""The `Model` of a loaded checkpoint or of an adapter: the plain values that are known of a served model."""
 
 import logging
 import time
@@ -19,8 +19,8 @@ from .placement import Placement
 log = logging.getLogger("polyhead.loader")
 
 
-def build_model(need: MemoryNeed, loaded: Checkpoint, place: Placement) -> Model:
-    """What is served: no longer texts than the cache holds."""
+def build_model(need: MemoryNeed, loaded: Checkpoint, placement: Placement) -> Model:
+    """Describe a loaded checkpoint as a served model. Its longest text is limited by its cache."""
     model = Model(
         name=need.name,
         task="generate" if loaded.decoding else cast(Task, loaded.task),
@@ -29,8 +29,8 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, place: Placement) -> Model
         max_tokens=loaded.max_tokens,
         vocab_size=loaded.decoder_config.vocab_size,
         width=loaded.decoder_config.width,
-        dtype=place.precision,
-        executor=executor_name(place, loaded.decoder_config),
+        dtype=placement.precision,
+        executor=executor_name(placement, loaded.decoder_config),
         source=loaded.source,
         created=int(time.time()),
         tokenizer=loaded.tokenizer,
@@ -49,47 +49,47 @@ def build_model(need: MemoryNeed, loaded: Checkpoint, place: Placement) -> Model
     return replace(model, max_tokens=need.cache_tokens)
 
 
-def read_generation_defaults(network: Seq2Seq, how: DecodingConfig) -> GenerationDefaults:
-    """As the checkpoint has it."""
-    given = len(how.forced_first)
+def read_generation_defaults(network: Seq2Seq, decoding: DecodingConfig) -> GenerationDefaults:
+    """Return the generation defaults of an encoder-decoder, as its checkpoint has them."""
+    prefix_length = len(decoding.forced_first)
     sampling = Sampling(
-        temperature=how.temperature if how.sample else 0.0,
-        top_k=how.top_k if how.sample else 0,
-        top_p=how.top_p if how.sample else 1.0,
-        banned=tuple((token,) for token in how.banned_tokens),
-        min_tokens=max(how.min_tokens - given, 0),
-        no_repeat_ngram_size=how.no_repeat_ngram,
+        temperature=decoding.temperature if decoding.sample else 0.0,
+        top_k=decoding.top_k if decoding.sample else 0,
+        top_p=decoding.top_p if decoding.sample else 1.0,
+        banned=tuple((token,) for token in decoding.banned_tokens),
+        min_tokens=max(decoding.min_tokens - prefix_length, 0),
+        no_repeat_ngram_size=decoding.no_repeat_ngram,
     )
-    rule = BeamSearchOptions(
-        how.beams,
-        how.length_penalty,
-        how.early_stopping,
-        how.never_stop_early,
-        prefix_length=given,
-        forced_end_tokens=how.forced_last,
-        renormalize=how.renormalize,
+    beams = BeamSearchOptions(
+        decoding.beams,
+        decoding.length_penalty,
+        decoding.early_stopping,
+        decoding.never_stop_early,
+        prefix_length=prefix_length,
+        forced_end_tokens=decoding.forced_last,
+        renormalize=decoding.renormalize,
     )
     return GenerationDefaults(
-        decoder_prompt=(network.start_token, *how.forced_first),
-        max_tokens=max(how.max_tokens - given, 1),
+        decoder_prompt=(network.start_token, *decoding.forced_first),
+        max_tokens=max(decoding.max_tokens - prefix_length, 1),
         sampling=sampling,
-        beams=rule,
+        beams=beams,
     )
 
 
-def build_adapter_model(trunk: Model, name: str, source: str, laid: LoraPlan, number: int) -> Model:
-    """What is served of an adapter: its task and labels, the rest is its trunk's."""
-    what = laid.description
+def build_adapter_model(base: Model, name: str, source: str, plan: LoraPlan, number: int) -> Model:
+    """Describe an adapter as a served model: its own task and labels, the rest from its base model."""
+    description = plan.description
     return replace(
-        trunk,
+        base,
         name=name,
-        task=cast(Task, what.head.task),
-        labels=what.head.labels,
-        max_tokens=trunk.max_tokens if trunk.task == "generate" else what.max_tokens,
+        task=cast(Task, description.head.task),
+        labels=description.head.labels,
+        max_tokens=base.max_tokens if base.task == "generate" else description.max_tokens,
         source=source,
         created=int(time.time()),
-        prompts=what.head.prompts,
-        pooling=what.head.pooling,
-        both_orders=what.head.both_orders,
+        prompts=description.head.prompts,
+        pooling=description.head.pooling,
+        both_orders=description.head.both_orders,
         adapter=number,
     )

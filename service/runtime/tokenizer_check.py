@@ -1,9 +1,9 @@
-"""Whether the tokenizer of a checkpoint can be read and used, tried in a process that may die of it.
+"""Check in a child process that the tokenizer of a checkpoint can be read and used.
 
-A tokenizer.json is a program: patterns, replacements and steps of any number, which the tokenizers library follows.
-One that is made to do harm aborts the process, takes all memory or never returns, and nothing inside the library stops
-it.  So a child process with limits reads it first.  It imports the tokenizers library and no torch.  A GGUF file's
-vocabulary, of which merges are made, is tried alike: the child gets the metadata that the file's header has.
+A tokenizer.json is a program: any number of patterns, replacements and steps, which the tokenizers library executes. A
+malicious one aborts the process, takes all memory or never returns, and the library has no limits against that. So a
+child process with limits reads it first. The child imports the tokenizers library, and not torch. The vocabulary of a
+GGUF file, from which merges are made, is checked too: the child gets the metadata in the file's header.
 """
 
 import json
@@ -23,14 +23,14 @@ from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
 from ..concurrency.child_process import exchange_lines, kill_child, start_child
 
-CPU_SECONDS = 15  # of a processor, for all of a tokenizer; a vocabulary of 262,144 tokens takes two
-WALL_SECONDS = 90.0  # seconds of the clock: a busy machine gives the child little of its processors
-MEMORY_BYTES = 4 << 30  # bytes of addresses
-TEXT_CHARACTERS = 1 << 13  # of a text that is tried
-CPU_SECONDS_PER_TEXT = 0.25  # of a processor, for such a text; ten times what published tokenizers take
+CPU_SECONDS = 15  # of CPU time, for the whole check; a vocabulary of 262,144 tokens takes two
+WALL_SECONDS = 90.0  # seconds of real time: on a busy machine the child gets little CPU time
+MEMORY_BYTES = 4 << 30  # bytes of address space
+TEXT_CHARACTERS = 1 << 13  # of each text that is tokenised
+CPU_SECONDS_PER_TEXT = 0.25  # of CPU time, for such a text; ten times what published tokenizers take
 TEXT_PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
-VOCABULARY_IDS = 512  # the first tokens of a vocabulary, of which texts are made too
-VOCABULARY_TEXTS = 4  # of them, each a text of its own
+VOCABULARY_IDS = 512  # the first tokens of the vocabulary, from which texts are made too
+VOCABULARY_TEXTS = 4  # tokens of these that are a text of their own each
 ERROR_TYPES = {kind.__name__: kind for kind in (CheckpointError, UnsupportedError)}
 CHILD_CODE = "import sys, importlib; sys.path[:] = sys.argv[2:]; importlib.import_module(sys.argv[1]).main()"
 
@@ -39,15 +39,16 @@ COMMAND = (sys.executable, "-P", "-c", CHILD_CODE, __spec__.name, *sys.path)
 
 
 class TokenizerCheck:
-    """The child process, which starts when it is first needed.  Any thread may call."""
+    """The child process, which starts with the first check. May be called on any thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def check_folder(self, source: Path, fields: Mapping[str, Any]) -> None:
-        """Raises CheckpointError where the tokenizer of a folder, or in the metadata `fields` of a GGUF file, cannot be
-        read, costs too much, or ends the process."""
+        """Raise CheckpointError if the tokenizer of a folder, or in the metadata `fields` of a GGUF file, cannot be
+        read, costs too much, or ends the process.
+        """
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
                 self._end()
@@ -71,7 +72,7 @@ class TokenizerCheck:
             raise ERROR_TYPES[answer["kind"]](answer["wrong"], file=answer["file"])
 
     def close(self) -> None:
-        """End the child; one that is needed later is started again.  Without effect while one works."""
+        """End the child process; the next check starts another. Does nothing while a check is running."""
         if self._lock.acquire(blocking=False):
             try:
                 self._end()
@@ -84,45 +85,46 @@ class TokenizerCheck:
             kill_child(process)
 
 
-def tokenizer_error(source: Path | str, what: str) -> CheckpointError:
-    return CheckpointError(what, file=str(source))
+def tokenizer_error(source: Path | str, reason: str) -> CheckpointError:
+    return CheckpointError(reason, file=str(source))
 
 
 def describe_exit(code: int) -> str:
-    """Why a child that has ended with that code has."""
+    """Return why the child process ended with this exit code."""
     if -code == signal.SIGPROF:
         return f"the tokenizer takes more than {CPU_SECONDS} s of a processor to be read and tried"
     how = f"with signal {-code}" if code < 0 else f"with status {code}"
     limit = f"it may take {MEMORY_BYTES >> 30} GiB of memory"
-    who = "the tokenizers library fails on the tokenizer" if code < 0 else "the tokenizer cannot be tried"
-    return f"{who}: the process that tried it ended {how}; {limit}"
+    subject = "the tokenizers library fails on the tokenizer" if code < 0 else "the tokenizer cannot be tried"
+    return f"{subject}: the process that tried it ended {how}; {limit}"
 
 
-def try_tokenizer(asked: dict[str, Any]) -> CheckpointError | None:
-    """What is wrong with the tokenizer in a folder, or in a GGUF file's metadata."""
-    source = Path(asked["source"])
+def try_tokenizer(request: dict[str, Any]) -> CheckpointError | None:
+    """Read the tokenizer of a folder or of a GGUF file's metadata, and tokenise texts; return what is wrong with it."""
+    source = Path(request["source"])
     try:
-        tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(asked["fields"])
+        tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(request["fields"])
     except CheckpointError as error:
         return error
     for piece in (*TEXT_PIECES, *vocabulary_pieces(tokenizer)):
         text = (piece[:TEXT_CHARACTERS] * (TEXT_CHARACTERS // len(piece) + 1))[:TEXT_CHARACTERS]
         began = time.process_time()
-        with suppress(EncodingError, TokenizerError):  # of a text, which are the errors of that request
+        with suppress(EncodingError, TokenizerError):  # these fail only the request with that text
             [encoding] = tokenizer.encode_batch([text])
             tokenizer.decode(encoding.ids[:TEXT_CHARACTERS])
-        seconds, most = time.process_time() - began, asked["text_seconds"]
-        if seconds > most:
-            said = (
-                f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {most:g} s are the most"
+        seconds, limit = time.process_time() - began, request["text_seconds"]
+        if seconds > limit:
+            cost = (
+                f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {limit:g} s are the most"
             )
-            return tokenizer_error(source, f"the tokenizer takes {said}")
+            return tokenizer_error(source, f"the tokenizer takes {cost}")
     return None
 
 
 def vocabulary_pieces(tokenizer: Tokenizer) -> list[str]:
-    """The vocabulary's first pieces, which are its commonest: some alone, and all in one text.  A vocabulary may have
-    no token for any other text."""
+    """Return pieces of the first, most common tokens of the vocabulary: some alone, and all in one text. A vocabulary
+    may have no tokens for any other text.
+    """
     pieces = dict[str, None]()
     for token in range(min(VOCABULARY_IDS, tokenizer.vocab_size)):
         with suppress(EncodingError, TokenizerError):
@@ -132,23 +134,23 @@ def vocabulary_pieces(tokenizer: Tokenizer) -> list[str]:
 
 
 def error_fields(error: CheckpointError | None) -> dict[str, str]:
-    """For the answer: nothing where nothing is wrong."""
+    """Return the error as the JSON answer has it; empty if there is none."""
     if error is None:
         return {}
     return {"kind": type(error).__name__, "wrong": str(error).removeprefix(f"{error.file}: "), "file": error.file}
 
 
 def main() -> None:
-    """Of the child: a line for each that comes."""
-    with suppress(OSError):  # where a container's memory runs out, this process is killed and not the server
+    """The child process: one check for each line of standard input."""
+    with suppress(OSError):  # if a container runs out of memory, this process is killed and not the server
         Path("/proc/self/oom_score_adj").write_text("1000")
     write_line("")  # ready
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        request = json.loads(line)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (asked["memory"], asked["memory"]))
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # of all threads' time; then this process is killed
-        found = try_tokenizer(asked)
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # of CPU time, then this process is killed
+        found = try_tokenizer(request)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_line(json.dumps(error_fields(found)))
 

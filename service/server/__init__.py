@@ -1,1 +1,1 @@
-"""The server as a process: its parts put together, its signals and its end, its traces."""
+"""The server process: its assembly, its signals and shutdown, its traces."""

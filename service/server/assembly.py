@@ -1,6 +1,6 @@
-"""A server put together: its settings become an engine, models, an application and a process.
+"""Assembles a server from its settings: the engine, the models, the application and the process.
 
-Knows no route.  The one idea: it listens first and loads then, so that probes are answered from the first moment.
+The server listens first and loads its models then, so that probes are answered from the start.
 """
 
 import asyncio
@@ -33,21 +33,21 @@ def keep_executor(executor: Executor) -> Executor:
 
 
 def serve(settings: Settings, executed: ExecutorHook = keep_executor, traces: RequestTracer = NO_TRACING) -> int:
-    """Serve until a signal comes; the exit status.  1 if no model could be loaded.
+    """Serve until a signal arrives; returns the exit status, which is 1 if no model could be loaded.
 
-    `executed` gets every executor and gives the one to be used: tests put faults in between.  `traces` is told of every
-    request.  Raises SettingsError if the address cannot be listened on, CheckpointError if quick-start models cannot be
-    fetched.
+    `executed` is called with every executor and returns the one to use: tests inject faults with it. `traces` records
+    every request. Raises SettingsError if the address cannot be listened on, and CheckpointError if quick-start models
+    cannot be fetched.
     """
-    if (follows := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
-        return follower.run_follower(follows)
+    if (rank_config := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
+        return follower.run_follower(rank_config)
     imported = process_age()
     listener = bind_socket(settings.host, settings.port)
     if not settings.models:
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
-    clock = StartTimes(imported, process_age())
-    app = assemble(settings, lambda registry: process.on_models_settled(registry, clock), executed, traces)
+    times = StartTimes(imported, process_age())
+    app = assemble(settings, lambda registry: process.on_models_settled(registry, times), executed, traces)
     process = ServerProcess(settings, app, listener)
     tune_interpreter()
     process.run(sockets=[listener])
@@ -60,22 +60,22 @@ def assemble(
     executed: ExecutorHook = keep_executor,
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
-    """The application, its engine and its models; `settled` hears when every model is ready or broken."""
-    books = Telemetry.from_settings(settings)
-    place = choose_placement(settings)
-    engine = Engine(books, name=place.device.type, threads=place.torch_threads)
-    registry = ModelRegistry(engine, settings, told=books.metrics, executed=executed)
-    server = books.build_server(settings, registry, engine, traces, registry.held_bytes)
+    """Build the application with its engine and models. `settled` is called when every model is ready or broken."""
+    telemetry = Telemetry.from_settings(settings)
+    placement = choose_placement(settings)
+    engine = Engine(telemetry, name=placement.device.type, threads=placement.torch_threads)
+    registry = ModelRegistry(engine, settings, told=telemetry.metrics, executed=executed)
+    server = telemetry.build_server(settings, registry, engine, traces, registry.held_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         loading = asyncio.create_task(load_models(registry, server.text, settled))
-        aside = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(books.keys))]
+        tasks = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(telemetry.keys))]
         yield
-        for task in (loading, *aside):
+        for task in (loading, *tasks):
             task.cancel()
-        await engine.close(0)  # what was in flight has had its time
+        await engine.close(0)  # running requests have had their time
         server.text.close()
         await asyncio.wait([loading])
         await traces.close()
@@ -89,4 +89,4 @@ async def load_models(registry: ModelRegistry, text: TextProcessor, settled: Cal
     await registry.load_all()
     settled(registry)
     for model in registry.models():
-        text.prepare_grammars(model)  # now: nobody is answered yet whom that could hold up
+        text.prepare_grammars(model)  # now, while no request can be delayed by it

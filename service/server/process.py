@@ -1,8 +1,8 @@
-"""The server as a process: what happens at a signal, and how it ends.
+"""The server as a process: signals, shutdown and exit status.
 
-Knows no route and nothing of what computes.  The one idea: it leaves in the opposite order of its start: not ready and
-nothing new (still answering probes), what is in flight, what computes, the connections.  Whatever hangs meanwhile (a
-client that doesn't read, a step, a tokeniser), GRACE seconds after `drain_seconds` the process is gone.
+It shuts down in the opposite order of its start: it stops accepting requests (probes are still answered), finishes the
+running ones, stops the engine, closes the connections. If anything hangs meanwhile (a client that does not read, a
+step, a tokenizer), the process exits EXIT_SECONDS after `drain_seconds`.
 """
 
 import asyncio
@@ -53,25 +53,23 @@ from ..resources.process_info import allow_connections, process_age
 from ..resources.request_memory import BYTES_PER_BODY_BYTE, BYTES_PER_TOKEN, Headroom
 from ..text.tokenization import TextProcessor
 
-CLOSE_SECONDS = 3  # seconds for errors to leave, once the time is over
-EXIT_SECONDS = 8  # seconds after which the process is gone, whatever still hangs
-LISTEN_BACKLOG = (
-    4096  # connections that the kernel keeps until they are taken; one more is tried again after a second or more
-)
-# How many of them are taken in a turn of the loop.  More shorten the queue in which a probe may stand, and lengthen the
-# turns: some hundred microseconds each.  They are open before the first of them could make another one end, so several
-# turns of them have to be within `service.resources.process_info.FILES`.
+CLOSE_SECONDS = 3  # seconds to send the last errors, after the drain
+EXIT_SECONDS = 8  # seconds after which the process exits, whatever still runs
+LISTEN_BACKLOG = 4096  # connections that the kernel queues; the client of one more tries again after a second or more
+# Connections that are accepted in a turn of the event loop. More shorten the queue that a probe may wait in, and
+# lengthen the turn: some hundred microseconds each. They are open before the first of them could close another one, so
+# several turns of them must be within the reserve of `service.resources.process_info`.
 ACCEPT_BATCH = 32
-PROBE_CONNECTIONS = 32  # connections of the port for probes
-SWITCH_INTERVAL = 0.0005  # seconds a busy thread computes before it lets another one
-SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
+PROBE_CONNECTIONS = 32  # connections of the probe port
+SWITCH_INTERVAL = 0.0005  # seconds a busy thread runs before another one may take the interpreter lock
+SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel buffers for a client that does not read; Linux doubles it
 
 log = logging.getLogger("polyhead")
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What is told of requests and steps goes to the page, which counts it, and to the keys, which pay for it."""
+    """Observer of requests and steps: it passes events to the metrics, which count them, and to the keys' quotas."""
 
     metrics: Metrics
     keys: Keys
@@ -100,7 +98,7 @@ class Telemetry:
         traces: RequestTracer,
         held: Callable[[], int] = lambda: 0,
     ) -> AppState:
-        """What the routes reach, where `registry` and `engine` answer; models take `held` bytes of memory."""
+        """Build what the routes use, around `registry` and `engine`; models hold `held` bytes of memory."""
         free = min(capacity.available_memory(), default=math.inf)
         headroom = Headroom(free, lambda: held() + BYTES_PER_TOKEN * engine.tokens)
         text = TextProcessor(
@@ -130,7 +128,7 @@ class Telemetry:
 
 
 class LoadedModels(Protocol):
-    """What there is to say of served models once all are ready or broken."""
+    """What the start-up log line needs of the registry."""
 
     def names(self) -> list[str]: ...
 
@@ -141,30 +139,30 @@ class LoadedModels(Protocol):
 
 @dataclass(frozen=True)
 class StartTimes:
-    """When the stages of a start were reached, in seconds since the process began."""
+    """When the stages of a start ended, in seconds since the process began."""
 
-    imported: float  # its code
-    fetched: float  # the models
+    imported: float  # the imports
+    fetched: float  # the fetch of quick-start models
 
 
 def tune_interpreter() -> None:
-    """Let no thread keep the others waiting: probes are to be answered while all are busy."""
-    # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
-    # tenth of a second, again and again.
+    """Set up garbage collection and thread switching so that probes are answered while all threads are busy."""
+    # The objects that exist now, mostly code, are permanent. A garbage collection that examines them stops every thread
+    # for a tenth of a second.
     gc.freeze()
     gc.enable()
-    # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
+    # A thread that has sent to a client waits this long for the interpreter lock.
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
 class ServerProcess(uvicorn.Server):
-    """uvicorn with our signals, our lines in the log, and an exit status."""
+    """uvicorn with our signals, log lines and exit status."""
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
         server = cast(AppState, app.state.server)
         self.tls = certificate_of(settings)
         super().__init__(
-            build_uvicorn_config(proxied(app, settings), build_connection_limits(settings, server), self.tls)
+            build_uvicorn_config(trust_proxies(app, settings), build_connection_limits(settings, server), self.tls)
         )
         self.exit_code = 0
         self.drain_seconds = settings.drain_seconds
@@ -174,8 +172,8 @@ class ServerProcess(uvicorn.Server):
         server.origins.add_bound_address(settings.host, listener.getsockname()[0])
         self.requires_key = server.keys.are_required
         self.allows_any_origin = WILDCARD in settings.cors_origins
-        self.listening_since = 0.0  # since when, in seconds since the process began
-        self.deadline = math.inf  # of what is in flight, on `time.monotonic`
+        self.listening_since = 0.0  # when it began to listen, in seconds since the process began
+        self.deadline = math.inf  # of running requests, by `time.monotonic`
         self.stop_engine: Callable[[], Awaitable[None]] = app.state.stop
         self.probes = ProbeServer(settings, app, server) if settings.probe_port else None
         self.exit_timer = threading.Timer(EXIT_SECONDS, self.exit_now)
@@ -189,32 +187,34 @@ class ServerProcess(uvicorn.Server):
         if self.probes is not None:
             await self.probes.start()
         self.listening_since = process_age()
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if is_main_thread and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
             signal.signal(signal.SIGHUP, self.handle_exit)
         self.log_address()
 
     def log_address(self) -> None:
-        """Whoever can reach it may ask, unless a key is asked for."""
-        whom = "for this machine only" if self.is_loopback else "for whoever reaches it"
-        log.info("listening on %s, %s; loading models", self.address, whom)
+        """Log the address, and warn if anyone may use the models."""
+        clients = "for this machine only" if self.is_loopback else "for all machines that reach it"
+        log.info("listening on %s, %s; loading models", self.address, clients)
         if not self.is_loopback and not self.requires_key:
-            log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
+            log.warning(
+                "no key is required: every client that reaches it may use the models; see --api-key and --keys-file"
+            )
         if self.allows_any_origin and not self.requires_key:
-            log.warning("no key is asked for and cors_origins is *: any web page that a user opens may use the models")
+            log.warning("no key is required and cors_origins is *: any web page that a user opens may use the models")
 
-    def on_models_settled(self, registry: LoadedModels, clock: StartTimes) -> None:
-        """All models are ready or broken.  Without any there is nothing to stay for."""
+    def on_models_settled(self, registry: LoadedModels, times: StartTimes) -> None:
+        """All models are ready or broken. If none is ready, the server exits."""
         ready = registry.models()
         if not ready:
-            log.critical("none of %d models could be loaded, leaving", len(registry.names()))
+            log.critical("none of %d models could be loaded, exiting", len(registry.names()))
             self.exit_code = 1
             self.start_draining()
             return
         stages = {
-            "interpreter and imports": clock.imported,
-            "fetch": clock.fetched - clock.imported,
-            "listening": max(self.listening_since - clock.fetched, 0.0),
+            "interpreter and imports": times.imported,
+            "fetch": times.fetched - times.imported,
+            "listening": max(self.listening_since - times.fetched, 0.0),
             **registry.stage_seconds(),
         }
         line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
@@ -238,29 +238,30 @@ class ServerProcess(uvicorn.Server):
         log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain_seconds)
 
     def exit_now(self) -> None:
-        log.critical("something hangs and is left behind, %d s after the end began", EXIT_SECONDS)
+        log.critical("exiting %d s after the shutdown began: something hangs", EXIT_SECONDS)
         os._exit(self.exit_code)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop listening: not while something is in flight and has time.  Clients that keep connections are
-        sent elsewhere meanwhile: over these they would be refused again and again."""
+        """Whether to stop listening: not while requests are running and have time. Clients with idle connections are
+        disconnected meanwhile, so that they connect to another server: here their requests would be rejected.
+        """
         if self.is_draining:
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).stop_keep_alive()
-        over = self.is_draining and (not self.admission.unfinished or time.monotonic() >= self.deadline)
-        return await super().on_tick(counter) or over
+        is_finished = self.is_draining and (not self.admission.unfinished or time.monotonic() >= self.deadline)
+        return await super().on_tick(counter) or is_finished
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
+        """The first signal starts the drain; the second exits at once, without the engine's thread."""
         if self.is_draining:
             os._exit(128 + sig)
         self.start_draining()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.unfinished:
-            log.warning("%d requests are cut: they had their time", self.admission.unfinished)
+            log.warning("%d requests are aborted: their time is over", self.admission.unfinished)
         self.exit_timer.start()
-        await self.stop_engine()  # whose streams end with an error, in the words of their dialect
+        await self.stop_engine()  # its streams end with an error in the form of their dialect
         await super().shutdown(sockets)
         if self.probes is not None:
             self.probes.close()
@@ -268,20 +269,20 @@ class ServerProcess(uvicorn.Server):
 
 
 class ProbeServer:
-    """A listener of its own for probes, in the same event loop: what it answers holds for that, too.
+    """A separate listener for probes, on the event loop of the server, so its answers are valid for the server too.
 
     Raises SettingsError if its port cannot be listened on.
     """
 
     def __init__(self, settings: Settings, app: FastAPI, server: AppState) -> None:
         self.listener = bind_socket(settings.host, settings.probe_port, "--probe-port")
-        edge = replace(
+        limits = replace(
             build_connection_limits(settings, server),
             max_connections=PROBE_CONNECTIONS,
             incoming_bodies=IncomingBodies(),
         )
         self.state = ServerState()
-        self.connection = partial(Connection, build_uvicorn_config(ProbeApp(app), edge), self.state, {}, edge=edge)
+        self.connection = partial(Connection, build_uvicorn_config(ProbeApp(app), limits), self.state, {}, edge=limits)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -309,7 +310,9 @@ def build_connection_limits(settings: Settings, server: AppState) -> ConnectionL
 
 
 def certificate_of(settings: Settings) -> ssl.SSLContext | None:
-    """Raises SettingsError where the certificate or its key cannot be used."""
+    """Read the TLS certificate of the settings; None without one. Raises SettingsError if the certificate or its key
+    cannot be used.
+    """
     if not settings.tls_cert:
         return None
     paths = [str(Path(path).expanduser()) for path in (settings.tls_cert, settings.tls_key) if path]
@@ -323,17 +326,17 @@ def certificate_of(settings: Settings) -> ssl.SSLContext | None:
         raise SettingsError(f"tls_cert: is no PEM certificate that fits the private key: {reason}") from None
 
 
-def proxied(app: ASGIApp, settings: Settings) -> ASGIApp:
-    """`app`, which sees the clients of trusted proxies."""
+def trust_proxies(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """Wrap `app` so that it sees the addresses of clients behind trusted proxies."""
     if not settings.proxy_headers:
         return app
     return cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, app), list(settings.proxy_headers)))
 
 
 def build_uvicorn_config(
-    app: ASGIApp, edge: ConnectionLimits, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
+    app: ASGIApp, limits: ConnectionLimits, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Config:
-    """uvicorn's configuration, with our connections: behind a TLS handshake where `tls` is given."""
+    """Return uvicorn's configuration with our connections, behind a TLS handshake if `tls` is given."""
 
     def connect(
         config: uvicorn.Config,
@@ -341,8 +344,8 @@ def build_uvicorn_config(
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.BaseProtocol:
-        connection = partial(Connection, config, server_state, app_state, _loop, edge=edge)
-        return connection() if tls is None else Handshake(tls, connection, server_state, edge)
+        connection = partial(Connection, config, server_state, app_state, _loop, edge=limits)
+        return connection() if tls is None else Handshake(tls, connection, server_state, limits)
 
     return uvicorn.Config(
         app,
@@ -359,14 +362,15 @@ def build_uvicorn_config(
 
 
 def bind_socket(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A socket that has the address, before anything slow is begun.  Raises SettingsError, which names `flag`, if it is
-    taken."""
+    """Return a socket bound to the address, before anything slow starts. Raises SettingsError, with the name of `flag`,
+    if the address is in use.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio looks for it before it switches off Nagle's algorithm, and without that a
+    # The protocol is given because asyncio checks it before it switches off Nagle's algorithm, and without that a
     # response in two writes waits 40 ms for the client's acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of every connection
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # inherited by every connection
     try:
         listener.bind((host, port))
     except OSError as error:

@@ -1,13 +1,12 @@
 """Traces of requests, sent to an OpenTelemetry collector.
 
-Knows no model and no socket: it is told of a request when it comes and when it is over.  The one idea: the spans of a
-request's stages are made when all is over, from times that its record has (`service.api.access.access_log`), so that
-while it is being answered tracing costs nothing.  The extra `otel` brings OpenTelemetry; the command line imports this
-module only where traces are wanted.
+The spans of a request's stages are made when the request has ended, from times in its record
+(`service.api.access.access_log`), so tracing costs nothing while it is answered. The extra `otel` installs
+OpenTelemetry; the command line imports this module only if traces are enabled.
 
-Spans are sent in batches by a thread of the library's, out of a queue with an end: what doesn't fit is dropped, and
-the log says so.  Nothing else of OpenTelemetry's is in use: FastAPI's own telemetry, which the environment can switch
-on and which would send exceptions with what they quote, is off.
+The library sends spans in batches on a thread of its own, from a bounded queue: what does not fit is dropped, and
+logged. Nothing else of OpenTelemetry is used: FastAPI's own instrumentation, which the environment can enable and which
+would send exceptions with their quotes, is off.
 """
 
 import logging
@@ -36,23 +35,25 @@ except ImportError:
 else:
     HAS_OPENTELEMETRY = True
 
-PATIENCE_S = 2.0  # at the end, for what was not sent yet
-CHAT_ROUTES = ("/chat/completions", "/messages", "/responses")  # how routes end that continue conversations
+PATIENCE_S = 2.0  # seconds at the end to send the last spans
+CHAT_ROUTES = ("/chat/completions", "/messages", "/responses")  # suffixes of chat routes
 SpanAttributes = Mapping[str, str | int | float]
 
 log = logging.getLogger(__name__)
 
 
 class OtelTraces:
-    """`service.api.access.access_log.Traces`.  Raises SettingsError where OpenTelemetry is missing."""
+    """Implements `service.api.access.access_log` traces. Raises SettingsError if OpenTelemetry is not installed."""
 
     def __init__(self, settings: Settings) -> None:
         if not HAS_OPENTELEMETRY:
             raise SettingsError("otlp_endpoint: to send traces an extra is needed: pip install 'polyhead[otel]'")
-        named = {"service.name": "polyhead", "service.version": VERSION}
+        attributes = {"service.name": "polyhead", "service.version": VERSION}
         self.provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(settings.trace_ratio)),
-            resource=Resource.create(named).merge(OTELResourceDetector().detect()),  # who runs it may name it otherwise
+            resource=Resource.create(attributes).merge(
+                OTELResourceDetector().detect()
+            ),  # the operator may set another name
             shutdown_on_exit=False,
         )
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{settings.otlp_endpoint}/v1/traces")))
@@ -60,25 +61,23 @@ class OtelTraces:
         self.context = TraceContextTextMapPropagator()
 
     def begin(self, arrived: float, headers: Headers) -> Trace:
-        """Its parent is the span that the client names; what it says against the standard says nothing."""
+        """Start the span of a request. Its parent is the span in the client's headers; invalid headers are ignored."""
         parent = self.context.extract(trace_headers(headers))
         epoch = time.time_ns() - nanoseconds(time.perf_counter())
         span = self.tracer.start_span("HTTP", parent, SpanKind.SERVER, start_time=epoch + nanoseconds(arrived))
         return OtelTrace(self.tracer, span, epoch)
 
     async def close(self) -> None:
-        # By a thread that may be left behind: the library waits longer for a collector that doesn't answer.
+        # On a thread that may be abandoned: the library waits longer for a collector that does not answer.
         closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         closing.start()
         await run_on_thread(partial(closing.join, PATIENCE_S))
         if closing.is_alive():
-            log.warning("the last traces are left behind: the collector did not take them in %g s", PATIENCE_S)
+            log.warning("the last traces are lost: the collector did not take them in %g s", PATIENCE_S)
 
 
 class OtelTrace:
-    """`service.api.access.access_log.Trace`.  `epoch` is when the clock of `time.perf_counter` was zero, in
-    nanoseconds.
-    """
+    """The trace of one request. `epoch`: the time in nanoseconds when the clock of `time.perf_counter` was zero."""
 
     def __init__(self, tracer: "Tracer", span: "Span", epoch: int) -> None:
         self.tracer, self.span, self.epoch = tracer, span, epoch
@@ -90,7 +89,9 @@ class OtelTrace:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """As the draft of W3C Trace Context has it for responses, and as OpenTelemetry's own servers say it."""
+        """The trace's id for the response, as in the draft of W3C Trace Context and as OpenTelemetry's own servers send
+        it.
+        """
         context = self.span.get_span_context()
         if not context.is_valid:
             return {}
@@ -101,8 +102,8 @@ class OtelTrace:
             return
         inside = set_span_in_context(self.span)
         for stage, began, ended in record.stages:
-            facts = STAGE_ATTRIBUTES[stage](record.engine) if record.engine and stage in STAGE_ATTRIBUTES else {}
-            span = self.tracer.start_span(stage, inside, attributes=facts, start_time=self.to_epoch(began))
+            attributes = STAGE_ATTRIBUTES[stage](record.engine) if record.engine and stage in STAGE_ATTRIBUTES else {}
+            span = self.tracer.start_span(stage, inside, attributes=attributes, start_time=self.to_epoch(began))
             span.end(self.to_epoch(ended))
         method = "HTTP" if record.method == "other" else record.method
         self.span.update_name(f"{method} {record.route}".rstrip())
@@ -120,21 +121,21 @@ def nanoseconds(seconds: float) -> int:
 
 
 def trace_headers(headers: Headers) -> Mapping[str, list[str]]:
-    """What the headers say of a trace; more than one parent is none."""
+    """Return the headers of a trace; more than one parent counts as none."""
     if len(headers.getlist("traceparent")) != 1:
         return {}
     return {name: headers.getlist(name) for name in ("traceparent", "tracestate") if name in headers}
 
 
 def is_server_error(record: RequestRecord) -> bool:
-    """By us: a client that asks for what can't be, or leaves, is no error of the server's."""
+    """Whether the server failed: an invalid request, or a client that disconnects, is not a server error."""
     return record.status >= 500 or record.outcome in ("failed", "expired")
 
 
 def request_attributes(record: RequestRecord) -> SpanAttributes:
-    """By OpenTelemetry's names, where it has them: those of HTTP servers, and of generative models."""
-    visit, work = record.context, record.engine
-    facts = {
+    """Return the span's attributes, by OpenTelemetry's names for HTTP servers and generative models if it has them."""
+    context, work = record.context, record.engine
+    attributes = {
         "http.request.method": "_OTHER" if record.method == "other" else record.method,
         "http.route": record.route,
         "http.response.status_code": record.status,
@@ -143,21 +144,21 @@ def request_attributes(record: RequestRecord) -> SpanAttributes:
         "client.address": record.client,
         "error.type": (record.reason or str(record.status)) if is_server_error(record) else "",
         "gen_ai.operation.name": operation_name(record),
-        "gen_ai.provider.name": "polyhead" if visit.model else "",
-        "gen_ai.request.model": visit.model,
-        "polyhead.request_id": visit.id,
-        "polyhead.task": visit.task,
-        "polyhead.key": visit.owner,
+        "gen_ai.provider.name": "polyhead" if context.model else "",
+        "gen_ai.request.model": context.model,
+        "polyhead.request_id": context.id,
+        "polyhead.task": context.task,
+        "polyhead.key": context.owner,
         "polyhead.outcome": record.outcome,
         "polyhead.reason": record.reason,
         **(token_attributes(work) if work else {}),
         "polyhead.time_to_first_token": record.first_token_seconds or "",
     }
-    return {name: value for name, value in facts.items() if value != ""}
+    return {name: value for name, value in attributes.items() if value != ""}
 
 
 def operation_name(record: RequestRecord) -> str:
-    """What the conventions call it; for other tasks they have no name."""
+    """Return the operation by OpenTelemetry's conventions; empty for tasks without a name there."""
     match record.context.task:
         case "generate":
             return "chat" if record.route.endswith(CHAT_ROUTES) else "text_completion"
@@ -179,7 +180,7 @@ def token_attributes(work: EngineSummary) -> SpanAttributes:
 STAGE_ATTRIBUTES: Mapping[Stage, Callable[[EngineSummary], SpanAttributes]] = {
     "queue": lambda work: {"polyhead.requests": work.requests, "polyhead.longest_wait": work.queue_seconds},
     "steps": token_attributes,
-    # It began with the first token and ended with the last text, but was at work so many seconds only.
+    # It lasts from the first token to the last text, but was busy for only this many seconds.
     "detokenise": lambda work: {
         "polyhead.busy": work.detokenise_seconds,
         "gen_ai.usage.output_tokens": work.generated_tokens,

@@ -1,8 +1,8 @@
-"""Asking the compiler's process whether a grammar can be compiled, and ending it if it doesn't say so in time.
+"""Checks in a child process whether a grammar can be compiled, within limits of time and memory.
 
-Knows no model.  The one idea: a process that hangs, swells or falls over is ended, and another is started for the next.
-What is refused depends on the grammar, not on who else wants the machine: the limit is of processor time, and whom a
-busy machine gives none is asked to come again.
+A child that hangs, exceeds its memory or crashes is killed, and another is started for the next grammar.  The limit is
+of processor time, so a refusal depends on the grammar alone; where a busy machine gives the child too little time, the
+client is asked to try again.
 """
 
 import json
@@ -18,13 +18,13 @@ from ..core.errors import BadRequest, PolyheadError, Unavailable
 from ..core.grammar import MAX_REGEX_CHARS, Grammar
 from . import grammar_child as compiler
 
-CPU_LIMIT_S = 1.0  # of a processor: what takes more is refused
+CPU_LIMIT_S = 1.0  # processor time: a grammar that takes more is refused
 TIMEOUT_S = 10.0  # seconds of the clock
-PROCESSES = 2  # so that one who has to be waited for holds up no other
+PROCESSES = 2  # so that a slow grammar does not delay all others
 
 
 class GrammarCheck:
-    """As many grammars at a time as there are processes, which start when they are first needed."""
+    """A few child processes, started when first needed; as many grammars are checked at a time."""
 
     def __init__(self) -> None:
         self._idle: SimpleQueue[CheckProcess] = SimpleQueue()
@@ -33,21 +33,26 @@ class GrammarCheck:
             self._idle.put(each)
 
     def compile(self, grammar: Grammar, outline: dict[str, Any]) -> str:
-        """The grammar as llguidance reads it, for a vocabulary of which `outline` says enough.
+        """The grammar in llguidance's form, checked for the vocabulary that `outline` describes.
 
-        Raises BadRequest, naming the field and the place in it; Unavailable if the machine is too busy to say.  Any
+        Raises BadRequest, which names the field and the place in it; Unavailable if the machine is too busy.  Any
         thread may call it.
         """
-        trial = self._idle.get()
+        process = self._idle.get()
         try:
-            asked = {"kind": grammar.kind, "source": grammar.source, "seconds": CPU_LIMIT_S, "pattern": MAX_REGEX_CHARS}
-            told = trial.ask(asked | outline)
+            question = {
+                "kind": grammar.kind,
+                "source": grammar.source,
+                "seconds": CPU_LIMIT_S,
+                "pattern": MAX_REGEX_CHARS,
+            }
+            answer = process.ask(question | outline)
         finally:
-            self._idle.put(trial)
-        if "grammar" not in told:
-            where = grammar.field + told["place"]
-            raise BadRequest(f"{where}: {told['wrong']}", param=grammar.field)
-        return told["grammar"]
+            self._idle.put(process)
+        if "grammar" not in answer:
+            where = grammar.field + answer["place"]
+            raise BadRequest(f"{where}: {answer['wrong']}", param=grammar.field)
+        return answer["grammar"]
 
     def close(self) -> None:
         for each in self._processes:
@@ -55,7 +60,7 @@ class GrammarCheck:
 
 
 class CheckProcess:
-    """One process."""
+    """One child process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,8 +82,8 @@ class CheckProcess:
             self.kill()
             wrong = f"takes more than {CPU_LIMIT_S:g} s of a processor" if late else "takes too much memory"
             return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
-        told: dict[str, str] = json.loads(line)
-        return told
+        answer: dict[str, str] = json.loads(line)
+        return answer
 
     def kill(self) -> None:
         process, self._process = self._process, None

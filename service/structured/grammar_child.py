@@ -1,8 +1,7 @@
-"""A grammar tried where it does no harm: a process of its own, which is ended if it takes too long.
+"""The child process that checks grammars: reads a question from each line of standard input, writes an answer to each.
 
-Knows no model and nothing else of the service; it reads questions from its standard input, a line each, and writes an
-answer to each.  The one idea: what somebody else wrote may take all the time and memory there is to be compiled, and
-nothing inside the library stops it; so it is compiled here first, and only what came through well in the server.
+A client's grammar may take any amount of time and memory to compile, and llguidance cannot be interrupted.  So each is
+compiled here first, and in the server only if that succeeded.  Imports nothing else of the service.
 """
 
 import json
@@ -17,12 +16,12 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-MEMORY_LIMIT, STACK_LIMIT = 1 << 30, 4 << 20  # bytes: half of what a thread's stack has in the server
+MEMORY_LIMIT, STACK_LIMIT = 1 << 30, 4 << 20  # bytes; the stack is half of a server thread's
 MAX_TRIALS = 300  # of parts of a schema, to find the one at fault
 MAX_ERROR_CHARS = 300
 
-# A schema's documents are written on one line, as Python writes them: where spaces are no matter of taste, most of
-# what is no value is forced.  A model that may write any number of spaces sometimes writes nothing else.
+# Documents of a schema are written on one line, as Python writes them: with fixed spaces, most of what is not a
+# value is forced.  A model that may write any number of spaces sometimes writes nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
 PARSER_LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
 
@@ -43,7 +42,7 @@ ERROR_MESSAGES = {
 
 
 def to_llguidance(kind: str, source: str) -> str:
-    """As llguidance reads it.  ValueError for what is not even that."""
+    """The grammar in llguidance's form.  Raises ValueError for a malformed one."""
     match kind:
         case "object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', {"whitespace_pattern": WHITESPACE})
@@ -63,20 +62,20 @@ def to_llguidance(kind: str, source: str) -> str:
 
 
 def grammar_error(tokenizer: LLTokenizer, grammar: str) -> str:
-    """What llguidance says against it; empty if nothing."""
+    """llguidance's error message for the grammar; empty if it is valid."""
     return LLMatcher(tokenizer, grammar, log_level=0, limits=PARSER_LIMITS).get_error()
 
 
-def check_grammar(asked: dict[str, Any]) -> dict[str, str]:
-    """The `grammar`, or what is wrong with it and where: `place` in a schema, as people write it."""
-    kind, source = asked["kind"], asked["source"]
-    if kind == "schema" and (place := find_long_pattern(source, asked["pattern"])):
-        return {"wrong": f"must have at most {asked['pattern']} characters", "place": place}
-    tokenizer = build_byte_tokenizer(asked["size"], tuple(asked["ends"]), tuple(map(tuple, asked["special"])))
+def check_grammar(question: dict[str, Any]) -> dict[str, str]:
+    """The `grammar` in llguidance's form, or what is `wrong` with it, and at which `place` of a schema."""
+    kind, source = question["kind"], question["source"]
+    if kind == "schema" and (place := find_long_pattern(source, question["pattern"])):
+        return {"wrong": f"must have at most {question['pattern']} characters", "place": place}
+    tokenizer = build_byte_tokenizer(question["size"], tuple(question["ends"]), tuple(map(tuple, question["special"])))
     try:
         grammar = to_llguidance(kind, source)
-    except (GbnfToLarkError, ValueError, RecursionError) as problem:
-        return {"wrong": readable_error(str(problem)), "place": ""}
+    except (GbnfToLarkError, ValueError, RecursionError) as error:
+        return {"wrong": readable_error(str(error)), "place": ""}
     error = grammar_error(tokenizer, grammar)
     if not error:
         return {"grammar": grammar}
@@ -89,13 +88,13 @@ def check_grammar(asked: dict[str, Any]) -> dict[str, str]:
 
 
 def find_long_pattern(source: str, longest: int) -> str:
-    """The place of a pattern in a schema that has more than so many characters; empty if there is none."""
+    """The place of a pattern in a schema that has more than `longest` characters; empty if there is none."""
     if len(source) <= longest:
         return ""
     try:
         left: list[tuple[str, Any]] = [("", json.loads(source))]
     except (ValueError, RecursionError):
-        return ""  # which others say
+        return ""  # invalid JSON is reported later
     while left:
         place, part = left.pop()
         if isinstance(part, dict):
@@ -112,7 +111,7 @@ def find_long_pattern(source: str, longest: int) -> str:
 
 @lru_cache(maxsize=4)
 def build_byte_tokenizer(size: int, ends: tuple[int, ...], special: tuple[tuple[int, str], ...]) -> LLTokenizer:
-    """A vocabulary of single bytes, and of the special tokens that a grammar may name."""
+    """A tokenizer of `size` tokens: single bytes, and the special tokens that a grammar may name."""
     tokens = [b""] * size
     for token, spelled in special:
         tokens[token] = spelled.encode()
@@ -125,7 +124,7 @@ def build_byte_tokenizer(size: int, ends: tuple[int, ...], special: tuple[tuple[
 
 
 class ByteTokenizer:
-    """A tokenizer as TokenizerWrapper wants one."""
+    """A tokenizer with the attributes that TokenizerWrapper needs."""
 
     bos_token_id = None
 
@@ -138,7 +137,7 @@ class ByteTokenizer:
 
 
 def narrow_error(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[str, str]:
-    """The smallest part of a schema that is wrong in the same way by itself: its place, and what is said of it."""
+    """The place of the smallest part of a schema with the same error, and the error."""
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema} if schema else {}
     path, part, left = "", schema, MAX_TRIALS
     while left > 0:
@@ -155,7 +154,7 @@ def narrow_error(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right inside a schema, and the way to each."""
+    """The schemas directly inside a schema, and their places."""
     for key in NAMED_SUBSCHEMAS:
         if isinstance(named := schema.get(key), dict):
             yield from ((f".{key}.{name}", child) for name, child in named.items() if isinstance(child, dict))
@@ -168,12 +167,12 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def readable_error(error: str) -> str:
-    """What llguidance says, for people: one line, without what it repeats of the source."""
+    """llguidance's error message in one line, without repetitions of the source."""
     error = error.removesuffix("\n<non-verbose/>")
-    for pattern, words in ERROR_MESSAGES.items():
+    for pattern, template in ERROR_MESSAGES.items():
         if found := re.fullmatch(pattern, error, re.DOTALL):
-            return words.format(*(group.replace('"', "") for group in found.groups()))
-    if "\nerror: " in error:  # of a regular expression; the line before shows the column
+            return template.format(*(group.replace('"', "") for group in found.groups()))
+    if "\nerror: " in error:  # of a regular expression; the line before marks the column
         before, _, after = error.rpartition("\nerror: ")
         column = len(before.rpartition("\n")[2].rstrip("^")) - 3
         return shorten(f"character {column}: {after.splitlines()[0]}")
@@ -192,11 +191,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT, STACK_LIMIT))
     write_line("")  # ready
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # of all our threads' time; then this process is killed
-        told = check_grammar(asked)
+        question = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, question["seconds"])  # of processor time; then this process is killed
+        answer = check_grammar(question)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        write_line(json.dumps(told))
+        write_line(json.dumps(answer))
 
 
 def write_line(line: str) -> None:

@@ -1,8 +1,8 @@
-"""Grammars compiled for a model: what they ask for, token by token, by llguidance.
+"""Compiles grammars to guides with llguidance, for the vocabulary of a model.
 
-Knows no HTTP and no tensor.  The one idea: a guide is compiled once and kept; every answer walks a copy of it.  What
-a client wrote is tried in another process first (`service.structured.grammar_check`), where it can take as long as
-it likes."""
+A guide is compiled once and cached; each answer uses a copy of its matcher.  A client's grammar is checked in a child
+process first (`service.structured.grammar_check`).
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -29,72 +29,73 @@ from .thinking import ThinkingGuide
 from .vocabulary_bytes import VocabularyBytes
 
 T = TypeVar("T")
-MAX_CACHED_GUIDES, MAX_CACHED_CHARS = 128, 1 << 22  # guides of a model, and of their sources
-MAX_FORCED_TOKENS = 64  # tokens that come without a choice in one step
-TRIAL_STEPS = 3  # that are tried before anybody is given a guide
+MAX_CACHED_GUIDES, MAX_CACHED_CHARS = 128, 1 << 22  # guides of a model, and characters of their grammars
+MAX_FORCED_TOKENS = 64  # forced tokens in one step
+TRIAL_STEPS = 3  # that are tried before a guide is used
 
 
 class GuideCompiler:
-    """Those of all models.  Threads may share it."""
+    """The guides of all models.  Any thread may call it."""
 
     def __init__(self) -> None:
         self._grammar_check = GrammarCheck()
         self._caches: WeakKeyDictionary[Tokenizer, GuideCache | str] = (
             WeakKeyDictionary()
-        )  # or why it can have no guide
+        )  # or why the model can have no guides
         self._lock = Lock()
 
     def find_cached(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
-        """A guide that is there already; it costs nothing to ask."""
-        kept = self._caches.get(model.tokenizer)
-        inner = kept.find(grammar) if isinstance(kept, GuideCache) and grammar is not None else None
-        return inner if thinking is None else None
+        """A cached guide, or None.  Returns at once."""
+        cache = self._caches.get(model.tokenizer)
+        guide = cache.find(grammar) if isinstance(cache, GuideCache) and grammar is not None else None
+        return guide if thinking is None else None
 
     def compile(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
-        """What an answer must look like; None if it may be anything.  BadRequest names the field and what is wrong.
+        """The guide of an answer; None if nothing constrains it.
 
-        It can take seconds: where the model has none yet, and where a grammar is hard.
+        Raises BadRequest, which names the field and what is wrong.  It can take seconds, for the first guide of a model
+        or for a hard grammar.
         """
         if grammar is None and (thinking is None or thinking.budget < 0):
             return None
-        kept = self._cache_of(model, grammar.field if grammar is not None else "thinking_budget")
-        inner = self._compile_cached(kept, grammar) if grammar is not None else None
-        return inner if thinking is None else ThinkingGuide(kept.vocabulary, thinking, inner)
+        cache = self._cache_of(model, grammar.field if grammar is not None else "thinking_budget")
+        guide = self._compile_cached(cache, grammar) if grammar is not None else None
+        return guide if thinking is None else ThinkingGuide(cache.vocabulary, thinking, guide)
 
     def prepare(self, model: Model) -> None:
-        """Make now what any guide of a model needs, so that nobody waits for it who asks for one."""
-        with suppress(BadRequest):  # it cannot have any, as those will hear who ask
+        """Build what all guides of a model need, so that its first request does not wait for it."""
+        with suppress(BadRequest):  # it cannot have guides: its requests get this error
             self._cache_of(model, "")
 
     def close(self) -> None:
         self._grammar_check.close()
 
     def _cache_of(self, model: Model, field: str) -> "GuideCache":
-        """BadRequest naming the field where the model can have no guide, which is found out once."""
+        """The cache of a model.  Raises BadRequest, which names the field, where the model can have no guides."""
         with self._lock:
-            kept = self._caches.get(model.tokenizer)
-            if kept is None:
-                kept = self._caches[model.tokenizer] = prepared(model)
-        if isinstance(kept, str):
-            raise BadRequest(f"{field}: {kept}", param=field)
-        return kept
+            cache = self._caches.get(model.tokenizer)
+            if cache is None:
+                cache = self._caches[model.tokenizer] = build_cache(model)
+        if isinstance(cache, str):
+            raise BadRequest(f"{field}: {cache}", param=field)
+        return cache
 
-    def _compile_cached(self, kept: "GuideCache", grammar: Grammar) -> "CompiledGuide":
-        found = kept.find(grammar)
-        if found is None:
-            harmless = grammar.kind == "object"
+    def _compile_cached(self, cache: "GuideCache", grammar: Grammar) -> "CompiledGuide":
+        guide = cache.find(grammar)
+        if guide is None:
+            is_trusted = grammar.kind == "object"
             source = (
                 to_llguidance("object", "")
-                if harmless
-                else self._grammar_check.compile(grammar, kept.vocabulary.outline)
+                if is_trusted
+                else self._grammar_check.compile(grammar, cache.vocabulary.outline)
             )
-            found = compile_guide(kept.vocabulary, source, grammar)
-            kept.add(grammar, found)
-        return found
+            guide = compile_guide(cache.vocabulary, source, grammar)
+            cache.add(grammar, guide)
+        return guide
 
 
-def prepared(model: Model) -> "GuideCache | str":
-    """A place for a model's guides, or why it can have none; a panic of the library is such a reason too."""
+def build_cache(model: Model) -> "GuideCache | str":
+    """An empty cache for a model, or why the model can have no guides, such as a panic of the library."""
     try:
         return GuideCache(call_library(lambda: VocabularyBytes(model)))
     except (PolyheadError, TokenizerError) as error:
@@ -102,10 +103,10 @@ def prepared(model: Model) -> "GuideCache | str":
 
 
 class GuideCache:
-    """A model's guides, those that were asked for last."""
+    """The guides of a model that were used last."""
 
-    def __init__(self, lexicon: VocabularyBytes) -> None:
-        self.vocabulary = lexicon
+    def __init__(self, vocabulary: VocabularyBytes) -> None:
+        self.vocabulary = vocabulary
         self._guides: OrderedDict[tuple[str, str], CompiledGuide] = OrderedDict()
         self._characters = 0
         self._lock = Lock()
@@ -130,33 +131,33 @@ class GuideCache:
                 self._characters -= len(source)
 
 
-def compile_guide(lexicon: VocabularyBytes, source: str, grammar: Grammar) -> "CompiledGuide":
-    """A guide that has shown that it can be followed, for a few steps.  BadRequest otherwise."""
+def compile_guide(vocabulary: VocabularyBytes, source: str, grammar: Grammar) -> "CompiledGuide":
+    """Compile a grammar and try a few steps.  Raises BadRequest where one fails."""
     field = grammar.field
-    matcher = LLMatcher(lexicon.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
+    matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
     ahead = matcher.deep_copy()
-    words = np.zeros(-(-lexicon.size // 32), np.int32)
+    mask = np.zeros(-(-vocabulary.size // 32), np.int32)
     for _ in range(TRIAL_STEPS):
         if not ahead.is_error() and not ahead.is_stopped():
-            ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            ahead.consume_token(lowest_token(words))
+            ahead.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            ahead.consume_token(lowest_token(mask))
     if matcher.is_error() or ahead.is_error():
         raise BadRequest(f"{field}: {readable_error(matcher.get_error() or ahead.get_error())}", param=field)
     return CompiledGuide(matcher, grammar)
 
 
-def call_library(ask: Callable[[], T]) -> T:
-    """What the library answers to `ask`.  Raises PolyheadError where it panics, so that one answer fails alone."""
-    return unwrap(attempt(ask))
+def call_library(function: Callable[[], T]) -> T:
+    """Call the library.  Raises PolyheadError where it panics, so that only one answer fails."""
+    return unwrap(attempt(function))
 
 
-def lowest_token(words: NDArray[np.int32]) -> int:
+def lowest_token(mask: NDArray[np.int32]) -> int:
     """The lowest token whose bit is set."""
-    return int(np.unpackbits(words.view(np.uint8), bitorder="little").argmax())
+    return int(np.unpackbits(mask.view(np.uint8), bitorder="little").argmax())
 
 
 class CompiledGuide:
-    """A grammar of a vocabulary."""
+    """A grammar compiled for a vocabulary."""
 
     def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
         self._matcher, self.spec = matcher, GuideSpec(grammar, None)
@@ -166,24 +167,24 @@ class CompiledGuide:
 
 
 class GrammarState:
-    """One answer's way through a grammar."""
+    """The position of one answer in a grammar."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._pending_forced = deque[int]()  # tokens that must come next and were not returned yet
+        self._pending_forced = deque[int]()  # tokens that must come next and were not appended yet
 
     @property
     def is_finished(self) -> bool:
         return call_library(self._matcher.is_stopped)
 
-    def fill_mask(self, words: NDArray[np.int32]) -> bool:
-        assert words.flags.c_contiguous
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+        assert mask.flags.c_contiguous
         if self._pending_forced:
-            words[:] = np.packbits(np.arange(words.size * 32) == self._pending_forced[0], bitorder="little").view(
+            mask[:] = np.packbits(np.arange(mask.size * 32) == self._pending_forced[0], bitorder="little").view(
                 np.int32
             )
             return True
-        call_library(lambda: self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
+        call_library(lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes))
         self._raise_on_error()
         return True
 
@@ -193,15 +194,15 @@ class GrammarState:
         self._drop_forced(token)
 
     def try_advance(self, token: int) -> bool:
-        """Whether `token` may come next; if so, it has."""
-        taken = call_library(lambda: self._matcher.try_consume_tokens([token])) == 1
+        """Append `token` if it is allowed; return whether it is."""
+        is_allowed = call_library(lambda: self._matcher.try_consume_tokens([token])) == 1
         self._raise_on_error()
-        if taken:
+        if is_allowed:
             self._drop_forced(token)
-        return taken
+        return is_allowed
 
     def forced_tokens(self) -> list[int]:
-        """Of a long literal MOST_FORCED at a time: it is looked for once, and no step has all of it."""
+        """At most MAX_FORCED_TOKENS of a long literal: it is computed once, and no step gets all of it."""
         if not self._pending_forced:
             self._pending_forced.extend(call_library(self._matcher.compute_ff_tokens))
             self._raise_on_error()

@@ -1,7 +1,7 @@
-"""An answer that is thought about first: anything until the end of the thought, then what a grammar asks for.
+"""A guide for thinking models: free text until the end of the thought, then the answer's grammar.
 
-Knows neither grammar nor tensor.  The one idea: tags are found in the bytes of tokens, wherever tokens begin and end;
-where something must follow a tag, no token may reach over its end.
+The tags are found in the bytes of tokens, wherever tokens begin and end.  Where a grammar follows, no token may contain
+the end of a tag and bytes after it.
 """
 
 from typing import Protocol
@@ -13,17 +13,19 @@ from ..core.grammar import Thinking
 from ..core.guide import GuideSpec, GuideState
 from .vocabulary_bytes import VocabularyBytes
 
-BLANK_LINES = "\n\n"  # what templates write between a thought and what follows it, at most
+BLANK_LINES = "\n\n"  # at most what templates write between a thought and the answer
 
 
 class BranchingState(GuideState, Protocol):
-    """A walk that can be asked whether it would go on with a token."""
+    """A state that can test whether a token is allowed."""
 
     def try_advance(self, token: int) -> bool:
-        """Whether `token` may come next; if so, it has."""
+        """Append `token` if it is allowed; return whether it is."""
 
 
 class AnswerGuide(Protocol):
+    """The guide of the answer after the thought."""
+
     @property
     def spec(self) -> GuideSpec: ...
 
@@ -31,14 +33,14 @@ class AnswerGuide(Protocol):
 
 
 class ThinkingGuide:
-    """A guide for an answer that begins with a thought, and goes on as `inner` says; None: anyhow."""
+    """A guide for an answer that begins with a thought and continues by `answer_guide`; None: without a constraint."""
 
-    def __init__(self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None) -> None:
-        self._vocabulary, self._thinking, self._answer_guide = lexicon, thinking, inner
-        self.spec = GuideSpec(inner.spec.grammar if inner else None, thinking)
-        lexicon.tag_tokens(thinking.end)
+    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: AnswerGuide | None) -> None:
+        self._vocabulary, self._thinking, self._answer_guide = vocabulary, thinking, answer_guide
+        self.spec = GuideSpec(answer_guide.spec.grammar if answer_guide else None, thinking)
+        vocabulary.tag_tokens(thinking.end)
         if thinking.begin:
-            lexicon.tag_tokens(thinking.begin)
+            vocabulary.tag_tokens(thinking.begin)
 
     def new_state(self) -> GuideState:
         thought = ThoughtState(self._vocabulary, self._thinking, self._answer_guide)
@@ -50,12 +52,16 @@ class ThinkingGuide:
 
 
 class ThoughtState:
-    """Thinking has begun.  Nothing ends the answer before the thought has ended, where something must follow that."""
+    """Inside a thought.  Where a guide follows, the answer cannot end before the thought has ended."""
 
-    def __init__(self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None) -> None:
-        self._vocabulary, self._tag, self._budget_left = lexicon, lexicon.tag_tokens(thinking.end), thinking.budget
-        self._answer_guide = inner
-        self._tail = b""  # what may be the beginning of the tag
+    def __init__(self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: AnswerGuide | None) -> None:
+        self._vocabulary, self._tag, self._budget_left = (
+            vocabulary,
+            vocabulary.tag_tokens(thinking.end),
+            thinking.budget,
+        )
+        self._answer_guide = answer_guide
+        self._tail = b""  # the last bytes, which may be the beginning of the tag
         self._forced_end: list[int] = []
         self._has_ended = False
         self._answer: GuideState | None = None
@@ -65,16 +71,16 @@ class ThoughtState:
     def is_finished(self) -> bool:
         return self._answer is not None and self._answer.is_finished
 
-    def fill_mask(self, words: NDArray[np.int32]) -> bool:
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
         if self._has_ended:
-            return self._answer is not None and self._answer.fill_mask(words)
+            return self._answer is not None and self._answer.fill_mask(mask)
         if self._forced_end:
-            words[:] = self._vocabulary.mask_of(self._forced_end[:1])
+            mask[:] = self._vocabulary.mask_of(self._forced_end[:1])
         elif self._answer_guide is not None:
-            words[:] = self._vocabulary.continuing_mask
-            for there in range(len(self._tag.text)):
-                if self._tail.endswith(self._tag.text[:there]):
-                    words &= ~self._tag.crossing_masks[there]
+            mask[:] = self._vocabulary.continuing_mask
+            for written in range(len(self._tag.text)):
+                if self._tail.endswith(self._tag.text[:written]):
+                    mask &= ~self._tag.crossing_masks[written]
         return bool(self._forced_end) or self._answer_guide is not None
 
     def advance(self, token: int) -> None:
@@ -91,9 +97,9 @@ class ThoughtState:
             return self._answer.forced_tokens() if self._answer is not None else []
         return list(self._forced_end)
 
-    def append_bytes(self, said: bytes) -> None:
-        """More of the thought."""
-        self._tail += said
+    def append_bytes(self, added: bytes) -> None:
+        """Continue the thought with these bytes."""
+        self._tail += added
         if self._tag.text in self._tail:
             self._has_ended, self._forced_end = True, []
             self._answer = (
@@ -106,33 +112,33 @@ class ThoughtState:
         self._end_on_budget()
 
     def _end_on_budget(self) -> None:
-        """Where nothing is left of the budget, what is missing of the tag must come."""
+        """If the budget is used up, force the missing bytes of the end tag."""
         if self._budget_left == 0 and not self._forced_end:
-            there = max(n for n in range(len(self._tag.text)) if self._tail.endswith(self._tag.text[:n]))
-            self._forced_end = list(self._tag.completions[there])
+            written = max(n for n in range(len(self._tag.text)) if self._tail.endswith(self._tag.text[:n]))
+            self._forced_end = list(self._tag.completions[written])
 
 
 class BlankLinesState:
-    """After a thought, whoever ended it: lines may be left empty, as templates do, before `inner` begins."""
+    """After a thought: blank lines are allowed, as chat templates write them, before the answer begins."""
 
-    def __init__(self, lexicon: VocabularyBytes, inner: GuideState) -> None:
-        self._vocabulary, self._tag, self._answer = lexicon, lexicon.tag_tokens(BLANK_LINES), inner
-        self._remaining = self._tag.text  # of the gap; none once `inner` has begun
+    def __init__(self, vocabulary: VocabularyBytes, answer: GuideState) -> None:
+        self._vocabulary, self._tag, self._answer = vocabulary, vocabulary.tag_tokens(BLANK_LINES), answer
+        self._remaining = self._tag.text  # of the blank lines; empty once the answer has begun
 
     @property
     def is_finished(self) -> bool:
         return self._answer.is_finished
 
-    def fill_mask(self, words: NDArray[np.int32]) -> bool:
-        filled = self._answer.fill_mask(words)
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
+        filled = self._answer.fill_mask(mask)
         if filled and self._remaining:
-            words |= self._tag.inside_masks[-len(self._remaining)]
+            mask |= self._tag.inside_masks[-len(self._remaining)]
         return filled
 
     def advance(self, token: int) -> None:
-        said = self._vocabulary.token_bytes[token]
-        if said and self._remaining.startswith(said):
-            self._remaining = self._remaining.removeprefix(said)
+        added = self._vocabulary.token_bytes[token]
+        if added and self._remaining.startswith(added):
+            self._remaining = self._remaining.removeprefix(added)
         else:
             self._remaining = b""
             self._answer.advance(token)
@@ -142,28 +148,30 @@ class BlankLinesState:
 
 
 class UndecidedState:
-    """Thinking may begin, with a tag; or, where what comes is not that tag, the answer itself has begun."""
+    """At the start: either the thought begins with its tag, or the answer begins without a thought."""
 
     def __init__(
-        self, lexicon: VocabularyBytes, thinking: Thinking, inner: AnswerGuide | None, thought: ThoughtState
+        self, vocabulary: VocabularyBytes, thinking: Thinking, answer_guide: AnswerGuide | None, thought: ThoughtState
     ) -> None:
-        self._vocabulary, self._tag, self._thought = lexicon, lexicon.tag_tokens(thinking.begin), thought
-        self._answer: BranchingState | None = inner.new_state() if inner is not None else None  # no thought at all
-        self._has_guide = inner is not None
-        self._tag_bytes = 0  # bytes of the tag
-        self._state: GuideState | None = None  # once it is known
+        self._vocabulary, self._tag, self._thought = vocabulary, vocabulary.tag_tokens(thinking.begin), thought
+        self._answer: BranchingState | None = (
+            answer_guide.new_state() if answer_guide is not None else None
+        )  # no thought at all
+        self._has_guide = answer_guide is not None
+        self._tag_bytes = 0  # bytes of the tag so far
+        self._state: GuideState | None = None  # set when it is decided
         self._is_decided = False
 
     @property
     def is_finished(self) -> bool:
         return self._state is not None and self._state.is_finished
 
-    def fill_mask(self, words: NDArray[np.int32]) -> bool:
+    def fill_mask(self, mask: NDArray[np.int32]) -> bool:
         if self._is_decided or not self._has_guide:
-            return self._state is not None and self._state.fill_mask(words)
+            return self._state is not None and self._state.fill_mask(mask)
         if self._answer is not None:
-            self._answer.fill_mask(words)
-        words |= self._tag.inside_masks[self._tag_bytes]
+            self._answer.fill_mask(mask)
+        mask |= self._tag.inside_masks[self._tag_bytes]
         return True
 
     def advance(self, token: int) -> None:
@@ -178,12 +186,12 @@ class UndecidedState:
     def forced_tokens(self) -> list[int]:
         return self._state.forced_tokens() if self._state is not None else []
 
-    def _append_bytes(self, said: bytes) -> None:
+    def _append_bytes(self, added: bytes) -> None:
         missing = self._tag.text[self._tag_bytes :]
-        if said.startswith(missing):
+        if added.startswith(missing):
             self._is_decided, self._state, self._answer = True, self._thought, None
-            self._thought.append_bytes(said[len(missing) :])
-        elif said and missing.startswith(said):
-            self._tag_bytes += len(said)
+            self._thought.append_bytes(added[len(missing) :])
+        elif added and missing.startswith(added):
+            self._tag_bytes += len(added)
         else:
             self._is_decided, self._state = True, self._answer

@@ -1,7 +1,7 @@
-"""The tokens of a model's vocabulary as bytes, which is how llguidance knows them.
+"""The tokens of a vocabulary as bytes, in the form that llguidance needs.
 
-Knows no grammar and no request.  The one idea: whatever kind of vocabulary it is, a token adds certain bytes to a text
-that has begun, and how a text is cut into tokens is asked of the checkpoint's own tokenizer.
+In every kind of vocabulary, a token adds certain bytes to a text that has begun.  The checkpoint's own tokenizer splits
+texts into tokens.
 """
 
 import weakref
@@ -19,52 +19,57 @@ from ..core.errors import BadRequest
 from ..core.model import Model
 
 TokenMask = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
-MOST_BYTES = 1 << 22  # of all tokens, and one for each; llguidance's tree of them holds so many nodes
-LONGEST = 1 << 10  # bytes of a token, not included, that the tree holds
-TEXT_BEFORE = "\x02"  # before a text so that it is not the first, where that would make it begin with a space
+MOST_BYTES = 1 << 22  # bytes of all tokens, plus one for each: the nodes of llguidance's tree
+LONGEST = 1 << 10  # bytes of a token: the tree holds shorter ones
+TEXT_BEFORE = "\x02"  # put before a text where the tokenizer would add a space to the first word
 
 
 @dataclass(frozen=True, slots=True)
 class TagTokens:
-    """A text that ends or begins a part of an answer, and what may write it.  Each list is by how much is there."""
+    """The tokens of a text that begins or ends a part of an answer.  Tuples are indexed by the bytes written so far."""
 
     text: bytes
-    completions: tuple[list[int], ...]  # the tokens that write what is missing
-    inside_masks: tuple[TokenMask, ...]  # that go on with it, to its end at most
-    crossing_masks: tuple[TokenMask, ...]  # that write it to its end and go on
+    completions: tuple[list[int], ...]  # the tokens that spell the rest
+    inside_masks: tuple[TokenMask, ...]  # tokens that continue it, at most to its end
+    crossing_masks: tuple[TokenMask, ...]  # tokens that complete it and continue after it
 
 
 class VocabularyBytes:
-    """`ends` are the tokens that end an answer.  BadRequest if the model has none, nor one that says nothing, or if its
-    tokens are more bytes than llguidance takes."""
+    """The bytes of all tokens of a model.  `end_tokens` end an answer.
+
+    Raises BadRequest if the model has no such token, nor one without text, or if llguidance cannot take its tokens.
+    """
 
     def __init__(self, model: Model) -> None:
         tokenizer, self.size = model.tokenizer, model.vocab_size
         self.token_bytes = token_bytes(model)
         special = {token for token in range(self.size) if tokenizer.is_special(token)}
-        silent = [token for token, spelled in enumerate(self.token_bytes) if token in special or not spelled]
-        self.end_tokens = tuple(sorted(model.stop_tokens)) or tuple(silent[:1])
+        textless = [token for token, piece in enumerate(self.token_bytes) if token in special or not piece]
+        self.end_tokens = tuple(sorted(model.stop_tokens)) or tuple(textless[:1])
         if not self.end_tokens:
             raise BadRequest(f"{model.name} has no token that could end an answer: its form cannot be given")
         self.special_tokens = special | set(self.end_tokens)
-        self._tokenizer = weakref.ref(tokenizer)  # which keeps this
+        self._tokenizer = weakref.ref(tokenizer)  # weak, because the tokenizer keeps this alive
         self._tags: dict[str, TagTokens] = {}
         self.tokenizer = LLTokenizer(TokenizerWrapper(LibraryTokenizer(self)), eos_token=list(self.end_tokens))
 
     @property
     def outline(self) -> dict[str, Any]:
-        """What a grammar may name, and how large the vocabulary is."""
+        """The special tokens that a grammar may name, and the size of the vocabulary."""
         special = [(token, self.token_bytes[token].decode(errors="replace")) for token in sorted(self.special_tokens)]
         return {"size": self.size, "ends": self.end_tokens, "special": special}
 
     def tokenize(self, text: bytes, *, special: bool = False) -> list[int]:
-        """Tokens that spell exactly `text` within a text: the tokenizer's own if it can be, `special` ones too."""
+        """Tokens that spell exactly `text` inside a text: those of the tokenizer if possible.
+
+        Special tokens are used only if `special`.
+        """
         tokenizer = self._tokenizer()
         if tokenizer is None:
             return self._tokenize_greedily(text)
         for before in ("", TEXT_BEFORE):
-            cut = tokenizer.encode_batch([before, before + text.decode()], special=False, offsets=False)
-            ids = cut[1].ids[len(cut[0]) :]
+            encodings = tokenizer.encode_batch([before, before + text.decode()], special=False, offsets=False)
+            ids = encodings[1].ids[len(encodings[0]) :]
             if b"".join(self.token_bytes[token] for token in ids) == text and (
                 special or self.special_tokens.isdisjoint(ids)
             ):
@@ -75,7 +80,7 @@ class VocabularyBytes:
         if text not in self._tags:
             whole = text.encode()
             ahead = [whole[at:] for at in range(len(whole))]
-            inside = [token for token, spelled in enumerate(self.token_bytes) if whole in spelled]
+            inside = [token for token, piece in enumerate(self.token_bytes) if whole in piece]
             self._tags[text] = TagTokens(
                 whole,
                 tuple(self.tokenize(rest, special=True) for rest in ahead),
@@ -107,14 +112,14 @@ class VocabularyBytes:
     def _sorted_tokens(self) -> list[int]:
         return sorted(range(self.size), key=self.token_bytes.__getitem__)
 
-    def _sorted_index(self, spelled: bytes) -> int:
-        return bisect_left(self._sorted_tokens, spelled, key=self.token_bytes.__getitem__)
+    def _sorted_index(self, piece: bytes) -> int:
+        return bisect_left(self._sorted_tokens, piece, key=self.token_bytes.__getitem__)
 
     def _tokens_equal_to(self, text: bytes) -> list[int]:
         return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text + b"\0")]
 
     def _tokens_starting_with(self, text: bytes) -> list[int]:
-        """Tokens that begin with `text`, whose last byte is of ASCII."""
+        """Tokens that begin with `text`, whose last byte is ASCII."""
         return self._sorted_tokens[self._sorted_index(text) : self._sorted_index(text[:-1] + bytes([text[-1] + 1]))]
 
     def _tokenize_greedily(self, text: bytes) -> list[int]:
@@ -129,29 +134,29 @@ class VocabularyBytes:
 
 
 def token_bytes(model: Model) -> list[bytes]:
-    """The bytes of each token.  BadRequest where llguidance, which panics then, cannot take them."""
-    found, size = list[bytes](), model.vocab_size
+    """The bytes of each token.  Raises BadRequest where llguidance would panic on them."""
+    pieces, size = list[bytes](), model.vocab_size
     for token in range(model.vocab_size):
-        found.append(model.tokenizer.piece_bytes(token))
-        size += len(found[-1])
-        if len(found[-1]) >= LONGEST or size > MOST_BYTES:
-            said = f"more than {MOST_BYTES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
-            if len(found[-1]) >= LONGEST:
-                said = f"token {token} of {len(found[-1])} bytes, at most {LONGEST - 1} are taken"
-            raise BadRequest(f"the vocabulary of {model.name} has {said}: its answers cannot be given a form")
-    return found
+        pieces.append(model.tokenizer.piece_bytes(token))
+        size += len(pieces[-1])
+        if len(pieces[-1]) >= LONGEST or size > MOST_BYTES:
+            problem = f"more than {MOST_BYTES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
+            if len(pieces[-1]) >= LONGEST:
+                problem = f"token {token} of {len(pieces[-1])} bytes, at most {LONGEST - 1} are taken"
+            raise BadRequest(f"the vocabulary of {model.name} has {problem}: its answers cannot be given a form")
+    return pieces
 
 
 class LibraryTokenizer:
-    """A lexicon as TokenizerWrapper wants it; the lexicon itself may be forgotten meanwhile."""
+    """A vocabulary with the attributes that TokenizerWrapper needs; it holds only a weak reference to it."""
 
     bos_token_id = None
 
-    def __init__(self, lexicon: VocabularyBytes) -> None:
-        self._vocabulary = weakref.ref(lexicon)
-        self.tokens, self.eos_token_id = lexicon.token_bytes, lexicon.end_tokens[0]
-        self.special_token_ids = sorted(lexicon.special_tokens)
+    def __init__(self, vocabulary: VocabularyBytes) -> None:
+        self._vocabulary = weakref.ref(vocabulary)
+        self.tokens, self.eos_token_id = vocabulary.token_bytes, vocabulary.end_tokens[0]
+        self.special_token_ids = sorted(vocabulary.special_tokens)
 
     def __call__(self, text: bytes) -> list[int]:
-        lexicon = self._vocabulary()
-        return lexicon.tokenize(text) if lexicon is not None else []
+        vocabulary = self._vocabulary()
+        return vocabulary.tokenize(text) if vocabulary is not None else []

@@ -1,8 +1,7 @@
-"""Where in a context the answer to a question stands: as the question-answering pipeline of transformers decoded it.
+"""Extractive question answering: the best spans of a context, decoded as the pipeline of transformers does it.
 
-Knows logits and offsets, no model and no HTTP.  The one idea: a long context is read in windows, each window is a
-distribution over its own spans, and spans that spell the same answer add up; offsets are code points of the caller's
-own context.
+A long context is read in windows. Each window has a probability distribution over its own spans, and the scores of
+spans with the same text are added. Offsets are code points of the caller's context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +12,15 @@ from numpy.typing import NDArray
 
 from polyhead.models.tokenizer import Encoding
 
-MASKED_LOGIT = -10_000.0  # the logit of what can be no part of an answer
-EXTRA_SPANS = 10  # spans looked at beyond twice those asked for: several may be parts of the same words
+MASKED_LOGIT = -10_000.0  # the logit of tokens that cannot be part of an answer
+EXTRA_SPANS = 10  # spans examined beyond twice `top_k`: several may lie in the same words
 
 Probabilities = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class SpanAnswer:
-    """`text` is context[start:end]; empty, from 0 to 0, says that there is no answer."""
+    """`text` is context[start:end]. An empty text, from 0 to 0, means that the context has no answer."""
 
     text: str
     score: float
@@ -31,7 +30,7 @@ class SpanAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScoredWindow:
-    """A question and a part of its context, as tokens; `scores` [T, 2], how well an answer starts and ends at each."""
+    """The tokens of a question and of a part of its context. `scores` [T, 2]: the start and end logit of each token."""
 
     encoding: Encoding
     scores: Probabilities
@@ -39,9 +38,10 @@ class ScoredWindow:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanOptions:
-    """At most `top_k` answers of at most `most_tokens` tokens.  `impossible`: that there is none is an answer too.
+    """At most `top_k` answers of at most `max_tokens` tokens. With `allows_no_answer`, "no answer" is one of the
+    candidates.
 
-    `whole_words` gives an answer the whole of the words that it begins and ends in.
+    With `whole_words`, an answer is extended to whole words.
     """
 
     top_k: int = 1
@@ -50,25 +50,27 @@ class SpanOptions:
     whole_words: bool = True
 
 
-def find_answers(asking: SpanOptions, context: str, windows: Sequence[ScoredWindow]) -> list[SpanAnswer]:
-    """The likeliest first.  The context is the second text of each window's pair."""
-    count = asking.top_k * 2 + EXTRA_SPANS if asking.whole_words else asking.top_k
+def find_answers(options: SpanOptions, context: str, windows: Sequence[ScoredWindow]) -> list[SpanAnswer]:
+    """Return the best answers, the most probable first. The context is the second text of each window's pair."""
+    count = options.top_k * 2 + EXTRA_SPANS if options.whole_words else options.top_k
     found: dict[str, SpanAnswer] = {}
     none = 1.0
     for window in windows:
         start, end = (position_probabilities(window.encoding, column) for column in window.scores.T)
         none = min(none, float(start[0] * end[0]))
-        for first, last, score in best_spans(start, end, count, asking.max_tokens):
-            begins, ends = span_offsets(window.encoding, first, last, asking.whole_words)
+        for first, last, score in best_spans(start, end, count, options.max_tokens):
+            begins, ends = span_offsets(window.encoding, first, last, options.whole_words)
             text = context[begins:ends]
             known = found.get(text.lower(), SpanAnswer(text, 0.0, begins, ends))
             found[text.lower()] = SpanAnswer(known.text, known.score + score, known.start, known.end)
-    every = [*found.values(), *([SpanAnswer("", none, 0, 0)] if asking.allows_no_answer else [])]
-    return sorted(every, key=lambda answer: -answer.score)[: asking.top_k]
+    every = [*found.values(), *([SpanAnswer("", none, 0, 0)] if options.allows_no_answer else [])]
+    return sorted(every, key=lambda answer: -answer.score)[: options.top_k]
 
 
 def position_probabilities(encoding: Encoding, logits: Probabilities) -> Probabilities:
-    """[T] over the context and the first special token, by which a model says that there is no answer."""
+    """Return the probabilities [T] of the context's tokens and of the first special token, which stands for "no
+    answer".
+    """
     open_rows = np.array([text == 1 for text in encoding.texts])
     open_rows[0] |= encoding.special[0]
     shown = np.where(open_rows, logits, MASKED_LOGIT)
@@ -77,9 +79,11 @@ def position_probabilities(encoding: Encoding, logits: Probabilities) -> Probabi
 
 
 def best_spans(start: Probabilities, end: Probabilities, count: int, most: int) -> Iterator[tuple[int, int, float]]:
-    """The `count` likeliest spans [first, last] of at most `most` tokens, and how likely; the earlier first of two.
+    """Yield the `count` most probable spans [first, last] of at most `most` tokens, each with its probability; of two
+    equal ones the earlier first.
 
-    Row 0 is no part of a context.  Spans are laid out as [T, lengths]: far fewer than [T, T] for short answers.
+    Row 0 is never part of a context. Spans are laid out as [T, lengths], which is far less than [T, T] for short
+    answers.
     """
     tokens = len(start)
     lasts = np.arange(tokens)[:, None] + np.arange(min(most, tokens))  # [T, L]
@@ -92,13 +96,13 @@ def best_spans(start: Probabilities, end: Probabilities, count: int, most: int) 
 
 
 def span_offsets(encoding: Encoding, first: int, last: int, whole_words: bool) -> tuple[int, int]:
-    """Where a span of tokens stands in the context."""
+    """Return the start and end of a span of tokens in the context."""
     if whole_words and encoding.words[first] is not None and encoding.words[last] is not None:
         first, last = word_rows(encoding, first)[0], word_rows(encoding, last)[-1]
     return encoding.offsets[first][0], encoding.offsets[last][1]
 
 
 def word_rows(encoding: Encoding, token: int) -> list[int]:
-    """All tokens of the word that one is a part of."""
-    mine = encoding.texts[token], encoding.words[token]
-    return [row for row, their in enumerate(zip(encoding.texts, encoding.words, strict=True)) if their == mine]
+    """Return all tokens of the word that a token belongs to."""
+    own = encoding.texts[token], encoding.words[token]
+    return [row for row, other in enumerate(zip(encoding.texts, encoding.words, strict=True)) if other == own]

@@ -1,7 +1,6 @@
-"""From text to what was said: thoughts, words and calls of tools, told apart as they come.
+"""Parser of chat answers: splits the text of an answer into reasoning, text and tool calls as it is generated.
 
-Knows no HTTP and no dialect.  The one idea: what may still be the beginning of a tag waits, so that nothing that was
-told is ever taken back.
+Text that may still be the beginning of a tag is held back, so nothing that was sent has to be withdrawn.
 """
 
 from collections import defaultdict
@@ -31,10 +30,10 @@ NO_USAGE, PLAIN_FORMAT = Usage(), ChatFormat()
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
+    """The next part of an answer; the last one has a `finish` and the usage. `logprobs` only if they were requested.
 
-    `stop` is the stop string or token that ended it, where the answer itself did not.  Of the answer's tokens
-    `thought_tokens` were thoughts.  The tokens of the `prompt` are in the first one, where they were asked for.
+    `stop` is the stop string or the token that ended the answer, if it was not the model's own. `reasoning_tokens` of
+    the answer's tokens were reasoning. The first delta has `prompt_logprobs`, if they were requested.
     """
 
     parts: tuple[ChatPart, ...]
@@ -51,9 +50,9 @@ ChatDeltas = AsyncGenerator[tuple[int, ChatDelta], None]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """What may be in an answer beside words: calls of `tools`, thoughts where the model `thinks`.
+    """What an answer may contain beside text: calls of `tools`, and reasoning.
 
-    "may": it says so itself; "does": the prompt ends within its thoughts.
+    `reasoning` is "may" if the model decides whether to reason, and "does" if the prompt ends inside the reasoning.
     """
 
     format: ChatFormat = PLAIN_FORMAT
@@ -62,15 +61,17 @@ class ExpectedOutput:
 
 
 class ReasoningParser:
-    """What stands before the words of one answer, between tags.  Space round the tags is theirs."""
+    """Splits off the reasoning at the beginning of one answer, which stands between tags. Space around the tags is
+    dropped.
+    """
 
-    def __init__(self, begin: str, end: str, thinks: Literal["", "may", "does"]) -> None:
+    def __init__(self, begin: str, end: str, reasoning: Literal["", "may", "does"]) -> None:
         self.begin, self.end = begin, end
-        self.state: Literal["", "may", "does", "did"] = thinks
+        self.state: Literal["", "may", "does", "did"] = reasoning
         self.pending, self.has_output = "", False
 
     def push(self, text: str) -> tuple[str, str]:
-        """What is thought, and what follows it."""
+        """Return the new reasoning, and the new text after it."""
         self.pending += text
         if self.state == "may":
             start = self.pending.lstrip()
@@ -89,26 +90,26 @@ class ReasoningParser:
             self.pending = self.pending.lstrip()
         at = self.pending.find(self.end)
         if at < 0:
-            said = self.take(certain_length(self.pending, self.end))
+            taken = self.take(certain_length(self.pending, self.end))
         else:
-            said = self.take(at).rstrip()
+            taken = self.take(at).rstrip()
             self.pending, self.state = self.pending.removeprefix(self.end), "did"
-        self.has_output = self.has_output or bool(said)
-        return said
+        self.has_output = self.has_output or bool(taken)
+        return taken
 
     def take(self, count: int) -> str:
-        said, self.pending = self.pending[:count], self.pending[count:]
-        return said
+        taken, self.pending = self.pending[:count], self.pending[count:]
+        return taken
 
     def close(self) -> tuple[str, str]:
-        """What was held back, now that nothing follows."""
+        """Return the reasoning and the text that were held back, at the end of the answer."""
         thinking = self.state == "does"
         held = self.take(len(self.pending))
         return (held.rstrip(), "") if thinking else ("", held)
 
 
 class ChatParser:
-    """One answer: its pieces in, what they say out."""
+    """The parser of one answer: takes deltas of text, returns chat deltas."""
 
     def __init__(self, expected: ExpectedOutput) -> None:
         format = expected.format
@@ -146,7 +147,7 @@ class ChatParser:
 
 
 def merge_parts(parts: Sequence[ChatPart]) -> tuple[ChatPart, ...]:
-    """Neighbours of one kind as one."""
+    """Merge neighbouring parts of the same kind."""
     joined: list[ChatPart] = []
     for part in parts:
         match joined[-1] if joined else None, part:
@@ -162,31 +163,34 @@ def merge_parts(parts: Sequence[ChatPart]) -> tuple[ChatPart, ...]:
 
 
 async def parse_answers(answers: AsyncGenerator[tuple[int, AnswerDelta], None], expected: ExpectedOutput) -> ChatDeltas:
-    """What `answers` say, each as `expected`; closing it closes them."""
-    hearings: defaultdict[int, ChatParser] = defaultdict(lambda: ChatParser(expected))
+    """Parse `answers`, each with a parser of its own. Closing this generator closes `answers`."""
+    parsers: defaultdict[int, ChatParser] = defaultdict(lambda: ChatParser(expected))
     async with aclosing(answers):
         async for index, piece in answers:
-            said = hearings[index].push(piece)
-            if said.parts or said.logprobs or said.finish or said.prompt_logprobs:
-                yield index, said
+            delta = parsers[index].push(piece)
+            if delta.parts or delta.logprobs or delta.finish or delta.prompt_logprobs:
+                yield index, delta
 
 
-async def drop_reasoning(utterances: ChatDeltas) -> ChatDeltas:
-    """Without the thoughts, which are counted all the same."""
-    async with aclosing(utterances):
-        async for index, said in utterances:
-            yield index, replace(said, parts=tuple(part for part in said.parts if not isinstance(part, ReasoningDelta)))
+async def drop_reasoning(deltas: ChatDeltas) -> ChatDeltas:
+    """Remove the reasoning from the deltas. Its tokens still count."""
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            yield (
+                index,
+                replace(delta, parts=tuple(part for part in delta.parts if not isinstance(part, ReasoningDelta))),
+            )
 
 
-async def collect_chat_answers(count: int, utterances: ChatDeltas) -> list[ChatDelta]:
-    """`count` answers, each in one."""
-    return [join_deltas(every) async for every in iterate_in_slices(await collect_parts(count, utterances), 1)]
+async def collect_chat_answers(count: int, deltas: ChatDeltas) -> list[ChatDelta]:
+    """Return `count` whole answers, each as one delta."""
+    return [join_deltas(every) async for every in iterate_in_slices(await collect_parts(count, deltas), 1)]
 
 
-def join_deltas(utterances: Sequence[ChatDelta]) -> ChatDelta:
+def join_deltas(deltas: Sequence[ChatDelta]) -> ChatDelta:
     return replace(
-        utterances[-1],
-        parts=merge_parts([part for each in utterances for part in each.parts]),
-        logprobs=tuple(token for each in utterances for token in each.logprobs),
-        prompt_logprobs=tuple(token for each in utterances for token in each.prompt_logprobs),
+        deltas[-1],
+        parts=merge_parts([part for each in deltas for part in each.parts]),
+        logprobs=tuple(token for each in deltas for token in each.logprobs),
+        prompt_logprobs=tuple(token for each in deltas for token in each.prompt_logprobs),
     )

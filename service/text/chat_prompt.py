@@ -1,7 +1,7 @@
-"""Tools that an answer may call, and thoughts before it: how the model is told, and what its answer must look like.
+"""Chat prompts with tools and reasoning: the messages for the model's template, and the grammar of its answer.
 
-Knows no HTTP and no dialect's words.  The one idea: a template that lists tools is given them and calls them in its
-own style; to any other they are told in a system message, and what was called before in words.
+A template that supports tools gets their list, and answers in its own call style. For any other template the tools are
+described in a system message, and earlier calls and results become text.
 """
 
 import json
@@ -22,9 +22,9 @@ from .prompts import ChatMessages, GenerationRequest, reasoning_state
 
 Message = Mapping[str, Any]
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-MAX_TOOL_CHARACTERS = 1 << 18  # characters of all tools together
+MAX_TOOL_CHARACTERS = 1 << 18  # characters of all tool definitions together
 SPACE_REGEX = r"[ \n\r\t]*"
-# of a call, until its name; some models say first that it is of a function
+# the beginning of a call up to its name; some models write "type": "function" first
 CALL_OPENING_REGEX = r'\{_("type"_:_"function"_,_)?"name"_:_"'.replace("_", SPACE_REGEX)
 COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 
@@ -37,7 +37,9 @@ To call several, answer with a list of such objects. What they return comes in t
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A function, with the JSON schema of its arguments, which calls keep to; `place` is the wire's name for that."""
+    """A function and the JSON schema of its arguments, which calls must follow. `schema_path` is the field of the
+    schema in the request.
+    """
 
     name: str
     description: str = ""
@@ -46,16 +48,16 @@ class ToolDefinition:
 
     @property
     def as_template_object(self) -> dict[str, Any]:
-        """As templates know it."""
+        """The definition as chat templates expect it."""
         described = {"description": self.description} if self.description else {}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.parameters}}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What an answer may call: any of `offered`, or of those in `only`; at most once unless `parallel`.
+    """The tools that an answer may call: `offered`, or those named in `only`; at most one call unless `parallel`.
 
-    `field` is the wire's name for them.  With the choice "none" the model is not told of any.
+    `field` is the name of the tools in the request. With the choice "none" the tools are not in the prompt.
     """
 
     offered: tuple[ToolDefinition, ...] = ()
@@ -73,9 +75,10 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSettings:
-    """Whether the model thinks before it answers ("": as its template says), for at most `budget` tokens.
+    """Whether the model reasons before it answers ("": the template's default), for at most `budget` tokens (-1: no
+    limit).
 
-    `field` is the wire's name for what asks for it, `effort` what templates are told of it.
+    `field` is the name of the option in the request. `effort` is a variable for templates.
     """
 
     mode: Literal["", "on", "off"] = ""
@@ -86,31 +89,33 @@ class ReasoningSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation to be gone on with: `asked` has one prompt, a Chat."""
+    """A conversation that the model continues. `call` has a single prompt, of type ChatMessages."""
 
     call: GenerationRequest
     tools: ToolOptions = ToolOptions()
     reasoning: ReasoningSettings = ReasoningSettings()
 
 
-def fit_chat(talk: ChatPrompt, model: Model) -> GenerationRequest:
-    """`talk` in the words of the model's template.  BadRequest for what cannot be asked of it."""
-    [chat] = talk.call.prompts
+def fit_chat(prompt: ChatPrompt, model: Model) -> GenerationRequest:
+    """Return the generation request for `prompt` with this model's template. Raises BadRequest for what the model does
+    not support.
+    """
+    [chat] = prompt.call.prompts
     assert isinstance(chat, ChatMessages)
     format = model.chat_format
-    check_chat(talk, chat, model)
-    grammar = build_answer_grammar(talk.tools, format, talk.call.grammar)
-    chat = add_tools(replace(chat, variables=template_variables(talk.reasoning, chat)), talk.tools, format)
+    check_chat(prompt, chat, model)
+    grammar = build_answer_grammar(prompt.tools, format, prompt.call.grammar)
+    chat = add_tools(replace(chat, variables=template_variables(prompt.reasoning, chat)), prompt.tools, format)
     return replace(
-        talk.call, prompts=(chat,), grammar=grammar, thinking=choose_thinking(talk.reasoning, format, grammar)
+        prompt.call, prompts=(chat,), grammar=grammar, thinking=choose_thinking(prompt.reasoning, format, grammar)
     )
 
 
-def check_chat(talk: ChatPrompt, chat: ChatMessages, model: Model) -> None:
-    field, wanted = talk.tools.field, talk.reasoning.field
-    if value_size([tool.as_template_object for tool in talk.tools.offered]) > MAX_TOOL_CHARACTERS:
+def check_chat(prompt: ChatPrompt, chat: ChatMessages, model: Model) -> None:
+    field, wanted = prompt.tools.field, prompt.reasoning.field
+    if value_size([tool.as_template_object for tool in prompt.tools.offered]) > MAX_TOOL_CHARACTERS:
         raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
-    if talk.reasoning.mode == "on" and not model.chat_format.end:
+    if prompt.reasoning.mode == "on" and not model.chat_format.end:
         raise BadRequest(f"{wanted}: the chat template of {model.name} knows no thinking", param=wanted)
     if chat.variables.get("documents") and not (model.chat and model.chat.uses_variable("documents")):
         raise BadRequest(f"documents: the chat template of {model.name} reads none", param="documents")
@@ -119,16 +124,18 @@ def check_chat(talk: ChatPrompt, chat: ChatMessages, model: Model) -> None:
 def expected_output(
     asked: GenerationRequest, tools: ToolOptions, model: Model, tokens: Sequence[int]
 ) -> ExpectedOutput:
-    """What may be in an answer to `tokens`, which are the prompt."""
+    """Return what the answer to the prompt `tokens` may contain."""
     names = frozenset(tool.name for tool in tools.callable)
     return ExpectedOutput(model.chat_format, names, reasoning_state(model, asked.prompts[0], tokens))
 
 
-# Thoughts
+# Reasoning
 
 
 def template_variables(reasoning: ReasoningSettings, chat: ChatMessages) -> dict[str, Any]:
-    """What templates are told, by the two names they have for it; what was said to the template itself comes first."""
+    """Return the variables of the template for reasoning, under both names that are in use. Variables that the client
+    sets itself take precedence.
+    """
     on = reasoning.mode == "on"
     mode = {"enable_thinking": on, "thinking": on} if reasoning.mode else {}
     effort = {"reasoning_effort": reasoning.effort} if reasoning.effort else {}
@@ -136,7 +143,9 @@ def template_variables(reasoning: ReasoningSettings, chat: ChatMessages) -> dict
 
 
 def choose_thinking(reasoning: ReasoningSettings, format: ChatFormat, grammar: Grammar | None) -> Thinking | None:
-    """Of no interest to the engine unless it is to end in time, or something is to come after it."""
+    """Return how the engine follows the reasoning; None unless its length is limited or a grammar applies to the text
+    after it.
+    """
     if not format.end or not (grammar or reasoning.mode == "off" or reasoning.budget >= 0):
         return None
     return Thinking(format.begin, format.end, 0 if reasoning.mode == "off" else reasoning.budget)
@@ -146,7 +155,7 @@ def choose_thinking(reasoning: ReasoningSettings, format: ChatFormat, grammar: G
 
 
 def add_tools(chat: ChatMessages, tools: ToolOptions, format: ChatFormat) -> ChatMessages:
-    """With the tools, as the template has them."""
+    """Add the tools to the chat, as the template supports them."""
     known = tools.offered if tools.choice != "none" else ()
     if format.listing:
         return replace(chat, tools=tuple(tool.as_template_object for tool in known))
@@ -160,7 +169,9 @@ def add_tools(chat: ChatMessages, tools: ToolOptions, format: ChatFormat) -> Cha
 
 
 def calls_to_text(messages: Sequence[Message], style: ToolCallStyle) -> Iterator[Message]:
-    """Calls and what they returned in words; what several returned is one message, since many templates want turns."""
+    """Write tool calls and their results as text. Several results become one message, since many templates require
+    alternating roles.
+    """
     names: dict[str, str] = {}
     returned: list[str] = []
     for message in messages:
@@ -179,7 +190,7 @@ def calls_to_text(messages: Sequence[Message], style: ToolCallStyle) -> Iterator
 
 
 def message_to_text(message: Message, style: ToolCallStyle) -> Message:
-    """A message that calls tools as text that does."""
+    """Return a message with tool calls as a text message."""
     functions = [call["function"] for call in message["tool_calls"]]
     calls = [dump_json({"name": each["name"], style.key: each["arguments"]}) for each in functions]
     text = calls[0] if len(calls) == 1 else f"[{style.between.join(calls)}]"
@@ -194,13 +205,13 @@ def dump_json(value: Any) -> str:
         raise BadRequest("tools: something is nested too deeply", param="tools") from None
 
 
-# What an answer must look like
+# Grammar of the answer
 
 
 def build_answer_grammar(tools: ToolOptions, format: ChatFormat, document: Grammar | None) -> Grammar | None:
-    """A grammar of the answers that call tools as they may be called.
+    """Return a grammar of answers in which tool calls have the right form.
 
-    An answer that calls none is free, or a `document`; where it must call one there is no room for that.
+    An answer without calls is free text or matches `document`. If a call is required, only calls are possible.
     """
     if not tools.callable:
         return document
@@ -218,7 +229,7 @@ def build_answer_grammar(tools: ToolOptions, format: ChatFormat, document: Gramm
 
 
 def check_size(tools: ToolOptions, source: str) -> None:
-    """BadRequest where the schemas are too much to be compiled."""
+    """Raise BadRequest if the schemas of the tools are too large to be compiled."""
     if len(source) > MAX_TOOL_SCHEMA_CHARS:
         message = (
             f"tools: their schemas must have at most {MAX_TOOL_SCHEMA_CHARS} characters together, have {len(source)}"
@@ -231,7 +242,7 @@ def check_size(tools: ToolOptions, source: str) -> None:
 
 
 def tagged_call_rules(style: ToolCallStyle, parallel: bool) -> list[str]:
-    """Calls between tags, in the middle of anything: once one has begun it is a call."""
+    """Return the rules for calls between tags, which may follow any text. After a begin tag there must be a call."""
     begin, end = dump_json(style.begin), dump_json("\n" + style.end)
     more = f" ( {dump_json(style.between)} {begin} call )*" if parallel else ""
     return [
@@ -244,7 +255,9 @@ def tagged_call_rules(style: ToolCallStyle, parallel: bool) -> list[str]:
 
 
 def bare_call_rules(style: ToolCallStyle, tools: ToolOptions) -> list[str]:
-    """Calls that are the whole answer.  A free one may begin as they do, with any space: the first name tells."""
+    """Return the rules for calls that are the whole answer. Free text may begin like a call, with any space; the first
+    tool name decides.
+    """
     more = f" ( {dump_json(style.between)} tool )*" if tools.parallel else ""
     alone, listed = ("", f'{more} "]"') if style.listed else (more, "")
     mark = f"({escape_regex(style.mark)}{SPACE_REGEX})?" if style.mark else ""
@@ -261,25 +274,27 @@ def bare_call_rules(style: ToolCallStyle, tools: ToolOptions) -> list[str]:
 
 
 def tool_rules(tools: Sequence[ToolDefinition], style: ToolCallStyle) -> Iterator[str]:
-    """A rule for a call of each, its name and arguments in this order."""
+    """Yield a rule for a call of each tool: its name, then its arguments."""
     yield r'tool: "{\"name\": \"" named'
     yield "named: " + " | ".join(f"named_{index}" for index in range(len(tools)))
     for index, tool in enumerate(tools):
         head = dump_json(f'{tool.name}", "{style.key}": ')
         schema = dump_json({**tool.parameters, "type": "object", "x-guidance": COMPACT_JSON})
-        schema = schema.replace("::=", r"\u003a:=")  # which would make it another kind of grammar
+        schema = schema.replace("::=", r"\u003a:=")  # which llguidance would take for another kind of grammar
         yield f'named_{index}: {head} %json {schema} "}}"'
 
 
 def parameter_grammars(tools: ToolOptions) -> list[Grammar]:
-    """The schemas of the tools, each by the name of its place."""
+    """Return the schemas of the tools, each under its field in the request."""
     return [
         Grammar("schema", dump_json(tool.parameters), tool.schema_path) for tool in tools.callable if tool.schema_path
     ]
 
 
 def document_rule(document: Grammar, style: ToolCallStyle) -> str:
-    """A document that may stand in the place of calls.  BadRequest where the two could not be told apart."""
+    """Return the rule of a document that may stand in place of calls. Raises BadRequest if the two could not be
+    distinguished.
+    """
     match document.kind if style.begin else "":
         case "object":
             return '%json {"type": "object"}'
@@ -287,10 +302,10 @@ def document_rule(document: Grammar, style: ToolCallStyle) -> str:
             return f"%json {document.source}"
         case "choice":
             return " | ".join(dump_json(choice) for choice in json.loads(document.source))
-    said = 'together with tools that may be called or not; tool_choice "none" or "required" says which'
-    raise BadRequest(f"{document.field}: is not done {said}", param=document.field)
+    reason = 'together with tools that may be called or not; tool_choice "none" or "required" says which'
+    raise BadRequest(f"{document.field}: is not supported {reason}", param=document.field)
 
 
 def escape_regex(text: str) -> str:
-    """A regular expression of `text` alone."""
+    """Return a regular expression that matches exactly `text`."""
     return re.sub(r"([^\w\s<>])", r"\\\1", text)

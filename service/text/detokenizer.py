@@ -1,7 +1,7 @@
-"""From tokens to text: the events of a request become the pieces of an answer.
+"""From tokens to text: turns the events of requests into deltas of their answers.
 
-Knows no HTTP and no engine, only a source of events that can be closed.  The one idea: text is shown as soon as it is
-certain and never taken back, so what may still be half a character or the beginning of a stop string waits.
+Text is sent as soon as it is final. Bytes of an incomplete character, and text that may be the beginning of a stop
+string, are held back.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from ..core.errors import PolyheadError
 from ..core.request import Done, Event, Failed, Generate, GeneratedToken, PromptScores, Request
 from ..engine.worker import RequestTiming
 
-MIN_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
 class EventSource(Protocol):
-    """A request under way: its events, Done or Failed the last.  Closing it early aborts the request.
+    """The events of a submitted request; Done or Failed is the last. Closing it early aborts the request.
 
-    `answered` says that who closes has all that was wanted.
+    `answered` means that the request counts as done, since the answer is complete.
     """
 
     @property
@@ -42,7 +42,7 @@ class EventSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer cost, in tokens; of the prompt's, `cached_tokens` were not computed anew."""
+    """Token counts of an answer; `cached_tokens` of the prompt's tokens were found in the cache."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -58,7 +58,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class StopRules:
-    """What ends an answer beside the model's own tokens; `keep` leaves it at the end of the text."""
+    """What ends an answer beside the model's own stop tokens. With `keep`, it stays at the end of the text."""
 
     strings: tuple[str, ...] = ()
     tokens: frozenset[int] = frozenset()
@@ -66,13 +66,15 @@ class StopRules:
 
     @cached_property
     def failure_tables(self) -> tuple[Sequence[int], ...]:
-        """The failure table of each string, made once for all answers of a call."""
+        """The failure table of each string, computed once for all answers of a call."""
         return tuple(failure_table(string) for string in self.strings)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """A token and its log probability, None where nothing stands before it; `id` is what the vocabulary calls it."""
+    """A token, its bytes and its log probability, which is None for the first token of a prompt. `id` is its number in
+    the vocabulary.
+    """
 
     data: bytes
     logprob: float | None
@@ -80,7 +82,7 @@ class ScoredToken:
 
     @property
     def text(self) -> str:
-        """The token as text; bytes that are no text by themselves are spelled out."""
+        """The token as text. Bytes that are not valid UTF-8 by themselves are written as escapes."""
         try:
             return self.data.decode()
         except UnicodeDecodeError:
@@ -89,8 +91,9 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A generated token: `offset` is where its text begins in the answer, `top` the likeliest in its place, `id` what
-    the vocabulary calls it."""
+    """A token of an answer or of a prompt. `offset`: where its text begins, in characters. `top`: the most probable
+    tokens in its place. `id`: its number in the vocabulary.
+    """
 
     token: ScoredToken
     offset: int
@@ -100,10 +103,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
+    """The next part of an answer; the last one has a `finish` and the usage. `logprobs` only if they were requested.
 
-    `stop` is the stop string that was found, or the token asked for that ended it.  The tokens of the `prompt` are in
-    the first piece, where they were asked for.  `tokens` were drawn until here.
+    `stop` is the stop string that was found, or the requested stop token that ended the answer. The first delta has
+    `prompt_logprobs`, if they were requested. `token_count`: tokens generated so far.
     """
 
     text: str
@@ -116,7 +119,7 @@ class AnswerDelta:
 
 
 def failure_table(stop: str) -> list[int]:
-    """At k, how many characters of `stop` remain matched when the character after the first k is another one."""
+    """Return at k how many characters of `stop` still match if the character after the first k differs."""
     falls = [0, 0]
     for char in stop[1:]:
         fall = falls[-1]
@@ -127,9 +130,9 @@ def failure_table(stop: str) -> list[int]:
 
 
 class StopString:
-    """One string being looked for, a character at a time (Knuth, Morris, Pratt 1977, doi:10.1137/0206024).
+    """Searches one string, a character at a time (Knuth, Morris, Pratt 1977, doi:10.1137/0206024).
 
-    `matched` is how many of its characters the text ends with.  `falls` is its failure table.
+    `matched`: how many of its characters the text ends with. `falls`: its failure table.
     """
 
     __slots__ = ("falls", "matched", "stop")
@@ -138,7 +141,7 @@ class StopString:
         self.stop, self.falls, self.matched = stop, falls, 0
 
     def push(self, char: str) -> bool:
-        """Whether the stop string ends with this character; not to be asked again once it has."""
+        """Whether the stop string ends with this character. Not to be called again after that."""
         while self.matched and self.stop[self.matched] != char:
             self.matched = self.falls[self.matched]
         self.matched += self.stop[self.matched] == char
@@ -146,10 +149,10 @@ class StopString:
 
 
 class StopBuffer:
-    """Holds back the end of a text while it may turn out to begin a stop string.
+    """Holds back the end of a text while it may be the beginning of a stop string.
 
-    The string that is complete first stops the text, before it, or after it where it is to be kept.  Of those complete
-    at the same character, the longest.
+    The string that is complete first ends the text, before it, or after it with `keep`. Of several that end at the same
+    character, the longest counts.
     """
 
     def __init__(self, stops: StopRules) -> None:
@@ -159,10 +162,10 @@ class StopBuffer:
         self.keep = stops.keep
 
     def push(self, text: str) -> str:
-        """More text; returns what is certain to come before any stop string."""
+        """Add text; return what certainly precedes any stop string."""
         self.pending += text
         for end, char in enumerate(text, len(self.pending) - len(text) + 1):
-            # every one takes the character, found or not
+            # each of them must get the character, so no short-circuit
             ended = [stop.stop for stop in self.stops if stop.push(char)]
             if ended:
                 self.found = max(ended, key=len)
@@ -180,15 +183,15 @@ class StopBuffer:
 
 
 class Detokenizer:
-    """One answer as it is written: token events in, pieces out.  `counted`: the prompt is part of what it cost."""
+    """Writes one answer: token events in, deltas out. With `counted`, the prompt's tokens count in its usage."""
 
     def __init__(self, tokenizer: Tokenizer, stops: StopRules, request: Generate, *, counted: bool = True) -> None:
         self.tokenizer, self.request, self.stops = tokenizer, request, stops
         self.stream, self.tail = tokenizer.stream(), StopBuffer(stops)
-        self.token_count = self.length = self.shown_length = 0  # tokens drawn; characters written, and of these shown
+        self.token_count = self.length = self.shown_length = 0  # generated tokens; decoded characters; characters sent
         self.cached_tokens = 0  # tokens of the prompt
         self.counts_prompt = counted
-        self.unshown_tokens: deque[TokenLogprobs] = deque()  # tokens of which no character was shown yet
+        self.unshown_tokens: deque[TokenLogprobs] = deque()  # tokens of which no character was sent yet
 
     @property
     def is_stopped(self) -> bool:
@@ -196,7 +199,7 @@ class Detokenizer:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """The usage so far."""
         return (
             Usage(self.request.prompt_tokens, self.token_count, self.cached_tokens)
             if self.counts_prompt
@@ -204,14 +207,14 @@ class Detokenizer:
         )
 
     def prompt_logprobs(self, event: PromptScores) -> Iterator[TokenLogprobs]:
-        """The prompt's own tokens; of the first nothing is known."""
+        """Yield the prompt's own tokens. The first has no log probability."""
         stream, offset = self.tokenizer.stream(skip_special=False), 0
         for id, (logprob, top) in zip(self.request.tokens, ((None, ()), *event.scores), strict=True):
             yield TokenLogprobs(self.score_token(id, logprob), offset, self.score_top(top), id)
             offset += len(stream.push(id))
 
     def push(self, event: GeneratedToken) -> AnswerDelta:
-        """What `event` lets be shown, which may be nothing."""
+        """Return the delta that the token completes, which may be empty."""
         text = self.stream.push(event.id)
         if self.request.logprobs >= 0:
             self.unshown_tokens.append(
@@ -225,34 +228,38 @@ class Detokenizer:
 
     def show(self, text: str) -> AnswerDelta:
         self.length += len(text)
-        early = self.token_count < self.request.sampling.min_tokens  # nothing ends the answer yet
+        early = self.token_count < self.request.sampling.min_tokens  # stop strings do not apply yet
         shown = text if early else self.tail.push(text)
         self.shown_length += len(shown)
         return AnswerDelta(shown, self.take_shown_tokens(), token_count=self.token_count)
 
     def take_shown_tokens(self) -> tuple[TokenLogprobs, ...]:
-        """The tokens that begin before the end of what is shown; half a character waits for its other half."""
-        drawn = []
+        """Take the tokens that begin before the end of the sent text. The token of an incomplete character waits."""
+        logprobs = []
         while self.unshown_tokens and self.unshown_tokens[0].offset < self.shown_length:
-            drawn.append(self.unshown_tokens.popleft())
-        return tuple(drawn)
+            logprobs.append(self.unshown_tokens.popleft())
+        return tuple(logprobs)
 
     def close(self, done: Done) -> AnswerDelta:
-        """What was held back, now that nothing follows."""
-        asked = done.token in self.stops.tokens
-        piece = self.show((self.stream.push(done.token) if asked and self.stops.keep else "") + self.stream.flush())
+        """Return the last delta, with the text that was held back."""
+        is_requested = done.token in self.stops.tokens
+        piece = self.show(
+            (self.stream.push(done.token) if is_requested and self.stops.keep else "") + self.stream.flush()
+        )
         self.token_count, self.cached_tokens = done.completion_tokens, done.cached_tokens
         if self.is_stopped:
             return replace(piece, finish="stop", usage=self.usage, stop=self.tail.found)
         finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
-        text, drawn = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
-        return AnswerDelta(text, drawn, finish, self.usage, done.token if asked else "", token_count=self.token_count)
+        text, logprobs = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
+        return AnswerDelta(
+            text, logprobs, finish, self.usage, done.token if is_requested else "", token_count=self.token_count
+        )
 
     def score_top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[ScoredToken, ...]:
         return tuple(self.score_token(id, logprob) for id, logprob in likeliest)
 
     def score_token(self, id: int, logprob: float | None) -> ScoredToken:
-        if logprob is not None and not logprob > MIN_LOGPROB:  # minus infinity, or no number
+        if logprob is not None and not logprob > MIN_LOGPROB:  # minus infinity, or not a number
             logprob = MIN_LOGPROB
         return ScoredToken(self.tokenizer.piece_bytes(id), logprob, id)
 
@@ -265,10 +272,10 @@ T = TypeVar("T")
 async def stream_answers(
     tokenizer: Tokenizer, stops: StopRules, requests: Sequence[Generate], submit: SubmitCall
 ) -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-    """The answers to `requests` as they are written: which one, and its next piece.
+    """Yield the answers to `requests` as they are generated: the index of the request, and its next delta.
 
-    Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.  A prompt
-    that several answer is counted once.
+    Submits with the first iteration. If one request fails, all end with its error; closing the generator ends them too.
+    A prompt with several answers is counted once.
     """
     sources = await submit(requests)
     try:
@@ -285,45 +292,47 @@ async def stream_answers(
         call_in_slices(methodcaller("close"), sources)
 
 
-async def stream_answer(begun: Callable[[], Detokenizer], source: EventSource) -> AsyncGenerator[AnswerDelta, None]:
-    """The pieces of one answer.  Others get a turn after every TOKENS tokens, even where all events are there."""
-    transcript = call_tokenizer(begun)
+async def stream_answer(build: Callable[[], Detokenizer], source: EventSource) -> AsyncGenerator[AnswerDelta, None]:
+    """Yield the deltas of one answer. Lets other tasks run after every TOKENS tokens, even if all events are there
+    already.
+    """
+    detokenizer = call_tokenizer(build)
     async for event in source:
         match event:
             case GeneratedToken():
-                if transcript.token_count % TOKENS_PER_SLICE == TOKENS_PER_SLICE - 1:
+                if detokenizer.token_count % TOKENS_PER_SLICE == TOKENS_PER_SLICE - 1:
                     await asyncio.sleep(0)
                 began = perf_counter()
-                piece = call_tokenizer(partial(transcript.push, event))
+                piece = call_tokenizer(partial(detokenizer.push, event))
                 source.timing.record_text(began)
-                if transcript.is_stopped:
+                if detokenizer.is_stopped:
                     source.close(answered=True)
-                    yield replace(piece, finish="stop", usage=transcript.usage, stop=transcript.tail.found)
+                    yield replace(piece, finish="stop", usage=detokenizer.usage, stop=detokenizer.tail.found)
                     return
                 if piece.text or piece.logprobs:
                     yield piece
             case PromptScores():
-                yield AnswerDelta("", prompt_logprobs=await collect_prompt_logprobs(transcript, event))
+                yield AnswerDelta("", prompt_logprobs=await collect_prompt_logprobs(detokenizer, event))
             case Done():
                 began = perf_counter()
-                piece = call_tokenizer(partial(transcript.close, event))
+                piece = call_tokenizer(partial(detokenizer.close, event))
                 source.timing.record_text(began)
                 yield piece
             case Failed():
                 raise event.error
 
 
-async def collect_prompt_logprobs(transcript: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
-    """The prompt's tokens, TOKENS in one turn of the event loop."""
-    left, drawn = transcript.prompt_logprobs(event), list[TokenLogprobs]()
+async def collect_prompt_logprobs(detokenizer: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
+    """Return the prompt's tokens, computed in slices of TOKENS tokens a turn of the event loop."""
+    left, logprobs = detokenizer.prompt_logprobs(event), list[TokenLogprobs]()
     while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
-        drawn += some
+        logprobs += some
         await asyncio.sleep(0)
-    return tuple(drawn)
+    return tuple(logprobs)
 
 
 def call_tokenizer(write: Callable[[], T]) -> T:
-    """What `write` returns.  Raises PolyheadError where the tokenizer fails, be it by a panic of its library."""
+    """Return what `write` returns. Raises PolyheadError if the tokenizer fails, also by a panic in its library."""
     outcome = attempt(write)
     if isinstance(outcome, Failure) and isinstance(outcome.error, TokenizerError):
         raise PolyheadError(f"the answer cannot be made text: {outcome.error}")
@@ -331,9 +340,9 @@ def call_tokenizer(write: Callable[[], T]) -> T:
 
 
 async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """The items of all `sources` as they come, each with the index of its source.
+    """Yield the items of all `sources` as they arrive, each with the index of its source.
 
-    They are begun, and given up, SLICE in one turn of the event loop.
+    Sources are started and cancelled in slices of SLICE_SIZE a turn of the event loop.
     """
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:
@@ -358,7 +367,7 @@ async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
             if isinstance(got, tuple):
                 yield got
             else:
-                got.result()  # raises what the source raised
+                got.result()  # raises the error of the source
                 left -= 1
     finally:
         call_in_slices(methodcaller("cancel"), tasks)
@@ -369,7 +378,7 @@ ItemQueue = asyncio.Queue[tuple[int, T] | asyncio.Task[None]]
 
 
 def start_pump(index: int, source: AsyncGenerator[T, None], queue: ItemQueue[T]) -> asyncio.Task[None]:
-    """Puts the items of `source` into `queue`, and then itself."""
+    """Start a task that puts the items of `source` into `queue`, and then the task itself."""
 
     async def pump() -> None:
         async for item in source:
@@ -378,7 +387,7 @@ def start_pump(index: int, source: AsyncGenerator[T, None], queue: ItemQueue[T])
     def over(task: asyncio.Task[None]) -> None:
         queue.put_nowait(task)
         if not task.cancelled():
-            task.exception()  # which is read by no other code once the call has ended
+            task.exception()  # no other code reads it once the call has ended
 
     task = asyncio.create_task(pump())
     task.add_done_callback(over)
@@ -386,14 +395,14 @@ def start_pump(index: int, source: AsyncGenerator[T, None], queue: ItemQueue[T])
 
 
 async def collect_answers(count: int, items: AsyncGenerator[tuple[int, AnswerDelta], None]) -> list[AnswerDelta]:
-    """`count` answers, each in one piece."""
+    """Return `count` whole answers, each as one delta."""
     return [
-        join_answer(pieces) async for pieces in iterate_in_slices(await collect_parts(count, items), TOKENS_PER_SLICE)
+        join_answer(deltas) async for deltas in iterate_in_slices(await collect_parts(count, items), TOKENS_PER_SLICE)
     ]
 
 
 async def collect_parts(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:
-    """All parts of each of `count` answers."""
+    """Return the list of parts of each of `count` answers."""
     parts: list[list[T]] = [[] for _ in range(count)]
     async with aclosing(items):
         async for index, item in items:
@@ -402,6 +411,6 @@ async def collect_parts(count: int, items: AsyncGenerator[tuple[int, T], None]) 
 
 
 def join_answer(parts: Sequence[AnswerDelta]) -> AnswerDelta:
-    drawn = tuple(token for part in parts for token in part.logprobs)
+    logprobs = tuple(token for part in parts for token in part.logprobs)
     prompt = tuple(token for part in parts for token in part.prompt_logprobs)
-    return replace(parts[-1], text="".join(part.text for part in parts), logprobs=drawn, prompt_logprobs=prompt)
+    return replace(parts[-1], text="".join(part.text for part in parts), logprobs=logprobs, prompt_logprobs=prompt)

@@ -1,7 +1,6 @@
-"""Texts to be read by an encoder: from what a dialect read to the requests that the engine takes.
+"""Inputs of encoders: tokenises the texts of a call and makes the engine's requests.
 
-Knows no HTTP and no tensor.  The one idea: each input is read on its own, as one request, or as several where it is
-read in windows, so that one that cannot be read need not cost the others anything.
+Each input is one request, or several if it is read in windows. So an invalid input need not fail the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,15 +21,15 @@ from .entities import Aggregation
 
 MAX_WINDOWS = 1000  # of one input
 MAX_WINDOW_TOKENS = 1 << 18  # tokens of all windows of one call, unless the caller passes another bound
-MAX_MASK_CANDIDATES = 10_000  # told for the masks of one input
-MAX_FILLED_CHARACTERS = 1 << 24  # of the words for all masks of one call, each with its whole text
-CANDIDATE_CHARACTERS = 100  # characters of the answer for each word, beside its text
+MAX_MASK_CANDIDATES = 10_000  # for the masks of one input
+MAX_FILLED_CHARACTERS = 1 << 24  # of the candidates for all masks of one call, each with its whole text
+CANDIDATE_CHARACTERS = 100  # characters of the answer for each candidate, beside its text
 MAX_VECTOR_NUMBERS = 1 << 24  # of the vectors of all tokens of one call
-TEXTS_PER_CHECK = 32  # texts that are tokenised, or tokens made texts, before the deadline is looked at again
+TEXTS_PER_CHECK = 32  # texts that are tokenised or decoded between two checks of the deadline
 MAX_NAMED_TOKENS = 5  # tokens named in a message
-MAX_QUOTE = 60  # characters of a word that one repeats
+MAX_QUOTE = 60  # characters of a word that a message quotes
 TOKEN_TASKS: tuple[Task, ...] = ("tag", "span", "fill")
-WINDOW_TASKS: tuple[Task, ...] = ("tag", "span")  # what is said of a part is true of the whole
+WINDOW_TASKS: tuple[Task, ...] = ("tag", "span")  # the answer for a part is valid for the whole
 
 EncoderInput = str | tuple[str, str] | tuple[int, ...]
 T = TypeVar("T")
@@ -39,8 +38,9 @@ DEFAULT_SPAN_OPTIONS, OUTSIDE_LABELS = SpanOptions(), frozenset(("O",))
 
 @dataclass(frozen=True, slots=True)
 class WindowOptions:
-    """A long text is read in parts of `size` tokens, special ones and what is read beside it included (0: as many as
-    the model takes), of which neighbours share `overlap`."""
+    """A long text is read in windows of `size` tokens, with the special tokens and the other text of a pair (0: as many
+    as the model takes). Neighbours share `overlap` tokens.
+    """
 
     overlap: int = 0
     size: int = 0
@@ -48,34 +48,34 @@ class WindowOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingRequest:
-    """Texts to be read by an encoder, all in the same way.  `field` is the wire's name for them; `names` that of each,
-    if they are no list there.
+    """Texts for an encoder, all processed in the same way. `field` is their name in the request; `names` are the names
+    of each, if they are not a list there.
 
-    Of what follows, each head looks at what concerns it.
+    Each head uses the fields below that concern it.
     """
 
     field: str
     inputs: tuple[EncoderInput, ...]
     names: tuple[str, ...] = ()
-    partial: bool = False  # an input that cannot be read fails alone
-    prompt: str = ""  # the name of what is put before each text
-    truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
-    windows: WindowOptions | None = None  # read what is too long in these
+    partial: bool = False  # an invalid input does not fail the others
+    prompt: str = ""  # the name of a text that is put before each input
+    truncate: Literal["", "left", "right"] = ""  # the side that is cut off; empty: a longer text is an error
+    windows: WindowOptions | None = None  # read longer texts in windows
     max_window_tokens: int = MAX_WINDOW_TOKENS  # tokens of the windows of all inputs
-    truncation_hint: str = ""  # how that is asked for, for messages
+    truncation_hint: str = ""  # how truncation is requested, for error messages
     form: OutputForm = ""  # as in Encode, and the next three
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
-    aggregation: Aggregation = "none"  # as in entities.Tagging, and the next one
+    aggregation: Aggregation = "none"  # as in entities.TaggingSettings, and the next one
     ignored_labels: frozenset[str] = OUTSIDE_LABELS
     span_options: SpanOptions = DEFAULT_SPAN_OPTIONS
-    top_k: int = 5  # words for each mask
-    targets: tuple[str, ...] = ()  # the words to choose from; empty: all
-    needs_offsets: bool = False  # where tokens stand in the text is wanted, whatever the head
+    top_k: int = 5  # candidates for each mask
+    targets: tuple[str, ...] = ()  # the only candidates; empty: all tokens
+    needs_offsets: bool = False  # the offsets of tokens are needed, whatever the head
 
     def input_name(self, index: int) -> str:
-        """What messages call one of the inputs."""
+        """Return the name of one of the inputs in messages."""
         return self.names[index] if self.names else input_label(self.field, index, len(self.inputs))
 
 
@@ -83,8 +83,8 @@ class EncodingRequest:
 class EncodedInput:
     """An input as requests, one for each of its windows, or for each order of a pair.
 
-    `parts` are the windows' tokens, where what is answered is told of tokens.  Of several windows, requests and parts
-    are made each time they are read: windows that share most of their tokens take far more memory than the text.
+    `parts` are the tokens of the windows, if the answer refers to tokens. With several windows, requests and parts are
+    computed at each access: overlapping windows take far more memory than the text.
     """
 
     source: EncoderInput
@@ -94,13 +94,13 @@ class EncodedInput:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Tokens that came as such."""
+    """An input that the client sent as token ids."""
 
     ids: list[int]
 
     @classmethod
-    def from_input(cls, given: EncoderInput) -> "TokenIds":
-        return cls([id for id in given if isinstance(id, int)])
+    def from_input(cls, source: EncoderInput) -> "TokenIds":
+        return cls([id for id in source if isinstance(id, int)])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -125,96 +125,96 @@ InputRow = Encoding | TokenIds
 
 
 def no_check() -> None:
-    """The check of work that goes on however long it takes."""
+    """The check of work without a time limit."""
 
 
 def read_inputs(
     model: Model,
-    asked: EncodingRequest,
+    request: EncodingRequest,
     call: str,
     terms: Terms,
     check: Callable[[], None] = no_check,
 ) -> list[EncodedInput | BadRequest]:
-    """What each input is, or what is wrong with it; raised, unless the others are wanted without it.
+    """Return for each input its requests, or the error. With `request.partial` false the first error is raised.
 
-    Ids are taken as they are, special tokens included.  `check` is called between slices of the texts, and ends the
-    work by raising.  Raises TooMany where the windows of all inputs have more than `asked.most_windowed` tokens, or
-    where the words for their masks would be too long an answer, and AnswerTooLarge where the vectors of their tokens
-    would.
+    Token ids are taken as they are, special tokens included. `check` is called between slices of the texts, and stops
+    the work by raising. Raises TooMany if the windows of all inputs have more than `request.max_window_tokens` tokens,
+    or if the candidates for their masks would make too long an answer, and AnswerTooLarge if the vectors of their
+    tokens would.
     """
-    how, attempt = common_request(model, asked, terms), call_or_return_error if asked.partial else call_or_raise
-    wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
-    prompt = prompt_prefix(model, asked)
-    good = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None]
-    texts = [each for given in good if is_text(given) for each in pair_orders(model, prompt, given)]
-    encoded = encode_texts(model, texts, check, offsets=is_token_level(model, asked))
+    common, attempt = common_request(model, request, terms), call_or_return_error if request.partial else call_or_raise
+    wrong = [attempt(partial(check_input, model, request, index)) for index in range(len(request.inputs))]
+    prompt = prompt_prefix(model, request)
+    good = [source for source, error in zip(request.inputs, wrong, strict=True) if error is None]
+    texts = [each for source in good if is_text(source) for each in pair_orders(model, prompt, source)]
+    encoded = encode_texts(model, texts, check, offsets=is_token_level(model, request))
     found: list[EncodedInput | BadRequest] = []
-    for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
+    for index, (source, error) in enumerate(zip(request.inputs, wrong, strict=True)):
         if error is None:
             rows = (
-                [next(encoded) for _ in pair_orders(model, prompt, given)]
-                if is_text(given)
-                else [TokenIds.from_input(given)]
+                [next(encoded) for _ in pair_orders(model, prompt, source)]
+                if is_text(source)
+                else [TokenIds.from_input(source)]
             )
-            mine = replace(how, id=f"{call}-{index}")
-            found.append(attempt(partial(read_input, model, asked, index, rows, mine)))
+            own = replace(common, id=f"{call}-{index}")
+            found.append(attempt(partial(read_input, model, request, index, rows, own)))
         else:
             found.append(error)
-    check_call_size(model, asked, [read for read in found if isinstance(read, EncodedInput)])
+    check_call_size(model, request, [read for read in found if isinstance(read, EncodedInput)])
     return found
 
 
-def check_call_size(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
-    """Raises TooMany or AnswerTooLarge for what each input may have and all of one call together may not."""
-    if asked.windows is not None:
-        check_windows(asked, reads)
-    if asked.form == "tokens":
-        check_vectors(model, asked, reads)
-    if asked.form == "" and model.task == "fill":
-        check_mask_candidates(model, asked, reads)
+def check_call_size(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+    """Raise TooMany or AnswerTooLarge if all inputs of a call together exceed a limit that each of them may use."""
+    if request.windows is not None:
+        check_windows(request, reads)
+    if request.form == "tokens":
+        check_vectors(model, request, reads)
+    if request.form == "" and model.task == "fill":
+        check_mask_candidates(model, request, reads)
 
 
-def check_windows(asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+def check_windows(request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
     several = [read.requests for read in reads if len(read.requests) > 1]
     count = sum(map(len, several))
     tokens = sum(len(requests) * len(requests[0].tokens) for requests in several)
-    if tokens > asked.max_window_tokens:
+    if tokens > request.max_window_tokens:
         message = (
-            f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most "
-            f"{asked.max_window_tokens} tokens a call are read in windows (max_tokens_in_flight); "
+            f"{request.field}: would be read in {count} windows of {tokens} tokens together, at most "
+            f"{request.max_window_tokens} tokens a call are read in windows (max_tokens_in_flight); "
             "let windows share less, or send fewer inputs"
         )
-        raise TooMany(message, param=asked.field)
+        raise TooMany(message, param=request.field)
 
 
-def check_vectors(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
-    tokens = sum(len(request.tokens) for read in reads for request in read.requests)
+def check_vectors(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+    tokens = sum(len(text_request.tokens) for read in reads for text_request in read.requests)
     if tokens * model.width > MAX_VECTOR_NUMBERS:
         message = (
-            f"{asked.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MAX_VECTOR_NUMBERS} "
+            f"{request.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MAX_VECTOR_NUMBERS} "
             "numbers a call are answered; send fewer or shorter inputs"
         )
-        raise AnswerTooLarge(message, param=asked.field)
+        raise AnswerTooLarge(message, param=request.field)
 
 
-def check_mask_candidates(model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
-    each = min(asked.top_k, len(asked.targets) or model.vocab_size)
+def check_mask_candidates(model: Model, request: EncodingRequest, reads: Sequence[EncodedInput]) -> None:
+    candidates = min(request.top_k, len(request.targets) or model.vocab_size)
     characters = sum(
-        each * len(request.rows) * (CANDIDATE_CHARACTERS + len(read.source))
+        candidates * len(text_request.rows) * (CANDIDATE_CHARACTERS + len(read.source))
         for read in reads
-        for request in read.requests
+        for text_request in read.requests
     )
     if characters > MAX_FILLED_CHARACTERS:
         message = (
-            f"parameters.top_k: {each} words for each mask, each with its whole text, are about {characters} characters"
-            f", at most {MAX_FILLED_CHARACTERS} a call are answered; ask for fewer words, "
+            f"parameters.top_k: {candidates} words for each mask, each with its whole text, are about {characters} "
+            f"characters, at most {MAX_FILLED_CHARACTERS} a call are answered; ask for fewer words, "
             "or send fewer or shorter texts"
         )
         raise TooMany(message, param="parameters.top_k")
 
 
 def checked_batches(items: Sequence[T], check: Callable[[], None]) -> Iterator[Sequence[T]]:
-    """`items` in slices, with a `check` before each."""
+    """Yield `items` in slices, with a `check` before each."""
     for some in split_in_slices(items, TEXTS_PER_CHECK):
         check()
         yield some
@@ -223,39 +223,39 @@ def checked_batches(items: Sequence[T], check: Callable[[], None]) -> Iterator[S
 def encode_texts(
     model: Model, texts: Sequence[Text], check: Callable[[], None], *, special: bool = True, offsets: bool = True
 ) -> Iterator[Encoding]:
-    """The texts as tokens, tokenised as they are asked for, with a `check` before each slice of them."""
+    """Yield the tokens of the texts, tokenised in slices, with a `check` before each slice."""
     for some in checked_batches(texts, check):
         try:
             yield from model.tokenizer.encode_batch(some, special=special, offsets=offsets)
         except EncodingError:
-            check_well_formed(texts)  # which names the text by its place among all
+            check_well_formed(texts)  # whose error has the index of the text among all
             raise
 
 
-def prompt_prefix(model: Model, asked: EncodingRequest) -> str:
-    """What is put before a text."""
-    if asked.prompt and asked.prompt not in model.prompts:
+def prompt_prefix(model: Model, request: EncodingRequest) -> str:
+    """Return the text that is put before each input. Raises BadRequest if the model has no prompt of that name."""
+    if request.prompt and request.prompt not in model.prompts:
         known = ", ".join(filter(None, model.prompts)) or "it has none"
-        message = f"prompt_name: {model.name} has no prompt {asked.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
+        message = f"prompt_name: {model.name} has no prompt {request.prompt[:MAX_QUOTE]!r}; its prompts: {known}"
         raise BadRequest(message, param="prompt_name")
-    return model.prompts.get(asked.prompt, "")
+    return model.prompts.get(request.prompt, "")
 
 
-def prompt_length(model: Model, asked: EncodingRequest, given: EncoderInput) -> int:
-    """Characters that are put before one of the inputs; a pair and ids have no prompt."""
-    return len(model.prompts.get(asked.prompt, "")) if isinstance(given, str) else 0
+def prompt_length(model: Model, request: EncodingRequest, source: EncoderInput) -> int:
+    """Return the characters that are put before an input; 0 for a pair and for token ids."""
+    return len(model.prompts.get(request.prompt, "")) if isinstance(source, str) else 0
 
 
-def pair_orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
-    """The text, or the pair, in every order in which it is read."""
-    if isinstance(given, str):
-        return [prompt + given]
-    return [given, (given[1], given[0])] if model.both_orders else [given]
+def pair_orders(model: Model, prompt: str, source: str | tuple[str, str]) -> list[str | tuple[str, str]]:
+    """Return the text, or the pair in every order in which the model reads it."""
+    if isinstance(source, str):
+        return [prompt + source]
+    return [source, (source[1], source[0])] if model.both_orders else [source]
 
 
-def is_token_level(model: Model, asked: EncodingRequest) -> bool:
-    """Whether what is answered is told of tokens."""
-    return asked.needs_offsets or (asked.form == "" and model.task in TOKEN_TASKS)
+def is_token_level(model: Model, request: EncodingRequest) -> bool:
+    """Whether the answer refers to tokens."""
+    return request.needs_offsets or (request.form == "" and model.task in TOKEN_TASKS)
 
 
 def call_or_raise(function: Callable[[], T]) -> T | BadRequest:
@@ -269,31 +269,33 @@ def call_or_return_error(function: Callable[[], T]) -> T | BadRequest:
         return error
 
 
-def common_request(model: Model, asked: EncodingRequest, terms: Terms) -> Encode:
-    """What all requests of a call have in common.  BadRequest where that does not suit the model."""
-    if asked.dimensions > model.width:
-        message = f"dimensions: {model.name} has {model.width}, got {asked.dimensions}"
+def common_request(model: Model, request: EncodingRequest, terms: Terms) -> Encode:
+    """Return the fields that all requests of a call share. Raises BadRequest if they do not suit the model."""
+    if request.dimensions > model.width:
+        message = f"dimensions: {model.name} has {model.width}, got {request.dimensions}"
         raise BadRequest(message, param="dimensions")
-    if asked.windows is not None and model.task not in WINDOW_TASKS:
-        message = f"{asked.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
-        raise BadRequest(message, param=asked.field)
+    if request.windows is not None and model.task not in WINDOW_TASKS:
+        message = f"{request.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
+        raise BadRequest(message, param=request.field)
     return Encode(
         id="",
         tokens=(),
-        form=asked.form,
-        # what a span is worth is seen beside a whole context, a pair in one order beside that in the other
-        raw=asked.raw or model.task == "span" or model.both_orders,
-        unit=asked.unit,
-        dimensions=asked.dimensions,
-        top_k=asked.top_k,
-        targets=tuple(find_target_token(model, word, f"targets[{index}]") for index, word in enumerate(asked.targets)),
+        form=request.form,
+        # spans are compared over the whole context, and the scores of a pair's two orders are added
+        raw=request.raw or model.task == "span" or model.both_orders,
+        unit=request.unit,
+        dimensions=request.dimensions,
+        top_k=request.top_k,
+        targets=tuple(
+            find_target_token(model, word, f"targets[{index}]") for index, word in enumerate(request.targets)
+        ),
         terms=terms,
         adapter=model.adapter,
     )
 
 
 def find_target_token(model: Model, word: str, where: str) -> int:
-    """The token that is this word."""
+    """Return the token that is exactly this word. Raises BadRequest if there is none."""
     found = model.tokenizer.token_id(word)
     ids = [found] if found is not None else model.tokenizer.encode(word, special=False).ids
     if len(ids) != 1:
@@ -303,92 +305,97 @@ def find_target_token(model: Model, word: str, where: str) -> int:
     return check_token_ids(model, ids, where)[0]
 
 
-def check_input(model: Model, asked: EncodingRequest, index: int) -> None:
-    """Raises BadRequest for what need not be made tokens to be refused."""
-    given, where = asked.inputs[index], asked.input_name(index)
-    if not given or (is_text(given) and not any(given)):
+def check_input(model: Model, request: EncodingRequest, index: int) -> None:
+    """Raise BadRequest for what can be rejected before the text is tokenised."""
+    source, where = request.inputs[index], request.input_name(index)
+    if not source or (is_text(source) and not any(source)):
         raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
-    if is_token_level(model, asked) and not is_text(given):
+    if is_token_level(model, request) and not is_text(source):
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
-    if model.both_orders and not (is_text(given) and isinstance(given, tuple)):
+    if model.both_orders and not (is_text(source) and isinstance(source, tuple)):
         raise BadRequest(f"{where}: must be a pair of texts, {model.name} compares them in both orders", param=where)
-    if not is_text(given):
-        check_token_ids(model, [id for id in given if isinstance(id, int)], where)
-    for text in (given,) if isinstance(given, str) else given:
+    if not is_text(source):
+        check_token_ids(model, [id for id in source if isinstance(id, int)], where)
+    for text in (source,) if isinstance(source, str) else source:
         if isinstance(text, str):
-            check_characters(model, len(text), where, prompt_length(model, asked, given))
+            check_characters(model, len(text), where, prompt_length(model, request, source))
 
 
-def is_text(given: EncoderInput) -> TypeGuard[str | tuple[str, str]]:
-    return isinstance(given, str) or isinstance(given[0], str)
+def is_text(source: EncoderInput) -> TypeGuard[str | tuple[str, str]]:
+    return isinstance(source, str) or isinstance(source[0], str)
 
 
-def read_input(model: Model, asked: EncodingRequest, index: int, rows: Sequence[InputRow], how: Encode) -> EncodedInput:
-    """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in, or has tokens
-    that the network does not know."""
-    given, where = asked.inputs[index], asked.input_name(index)
-    if asked.windows is not None and isinstance(rows[0], Encoding):
-        return read_windows(model, asked, index, rows[0].cache_lists(), how)
-    parts = [row.select_rows(some) for row in rows for some in select_rows(model, asked, row, index)]
+def read_input(
+    model: Model, request: EncodingRequest, index: int, rows: Sequence[InputRow], common: Encode
+) -> EncodedInput:
+    """Return one input's requests. Raises TooLong, or BadRequest if it has no mask to fill in, or has tokens that the
+    network does not have.
+    """
+    source, where = request.inputs[index], request.input_name(index)
+    if request.windows is not None and isinstance(rows[0], Encoding):
+        return read_windows(model, request, index, rows[0].cache_lists(), common)
+    parts = [row.select_rows(some) for row in rows for some in select_rows(model, request, row, index)]
     for part in parts:
-        check_token_ids(model, part.ids, where)  # a vocabulary may be larger than the network
-    requests = [build_encoding_request(model, part, how) for part in parts]
-    if how.form == "" and model.task == "fill":
-        check_masks(model, asked, requests[0], where)
-    told = parts if is_token_level(model, asked) else []
-    return EncodedInput(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
+        check_token_ids(model, part.ids, where)  # the tokenizer may have more tokens than the network
+    requests = [build_encoding_request(model, part, common) for part in parts]
+    if common.form == "" and model.task == "fill":
+        check_masks(model, request, requests[0], where)
+    token_parts = parts if is_token_level(model, request) else []
+    return EncodedInput(source, tuple(requests), tuple(part for part in token_parts if isinstance(part, Encoding)))
 
 
-def read_windows(model: Model, asked: EncodingRequest, index: int, row: Encoding, how: Encode) -> EncodedInput:
-    """One input's requests, made as they are read.  Raises as `read_input` does."""
-    found = select_rows(model, asked, row, index)
-    check_token_ids(model, row.ids, asked.input_name(index))  # all of them are in some window
+def read_windows(model: Model, request: EncodingRequest, index: int, row: Encoding, common: Encode) -> EncodedInput:
+    """Return one input's requests, each computed when it is accessed. Raises the same errors as `read_input`."""
+    found = select_rows(model, request, row, index)
+    check_token_ids(model, row.ids, request.input_name(index))  # every token is in some window
     parts = LazySequence(len(found), lambda number: row.select_rows(found[number]))
-    requests = LazySequence(len(found), lambda number: build_encoding_request(model, parts[number], how))
-    return EncodedInput(asked.inputs[index], requests, parts)
+    requests = LazySequence(len(found), lambda number: build_encoding_request(model, parts[number], common))
+    return EncodedInput(request.inputs[index], requests, parts)
 
 
-def build_encoding_request(model: Model, part: InputRow, how: Encode) -> Encode:
+def build_encoding_request(model: Model, part: InputRow, common: Encode) -> Encode:
     segments = tuple(part.segments) if any(part.segments) else ()
-    rows = mask_rows(model, part) if how.form == "" and model.task == "fill" else ()
-    return replace(how, tokens=tuple(part.ids), segments=segments, rows=rows)
+    rows = mask_rows(model, part) if common.form == "" and model.task == "fill" else ()
+    return replace(common, tokens=tuple(part.ids), segments=segments, rows=rows)
 
 
 def mask_rows(model: Model, part: InputRow) -> tuple[int, ...]:
-    """The rows that are to be filled in."""
+    """Return the rows of the mask tokens."""
     return tuple(row for row, id in enumerate(part.ids) if id == model.tokenizer.mask_id)
 
 
-def check_masks(model: Model, asked: EncodingRequest, request: Encode, where: str) -> None:
-    if not request.rows:
+def check_masks(model: Model, request: EncodingRequest, text_request: Encode, where: str) -> None:
+    if not text_request.rows:
         mask = model.tokenizer.piece(model.tokenizer.mask_id) if model.tokenizer.mask_id is not None else ""
         raise BadRequest(f"{where}: has no {mask or 'mask'} to be filled in", param=where)
-    if len(request.rows) * asked.top_k > MAX_MASK_CANDIDATES:
-        count = f"{asked.top_k} words for each of {len(request.rows)} masks"
-        message = f"{where}: {count}, at most {MAX_MASK_CANDIDATES} are told"
+    if len(text_request.rows) * request.top_k > MAX_MASK_CANDIDATES:
+        count = f"{request.top_k} words for each of {len(text_request.rows)} masks"
+        message = f"{where}: {count}, at most {MAX_MASK_CANDIDATES} are returned"
         raise BadRequest(message, param=where)
 
 
-def select_rows(model: Model, asked: EncodingRequest, row: InputRow, index: int) -> Sequence[Sequence[int]]:
-    """The rows that the model reads: all, or fewer if they are too many and may be cut, or those of each window."""
+def select_rows(model: Model, request: EncodingRequest, row: InputRow, index: int) -> Sequence[Sequence[int]]:
+    """Return the rows that the model reads: all of them, or fewer if the text is truncated, or those of each window."""
     limit = model.max_tokens
-    if asked.windows is not None:
-        limit = min(asked.windows.size or limit, limit)
+    if request.windows is not None:
+        limit = min(request.windows.size or limit, limit)
     if len(row) <= limit:
         return [range(len(row))]
-    where, pair = asked.input_name(index), isinstance(asked.inputs[index], tuple)
-    if asked.windows is not None:
-        return window_rows(row.texts, limit, asked.windows.overlap, last=int(pair), where=where)
-    if not asked.truncate:
+    where, pair = request.input_name(index), isinstance(request.inputs[index], tuple)
+    if request.windows is not None:
+        return window_rows(row.texts, limit, request.windows.overlap, last=int(pair), where=where)
+    if not request.truncate:
         message = f"{where}: the input has {len(row)} tokens, the model takes {limit}"
-        raise TooLong(f"{message}; {asked.truncation_hint}" if asked.truncation_hint else message, param=where)
-    return [truncate_rows(row.special, limit, side=asked.truncate, pair=pair)]
+        raise TooLong(f"{message}; {request.truncation_hint}" if request.truncation_hint else message, param=where)
+    return [truncate_rows(row.special, limit, side=request.truncate, pair=pair)]
 
 
 def window_rows(
     texts: Sequence[int | None], limit: int, overlap: int, *, last: int, where: str
 ) -> Sequence[Sequence[int]]:
-    """Parts of at most `limit` rows: all rows but those of text `last`, and of these one stretch after the other."""
+    """Return windows of at most `limit` rows: every window has all rows of the other texts, and a stretch of the rows
+    of text `last`.
+    """
     long = [row for row, text in enumerate(texts) if text == last]
     beside = [row for row, text in enumerate(texts) if text != last]
     step = limit - len(beside) - overlap

@@ -1,7 +1,7 @@
-"""From what heads say to answers: the events of encoders become labels, vectors, entities, spans and words.
+"""Outputs of encoders: turns the head events of a call's requests into labels, vectors, entities, spans and tokens.
 
-Knows no HTTP and no engine, only a source of events that can be closed.  The one idea: however many texts a call has,
-the engine has few of them at a time, so that what others ask waits for some steps and not for the whole call.
+However many texts a call has, the engine gets only few of them at a time. So requests of other clients wait for some
+steps, and not for the whole call.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from .entities import Entity, TaggingSettings, find_entities, merge_windows
 from .zero_shot import softmax
 
 T = TypeVar("T")
-MAX_SPARSE_WEIGHTS = 1 << 19  # of the words of all texts of one call
-RETRY_S = 0.1  # until a call that was begun asks again whether there is room for the rest
+MAX_SPARSE_WEIGHTS = 1 << 19  # of the sparse vectors of all texts of one call
+RETRY_S = 0.1  # seconds until a call tries again to submit its remaining requests
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """What a head says of one text: a score per label, one relevance, or a vector."""
+    """The scores of one text: one for each label, one relevance, or a vector."""
 
     values: list[float]
     usage: Usage
@@ -45,7 +45,7 @@ class ScoreOutput:
 
 @dataclass(frozen=True, slots=True)
 class TagOutput:
-    """What is found in one text, in its order."""
+    """The entities of one text, in its order."""
 
     entities: list[Entity]
     usage: Usage
@@ -53,7 +53,7 @@ class TagOutput:
 
 @dataclass(frozen=True, slots=True)
 class SpanOutput:
-    """Where in a context the answer to a question stands, the likeliest first."""
+    """The answers to a question in a context, the most probable first."""
 
     answers: list[SpanAnswer]
     usage: Usage
@@ -61,7 +61,7 @@ class SpanOutput:
 
 @dataclass(frozen=True, slots=True)
 class MaskCandidate:
-    """What may stand in a mask's place, and the text with it there."""
+    """A token for a mask, and the text with the mask replaced by it."""
 
     token: int
     text: str
@@ -71,7 +71,7 @@ class MaskCandidate:
 
 @dataclass(frozen=True, slots=True)
 class FillOutput:
-    """The likeliest words for each mask of one text."""
+    """The most probable candidates for each mask of one text."""
 
     masks: list[list[MaskCandidate]]
     usage: Usage
@@ -87,7 +87,7 @@ class TokenVectors:
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """The words that one text is about, as (token, weight)."""
+    """The tokens that a text is about, as (token, weight)."""
 
     weights: tuple[tuple[int, float], ...]
     usage: Usage
@@ -98,15 +98,15 @@ EncoderOutput = ScoreOutput | TagOutput | SpanOutput | FillOutput | TokenVectors
 
 
 async def stream_outputs(
-    model: Model, asked: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int
+    model: Model, request: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int
 ) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
-    """What is answered to each of `reads`, in their order.
+    """Yield the output of each of `reads`, in their order.
 
-    Submits when first asked; the engine has at most `ahead` tokens of them at a time, or one longer text.  What fails
-    is raised and ends all; where the others are wanted without it, it stands in the place of an answer.  Closing the
-    generator aborts what is under way.
+    Submits with the first iteration. The engine has at most `ahead` tokens of them at a time, or one longer text. An
+    error is raised and ends the call; with `request.partial` it takes the place of its output. Closing the
+    generator aborts the running requests.
     """
-    requests = (request for read in reads if isinstance(read, EncodedInput) for request in read.requests)
+    requests = (text_request for read in reads if isinstance(read, EncodedInput) for text_request in read.requests)
     weights = 0
     async with aclosing(submit_ahead(requests, submit, ahead)) as sources:
         async for read in iterate_in_slices(reads):
@@ -115,39 +115,45 @@ async def stream_outputs(
                 continue
             outcomes = [await read_event(await anext(sources)) for _ in read.requests]
             failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
-            if failed and not asked.partial:
+            if failed and not request.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await build_output(model, asked, read, events)
+            found = failed[0] if failed else await build_output(model, request, read, events)
             weights += len(found.weights) if isinstance(found, SparseVector) else 0
-            check_weights(asked, weights)
+            check_weights(request, weights)
             yield found
 
 
-def check_weights(asked: EncodingRequest, count: int) -> None:
-    """Raises AnswerTooLarge.  How many words a text is about is known once it is computed."""
+def check_weights(request: EncodingRequest, count: int) -> None:
+    """Raise AnswerTooLarge for too many weights. Their number is known only once they are computed."""
     if count > MAX_SPARSE_WEIGHTS:
-        message = f"{asked.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
-        raise AnswerTooLarge(message, param=asked.field)
+        message = f"{request.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
+        raise AnswerTooLarge(message, param=request.field)
 
 
 async def submit_ahead(requests: Iterable[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
-    """The sources of `requests`, in their order: the rest is submitted, and made, as those before are done with."""
+    """Yield the event sources of `requests`, in their order. Further requests are made and submitted as those before
+    are finished.
+    """
     waiting, begun = UnsubmittedRequests(requests), deque[tuple[int, EventSource]]()
     first = True
     try:
         while waiting.next_request is not None or begun:
-            some = take_fitting(waiting, ahead, sum(tokens for tokens, _ in begun))
+            batch = take_fitting(waiting, ahead, sum(tokens for tokens, _ in begun))
             try:
-                begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
+                begun += (
+                    zip((len(text_request.tokens) for text_request in batch), submit(batch), strict=True)
+                    if batch
+                    else ()
+                )
                 first = False
-                if len(some) == SLICE_SIZE:  # there may be room for more
+                if len(batch) == SLICE_SIZE:  # there may be capacity for more
                     await asyncio.sleep(0)
                     continue
             except Overloaded:
                 if first:
                     raise
-                waiting.put_back(some)  # it is others who hold the room
+                waiting.put_back(batch)  # requests of other calls use the capacity
                 if not begun:
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -158,7 +164,7 @@ async def submit_ahead(requests: Iterable[Encode], submit: Submit, ahead: int) -
 
 
 class UnsubmittedRequests:
-    """Requests that are not submitted yet, made one at a time.  `head`: the next one, None at the end."""
+    """The requests of a call that are not submitted yet, made one at a time. `next_request` is None at the end."""
 
     def __init__(self, requests: Iterable[Encode]) -> None:
         self._rest = iter(requests)
@@ -176,22 +182,23 @@ class UnsubmittedRequests:
 
 
 def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[Encode]:
-    """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free;
-    SLICE at most."""
-    some: list[Encode] = []
+    """Take requests that fit beside `taken` of `ahead` tokens, at most SLICE_SIZE; none until half of
+    `ahead` is free.
+    """
+    batch: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:
-        return some
-    while len(some) < SLICE_SIZE and waiting.next_request is not None:
-        if len(waiting.next_request.tokens) > room and (taken or some):
+        return batch
+    while len(batch) < SLICE_SIZE and waiting.next_request is not None:
+        if len(waiting.next_request.tokens) > room and (taken or batch):
             break
-        some.append(waiting.take())
-        room -= len(some[-1].tokens)
-    return some
+        batch.append(waiting.take())
+        room -= len(batch[-1].tokens)
+    return batch
 
 
 async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadError:
-    """The event of a request, and what it cost; or why there is none."""
+    """Return the head event of a request and its usage, or its error."""
     found: HeadEvent | None = None
     async for event in source:
         match event:
@@ -207,20 +214,20 @@ async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadE
 
 
 async def build_output(
-    model: Model, asked: EncodingRequest, read: EncodedInput, events: Sequence[tuple[HeadEvent, Usage]]
+    model: Model, request: EncodingRequest, read: EncodedInput, events: Sequence[tuple[HeadEvent, Usage]]
 ) -> EncoderOutput:
-    """One answer of what was said of an input's windows.  What takes long is not done on the event loop."""
+    """Build one input's output from the events of its windows. Long work runs on a thread."""
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
         case HeadOutput() if model.both_orders:
             return ScoreOutput(
-                add_pair_orders([event.values for event, _ in events if isinstance(event, HeadOutput)], asked), usage
+                add_pair_orders([event.values for event, _ in events if isinstance(event, HeadOutput)], request), usage
             )
         case HeadOutput(values=values):
             return ScoreOutput(values, usage)
-        case TokenCandidates(candidates=[weights]) if asked.form == "words":
+        case TokenCandidates(candidates=[weights]) if request.form == "words":
             return SparseVector(weights, usage)
-        case TokenOutputs(scores=rows) if asked.form == "tokens":
+        case TokenOutputs(scores=rows) if request.form == "tokens":
             return TokenVectors(rows, usage)
         case TokenCandidates():
             filled = [event for event, _ in events if isinstance(event, TokenCandidates)]
@@ -228,32 +235,34 @@ async def build_output(
         case TokenOutputs():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, TokenOutputs)]
             if model.task == "span":
-                return SpanOutput(await run_tokenizer_work(partial(find_spans, asked, read, tables)), usage)
-            return TagOutput(await run_tokenizer_work(partial(tag_entities, model, asked, read, tables)), usage)
+                return SpanOutput(await run_tokenizer_work(partial(find_spans, request, read, tables)), usage)
+            return TagOutput(await run_tokenizer_work(partial(tag_entities, model, request, read, tables)), usage)
 
 
 async def run_tokenizer_work(work: Callable[[], T]) -> T:
-    """What `work` returns, on a thread.  Raises PolyheadError where the tokenizer fails."""
+    """Return what `work` returns, on a thread. Raises PolyheadError if the tokenizer fails."""
     try:
         return await run_on_thread(work)
     except TokenizerError as error:
         raise PolyheadError(str(error)) from None
 
 
-def add_pair_orders(orders: Sequence[Sequence[float]], asked: EncodingRequest) -> list[float]:
-    """Scores of a pair's two orders, each of which is half of what there is to say; then closed, if wanted."""
+def add_pair_orders(orders: Sequence[Sequence[float]], request: EncodingRequest) -> list[float]:
+    """Add the scores of a pair's two orders, each of which is half of its logits; then apply softmax, unless raw scores
+    are requested.
+    """
     logits = np.asarray(orders, np.float64).sum(axis=0)
-    return [float(score) for score in (logits if asked.raw else softmax(logits))]
+    return [float(score) for score in (logits if request.raw else softmax(logits))]
 
 
 def tag_entities(
-    model: Model, asked: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
+    model: Model, request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]
 ) -> list[Entity]:
     tagging = TaggingSettings(
         tokenizer=model.tokenizer,
         labels=model.labels,
-        aggregation=asked.aggregation,
-        ignored_labels=asked.ignored_labels,
+        aggregation=request.aggregation,
+        ignored_labels=request.ignored_labels,
     )
     text = str(read.source)
     found = [
@@ -264,32 +273,34 @@ def tag_entities(
     return merge_windows(found) if len(tables) > 1 else found
 
 
-def find_spans(asked: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:
+def find_spans(request: EncodingRequest, read: EncodedInput, tables: Sequence[NDArray[np.float32]]) -> list[SpanAnswer]:
     context = read.source[1]
     assert isinstance(context, str), "a context is text"
     return find_answers(
-        asked.span_options, context, [ScoredWindow(*each) for each in zip(read.parts, tables, strict=True)]
+        request.span_options, context, [ScoredWindow(*each) for each in zip(read.parts, tables, strict=True)]
     )
 
 
 def fill_candidates(model: Model, read: EncodedInput, filled: TokenCandidates) -> list[list[MaskCandidate]]:
-    """The sequence is without special tokens where one mask is filled; else it shows the masks that are left."""
-    [request] = read.requests
-    lone = len(request.rows) == 1
+    """Return the candidates for each mask. Their texts have no special tokens if there is a single mask; else the other
+    masks remain visible.
+    """
+    [text_request] = read.requests
+    lone = len(text_request.rows) == 1
     return [
         [
             MaskCandidate(
                 token,
                 model.tokenizer.decode([token], skip_special=False),
                 score,
-                fill_text(model, request, row, token, plain=lone),
+                fill_text(model, text_request, row, token, plain=lone),
             )
             for token, score in candidates
         ]
-        for row, candidates in zip(request.rows, filled.candidates, strict=True)
+        for row, candidates in zip(text_request.rows, filled.candidates, strict=True)
     ]
 
 
-def fill_text(model: Model, request: Encode, row: int, token: int, *, plain: bool) -> str:
-    ids = (*request.tokens[:row], token, *request.tokens[row + 1 :])
+def fill_text(model: Model, text_request: Encode, row: int, token: int, *, plain: bool) -> str:
+    ids = (*text_request.tokens[:row], token, *text_request.tokens[row + 1 :])
     return model.tokenizer.decode(ids, skip_special=plain)

@@ -1,7 +1,8 @@
-"""What a text's tokens are labelled, put together to words and to what is named: as transformers' pipeline does it.
+"""Token classification: the labels of a text's tokens, merged into words and entities as the pipeline of transformers
+does it.
 
-Knows scores and offsets, no model and no HTTP.  The one idea: tokens become words, words become groups, and either step
-may be left out; offsets are code points of the caller's own text, [start, end), all the way.
+Tokens are merged into words, and words into groups; either step may be left out. Offsets are code points [start, end)
+of the caller's text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ ScoreArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A part of a text and its label; of one that is a token by itself, `index` is that token's, else -1."""
+    """A part of a text and its label. `index` is the token's if the entity is a single token, else -1."""
 
     label: str
     score: float
@@ -31,9 +32,12 @@ class Entity:
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingSettings:
-    """How a text is to be read.  `none` tells of every token; `simple` groups neighbours that are of one kind, whatever
-    words they are parts of; the others first make one of a word's tokens: by the first, by the mean of their
-    scores, or by whichever is surest.  What is labelled one of `ignored` is left out."""
+    """How tokens become entities.
+
+    `none` returns every token. `simple` groups neighbouring tokens with the same label, without regard to words. The
+    others first merge the tokens of each word: with the scores of its first token, with the mean of their scores, or
+    with the scores of the token with the highest one. Entities with one of `ignored_labels` are left out.
+    """
 
     tokenizer: Tokenizer
     labels: tuple[str, ...]
@@ -43,7 +47,7 @@ class TaggingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A token of the text or, put together, a word of it."""
+    """A token of the text, or the merged tokens of a word."""
 
     word: str
     scores: ScoreArray  # [labels]
@@ -54,7 +58,7 @@ class TextPiece:
 
 
 def find_entities(tagging: TaggingSettings, text: str, encoding: Encoding, scores: ScoreArray) -> list[Entity]:
-    """What is found in `text`, whose tokens have the probabilities `scores` [T, labels], in its order."""
+    """Return the entities of `text` in its order. `scores` [T, labels] are the probabilities of its tokens."""
     pieces = text_pieces(tagging.tokenizer, text, encoding, scores)
     if tagging.aggregation not in ("none", "simple"):
         pieces = [merge_word(tagging, parts) for parts in group_words(pieces)]
@@ -65,7 +69,9 @@ def find_entities(tagging: TaggingSettings, text: str, encoding: Encoding, score
 
 
 def text_pieces(tokenizer: Tokenizer, text: str, encoding: Encoding, scores: ScoreArray) -> list[TextPiece]:
-    """The tokens of the text itself.  Where pieces do not tell, a token goes on with a word if no space is near."""
+    """Return the tokens of the text itself. If the tokenizer does not mark words, a token continues a word unless there
+    is a space next to its start.
+    """
     pieces = []
     for index, (word, (start, end)) in enumerate(zip(encoding.pieces, encoding.offsets, strict=True)):
         if encoding.special[index]:
@@ -91,7 +97,7 @@ def group_words(pieces: Iterable[TextPiece]) -> list[list[TextPiece]]:
 
 
 def merge_word(tagging: TaggingSettings, parts: Sequence[TextPiece]) -> TextPiece:
-    """One piece of all of a word's."""
+    """Merge the pieces of a word."""
     match tagging.aggregation:
         case "first":
             scores = parts[0].scores
@@ -109,7 +115,7 @@ def label_piece(tagging: TaggingSettings, piece: TextPiece) -> Entity:
 
 
 def group_entities(found: Iterable[Entity]) -> list[list[Entity]]:
-    """Neighbours of one kind; what is marked as a beginning ("B-") begins one."""
+    """Group neighbours with the same label; the prefix "B-" begins a group."""
     made: list[list[Entity]] = []
     for entity in found:
         if made and not entity.label.startswith("B-") and label_kind(entity.label) == label_kind(made[-1][-1].label):
@@ -120,7 +126,7 @@ def group_entities(found: Iterable[Entity]) -> list[list[Entity]]:
 
 
 def label_kind(label: str) -> str:
-    """Without the mark that it begins or goes on."""
+    """Return the label without its prefix "B-" or "I-"."""
     return label[2:] if label.startswith(("B-", "I-")) else label
 
 
@@ -132,7 +138,9 @@ def merge_group(tokenizer: Tokenizer, members: Sequence[Entity]) -> Entity:
 
 
 def merge_windows(found: Iterable[Entity]) -> list[Entity]:
-    """Of the entities of overlapping windows: where two overlap, the longer one, or else the surer one."""
+    """Merge the entities of overlapping windows: of two that overlap, keep the longer one, or the one with the higher
+    score.
+    """
     kept: list[Entity] = []
     for entity in sorted(found, key=lambda entity: entity.start):
         if not kept or not kept[-1].start <= entity.start < kept[-1].end:

@@ -1,7 +1,4 @@
-"""Prompts to be continued: from what a dialect read to the requests that the engine takes.
-
-Knows no HTTP and no tensor.
-"""
+"""Prompts of generators: renders and tokenises the prompts of a call and makes the engine's requests."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -17,16 +14,16 @@ from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids, input_label
 
 SEED_LIMIT = 1 << 63
-TAG_SEARCH_TOKENS = 16  # tokens of a prompt in which a tag is looked for that ends it
-SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
+TAG_SEARCH_TOKENS = 16  # the last tokens of a prompt, in which a reasoning tag is searched
+SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that answers to near seeds share none
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessages:
-    """Messages for the checkpoint's template, with the `tools` and other `variables` that it may read.
+    """Messages for the chat template, with the `tools` and other `variables` that it may read.
 
-    `continued`: the last message is the beginning of the answer, to be gone on with.  `opened`: the prompt says that an
-    answer follows.
+    `continues_last`: the last message is the beginning of the answer. `opens_answer`: the prompt ends with the header
+    of the answer.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -41,27 +38,26 @@ Prompt = str | tuple[int, ...] | ChatMessages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit.
+    """Prompts to be continued, all with the same options. `field` is their name in the request, `limit_field` that of
+    their token limit.
 
-    Each is answered `count` times, `counted` to the wire: the best of `best_of`, by the mean log-probability of their
-    tokens.  `keep_stop` leaves a stop string that was found at the end of the answer.  Of a prompt that is text only
-    the last `truncate` tokens count; 0: all.
+    Each prompt gets `count` answers (`count_field` in the request): the best of `best_of`, by the mean log probability
+    of their tokens. `keep_stop` leaves a stop string at the end of the answer. Of a text prompt only the last
+    `truncate` tokens are used; 0: all.
     """
 
     field: str
     prompts: tuple[Prompt, ...]
     sampling: Sampling
-    has_seed: bool = False  # the sampling's seed was asked for; otherwise every request draws its own
-    max_tokens: int = 0  # 0: the request does not say
-    default_max_tokens: int = (
-        0  # where the request does not say, as far as the context has room; 0: as many as it leaves
-    )
+    has_seed: bool = False  # the request has a seed; otherwise every answer gets a random one
+    max_tokens: int = 0  # 0: not in the request
+    default_max_tokens: int = 0  # the limit if max_tokens is 0, as far as the context allows; 0: no other limit
     stops: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
     limit_field: str = "max_tokens"
-    fits_context: bool = False  # where the context leaves fewer than max_tokens, as many as it leaves
+    fits_context: bool = False  # max_tokens is reduced to the rest of the context
     truncate: int = 0
     count: int = 1
     count_field: str = "n"
@@ -69,7 +65,7 @@ class GenerationRequest:
     beams: BeamSearchOptions | None = None
     keep_stop: bool = False
     prompt_logprobs: int = -1  # as in Generate
-    only_scores: bool = False  # nothing is to follow: what is asked for is how likely the prompt is
+    only_scores: bool = False  # nothing is generated: only the prompt's log probabilities are requested
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
     thinking: Thinking | None = None
@@ -77,7 +73,7 @@ class GenerationRequest:
 
     @property
     def token_limit(self) -> int:
-        """Tokens of an answer, as far as the context has room; 0: as many as it leaves."""
+        """The most tokens of an answer, as far as the context allows; 0: the rest of the context."""
         return self.max_tokens or self.default_max_tokens
 
     @property
@@ -86,36 +82,36 @@ class GenerationRequest:
 
 
 def read_prompts(
-    model: Model, asked: GenerationRequest, call: str, terms: Terms, check: Callable[[], None]
+    model: Model, request: GenerationRequest, call: str, terms: Terms, check: Callable[[], None]
 ) -> list[Generate]:
-    """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
+    """Return the requests of each prompt: one for each attempt, all in one group.
 
-    `check` is called before each prompt, and ends the work by raising.
+    `check` is called before each prompt, and stops the work by raising.
     """
-    sampling = build_sampling(model, asked)
+    sampling = build_sampling(model, request)
     requests = []
-    for index, prompt in enumerate(asked.prompts):
+    for index, prompt in enumerate(request.prompts):
         check()
-        where = input_label(asked.field, index, len(asked.prompts))
-        tokens = prompt_tokens(model, prompt, where, asked.truncate)
+        where = input_label(request.field, index, len(request.prompts))
+        tokens = prompt_tokens(model, prompt, where, request.truncate)
         before = tokens if model.generation_defaults is None else model.generation_defaults.decoder_prompt
-        most = max_new_tokens(model, len(before), asked, where)
-        for number in range(asked.attempts):
-            seed = asked.sampling.seed + number * SEED_STRIDE if asked.has_seed else random.getrandbits(63)
+        most = max_new_tokens(model, len(before), request, where)
+        for number in range(request.attempts):
+            seed = request.sampling.seed + number * SEED_STRIDE if request.has_seed else random.getrandbits(63)
             requests.append(
                 Generate(
-                    id=f"{call}-{index}" if asked.attempts == 1 else f"{call}-{index}-{number}",
+                    id=f"{call}-{index}" if request.attempts == 1 else f"{call}-{index}-{number}",
                     tokens=before,
                     max_tokens=most,
-                    stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
+                    stop_tokens=request.stop_tokens if request.ignore_eos else request.stop_tokens | model.stop_tokens,
                     sampling=replace(sampling, seed=seed % SEED_LIMIT),
-                    logprobs=asked.logprobs if asked.attempts == asked.count else max(asked.logprobs, 0),
+                    logprobs=request.logprobs if request.attempts == request.count else max(request.logprobs, 0),
                     terms=terms,
                     adapter=model.adapter,
-                    group="" if asked.attempts == 1 else f"{call}-{index}",
-                    beams=apply_beam_defaults(model, asked.beams),
-                    prompt_logprobs=-1 if number else asked.prompt_logprobs,
-                    salt=asked.salt,
+                    group="" if request.attempts == 1 else f"{call}-{index}",
+                    beams=apply_beam_defaults(model, request.beams),
+                    prompt_logprobs=-1 if number else request.prompt_logprobs,
+                    salt=request.salt,
                     source=() if model.generation_defaults is None else tokens,
                 )
             )
@@ -123,7 +119,7 @@ def read_prompts(
 
 
 def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSearchOptions | None:
-    """By the rules that the checkpoint has besides those that can be asked for."""
+    """Add the checkpoint's own beam search rules to those of the request."""
     if beams is None or model.generation_defaults is None:
         return beams
     usual = model.generation_defaults.beams
@@ -136,24 +132,24 @@ def apply_beam_defaults(model: Model, beams: BeamSearchOptions | None) -> BeamSe
     )
 
 
-def build_sampling(model: Model, asked: GenerationRequest) -> Sampling:
-    """With the words that must not come as tokens.  All tokens named must be known."""
-    sampling = asked.sampling
-    if model.generation_defaults and asked.prompt_logprobs >= 0:
+def build_sampling(model: Model, request: GenerationRequest) -> Sampling:
+    """Add the tokens of the banned words. Raises BadRequest for tokens that the network does not have."""
+    sampling = request.sampling
+    if model.generation_defaults and request.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
         raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")
-    check_token_ids(model, list(asked.stop_tokens), "stop_token_ids")
+    check_token_ids(model, list(request.stop_tokens), "stop_token_ids")
     check_token_ids(model, [token for token, _ in sampling.bias], "logit_bias")
     check_token_ids(model, sampling.allowed, "allowed_token_ids")
     for row in sampling.banned:
         check_token_ids(model, row, "bad_words_ids or suppress_tokens")
-    words = [row for word in asked.bad_words for row in encode_word(model, word)]
+    words = [row for word in request.bad_words for row in encode_word(model, word)]
     words += model.generation_defaults.sampling.banned if model.generation_defaults else ()
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
 
 
 def encode_word(model: Model, word: str) -> list[tuple[int, ...]]:
-    """How a word may be written: at the beginning of a text, and, where that is another token, after others."""
+    """Return the tokens of a word at the beginning of a text and, if they differ, after a space."""
     check_characters(model, len(word), "bad_words")
     encodings = model.tokenizer.encode_batch([word.lstrip(), " " + word.lstrip()], special=False, offsets=False)
     alone, after = (tuple(encoding.ids) for encoding in encodings)
@@ -176,7 +172,7 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tu
 
 
 def encode_prompt(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
-    """The text's tokens, or the `last` of them; TooLong before there is a list of them."""
+    """Return the text's tokens, or the last `last` of them. Raises TooLong before the list is built."""
     check_characters(model, len(text), where)
     [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
     check_length(model, min(len(encoding), last or len(encoding)), where)
@@ -184,7 +180,7 @@ def encode_prompt(model: Model, text: str, where: str, *, special: bool, last: i
 
 
 def encode_chat(model: Model, text: str, where: str) -> list[Encoding]:
-    """What a template wrote, the special tokens too: its parts."""
+    """Tokenise the output of a chat template, with its special tokens, and return its parts."""
     check_characters(model, len(text), where)
     return model.tokenizer.encode_quoted(text)
 
@@ -195,11 +191,14 @@ def check_length(model: Model, length: int, where: str) -> None:
 
 
 def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
-    """What the template writes, with all that it was given quoted: only it writes control tokens.  TooLong where it is
-    given more characters than a prompt may have."""
+    """Render the chat template. All values that it gets are quoted, so only the template itself can write control
+    tokens.
+
+    Raises TooLong if the messages have more characters than a prompt may have.
+    """
     if model.chat is None:
         raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
-    check_characters(model, characters((prompt.messages, prompt.tools, prompt.variables)), where)
+    check_characters(model, count_characters((prompt.messages, prompt.tools, prompt.variables)), where)
     return model.chat.render(
         prompt.messages,
         add_generation_prompt=prompt.opens_answer and not prompt.continues_last,
@@ -209,8 +208,8 @@ def render_chat(model: Model, prompt: ChatMessages, where: str) -> str:
     )
 
 
-def characters(given: Any) -> int:
-    """How many all texts in a value of JSON's kinds have together."""
+def count_characters(given: Any) -> int:
+    """Return how many characters all texts in a JSON value have together."""
     count, rest = 0, [given]
     while rest:
         each = rest.pop()
@@ -223,45 +222,49 @@ def characters(given: Any) -> int:
     return count
 
 
-def remaining_thinking(model: Model, asked: GenerationRequest, tokens: Sequence[int]) -> Thinking | None:
-    """What of the thinking that is asked for the prompt, which `tokens` are, leaves to the answer."""
-    if asked.thinking is None:
+def remaining_thinking(model: Model, request: GenerationRequest, tokens: Sequence[int]) -> Thinking | None:
+    """Return what applies to the reasoning in the answer: the prompt `tokens` may have begun or ended it already."""
+    if request.thinking is None:
         return None
-    match reasoning_state(model, asked.prompts[0], tokens):
+    match reasoning_state(model, request.prompts[0], tokens):
         case "does":
-            return replace(asked.thinking, begin="")
+            return replace(request.thinking, begin="")
         case "may":
-            return asked.thinking
+            return request.thinking
         case "":
             return None
 
 
 def reasoning_state(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "may", "does"]:
-    """Whether the answer to `tokens`, which are the `prompt`, begins among thoughts, or may begin with some."""
+    """Whether the answer to the prompt `tokens` begins inside the reasoning ("does"), may begin with it ("may"), or has
+    none ("").
+    """
     begin, end = model.chat_format.begin, model.chat_format.end
     if not end or not isinstance(prompt, ChatMessages):
         return ""
     last = model.tokenizer.decode(tokens[-TAG_SEARCH_TOKENS:], skip_special=False).rstrip()
     if prompt.continues_last:
-        said = str(prompt.messages[-1]["content"])
-        return "does" if said.rfind(begin) > said.rfind(end) or last.endswith(begin) else ""
+        text = str(prompt.messages[-1]["content"])
+        return "does" if text.rfind(begin) > text.rfind(end) or last.endswith(begin) else ""
     return "does" if last.endswith(begin) else "" if last.endswith(end) else "may"
 
 
-def max_new_tokens(model: Model, length: int, asked: GenerationRequest, where: str) -> int:
-    """How many tokens may follow a prompt of `length`: as many as wanted, else as usual, else as the context leaves."""
+def max_new_tokens(model: Model, length: int, request: GenerationRequest, where: str) -> int:
+    """Return how many tokens may follow a prompt of `length`: the requested number, else the default, else the rest of
+    the context. Raises TooLong.
+    """
     check_length(model, length, where)
-    limit, wanted = model.max_tokens, asked.max_tokens
-    if asked.only_scores:
+    limit, wanted = model.max_tokens, request.max_tokens
+    if request.only_scores:
         return 0
     if length == limit:
         raise TooLong(
             f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
         )
-    if length + wanted > limit and not asked.fits_context:
+    if length + wanted > limit and not request.fits_context:
         raise TooLong(
-            f"{asked.limit_field}: the prompt has {length} tokens and {wanted} more are asked for, "
+            f"{request.limit_field}: the prompt has {length} tokens and {wanted} more are asked for, "
             f"the model takes {limit}",
-            param=asked.limit_field,
+            param=request.limit_field,
         )
-    return min(asked.token_limit or limit, limit - length)
+    return min(request.token_limit or limit, limit - length)

@@ -1,9 +1,9 @@
-"""From text to tokens: what a dialect read becomes the requests that the engine takes.
+"""Tokenisation: templates, tokenizers and grammars run on threads of their own, which clients share fairly.
 
-Knows no HTTP and no tensor.  The one idea: templates and tokenisers run on a few threads of their own, so that a
-long prompt never holds up the event loop; the longest have one to themselves, so that they wait for each other only,
-and so have grammars that are compiled.  Clients share these threads fairly (`service.concurrency.work_queue`), by
-characters.  The way back, from tokens to text, is `service.text.detokenizer`."""
+A long prompt therefore never blocks the event loop. The longest texts have a thread of their own, so they delay only
+each other; so do grammars that are compiled. Threads are shared between clients by characters
+(`service.concurrency.work_queue`). The way back, from tokens to text, is `service.text.detokenizer`.
+"""
 
 import asyncio
 import math
@@ -40,12 +40,10 @@ from .encoder_inputs import (
 )
 from .prompts import ChatMessages, GenerationRequest, Prompt, encode_chat, read_prompts, remaining_thinking, render_chat
 
-LONG_CHARACTERS = 1 << 18  # characters of one call
-HOLD_SECONDS = 1.0  # seconds for one call until another thread has its thread's place
-CALL_SECONDS = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
-GRAMMAR_CHARACTERS = (
-    1 << 14
-)  # characters of text that take about as long as a small grammar; more for those of a grammar itself
+LONG_CHARACTERS = 1 << 18  # characters of a call that runs on the thread for long texts
+HOLD_SECONDS = 1.0  # seconds of one call until another thread replaces its thread in the pool
+CALL_SECONDS = 60.0  # time limit of one call, in seconds; the longest body, of 8 MiB, takes about ten
+GRAMMAR_CHARACTERS = 1 << 14  # cost of a small grammar, in characters of text; its own characters are added
 TOKENISING_PHRASE = "the text was being made tokens"
 
 T = TypeVar("T")
@@ -53,22 +51,22 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class TokenizerJob:
-    """One call of the tokeniser: the wire's name for its texts, how long they are, and for whom, until when."""
+    """One call of the tokenizer: the field of its texts in the request, their length, their client and deadline."""
 
     field: str
     characters: int
     terms: Terms
-    is_abandoned: bool = False  # its request waits for it no more
+    is_abandoned: bool = False  # its request no longer waits for it
 
     def check(self) -> None:
-        """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
+        """Raise Expired if the result is no longer needed. Called between texts, on any thread."""
         if self.is_abandoned or time.perf_counter() >= self.terms.deadline:
             raise Expired(f"the deadline has passed while {TOKENISING_PHRASE}")
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Rows of tokens, `field` to the wire, whose texts are asked for; `plain` without special ones."""
+    """Rows of token ids to be decoded, which are `field` in the request; `plain`: without special tokens."""
 
     rows: Sequence[Sequence[int]]
     field: str = "ids"
@@ -76,11 +74,11 @@ class Decoding:
 
 
 class TextProcessor:
-    """Turns what is asked into requests, on `threads` threads of its own, and one for the longest texts.
+    """Makes requests from text, on `threads` threads, and on one more for the longest texts.
 
-    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows.  `tokenised(model, task,
-    seconds)` is told how long each call took, waiting for a thread included.  Texts that are made tokens at once have
-    room in `headroom`.
+    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows. `tokenised(model, task,
+    seconds)` gets the duration of each call, with its wait for a thread. The memory of texts that are being tokenised
+    is reserved in `headroom`.
     """
 
     def __init__(
@@ -100,51 +98,53 @@ class TextProcessor:
         self._on_tokenised, self._headroom = tokenised, headroom
 
     async def read_prompts(
-        self, model: Model, asked: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
+        self, model: Model, request: GenerationRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[Generate]:
-        """One request a prompt, `call` in its id.  Raises BadRequest, EmptyInput or TooLong, naming the prompt, and
-        Expired at the deadline."""
+        """Return one request for each prompt, with `call` in its id. Raises BadRequest, EmptyInput or TooLong, each
+        with the name of the prompt, and Expired at the deadline.
+        """
         with name_model_in_errors(model):
-            self._check_count(asked.field, len(asked.prompts))
-            self._check_attempts(asked)
-            work = TokenizerJob(asked.field, sum(map(text_length, asked.prompts)), terms)
-            requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms, work.check))
-            thinking = remaining_thinking(model, asked, requests[0].tokens)
-            guide = await self.find_guide(model, asked.grammar, thinking, terms)
+            self._check_count(request.field, len(request.prompts))
+            self._check_attempts(request)
+            work = TokenizerJob(request.field, sum(map(text_length, request.prompts)), terms)
+            requests = await self._run(model, work, lambda: read_prompts(model, request, call, terms, work.check))
+            thinking = remaining_thinking(model, request, requests[0].tokens)
+            guide = await self.find_guide(model, request.grammar, thinking, terms)
             if guide is None:
                 return requests
-            if asked.beams is not None:
-                field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
+            if request.beams is not None:
+                field = request.grammar.field if request.grammar is not None else "thinking_budget"
                 raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
-            return [replace(request, guide=guide) async for request in iterate_in_slices(requests)]
+            return [replace(text_request, guide=guide) async for text_request in iterate_in_slices(requests)]
 
     def prepare_grammars(self, model: Model) -> None:
-        """Its answers may be asked for in a form: what all forms need is made meanwhile."""
+        """Start to prepare what all grammars of this model need, before a request has one."""
         if model.task == "generate":
             self._grammars.start(lambda: self._guides.prepare(model), compilation_piece(model, None, DEFAULT_TERMS))
 
     async def check_grammars(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
-        """Raises what is wrong with the first one that cannot be compiled."""
+        """Raise the error of the first grammar that cannot be compiled."""
         with name_model_in_errors(model):
             for grammar in grammars:
                 await self.find_guide(model, grammar, None, terms)
 
     async def read_inputs(
-        self, model: Model, asked: EncodingRequest, call: str, terms: Terms = DEFAULT_TERMS
+        self, model: Model, request: EncodingRequest, call: str, terms: Terms = DEFAULT_TERMS
     ) -> list[EncodedInput | BadRequest]:
-        """Each input as requests, `call` in their ids.  Raises as `prompts` does; of an input alone only if all are
-        wanted."""
+        """Return the requests of each input, with `call` in their ids. Raises the errors of `read_prompts`; with
+        `request.partial` the error of an input is returned in its place.
+        """
         with name_model_in_errors(model):
-            self._check_count(asked.field, len(asked.inputs))
-            characters = sum(text_length(given) + prompt_length(model, asked, given) for given in asked.inputs)
-            work = TokenizerJob(asked.field, characters, terms)
-            bounded = replace(asked, max_window_tokens=self._window_limit)
+            self._check_count(request.field, len(request.inputs))
+            characters = sum(text_length(given) + prompt_length(model, request, given) for given in request.inputs)
+            work = TokenizerJob(request.field, characters, terms)
+            bounded = replace(request, max_window_tokens=self._window_limit)
             return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
 
     async def tokenize(
         self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = DEFAULT_TERMS
     ) -> list[Encoding]:
-        """The texts, `inputs` to the wire, as they are tokenised.  Raises as `prompts` does."""
+        """Return the tokens of the texts, which are `inputs` in the request. Raises the errors of `read_prompts`."""
         with name_model_in_errors(model):
             self._check_count("inputs", len(texts))
             work = TokenizerJob("inputs", sum(map(len, texts)), terms)
@@ -153,24 +153,26 @@ class TextProcessor:
     async def render_prompt(
         self, model: Model, prompt: str | ChatMessages, field: str, *, special: bool, terms: Terms
     ) -> tuple[str, list[int]]:
-        """A prompt as the model would get it: its text and its tokens.  Raises as `prompts` does."""
+        """Return a prompt as the model would get it: its text and its tokens. Raises the errors of `read_prompts`."""
         with name_model_in_errors(model):
             work = TokenizerJob(field, text_length(prompt), terms)
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
 
     async def decode(
-        self, model: Model, asked: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
+        self, model: Model, request: Decoding, claim: MemoryClaim, terms: Terms = DEFAULT_TERMS
     ) -> list[str]:
-        """The texts of tokens; memory for them is claimed before they are made.  Raises as `prompts` and `claim` do."""
+        """Return the texts of token ids. Claims their memory before they are decoded. Raises the errors of
+        `read_prompts` and of `claim`.
+        """
         with name_model_in_errors(model):
-            self._check_count(asked.field, len(asked.rows))
-            work = TokenizerJob(asked.field, sum(map(len, asked.rows)), terms)
-            return await self._run(model, work, lambda: decode_texts(model, asked, claim, work.check))
+            self._check_count(request.field, len(request.rows))
+            work = TokenizerJob(request.field, sum(map(len, request.rows)), terms)
+            return await self._run(model, work, lambda: decode_texts(model, request, claim, work.check))
 
     async def run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
-        """What `function` returns: it makes tokens of text or text of tokens, on one of these threads.
+        """Return what `function` returns, which tokenises or decodes text, on one of these threads.
 
-        Raises as `prompts` does.
+        Raises the errors of `read_prompts`.
         """
         with name_model_in_errors(model):
             return await self._run(model, job, function)
@@ -186,31 +188,32 @@ class TextProcessor:
         if count > self._batch_limit:
             raise TooMany(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
 
-    def _check_attempts(self, asked: GenerationRequest) -> None:
-        if len(asked.prompts) * asked.attempts > self._batch_limit:
-            said = (
-                f"{len(asked.prompts)} prompts x {asked.attempts} tries"
-                if len(asked.prompts) > 1
-                else f"{asked.attempts}"
+    def _check_attempts(self, request: GenerationRequest) -> None:
+        if len(request.prompts) * request.attempts > self._batch_limit:
+            attempts = (
+                f"{len(request.prompts)} prompts x {request.attempts} tries"
+                if len(request.prompts) > 1
+                else f"{request.attempts}"
             )
             raise TooMany(
-                f"{asked.count_field}: at most {self._batch_limit} answers a call, got {said}", param=asked.count_field
+                f"{request.count_field}: at most {self._batch_limit} answers a call, got {attempts}",
+                param=request.count_field,
             )
 
     async def find_guide(
         self, model: Model, grammar: Grammar | None, thinking: Thinking | None, terms: Terms
     ) -> Guide | None:
-        """What they ask for; compiled where it is not known."""
+        """Return the guide for a grammar and for reasoning, from the cache or compiled; None if there is neither."""
         if grammar is None and thinking is None:
             return None
-        wanted = model, grammar, thinking
-        if known := self._guides.find_cached(*wanted):
+        key = model, grammar, thinking
+        if known := self._guides.find_cached(*key):
             return known
-        work = self._grammars.run(lambda: self._guides.compile(*wanted), compilation_piece(model, grammar, terms))
+        work = self._grammars.run(lambda: self._guides.compile(*key), compilation_piece(model, grammar, terms))
         return await wait_until(terms.deadline, work, "the answer's form was being compiled")
 
     async def _run(self, model: Model, job: TokenizerJob, function: Callable[[], T]) -> T:
-        """What `function` returns or raises."""
+        """Return what `function` returns, on a thread, or raise its error."""
 
         def run() -> T:
             with self._headroom.reserved(
@@ -240,7 +243,7 @@ def compilation_piece(model: Model, grammar: Grammar | None, terms: Terms) -> Wo
 
 
 async def wait_until(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
-    """What `work` returns or raises.  At the deadline its request waits no longer, though a thread may go on."""
+    """Return what `work` returns, or raise its error. Raises Expired at the deadline; a thread may go on after that."""
     try:
         async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
             return await work
@@ -249,7 +252,7 @@ async def wait_until(deadline: float, work: Coroutine[Any, Any, T], meanwhile: s
 
 
 def text_length(given: Prompt | EncoderInput) -> int:
-    """In characters, about; ids are tokens already, and cost nothing."""
+    """Return the approximate number of characters; 0 for token ids."""
     match given:
         case str():
             return len(given)
@@ -289,21 +292,21 @@ def check_listed_length(model: Model, parts: Sequence[Encoding], where: str) -> 
         raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
 
 
-def decode_texts(model: Model, asked: Decoding, claim: MemoryClaim, check: Callable[[], None]) -> list[str]:
-    for index, ids in enumerate(asked.rows):
-        check_token_ids(model, ids, input_label(asked.field, index, len(asked.rows)))
-    counts = Counter(token for ids in asked.rows for token in ids)
+def decode_texts(model: Model, request: Decoding, claim: MemoryClaim, check: Callable[[], None]) -> list[str]:
+    for index, ids in enumerate(request.rows):
+        check_token_ids(model, ids, input_label(request.field, index, len(request.rows)))
+    counts = Counter(token for ids in request.rows for token in ids)
     size = sum(count * len(model.tokenizer.piece_bytes(token)) for token, count in counts.items())
-    claim_text(claim, size, f"{asked.field}: the text of the tokens", asked.field)
+    claim_text(claim, size, f"{request.field}: the text of the tokens", request.field)
     return [
-        model.tokenizer.decode(ids, skip_special=asked.plain)
-        for some in checked_batches(asked.rows, check)
+        model.tokenizer.decode(ids, skip_special=request.plain)
+        for some in checked_batches(request.rows, check)
         for ids in some
     ]
 
 
 def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: str) -> list[str]:
-    """Each token, of the text in `field`, as the vocabulary spells it.  Memory to write them all is claimed first."""
+    """Return the vocabulary's spelling of each token of the text in `field`. Claims the memory to write them first."""
     counts = Counter(ids)
     pieces = {token: model.tokenizer.piece(token) for token in counts}
     size = sum(count * len(pieces[token].encode()) for token, count in counts.items())
@@ -312,7 +315,7 @@ def spell_tokens(model: Model, ids: Sequence[int], claim: MemoryClaim, field: st
 
 
 def claim_text(claim: MemoryClaim, size: int, what: str, field: str) -> None:
-    """Memory for a text of that many bytes that is made and written.  TooLong where no answer has that many."""
+    """Claim memory for a text of `size` bytes that is made and written. Raises TooLong if no answer may be so long."""
     if size > MOST_WRITTEN:
         raise TooLong(f"{what}: {size} bytes, at most {MOST_WRITTEN} are written", param=field)
     claim.grow(WRITTEN * size, f"{what}, {size} bytes,")

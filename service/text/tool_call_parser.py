@@ -1,8 +1,7 @@
-"""From text to calls of tools, as it comes.
+"""Parser of tool calls in an answer's text, as it is generated.
 
-Knows no tokens and no dialect.  The one idea: a call is told as soon as it is certain which tool is called, and its
-arguments as they are written; what turns out to be no call is text, to the last character.  What is a call is what
-`tools` lets be one: an object that begins with the name of a tool.
+A call is emitted as soon as its tool is certain, and its arguments as they are written. Text that turns out not to be a
+call is emitted unchanged as text. A call is a JSON object that begins with the name of one of `tools`.
 """
 
 import re
@@ -18,26 +17,26 @@ HEAD_REGEX = re.compile(HEAD_PATTERN.replace("_", f"[{SPACE}]*"))
 COMPACT_HEADS = [
     f'{{{kind}"name":"%s","{key}":{{' for kind in ("", '"type":"function",') for key in ("arguments", "parameters")
 ]
-MAX_HEAD = 1024  # characters in which a name is looked for
+MAX_HEAD = 1024  # characters in which the name must be found
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """More of the reasoning before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer."""
+    """More of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A tool is called, the `index`-th of the answer; its arguments follow."""
+    """The beginning of a tool call, the `index`-th of the answer; its arguments follow."""
 
     index: int
     id: str
@@ -46,7 +45,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of the JSON object that a tool is called with."""
+    """More of the JSON object of a call's arguments."""
 
     index: int
     text: str
@@ -56,19 +55,19 @@ ChatPart = ReasoningDelta | TextDelta | ToolCallStart | ArgumentsDelta
 
 
 def certain_length(text: str, tag: str) -> int:
-    """How many characters can be shown before it is known whether `tag` follows; space before a tag is part of it."""
+    """Return how many characters are certainly not part of `tag`. Space before a tag belongs to it."""
     matched = next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
     return len(text[: len(text) - matched].rstrip())
 
 
 class JsonExtent:
-    """Where a JSON object ends that is looked for a bit at a time."""
+    """Finds the end of a JSON object in text that comes in pieces."""
 
     def __init__(self) -> None:
         self.depth, self.quoted, self.escaped = 0, False, False
 
     def push(self, text: str) -> int:
-        """How many characters of `text` belong to it, up to its end; -1: all, and more to come."""
+        """Return how many characters of `text` belong to the object, if it ends in it; -1 if the object continues."""
         for count, char in enumerate(text, 1):
             if self.escaped:
                 self.escaped = False
@@ -86,10 +85,10 @@ class JsonExtent:
 
 
 class ToolCallParser:
-    """One answer: text in, words and calls of `tools` out.
+    """The parser of one answer: takes text, returns text and calls of `tools`.
 
-    `step` is what is done with the text that is held; it says whether there is more to do.  `raw` is what was taken
-    for the beginning of a call.
+    `step` is the parsing function for the current state; it returns whether there is more to parse. `unparsed` is text
+    that was taken for the beginning of a call.
     """
 
     def __init__(self, style: ToolCallStyle, tools: frozenset[str]) -> None:
@@ -104,7 +103,7 @@ class ToolCallParser:
 
     @property
     def has_complete_calls(self) -> bool:
-        """Tools were called, and the last call is whole."""
+        """Whether tools were called and the last call is complete."""
         return self.count > 0 and self.step != self.parse_arguments
 
     def push(self, text: str) -> list[ChatPart]:
@@ -112,7 +111,7 @@ class ToolCallParser:
         return self.take_parts()
 
     def close(self) -> list[ChatPart]:
-        """What was held back, now that nothing follows: the end of a call that was told needs no words."""
+        """Return what was held back, at the end of the answer. What is left of a complete call is dropped."""
         parts = []
         while self.step == self.parse_head:
             self.reject_call()
@@ -135,7 +134,7 @@ class ToolCallParser:
     # Steps
 
     def parse_text(self) -> bool:
-        """Words until a call begins."""
+        """Emit text until a call begins."""
         at = self.pending.find(self.style.begin)
         if at < 0:
             self.add_text(certain_length(self.pending, self.style.begin))
@@ -144,7 +143,7 @@ class ToolCallParser:
         return self.begin_call(self.pending.index(self.style.begin) + len(self.style.begin))
 
     def parse_opening(self) -> bool:
-        """Where calls are the whole answer, only a bracket may begin one."""
+        """Decide whether the answer is calls, if calls must be the whole answer: only a bracket may begin one."""
         start, mark = self.pending.lstrip(SPACE), self.style.mark
         if mark.startswith(start):
             return False
@@ -158,18 +157,18 @@ class ToolCallParser:
         return bool(start)
 
     def parse_rest(self) -> bool:
-        """Nothing but words follows."""
+        """Emit everything as text."""
         self.add_text(len(self.pending))
         return False
 
     def begin_call(self, count: int) -> bool:
-        """So many characters lead to a call."""
+        """Take `count` characters as the beginning of a call."""
         self.unparsed, self.pending = self.pending[:count], self.pending[count:]
         self.step = self.parse_head
         return True
 
     def parse_head(self) -> bool:
-        """Which tool is called, once that is certain."""
+        """Parse the name of the tool, once it is certain."""
         match = HEAD_REGEX.match(self.pending, 0, MAX_HEAD)
         if match and match[1] in self.tools:
             self.add_call(match[1])
@@ -179,7 +178,7 @@ class ToolCallParser:
         return not self.may_become_head() and self.reject_call()
 
     def may_become_head(self) -> bool:
-        """Whether this may still become a head."""
+        """Whether the text may still become the head of a call."""
         tight = re.sub(f"[{SPACE}]", "", self.pending)
         return len(self.pending) < MAX_HEAD and any(head.startswith(tight) and head != tight for head in self.heads)
 
@@ -196,13 +195,13 @@ class ToolCallParser:
         self.pending = self.pending[count:]
         return end >= 0 and self.expect_endings("}", self.style.end)
 
-    def expect_endings(self, *wanted: str) -> bool:
-        self.endings = [each for each in wanted if each]
+    def expect_endings(self, *endings: str) -> bool:
+        self.endings = [each for each in endings if each]
         self.step = self.parse_endings
         return True
 
     def parse_endings(self) -> bool:
-        """What still belongs to the call."""
+        """Skip the text that ends a call."""
         while self.endings:
             start = self.pending.lstrip()
             if start.startswith(self.endings[0]):
@@ -215,7 +214,7 @@ class ToolCallParser:
         return True
 
     def parse_next(self) -> bool:
-        """Another call, or the end of them, where they are the whole answer."""
+        """Parse what follows a call if calls are the whole answer: another call, or the end of the list."""
         start, divider = self.pending.lstrip(), self.style.between.strip()
         if not start:
             return False
@@ -227,7 +226,7 @@ class ToolCallParser:
         return True
 
     def reject_call(self) -> bool:
-        """It is none; what was told of it remains."""
+        """Emit the text as text: it is not a call. Parts that were emitted already remain."""
         if self.unparsed:
             self.parts.append(TextDelta(self.unparsed))
         self.unparsed = ""

@@ -35,7 +35,7 @@ def registry(tiny_generator: Path) -> Registry:
     customs = GenerationDefaults(
         decoder_prompt=(1,), max_tokens=CUSTOM, sampling=Sampling(temperature=0), beams=BeamSearchOptions(1)
     )
-    writer = model(tiny_generator, "writer", "generate", max_tokens=CONTEXT, customs=customs)
+    writer = model(tiny_generator, "writer", "generate", max_tokens=CONTEXT, generation_defaults=customs)
     return Registry([model(tiny_generator, "talker", "generate", max_tokens=CONTEXT), writer], echo)
 
 

@@ -42,13 +42,13 @@ class FakeGenerator:
     `explode` raises while it returns True.
     """
 
-    likeliest = None
+    argmax = None
 
     def __init__(self, block_count: int = 64, block_size: int = 4) -> None:
         self.block_count, self.block_size = block_count, block_size
         self.cache: dict[int, tuple[int, int]] = {}
         self.poison: set[int] = set()
-        self.poisoned: set[int] = set()
+        self.nonfinite_blocks: set[int] = set()
         self.explode: Callable[[StepInput], bool] = lambda rows: False
         self.seen: list[StepInput] = []
 
@@ -91,12 +91,12 @@ class FakeEncoder:
     """States of three features: the token, its position and its segment.  `cursed` tokens make a step raise."""
 
     block_count = block_size = 0
-    likeliest = None
+    argmax = None
 
     def __init__(self) -> None:
         self.explode = False
         self.cursed: set[int] = set()
-        self.poisoned: set[int] = set()
+        self.nonfinite_blocks: set[int] = set()
         self.seen: list[StepInput] = []
 
     def step(self, rows: StepInput) -> Tensor:

@@ -92,11 +92,11 @@ class Faulty:
         return self.executor.block_count
 
     @property
-    def poisoned(self) -> AbstractSet[int]:
+    def nonfinite_blocks(self) -> AbstractSet[int]:
         return self.executor.nonfinite_blocks
 
     @property
-    def likeliest(self) -> None:
+    def argmax(self) -> None:
         """Unknown, of logits that may be spoiled here."""
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:

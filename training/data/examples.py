@@ -1,8 +1,7 @@
-"""Examples and how they are divided.
+"""Labelled examples, and their split into training, validation and held-out parts.
 
-It doesn't know where examples come from or what a network makes of them.  The one idea: what is held out must not
-have been seen in another dress.  Texts of one source (a review), on one subject (a film's title), or in nearly the
-same words form a group, and a group falls whole on one side of the split.
+Held-out texts must not occur in training in another form.  Texts of one source (a review), on one subject (a film's
+title), or in nearly the same words are one group, and a group is never split.
 """
 
 import hashlib
@@ -13,44 +12,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-Answer = TypeVar("Answer")
+Label = TypeVar("Label")
 WORD = re.compile(r"\w+(?:'\w+)*")
 
 
 @dataclass(frozen=True)
-class Example(Generic[Answer]):
-    """A text or a pair of them (first, second), what is to be learned of it, and where it is from: `source` names the
-    document, `subjects` what it is about."""
+class Example(Generic[Label]):
+    """A text or a pair of texts (first, second), its label, and its origin: `source` names the document, `subjects` its
+    topics.
+    """
 
-    text: Any  # a str or a tuple of two; each lesson knows which it has
-    label: Answer
+    text: Any  # a str or a tuple of two, depending on the task
+    label: Label
     domain: str
     source: str
     subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Corpus(Generic[Answer]):
-    """All examples of a source, and the labels that they are given.
+class Corpus(Generic[Label]):
+    """All examples of a data source, and their labels.
 
-    `alike`: whether texts in nearly the same words belong together, as mails of one sender do.  They do not where short
-    sentences recur by themselves: all documents would be one.  `left_out`: of how many texts there is no example,
-    since nothing is to be learned of them.
+    `group_similar`: whether texts in nearly the same words are one group, as mails of one sender are.  It is off where
+    short sentences recur: all documents would be one group.  `left_out` counts texts without anything to learn.
     """
 
-    examples: list[Example[Answer]]
+    examples: list[Example[Label]]
     labels: tuple[str, ...]
     group_similar: bool = True
     left_out: int = 0
 
 
 @dataclass(frozen=True)
-class Split(Generic[Answer]):
-    """`validation` is for choosing between recipes; `held_out` is looked at once, for the figure that is reported."""
+class Split(Generic[Label]):
+    """The parts of a corpus.  `validation` is for choosing between recipes; `held_out` is measured once, for the
+    reported figure.
+    """
 
-    train: list[Example[Answer]]
-    validation: list[Example[Answer]]
-    held_out: list[Example[Answer]]
+    train: list[Example[Label]]
+    validation: list[Example[Label]]
+    held_out: list[Example[Label]]
 
 
 class DisjointSets:
@@ -70,15 +71,15 @@ class DisjointSets:
 
 
 def word_set(text: str) -> frozenset[str]:
-    """The words of a text, case and punctuation gone; a text without any (an emoticon) is its own word."""
+    """Return the words of a text without case and punctuation; a text without words (an emoticon) is its own word."""
     return frozenset(WORD.findall(text.lower())) or frozenset((text,))
 
 
 def near_duplicates(texts: Sequence[str], threshold: float) -> list[tuple[int, int]]:
-    """Pairs of texts whose words overlap by at least `threshold` (Jaccard).
+    """Return pairs of texts whose words overlap by at least `threshold` (Jaccard).
 
-    Two such texts share one of their rarest words, so only those are compared (prefix filtering, Chaudhuri et al.
-    2006, "A primitive operator for similarity joins in data cleaning").
+    Two such texts share one of their rarest words, so only those are compared (prefix filtering, Chaudhuri et al. 2006,
+    "A primitive operator for similarity joins in data cleaning").
     """
     bags = [word_set(text) for text in texts]
     counts = Counter(word for bag in bags for word in bag)
@@ -94,18 +95,18 @@ def near_duplicates(texts: Sequence[str], threshold: float) -> list[tuple[int, i
 
 
 def sizes_allow(one: frozenset[str], other: frozenset[str], threshold: float) -> bool:
-    """Whether their sizes alone let them overlap so much."""
+    """Whether their sizes allow so large an overlap."""
     return min(len(one), len(other)) >= threshold * max(len(one), len(other))
 
 
-def group_names(examples: Sequence[Example[Any]], alike: bool = True, threshold: float = 0.6) -> list[str]:
-    """Each example's group, named after its alphabetically first source so that order does not matter."""
+def group_names(examples: Sequence[Example[Any]], group_similar: bool = True, threshold: float = 0.6) -> list[str]:
+    """Return the group of each example, named after its alphabetically first source, so that order does not matter."""
     sets = DisjointSets(len(examples))
     first: dict[tuple[str, str], int] = {}
     for index, example in enumerate(examples):
         for key in [(example.domain, example.source), *(("subject", subject) for subject in example.subjects)]:
             sets.join(index, first.setdefault(key, index))
-    if alike:
+    if group_similar:
         for one, other in near_duplicates([join_texts(example.text) for example in examples], threshold):
             sets.join(one, other)
     names: dict[int, str] = {}
@@ -120,13 +121,13 @@ def join_texts(text: str | tuple[str, str]) -> str:
 
 
 def hash_share(group: str) -> float:
-    """Where in [0, 1) a group falls: the same on every machine, whatever else is in the data."""
+    """Return the place of a group in [0, 1), a hash that does not depend on other data."""
     return int.from_bytes(hashlib.sha256(group.encode()).digest()[:8]) / 2**64
 
 
-def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) -> Split[Answer]:
-    """Divide by group; `validation` and `held_out` are shares of the groups."""
-    parts: Split[Answer] = Split([], [], [])
+def split_by_source(corpus: Corpus[Label], validation: float, held_out: float) -> Split[Label]:
+    """Split by group; `validation` and `held_out` are shares of the groups."""
+    parts: Split[Label] = Split([], [], [])
     for example, group in zip(corpus.examples, group_names(corpus.examples, corpus.group_similar), strict=True):
         place = hash_share(group)
         if place < held_out:
@@ -138,8 +139,8 @@ def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) 
     return parts
 
 
-def split_by_domain(corpus: Corpus[Answer], left_out: str, validation: float) -> Split[Answer]:
-    """Hold out one domain whole; the others are divided by group.  Groups that reach into the domain are dropped."""
+def split_by_domain(corpus: Corpus[Label], left_out: str, validation: float) -> Split[Label]:
+    """Hold out one whole domain, and split the others by group.  Groups with examples in the domain are dropped."""
     examples, names = corpus.examples, group_names(corpus.examples, corpus.group_similar)
     touched = {name for example, name in zip(examples, names, strict=True) if example.domain == left_out}
     held_out = [example for example in examples if example.domain == left_out]

@@ -1,8 +1,7 @@
-"""Sentences of one program's screens, in English and in German: what Home Assistant's translators wrote (Apache-2.0).
+"""English and German sentences of Home Assistant's user interface, by its translators (Apache-2.0).
 
-It doesn't know how they are divided or learned.  The package is read, never installed or run.  A sentence that stands
-in many places stands here once for each of its translations; where both languages say the same there is nothing to
-learn.
+The package is read, never installed or run.  A sentence in several places is one example for each of its translations.
+Sentences that are equal in both languages are left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,14 +32,20 @@ def corpus(downloads: Path) -> Corpus[str]:
 
 
 def read_pairs(folder: Path) -> Corpus[str]:
-    """Of a folder of components, each of which has its sentences by language.  All that is said of one source, in
-    whatever case and with whatever punctuation, belongs together."""
+    """Read a folder of components with a file per language.  All examples of one source, without case and punctuation,
+    are one group.
+    """
     pairs: dict[tuple[str, str], None] = {}
     for english in sorted(folder.glob(f"*/{FILE.format('en')}")):
         german = english.with_name("de.json")
         if german.exists():
-            ours, theirs = dict(flatten_strings(read_json(english))), dict(flatten_strings(read_json(german)))
-            pairs |= {(ours[key], theirs[key]): None for key in ours if key in theirs}
+            english_strings, german_strings = (
+                dict(flatten_strings(read_json(english))),
+                dict(flatten_strings(read_json(german))),
+            )
+            pairs |= {
+                (english_strings[key], german_strings[key]): None for key in english_strings if key in german_strings
+            }
     examples = [
         Example(source, target, "en-de", " ".join(WORD.findall(source.lower())) or source)
         for source, target in pairs
@@ -50,7 +55,7 @@ def read_pairs(folder: Path) -> Corpus[str]:
 
 
 def flatten_strings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of nested objects, by their way there."""
+    """Yield the strings of nested objects, with their paths."""
     for key, value in tree.items():
         if isinstance(value, str):
             yield f"{path}.{key}", value

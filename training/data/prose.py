@@ -1,6 +1,6 @@
-"""Documents of English prose out of four packages: speeches, a novel, samples of everything, and first paragraphs.
+"""Documents of English prose from four packages: speeches, a novel, the Brown Corpus, and first paragraphs of articles.
 
-It doesn't know how they are divided or learned.  Only whole documents belong together; their paragraphs are lines.
+Each document is one group; its paragraphs are lines.
 """
 
 import re
@@ -27,7 +27,7 @@ NOVEL = Package(  # Moby Dick
     kind="npm",
 )
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
-CORPUS_BLANK = re.compile(r" (?=[.,;:?!)]|n't\b|'s\b)")  # blanks that a corpus has between words, and nobody types
+CORPUS_BLANK = re.compile(r" (?=[.,;:?!)]|n't\b|'s\b)")  # blanks that the corpus has before punctuation
 
 
 def corpus(downloads: Path) -> Corpus[None]:
@@ -45,7 +45,7 @@ def corpus(downloads: Path) -> Corpus[None]:
 
 
 def read_package(downloads: Path, name: str, package: Package, files: str) -> Iterator[Example[None]]:
-    """A document a file."""
+    """Yield a document for each file."""
     fetch_matching(package, downloads / name, files)
     for file in sorted((downloads / name).glob(files)):
         content: Mapping[str, Any] = read_json(file)
@@ -53,7 +53,7 @@ def read_package(downloads: Path, name: str, package: Package, files: str) -> It
 
 
 def read_brown(downloads: Path) -> Iterator[Example[None]]:
-    """The Brown Corpus as people type."""
+    """Yield the documents of the Brown Corpus with usual spacing."""
     sentences: dict[str, list[str]] = {}
     for example in brown.corpus(downloads).examples:
         sentences.setdefault(example.source, []).append(CORPUS_BLANK.sub("", example.text))
@@ -72,5 +72,5 @@ def build_document(paragraphs: list[str], domain: str, source: str) -> Example[N
 
 
 def split_sentences(text: str) -> list[str]:
-    """A document's sentences, about as people would cut it."""
+    """Return a document's sentences, approximately."""
     return [sentence for line in text.split("\n") for sentence in SENTENCE.split(line)]

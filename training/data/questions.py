@@ -1,8 +1,7 @@
-"""Questions about Wikipedia articles, asked by templates, and where in the lead their answer stands.
+"""Questions about Wikipedia articles, generated from templates, with their answers in the article's lead.
 
-It doesn't know how they are divided or learned.  The one idea: a rule asks only where it is certain of the answer, so a
-lead may get several questions or none; what it is asked decides what of it is right.  A rule reads the first sentence,
-who learns reads the lead.
+A rule asks a question only where its answer is certain, so a lead may have several questions or none.  Rules read the
+first sentence; the model reads the whole lead.
 """
 
 import re
@@ -23,13 +22,13 @@ DEFINITION = re.compile(rf"(?P<subject>.+?) (?P<verb>is|was|are|were) (?P<answer
 RELATIVE = re.compile(r"\b(?:that|which|who|whose|where|when)\b")
 ORIGIN = re.compile(rf"an? (?P<answer>{NAME})(?= [a-z])")
 PLACE = re.compile(rf"\b(?:in|on|of) (?P<answer>(?:the )?(?:[a-z-]+ )?{NAME})(?=$| (?:and|with|near|between)\b)")
-END = r"(?=[,.;:]|$| (?:in|and|as|with|who|which)\b)"  # of a name: it describes nothing behind it
-MAX_ANSWER_CHARACTERS = 100  # characters of an answer
+END = r"(?=[,.;:]|$| (?:in|and|as|with|who|which)\b)"  # end of a name
+MAX_ANSWER_CHARACTERS = 100  # characters of an answer, at most
 
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """How a question is put about a "{title}", and what in a sentence answers it."""
+    """A template of a question about a "{title}", and the pattern of its answer in a sentence."""
 
     question: str
     pattern: re.Pattern[str]
@@ -54,7 +53,7 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class Question:
-    """Of a kind, with its answer's code points in the lead, [from, to)."""
+    """A question of a kind, with its answer's code points in the lead, [from, to)."""
 
     kind: str
     text: str
@@ -62,8 +61,10 @@ class Question:
 
 
 def corpus(downloads: Path) -> Corpus[tuple[int, int]]:
-    """Pairs of a question and a lead, and where in the lead the answer stands.  Leads that no rule is certain of are
-    left out.  What is asked about one article, or one in nearly the same words or described alike, belongs together."""
+    """Build pairs of a question and a lead, labelled with the answer's place.  Leads without a question are left out.
+
+    Questions about one article, or about articles in nearly the same words or with the same description, are one group.
+    """
     articles = fetch_articles(downloads)
     kin = [*leads(downloads).examples]
     group = dict(zip((each.source for each in kin), group_names(kin), strict=True))
@@ -72,12 +73,12 @@ def corpus(downloads: Path) -> Corpus[tuple[int, int]]:
         for title, article in articles.items()
         for question in generate_questions(title, article["topic"], article["extract"])
     ]
-    silent = len(articles) - len({example.source for example in examples})
-    return Corpus(examples, (), group_similar=False, left_out=silent)
+    left_out = len(articles) - len({example.source for example in examples})
+    return Corpus(examples, (), group_similar=False, left_out=left_out)
 
 
 def generate_questions(title: str, topic: str, lead: str) -> Iterator[Question]:
-    """All questions whose answer is found with certainty."""
+    """Yield all questions whose answer is certain."""
     sentence, name = first_sentence(lead), PARENTHESES.sub("", title)
     found = DEFINITION.match(sentence)
     if found and is_about(name, found["subject"]) and len(found["answer"]) <= MAX_ANSWER_CHARACTERS:
@@ -93,6 +94,6 @@ def generate_questions(title: str, topic: str, lead: str) -> Iterator[Question]:
 
 
 def is_about(name: str, subject: str) -> bool:
-    """Whether a sentence's beginning is the article's subject: it says a word of the title, and no clause begins."""
-    said = {word.lower() for word in re.findall(r"\w+", subject)}
-    return not RELATIVE.search(subject) and any(word.lower() in said for word in re.findall(r"\w{3,}", name))
+    """Whether a sentence's beginning is the article's subject: it has a word of the title and no relative clause."""
+    subject_words = {word.lower() for word in re.findall(r"\w+", subject)}
+    return not RELATIVE.search(subject) and any(word.lower() in subject_words for word in re.findall(r"\w{3,}", name))

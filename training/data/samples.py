@@ -1,6 +1,6 @@
-"""A few made-up texts of each shape, for runs of seconds in which nothing is fetched: a try of the way alone.
+"""A few generated texts of each form, for smoke runs without downloads.
 
-Every text is of its own source, so they fall to all parts of a split.
+Each text is its own source, so all parts of a split get some.
 """
 
 from itertools import product
@@ -17,24 +17,24 @@ ENGLISH_TIMES = tuple(when for when, _ in TIMES)
 
 
 def translated_sentences() -> Corpus[str]:
-    """A hundred sentences in two languages."""
-    spoken = zip(product(*ENGLISH), product(*GERMAN), strict=True)
+    """Return a hundred sentences in two languages."""
+    translations = zip(product(*ENGLISH), product(*GERMAN), strict=True)
     examples = [
-        Example(f"{' '.join(ours)} {when}.", f"{' '.join(theirs)} {wann}.", "en-de", f"{' '.join(ours)} {when}")
-        for (ours, theirs), (when, wann) in product(spoken, TIMES)
+        Example(f"{' '.join(english)} {when}.", f"{' '.join(german)} {wann}.", "en-de", f"{' '.join(english)} {when}")
+        for (english, german), (when, wann) in product(translations, TIMES)
     ]
     return Corpus(examples, (), group_similar=False)
 
 
 def documents() -> Corpus[None]:
-    """Forty documents of a few sentences, no two as long."""
+    """Return forty documents of a few sentences, of different lengths."""
     lines = [f"{' '.join(ours)} {when}." for ours, (when, _) in product(product(*ENGLISH), TIMES)]
     texts = ["\n".join(lines[at : at + 2 + at % 7]) for at in range(40)]
     return Corpus([Example(text, None, "sample", str(at)) for at, text in enumerate(texts)], (), group_similar=False)
 
 
 def labelled_sentences() -> Corpus[int]:
-    """Each sentence with what it says, one of four."""
+    """Return sentences labelled with their state, one of four."""
     states = ENGLISH[1]
     examples = [
         Example(f"{thing} {state} {when}.", states.index(state), "sample", f"{thing} {state} {when}")
@@ -44,7 +44,7 @@ def labelled_sentences() -> Corpus[int]:
 
 
 def tagged_sentences() -> Corpus[tuple[int, ...]]:
-    """Each sentence as words with a part of speech each."""
+    """Return sentences with a part of speech for each word."""
     labels = ("article", "noun", "verb", "state", "when")
     examples = [
         Example(
@@ -56,7 +56,7 @@ def tagged_sentences() -> Corpus[tuple[int, ...]]:
 
 
 def described_sentences() -> Corpus[str]:
-    """Sentences of several rooms, and what each is described by: enough to rank among."""
+    """Return sentences about rooms with their descriptions, enough of them to rank."""
     rooms = ("kitchen", "hall")
     examples = [
         Example(
@@ -69,20 +69,23 @@ def described_sentences() -> Corpus[str]:
 
 
 def entailment_pairs() -> Corpus[int]:
-    """Pairs of a sentence and what may follow from it: that a thing is in the same state at all."""
+    """Return pairs of a sentence and one that may follow from it."""
     things, states = ENGLISH
     examples = [
         Example(
-            (f"{thing} {state} {when}.", f"{thing} {said}."), int(said != state), "sample", f"{thing} {state} {when}"
+            (f"{thing} {state} {when}.", f"{thing} {claimed}."),
+            int(claimed != state),
+            "sample",
+            f"{thing} {state} {when}",
         )
         for thing, (at, state), when in product(things, enumerate(states), ENGLISH_TIMES)
-        for said in (state, states[at - 1])
+        for claimed in (state, states[at - 1])
     ]
     return Corpus(examples, ("entailed", "not entailed"), group_similar=False)
 
 
 def span_questions() -> Corpus[tuple[int, int]]:
-    """Questions about sentences, of which the answer is the state or the time."""
+    """Return questions about sentences, answered by the state or the time."""
     examples = []
     for thing, state, when in product(*ENGLISH, ENGLISH_TIMES):
         text, begins = f"{thing} {state} {when}.", len(thing) + len(" is ")

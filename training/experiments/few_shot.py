@@ -1,9 +1,9 @@
-"""Episodes that teach to learn: waves of classes that nobody has seen before, shown a few times each, then asked for.
+"""Few-shot learning of waves: new classes in every episode, shown a few times each, then asked for.
 
-It doesn't know who learns.  The one idea (Santoro et al. 2016, arXiv:1605.06065): at each time stands an item and
-beside it the label of the one before.  Labels are dealt anew in every episode, so that nothing can be remembered
-from one to the next but how to compare.  `python -m polyhead.training.experiments.few_shot` trains a SNAIL
-(models.literature.snail) on them."""
+Each time step has an item and the label of the one before (Santoro et al. 2016, arXiv:1605.06065).  Labels are shuffled
+in every episode, so only comparing can be learned.  `python -m polyhead.training.experiments.few_shot` trains a SNAIL
+(models.literature.snail).
+"""
 
 import math
 import sys
@@ -18,16 +18,16 @@ from polyhead.models.literature.snail import Snail, SnailConfig
 from ..loop.descent import descend
 
 TEST_EPISODES = 500  # episodes that are measured
-Batch = tuple[Tensor, Tensor]  # [E, T, inputs] items and labels before; [E, T] labels
+Batch = tuple[Tensor, Tensor]  # [E, T, inputs] items and previous labels; [E, T] labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """`ways` classes, `shots` items of each in any order, then one more item, whose label is asked for.
+    """Episodes of `ways` classes, `shots` items of each in random order, then one item whose label is asked for.
 
-    A class is a wave, of `harmonics` with an amplitude and a phase each.  Of an item those differ a little (`spread`),
-    it is read at `points` places with some `noise`, and its level drifts, as that of every sensor does: by as much at
-    its start and at its end as `drift` says, which is of no class.
+    A class is a wave of `harmonics` with an amplitude and a phase each.  Its items vary by `spread`.  An item is
+    sampled at `points` places with `noise`, and its level drifts linearly between two random values of scale `drift`,
+    which do not depend on the class.
     """
 
     ways: int = 5
@@ -47,7 +47,7 @@ class Episodes:
         return self.points + self.ways
 
     def sample_batch(self, count: int, generator: torch.Generator) -> Batch:
-        """So many episodes, all of whose classes are new."""
+        """Return `count` episodes with new classes."""
         labels = self._sample_labels(count, generator)
         classes = torch.randn(count, self.ways, 2 * self.harmonics, generator=generator)
         kinds = classes.gather(1, labels[..., None].expand(-1, -1, 2 * self.harmonics))
@@ -61,25 +61,25 @@ class Episodes:
         return torch.cat((items, before), dim=-1), labels
 
     def _sample_labels(self, count: int, generator: torch.Generator) -> Tensor:
-        """[E, T]: all shots in some order, and one label more."""
+        """Return labels [E, T]: all shots in random order, and the label that is asked for."""
         order = torch.rand(count, self.length - 1, generator=generator).argsort(dim=1)
-        asked = torch.randint(self.ways, (count, 1), generator=generator)
-        return torch.cat((order % self.ways, asked), dim=1)
+        last = torch.randint(self.ways, (count, 1), generator=generator)
+        return torch.cat((order % self.ways, last), dim=1)
 
     def _wave_table(self) -> Tensor:
-        """[2 * harmonics, points] of sines and cosines."""
+        """Return sines and cosines, [2 * harmonics, points]."""
         angle = 2 * math.pi * torch.arange(self.points) / self.points
         return torch.stack([made((n + 1) * angle) for n in range(self.harmonics) for made in (torch.sin, torch.cos)])
 
 
 def is_class_seen(labels: Tensor) -> Tensor:
-    """[E, T] whether a label's class was shown before: only then can it be known."""
+    """Return [E, T] whether a label's class was shown before; only then can it be predicted."""
     shown = F.one_hot(labels)
     return (shown.cumsum(dim=1) - shown).gather(2, labels[..., None])[..., 0] > 0
 
 
 def episode_loss(network: nn.Module, batch: Batch) -> Tensor:
-    """Of all labels that can be known."""
+    """Return the mean loss over all labels that can be predicted."""
     inputs, labels = batch
     known = is_class_seen(labels)
     return F.cross_entropy(network(inputs)[known], labels[known])
@@ -87,21 +87,21 @@ def episode_loss(network: nn.Module, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def accuracy(network: nn.Module, batch: Batch) -> float:
-    """Of the labels asked for at the end."""
+    """Return the accuracy of the last labels."""
     inputs, labels = batch
     right = network(inputs)[:, -1].argmax(dim=-1) == labels[:, -1]
     return float(right.float().mean())
 
 
 def nearest_accuracy(batch: Batch, points: int) -> float:
-    """How often the item that is nearest to the one asked for is of its class."""
+    """Return the accuracy of the nearest item's label."""
     items, labels = batch[0][..., :points], batch[1]
     closest = (items[:, -1:] - items[:, :-1]).square().sum(dim=-1).argmin(dim=1, keepdim=True)
     return float((labels.gather(1, closest)[:, 0] == labels[:, -1]).float().mean())
 
 
 def train_network(episodes: Episodes, network: nn.Module, steps: int, size: int = 32, seed: int = 0) -> list[float]:
-    """Train on `steps` batches of `size` episodes; the losses."""
+    """Train on `steps` batches of `size` episodes, and return the losses."""
     generator = torch.Generator().manual_seed(seed)
     return descend(
         network, lambda: episode_loss(network, episodes.sample_batch(size, generator)), steps, 0.01, sys.stderr.write
@@ -112,9 +112,11 @@ def main() -> None:
     torch.manual_seed(0)
     episodes = Episodes()
     shape = SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.length)
-    network, asked = Snail(shape), episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
+    network, test_batch = Snail(shape), episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
     train_network(episodes, network, steps=2000)
-    figures = f"SNAIL {accuracy(network, asked):.3f}  nearest item {nearest_accuracy(asked, episodes.points):.3f}"
+    figures = (
+        f"SNAIL {accuracy(network, test_batch):.3f}  nearest item {nearest_accuracy(test_batch, episodes.points):.3f}"
+    )
     sys.stdout.write(f"{episodes.ways} ways, {episodes.shots} shots: {figures}  chance {1 / episodes.ways:.3f}\n")
 
 

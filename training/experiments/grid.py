@@ -1,8 +1,8 @@
-"""Questions about pictures: a grid of coloured cells with a digit in each; which digit stands in the cell of a colour?
+"""Questions about grids of coloured cells with a digit in each: which digit is in the cell of a colour?
 
-It doesn't know how one looks.  The one idea: all that is needed stands in one cell, so attention that finds it is
-enough, whether it weighs all cells or looks at one (models.literature.glimpse).  `python -m
-polyhead.training.experiments.grid` learns both."""
+The answer is in one cell, so attention that finds it is enough, soft over all cells or hard on one
+(models.literature.glimpse).  `python -m polyhead.training.experiments.grid` trains both.
+"""
 
 import sys
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ATTENTIONS: dict[str, type[SoftAttention]] = {"soft": SoftAttention, "hard": Har
 
 @dataclass(frozen=True)
 class GridQuestions:
-    """N grids of P cells, no two of a colour; a colour each, where its cell is, and the digit in it."""
+    """N grids of P cells with different colours; for each a colour, its cell, and the digit in it."""
 
     cells: Tensor  # [N, P, P + digits], each a colour and a digit, one-hot
     colours: Tensor  # [N, P], one-hot
@@ -40,49 +40,50 @@ def sample_questions(count: int, generator: torch.Generator, cells: int = 6, dig
 
 
 class GlimpseNetwork(nn.Module):
-    """Answers from one glimpse."""
+    """Answers a question from one glimpse."""
 
     def __init__(self, look: str, cells: int = 6, digits: int = 5) -> None:
         super().__init__()
         self.look = ATTENTIONS[look](SCORE_FUNCTIONS["general"](ScoreWidths(query=cells, key=cells + digits)))
         self.answer = nn.Linear(cells + digits, digits)
 
-    def forward(self, asked: GridQuestions) -> tuple[Tensor, Glimpse]:
-        """[N, digits] scores, and what was seen."""
-        glimpse = self.look(asked.colours, asked.cells, torch.ones(asked.cells.shape[:2], dtype=torch.bool))
+    def forward(self, questions: GridQuestions) -> tuple[Tensor, Glimpse]:
+        """Return scores [N, digits], and the glimpse."""
+        glimpse = self.look(questions.colours, questions.cells, torch.ones(questions.cells.shape[:2], dtype=torch.bool))
         return self.answer(glimpse.seen), glimpse
 
 
 def train_network(looker: GlimpseNetwork, steps: int, size: int = 64, seed: int = 0) -> list[float]:
-    """Train on as many batches of `size` questions; the losses.  A glimpse is worth what it makes of the answer's
-    likelihood."""
+    """Train on `steps` batches of `size` questions, and return the losses.  The reward of a hard glimpse is the
+    log-likelihood.
+    """
     generator, reinforcement = torch.Generator().manual_seed(seed), ReinforceLoss()
 
     def loss() -> Tensor:
-        asked = sample_questions(size, generator)
-        scores, glimpse = looker(asked)
-        each = F.cross_entropy(scores, asked.answers, reduction="none")
+        questions = sample_questions(size, generator)
+        scores, glimpse = looker(questions)
+        each = F.cross_entropy(scores, questions.answers, reduction="none")
         return each.mean() + (reinforcement.loss(glimpse, -each) if isinstance(looker.look, HardAttention) else 0.0)
 
     return descend(looker, loss, steps, 0.03, sys.stderr.write)
 
 
 @torch.no_grad()
-def measure_network(looker: GlimpseNetwork, asked: GridQuestions) -> tuple[float, float]:
-    """How often the answer is right, and how much of the weight lies where it stands."""
-    scores, glimpse = looker(asked)
-    right = (scores.argmax(dim=-1) == asked.answers).float().mean()
-    return float(right), float(glimpse.weights.gather(1, asked.places[:, None]).mean())
+def measure_network(looker: GlimpseNetwork, questions: GridQuestions) -> tuple[float, float]:
+    """Return the accuracy, and the mean attention weight on the right cell."""
+    scores, glimpse = looker(questions)
+    right = (scores.argmax(dim=-1) == questions.answers).float().mean()
+    return float(right), float(glimpse.weights.gather(1, questions.places[:, None]).mean())
 
 
 def main() -> None:
-    asked = sample_questions(TEST_QUESTIONS, torch.Generator().manual_seed(1))
+    questions = sample_questions(TEST_QUESTIONS, torch.Generator().manual_seed(1))
     for look in ATTENTIONS:
         torch.manual_seed(0)
         looker = GlimpseNetwork(look)
         train_network(looker, 1000)
-        right, there = measure_network(looker, asked)
-        sys.stdout.write(f"{look}: {right:.3f} right, {there:.3f} of the weight where the answer stands\n")
+        right, weight = measure_network(looker, questions)
+        sys.stdout.write(f"{look}: {right:.3f} right, {weight:.3f} of the weight where the answer stands\n")
 
 
 if __name__ == "__main__":

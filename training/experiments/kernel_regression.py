@@ -1,8 +1,8 @@
-"""Attention before there were networks: a value at x is the mean of those seen, weighed by how near they were seen.
+"""Kernel regression as attention (Nadaraya 1964, Watson 1964): a value at x is the mean of observed ones, weighted by
+distance.
 
-Nadaraya 1964, Watson 1964.  It doesn't know of batches or tokens.  The one idea: x is a query, what was seen are keys
-and values, and a kernel is a score (models.literature.score_functions); so whatever else attention may be, it is this.
-`python -m polyhead.training.experiments.kernel_regression` draws three ways to weigh into docs/.
+x is a query, the observations are keys and values, and a kernel is a score (models.literature.score_functions).
+`python -m polyhead.training.experiments.kernel_regression` draws three kernels into docs/.
 """
 
 import math
@@ -30,12 +30,12 @@ if HAS_MATPLOTLIB:
     from matplotlib.figure import Figure
 
 FIGURE_FILE = Path(__file__).resolve().parents[2] / "docs" / "kernel-regression.svg"
-X_END = 5.0  # of what is seen and asked for, which begins at 0
+X_END = 5.0  # end of the range of x, which begins at 0
 SCALAR_WIDTHS = ScoreWidths(query=1, key=1)
 
 
 class UniformScore(ScoreFunction):
-    """Near or far, all the same: the plain mean."""
+    """The same score for all keys: the plain mean."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return query.new_zeros(query.size(-2), keys.size(-2))
@@ -54,7 +54,7 @@ def true_function(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Observations:
-    """[K, 1] places, in order, and the values that were seen there."""
+    """Places [K, 1] in order, and the values observed there."""
 
     x: Tensor
     y: Tensor
@@ -65,73 +65,75 @@ class Observations:
         return cls(x, true_function(x) + noise * torch.randn(count, 1, generator=generator))
 
 
-def predict(score: ScoreFunction, seen: Observations, x: Tensor) -> Tensor:
-    """[Q, 1] values at [Q, 1] places."""
-    mixed, _ = weighted_sum(x, seen.x, seen.y, score, torch.ones(1, dtype=torch.bool))
+def predict(score: ScoreFunction, observed: Observations, x: Tensor) -> Tensor:
+    """Return predicted values [Q, 1] at places [Q, 1]."""
+    mixed, _ = weighted_sum(x, observed.x, observed.y, score, torch.ones(1, dtype=torch.bool))
     return mixed
 
 
-def leave_one_out_loss(score: ScoreFunction, seen: Observations) -> Tensor:
-    """The mean square of what is wrong about each value that was seen, foretold from the others: of itself a value is
-    foretold best by the narrowest kernel there is."""
-    mixed, _ = weighted_sum(seen.x, seen.x, seen.y, score, ~torch.eye(len(seen.x), dtype=torch.bool))
-    return (mixed - seen.y).square().mean()
+def leave_one_out_loss(score: ScoreFunction, observed: Observations) -> Tensor:
+    """Return the mean squared error of each observation, predicted from the others.
+
+    With itself included, the narrowest kernel would always be best.
+    """
+    mixed, _ = weighted_sum(observed.x, observed.x, observed.y, score, ~torch.eye(len(observed.x), dtype=torch.bool))
+    return (mixed - observed.y).square().mean()
 
 
-def learn_width(score: ScoreFunction, seen: Observations, steps: int = 100) -> list[float]:
-    """The width that foretells values from each other best; the losses."""
-    return descend(score, lambda: leave_one_out_loss(score, seen), steps, 0.1)
+def learn_width(score: ScoreFunction, observed: Observations, steps: int = 100) -> list[float]:
+    """Train the kernel's width by leave-one-out, and return the losses."""
+    return descend(score, lambda: leave_one_out_loss(score, observed), steps, 0.1)
 
 
-def mean_squared_error(score: ScoreFunction, seen: Observations) -> float:
-    """The mean square of what is wrong at places all along."""
+def mean_squared_error(score: ScoreFunction, observed: Observations) -> float:
+    """Return the mean squared error over the whole range."""
     x = torch.linspace(0, X_END, 101)[:, None]
     with torch.no_grad():
-        return float((predict(score, seen, x) - true_function(x)).square().mean())
+        return float((predict(score, observed, x) - true_function(x)).square().mean())
 
 
-def fit_kernels(seen: Observations) -> dict[str, ScoreFunction]:
-    """Each way to weigh, with its width learned where it has one."""
-    scores = {name: way(SCALAR_WIDTHS) for name, way in KERNELS.items()}
+def fit_kernels(observed: Observations) -> dict[str, ScoreFunction]:
+    """Return each kernel, trained if it has a parameter."""
+    scores = {name: kernel(SCALAR_WIDTHS) for name, kernel in KERNELS.items()}
     for score in scores.values():
         if list(score.parameters()):
-            learn_width(score, seen)
+            learn_width(score, observed)
     return scores
 
 
-def draw_figure(seen: Observations, scores: dict[str, ScoreFunction], picture: Path) -> None:
-    """An SVG that is the same whenever it is made of the same."""
+def draw_figure(observed: Observations, scores: dict[str, ScoreFunction], picture: Path) -> None:
+    """Write the figure as an SVG, reproducible to the byte."""
     x = torch.linspace(0, X_END, 101)[:, None]
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyhead"}), torch.no_grad():
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
-        axes.plot(seen.x.numpy(), seen.y.numpy(), ".", color="0.6", label="seen")
+        axes.plot(observed.x.numpy(), observed.y.numpy(), ".", color="0.6", label="seen")
         axes.plot(x.numpy(), true_function(x).numpy(), "k--", linewidth=1, label="2 sin x + x^0.8")
         for name, score in scores.items():
             axes.plot(
                 x.numpy(),
-                predict(score, seen, x).numpy(),
-                label=f"{name}: off by {root_mean_squared_error(score, seen):.2f}",
+                predict(score, observed, x).numpy(),
+                label=f"{name}: off by {root_mean_squared_error(score, observed):.2f}",
             )
         axes.set(xlabel="x", ylabel="y")
         axes.legend()
         figure.savefig(picture, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
 
 
-def root_mean_squared_error(score: ScoreFunction, seen: Observations) -> float:
-    return math.sqrt(mean_squared_error(score, seen))
+def root_mean_squared_error(score: ScoreFunction, observed: Observations) -> float:
+    return math.sqrt(mean_squared_error(score, observed))
 
 
 def main() -> None:
     torch.manual_seed(0)
-    seen = Observations.sample(50, torch.Generator().manual_seed(0))
-    scores = fit_kernels(seen)
+    observed = Observations.sample(50, torch.Generator().manual_seed(0))
+    scores = fit_kernels(observed)
     for name, score in scores.items():
-        sys.stdout.write(f"{name}: off by {root_mean_squared_error(score, seen):.3f}\n")
+        sys.stdout.write(f"{name}: off by {root_mean_squared_error(score, observed):.3f}\n")
     if not HAS_MATPLOTLIB:
         sys.stdout.write("no picture: drawing it needs an extra, pip install 'polyhead[explain]'\n")
         return
-    draw_figure(seen, scores, FIGURE_FILE)
+    draw_figure(observed, scores, FIGURE_FILE)
     sys.stdout.write(f"drawn: {FIGURE_FILE.name}\n")
 
 

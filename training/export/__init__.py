@@ -1,1 +1,1 @@
-"""Trained networks and adapters, written as folders that others read."""
+"""Writes trained networks and adapters as checkpoint folders."""

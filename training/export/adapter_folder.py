@@ -1,7 +1,7 @@
-"""Writes what was learned as a PEFT folder: low-rank matrices and head under the names of the base checkpoint.
+"""Writes an adapter as a PEFT folder: low-rank matrices and head under the names of the base checkpoint.
 
-It doesn't know how they were learned.  Nothing here states a family's names: the base checkpoint's own names, run
-through the family's renames, say which of theirs became ours, and that table is read backwards.
+The names are not listed here.  The base checkpoint's own names are run through the family's renames, and the resulting
+table is read backwards.
 """
 
 import json
@@ -21,7 +21,7 @@ from ..loop.errors import RecipeError
 from ..loop.lora_training import LoraConfig, LoraLinear
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-PEFT_TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's words for what a head does
+PEFT_TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's names, by kind of head
 HEAD_MODULES = (
     "{prefix}.pooler.dense",
     "{prefix}.pooler",
@@ -38,7 +38,7 @@ HEAD_MODULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedAdapter:
-    """All that goes into the folder.  `base` is the folder trained on, `base_name` what others know it by."""
+    """The content of the folder.  `base` is the folder that was trained on, `base_name` its public name."""
 
     base: Path
     base_name: str
@@ -57,15 +57,15 @@ def save_adapter(adapter: TrainedAdapter, folder: Path, dtype: torch.dtype = tor
     body, head = body_names(adapter.base, family), head_names(family, spec)
     tensors: dict[str, Tensor] = {}
     for name, layer in adapter.layers.items():
-        theirs = f"base_model.model.{body[name]}"
-        tensors |= {f"{theirs}.lora_A.weight": layer.a, f"{theirs}.lora_B.weight": layer.b}
+        peft_name = f"base_model.model.{body[name]}"
+        tensors |= {f"{peft_name}.lora_A.weight": layer.a, f"{peft_name}.lora_B.weight": layer.b}
     for name, tensor in adapter.head.state_dict().items():
         module, _, kind = name.rpartition(".")
         tensors[f"base_model.model.{head[module]}.{kind}"] = tensor
-    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
     saved = sorted({name.removeprefix(f"{family.prefix}.").split(".")[0] for name in head.values()})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS_FILE).write_bytes(serialized(kept, metadata={"format": "pt"}))
+    (folder / WEIGHTS_FILE).write_bytes(serialized(stored, metadata={"format": "pt"}))
     write_json(folder / "adapter_config.json", peft_config(adapter, [body[name] for name in adapter.layers], saved))
     write_json(folder / "config.json", labels_config(adapter.architecture, spec.task, adapter.labels))
 
@@ -73,21 +73,21 @@ def save_adapter(adapter: TrainedAdapter, folder: Path, dtype: torch.dtype = tor
 def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
     spec = family.heads.get(architecture)
     if spec is None or spec.task != kind:
-        known = ", ".join(name for name, spec in family.heads.items() if spec.task == kind)
+        supported = ", ".join(name for name, spec in family.heads.items() if spec.task == kind)
         raise RecipeError(
-            f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {known}"
+            f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {supported}"
         )
     return spec
 
 
 def body_names(base: Path, family: Family) -> dict[str, str]:
-    """Our module name -> theirs, with the base model's prefix, for every weight matrix in the base folder."""
+    """Return the base checkpoint's module name, with prefix, by our name, for every weight matrix in its folder."""
     names = {}
     for file in sorted(base.glob("*.safetensors")):
-        for theirs, entry in read_safetensors(file).items():
-            pieces = rename_weight(family, (), theirs, torch.empty(entry.shape, device="meta"))
-            if len(pieces) == 1 and pieces[0][1].is_contiguous() and theirs.endswith(".weight"):
-                module = theirs.removeprefix(f"{family.prefix}.").removesuffix(".weight")
+        for base_name, entry in read_safetensors(file).items():
+            pieces = rename_weight(family, (), base_name, torch.empty(entry.shape, device="meta"))
+            if len(pieces) == 1 and pieces[0][1].is_contiguous() and base_name.endswith(".weight"):
+                module = base_name.removeprefix(f"{family.prefix}.").removesuffix(".weight")
                 names[pieces[0][0].removesuffix(".weight")] = f"{family.prefix}.{module}"
     if not names:
         raise RecipeError(f"base: {base} holds no safetensors file to take names from; an adapter needs such a folder")
@@ -95,26 +95,28 @@ def body_names(base: Path, family: Family) -> dict[str, str]:
 
 
 def check_layer_names(base: Path, family: Family, layers: Iterable[str]) -> None:
-    """RecipeError where the base's files hold a layer transposed, or as one with others: PEFT would adapt it so."""
+    """Raise RecipeError if the base's files store a layer transposed or fused with others: PEFT would adapt the stored
+    layer.
+    """
     if missing := sorted(set(layers) - body_names(base, family).keys()):
         raise RecipeError(f"lora.targets: {missing[0]} is stored transposed or as one with others; name other layers")
 
 
 def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
-    """Our module name in the head -> theirs."""
+    """Return the base family's module name by our name, for the modules of a head."""
     names = {}
-    for theirs in (module.format(prefix=family.prefix) for module in HEAD_MODULES):
-        bare = f"{theirs}.weight".removeprefix(f"{family.prefix}.")
+    for base_name in (module.format(prefix=family.prefix) for module in HEAD_MODULES):
+        bare = f"{base_name}.weight".removeprefix(f"{family.prefix}.")
         if any(re.search(pattern, bare) for pattern, _ in spec.renames):
-            [(ours, _)] = rename_weight(family, spec.renames, bare, torch.empty(0, device="meta"))
-            module = ours.removeprefix("head.").removesuffix(".weight")
-            if "." not in module:  # another family's name that begins as this one's
-                names[module] = theirs
+            [(own_name, _)] = rename_weight(family, spec.renames, bare, torch.empty(0, device="meta"))
+            module = own_name.removeprefix("head.").removesuffix(".weight")
+            if "." not in module:  # a name of another family with the same beginning
+                names[module] = base_name
     return names
 
 
 def peft_config(adapter: TrainedAdapter, targets: list[str], saved: list[str]) -> dict[str, object]:
-    """The fields of PEFT's LoraConfig that carry something; the others keep their defaults there."""
+    """Return the fields of PEFT's LoraConfig that differ from its defaults."""
     kind = FAMILIES[adapter.family].heads[adapter.architecture].task
     return {
         "peft_type": "LORA",
@@ -132,9 +134,9 @@ def peft_config(adapter: TrainedAdapter, targets: list[str], saved: list[str]) -
 
 
 def labels_config(architecture: str, kind: str, labels: Sequence[str]) -> dict[str, object]:
-    """What a new head changes in the base's config.json."""
+    """Return what a new head changes in the base's config.json."""
     config: dict[str, object] = {"architectures": [architecture]}
-    if kind != "span":  # what a span begins and ends with has no name
+    if kind != "span":  # the scores of a span have no names
         config["id2label"] = {str(index): label for index, label in enumerate(labels)}
         config["label2id"] = {label: index for index, label in enumerate(labels)}
     if kind == "classify" and len(labels) > 1:

@@ -1,7 +1,6 @@
-"""Writes what a whole trunk became, with the head that was learned on it, as a folder that can be served.
+"""Writes a finetuned model and its head as a folder that can be served.
 
-It doesn't know how they were learned.  The one idea: what is not numbers (the vocabulary's files, what config.json says
-of the arithmetic) is the trunk's own, word for word.
+The tokenizer's files, and the fields of config.json that describe the arithmetic, are copied from the base model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +39,10 @@ DROPPED_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FinetunedModel:
-    """All that goes into the folder.  `trunk` is the one that it was begun with; `family` is its; `said` goes into
-    config.json too."""
+    """The content of the folder.
+
+    `base_folder` is the model that training began with, `family` its family.  `config_fields` are added to config.json.
+    """
 
     base_folder: Path
     family: str
@@ -53,23 +54,23 @@ class FinetunedModel:
 
 
 def check_architecture(family: str, architecture: str) -> None:
-    """RecipeError where nobody here knows how to write it."""
-    known = [f"{name} ({', '.join(form.head_names)})" for name, form in FAMILY_FORMATS.items()]
+    """Raise RecipeError if no writer for the architecture exists."""
+    supported = [f"{name} ({', '.join(form.head_names)})" for name, form in FAMILY_FORMATS.items()]
     if family not in FAMILY_FORMATS or architecture not in FAMILY_FORMATS[family].head_names:
-        message = f"{architecture!r} of family {family!r} can be adapted (lora), not written whole; these can: "
-        raise RecipeError(f"architecture: {message}{'; '.join(known)}")
+        message = f"{architecture!r} of family {family!r} can be adapted with lora, but not written whole; these can: "
+        raise RecipeError(f"architecture: {message}{'; '.join(supported)}")
 
 
 def save_finetuned(tuned: FinetunedModel, folder: Path) -> None:
-    """Write the vocabulary's files, model.safetensors, and config.json last."""
+    """Write the tokenizer's files, model.safetensors, and config.json last."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (tuned.base_folder / name).exists():
             copy_file(tuned.base_folder / name, folder / name)
-    said = {
+    config = {
         key: value for key, value in read_json(tuned.base_folder / "config.json").items() if key not in DROPPED_FIELDS
     }
-    said["vocab_size"] = tuned.network.config.vocab_size
+    config["vocab_size"] = tuned.network.config.vocab_size
     kind = FAMILIES[tuned.family].heads[tuned.architecture].task
-    said |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.config_fields}
-    write_network(FAMILY_FORMATS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, said)
+    config |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.config_fields}
+    write_network(FAMILY_FORMATS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, config)

@@ -1,8 +1,8 @@
-"""Networks that were made here, written as the folders that others know: config.json, weights under their names.
+"""Writes networks trained here as transformers folders: config.json, and weights under transformers' names.
 
-It doesn't know how they were learned.  The one idea: a table of names from ours to theirs for a family's body, and one
-for each head it may have; "{n}" is the number of a block.  What the world keeps transposed or as one is said beside it.
-The way back is models.architectures', which tests hold against this.
+A table for each family's body and each of its heads maps our names to theirs; "{n}" is the number of a block.
+Transposed and fused matrices are listed beside them. models.architectures has the reverse mapping, and tests compare
+the two.
 """
 
 import json
@@ -82,17 +82,17 @@ TRANSLATOR_KINDS = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "Peg
 
 
 def renamed_tensors(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the modules in the table, under their names."""
+    """Yield the parameters of the modules in a table, under transformers' names."""
     tensors = module.state_dict()
-    for ours, name in names.items():
-        for n in range(depth if "{n}" in ours else 1):
+    for own_name, name in names.items():
+        for n in range(depth if "{n}" in own_name else 1):
             for kind in ("weight", "bias"):
-                if (key := f"{ours.format(n=n)}.{kind}") in tensors:
+                if (key := f"{own_name.format(n=n)}.{kind}") in tensors:
                     yield f"{name.format(n=n)}.{kind}", tensors[key]
 
 
 def gpt_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """Query, key and value are one matrix, and matrices are transposed."""
+    """Return a GPT-2 body: query, key and value fused, matrices transposed."""
     tensors = dict(renamed_tensors(network, GPT_NAMES, config.depth))
     state = network.state_dict()
     for n in range(config.depth):
@@ -140,7 +140,7 @@ def bert_config(config: ModelConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FamilyFormat:
-    """How a family writes a body, and what it calls the modules of each head; `config` describes one made here."""
+    """How a family's folder is written: the tensors of its body, the module names of each head, and its config.json."""
 
     body_tensors: Callable[[nn.Module, ModelConfig], dict[str, Tensor]]
     head_names: Mapping[str, tuple[Mapping[str, str], ...]]
@@ -154,20 +154,26 @@ FAMILY_FORMATS: Mapping[str, FamilyFormat] = {
 
 
 def write_network(
-    form: FamilyFormat, architecture: str, modules: Sequence[nn.Module], folder: Path, said: Mapping[str, Any]
+    form: FamilyFormat, architecture: str, modules: Sequence[nn.Module], folder: Path, config_fields: Mapping[str, Any]
 ) -> None:
-    """A Transformer and the modules of its head, as transformers' class of that name; `said` goes into config.json."""
+    """Write a Transformer and the modules of its head for transformers' class `architecture`.  `config_fields` is
+    added to config.json.
+    """
     network, *heads = modules
     assert isinstance(network, Transformer)
     tensors = form.body_tensors(network, network.config)
     for head, names in zip(heads, form.head_names[architecture], strict=True):
         tensors |= dict(renamed_tensors(head, names))
-    tensors.pop("cls.predictions.weight", None)  # the matrix of the tokens
-    write_folder(folder, tensors, {**said, "architectures": [architecture]})
+    tensors.pop("cls.predictions.weight", None)  # tied to the token embeddings
+    write_folder(folder, tensors, {**config_fields, "architectures": [architecture]})
 
 
 def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids: tuple[int, int], folder: Path) -> None:
-    """As transformers' MarianMTModel, or with the norm before as PegasusForConditionalGeneration; `ids` pad and end."""
+    """Write a translation Transformer as transformers' MarianMTModel, or a pre-norm one as
+    PegasusForConditionalGeneration.
+
+    `ids` are those of padding and end.
+    """
     shape, (pad, end) = config.encoder, ids
     tensors = {"model.shared.weight": network.encoder.tokens.weight}
     for side, half in (("encoder", network.encoder), ("decoder", network.decoder)):
@@ -197,8 +203,8 @@ def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids:
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
-    """config.json comes last: without it a folder is no checkpoint."""
+    """Write weights and config.json.  The latter comes last: without it the folder is no checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}
-    (folder / "model.safetensors").write_bytes(save(kept, metadata={"format": "pt"}))
+    stored = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}
+    (folder / "model.safetensors").write_bytes(save(stored, metadata={"format": "pt"}))
     (folder / "config.json").write_text(json.dumps({**described, "dtype": "float32"}, indent=2) + "\n")

@@ -1,1 +1,1 @@
-"""The training loop: steps, schedule, journal, saved runs, and what is wrapped around a network."""
+"""The training loop: steps, schedule, journal, saved runs, and changes to a network for training."""

@@ -1,6 +1,6 @@
-"""Steps down a gradient, for experiments that draw their data as they go and keep nothing: what trains in seconds.
+"""A short training loop for experiments that generate their data and save nothing.
 
-Knows no data.  What is trained to be kept goes through training.loop.trainer.
+training.loop.trainer is the loop for models that are kept.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 WARM_UP = 10  # steps
-REPORT_EVERY = 50  # of as many losses the mean is told
+REPORT_EVERY = 50  # losses whose mean is reported
 
 
 def descend(
     network: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float, tell: Callable[[str], object] = len
 ) -> list[float]:
-    """AdamW's, at a rate that rises to `rate` and falls to nothing; the losses.  `tell` hears how it goes."""
+    """Train with AdamW at a rate that rises to `rate` and falls to 0.  Returns the losses; `tell` gets progress
+    lines.
+    """
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate)
     network.train()
     losses: list[float] = []

@@ -1,7 +1,7 @@
-"""What can be wrong with what training is asked to do."""
+"""The error of training."""
 
 from polyhead.models.core.errors import ModelError
 
 
 class RecipeError(ModelError):
-    """A recipe, or something it names, that cannot be used: the message names the field and what would be right."""
+    """A recipe, or something it names, cannot be used.  The message names the field and what would be right."""

@@ -1,7 +1,4 @@
-"""What is told of a training run: a line of JSON for every figure, and one line for whoever watches.
-
-It doesn't know what the figures are of.
-"""
+"""The journal of a training run: a line of JSON for every figure, and a progress line on the terminal."""
 
 import json
 import sys
@@ -11,24 +8,24 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-WRITE_EVERY = 20  # steps of which one is told
-SHOWN_FIGURES = 4  # figures of an evaluation; the file has all
+WRITE_EVERY = 20  # steps of which one is written
+SHOWN_FIGURES = 4  # figures of an evaluation that are shown; the file has all
 
 
 @dataclass
 class Progress:
-    """How far a run is; all of it is kept with a checkpoint.  `seconds` are those of steps, without evaluations."""
+    """The progress of a run, saved with it.  `seconds` are those of steps, without evaluations."""
 
     step: int = 0
     epoch: int = 0
-    batch: int = 0  # of the epoch
+    batch: int = 0  # index in the epoch
     tokens: int = 0
     seconds: float = 0.0
-    loss: float = 0.0  # a running mean over some twenty steps
+    loss: float = 0.0  # a running mean over about twenty steps
     written: int = 0  # bytes of the journal
 
     def add_step(self, loss: float, tokens: int, seconds: float) -> None:
-        """One more step."""
+        """Count a step."""
         self.loss = loss if not self.step else 0.95 * self.loss + 0.05 * loss
         self.step += 1
         self.tokens += tokens
@@ -36,9 +33,9 @@ class Progress:
 
 
 class Journal:
-    """Keeps every figure as a line of JSON in `path` and shows the latest on `stream`.
+    """Writes every figure as a line of JSON to `path`, and shows the latest on `stream`.
 
-    What stands in the file beyond what `progress` knows of was written by a run that ended before it was saved.
+    Lines beyond `progress.written` are deleted: they are of a run that ended before it was saved.
     """
 
     def __init__(self, path: Path, progress: Progress, stream: TextIO | None = None) -> None:
@@ -48,7 +45,7 @@ class Journal:
         path.write_bytes(kept)
 
     def write_step(self, loss: float, rate: float, left: Callable[[], float], last: bool) -> None:
-        """The progress after a step of this `loss`; `left` says how many seconds there are still to go."""
+        """Write the progress after a step; `left` returns the remaining seconds."""
         now = self.progress
         if now.step % WRITE_EVERY and not last:
             return
@@ -58,7 +55,7 @@ class Journal:
             self.show(f"\rstep {now.step}  loss {now.loss:.4f}  {speed}  {left():.0f} s left   ")
 
     def write_figures(self, epoch: int, figures: dict[str, float]) -> None:
-        """An evaluation, of which the first few figures are shown."""
+        """Write an evaluation, and show its first figures."""
         now = self.progress
         self.write_record({"epoch": epoch, "step": now.step, **figures})
         shown = "  ".join(f"{name} {value:.4f}" for name, value in islice(figures.items(), SHOWN_FIGURES))

@@ -1,7 +1,6 @@
-"""Low-rank adaptation (Hu et al. 2022, arXiv:2106.09685), put around a network's linear layers from outside.
+"""Low-rank adaptation for training (Hu et al. 2022, arXiv:2106.09685): adapters around a network's linear layers.
 
-It doesn't know what the network is for.  The one idea: the frozen matrix W becomes W + (alpha / rank) B A, and only
-the small A and B are learned and shipped.
+The frozen matrix W becomes W + (alpha / rank) B A, and only the small matrices A and B are trained and saved.
 """
 
 import math
@@ -18,7 +17,7 @@ from .errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """How layers are adapted: `targets` are ends of module names such as "attention.query"."""
+    """The adapters of a recipe: `targets` are ends of module names such as "attention.query"."""
 
     rank: PositiveInt
     alpha: float
@@ -27,7 +26,7 @@ class LoraConfig:
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer and what is learned beside it.  B starts at zero, so nothing changes at first."""
+    """A frozen linear layer with an adapter.  B starts at zero, so the output is unchanged at first."""
 
     def __init__(self, linear: nn.Linear, shape: LoraConfig) -> None:
         super().__init__()
@@ -37,13 +36,13 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]."""
+        """Compute [..., out] from [..., in]."""
         out: Tensor = self.linear(x)
         return out + F.linear(F.linear(self.dropout(x), self.a), self.scale * self.b)
 
     @torch.no_grad()
     def merge(self) -> nn.Linear:
-        """The linear layer with what was learned added to it."""
+        """Return the linear layer with the adapter added to its weight."""
         self.linear.weight += self.scale * self.b @ self.a
         return self.linear
 
@@ -66,7 +65,7 @@ def add_adapters(network: nn.Module, shape: LoraConfig) -> dict[str, LoraLinear]
 
 
 def merge_adapters(network: nn.Module, adapted: dict[str, LoraLinear]) -> None:
-    """Put plain linear layers back, with what was learned inside them."""
+    """Replace the adapters by linear layers with merged weights."""
     replace_modules(network, {name: layer.merge() for name, layer in adapted.items()})
 
 

@@ -1,4 +1,4 @@
-"""The loss of a run over its steps, drawn from its journal.  The extra `explain` brings what draws."""
+"""Draws the loss of a run from its journal. The extra `explain` installs the plotting library."""
 
 import json
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ if HAS_MATPLOTLIB:
 
 
 def draw_loss(journal: Path, picture: Path) -> str:
-    """Write `picture`, a PNG, from the lines of `journal`; what there is to be told of it."""
+    """Write `picture`, a PNG, from the lines of `journal`.  Returns a sentence on the result."""
     if not HAS_MATPLOTLIB:
         return f"no {picture.name}: drawing it needs an extra, pip install 'polyhead[explain]'; all figures are kept"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]

@@ -1,6 +1,6 @@
-"""A TOML file read strictly: a field that is not known, or no value of its kind, is an error that names it.
+"""Reads TOML files strictly: an unknown field or a wrong value is an error that names it.
 
-It doesn't know what is in it.  A file may name a `base` beside it: what it says itself comes before what stands there.
+A file may name a `base` file relative to it, whose values it overrides.
 """
 
 import tomllib
@@ -11,41 +11,41 @@ from pydantic import TypeAdapter, ValidationError
 
 from .errors import RecipeError
 
-Read = TypeVar("Read")
+Value = TypeVar("Value")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What stands in the file and in those that it is based on; RecipeError if one cannot be read."""
-    said, seen = read_table(path), [path]
-    while base := said.pop("base", None):
+    """Return the file's values, merged with those of its base files.  Raises RecipeError if one cannot be read."""
+    values, files = read_table(path), [path]
+    while base := values.pop("base", None):
         path = path.parent / str(base)
-        if path in seen:
+        if path in files:
             raise RecipeError(f"{path}: base: it is based on itself")
-        seen.append(path)
-        said = merge_tables(read_table(path), said)
-    return said
+        files.append(path)
+        values = merge_tables(read_table(path), values)
+    return values
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """What stands in the file, as it stands there."""
+    """Return the values of one file."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: no TOML: {error}") from None
+        raise RecipeError(f"{path}: is not TOML: {error}") from None
 
 
 def merge_tables(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
-    """Both, and what `then` says where both say something; tables are merged in turn."""
+    """Merge two tables; values of `then` win, and tables are merged in turn."""
     tables = [name for name, value in then.items() if isinstance(value, dict) and isinstance(first.get(name), dict)]
     return {**first, **then, **{name: merge_tables(first[name], then[name]) for name in tables}}
 
 
-def validate(kind: type[Read], given: Any, path: Path, *within: str) -> Read:
-    """The same as a `kind`, where it stood `within` the tables of the file; RecipeError names the fields at fault."""
+def validate(kind: type[Value], values: Any, path: Path, *within: str) -> Value:
+    """Validate values as a `kind`.  Raises RecipeError that names the wrong fields, under the tables `within`."""
     try:
-        return TypeAdapter(kind).validate_python(given)
+        return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, (*within, *fault['loc'])))}: {fault['msg']}" for fault in error.errors()]
         raise RecipeError(f"{path}: {'; '.join(faults)}") from None

@@ -1,10 +1,8 @@
-"""The training loop: batches in, smaller losses out.
+"""The training loop: AdamW, a learning rate schedule, clipped gradients, evaluations, a journal, and saved runs that
+resume to the same bits.
 
-It doesn't know what is learned: a task hands it batches, losses and an evaluation.  AdamW, a learning rate that follows
-a schedule, clipped gradients, evaluations, a journal of all of it, and a saved run that goes on to the bit.
-
-The one idea: a step's loss is a mean over all that is learned from in it, however it was cut into batches.  So what
-each batch's means count for is known before the first of them is computed.
+The loss of a step is a mean over all its choices, however they are divided into batches.  So the weight of each batch
+is known before its loss is computed.  What is trained is behind the protocol Trainable.
 """
 
 import math
@@ -27,33 +25,33 @@ RUN_FILE, BEST_FILE = "run.safetensors", "best.safetensors"
 
 
 class Trainable(Protocol[Batch]):
-    """What is learned and how well it is known."""
+    """A training problem: its modules, batches, losses and evaluation."""
 
     def modules(self) -> list[nn.Module]:
-        """What is trained: parameters that require a gradient are updated."""
+        """Return the modules; parameters that require a gradient are updated."""
 
     def batches(self, epoch: int) -> Sequence[Batch]:
-        """The batches of an epoch in their order, equally many in every epoch."""
+        """Return the batches of an epoch in order, equally many in every epoch."""
 
     def size(self, batch: Batch) -> int:
-        """How many tokens a batch has."""
+        """Return a batch's number of tokens."""
 
     def counts(self, batch: Batch) -> tuple[int, ...]:
-        """How many choices each part of the loss is a mean of."""
+        """Return the number of choices in each part of the loss."""
 
     def losses(self, batch: Batch) -> Tensor:
-        """[P] the parts of the loss, whose sum is to be made smaller: a mean each; 0 of nothing."""
+        """Return the parts of the loss, [P], each a mean over its choices, or 0 of none.  Their sum is minimised."""
 
     def evaluate(self) -> dict[str, float]:
-        """Figures by name; called without gradients and in evaluation mode."""
+        """Return figures by name; called without gradients and in evaluation mode."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run is kept: its journal, and, at every evaluation, all that it takes to go on.
+    """The folder of a run: its journal, and everything needed to resume, saved at every evaluation.
 
-    `resume`: it goes on from there, if there is anything.  `made_of` says what it depends on besides the network: a run
-    made of other things is not taken up.
+    `resume`: continue the saved run, if there is one.  `recipe_text` is what the run depends on besides the network: a
+    run with another text is not resumed.
     """
 
     folder: Path
@@ -63,7 +61,7 @@ class RunFolder:
 
 @dataclass
 class BestEvaluation:
-    """The best evaluation by the figure that is watched, and how many came after it."""
+    """The best evaluation by the watched figure, and the number of evaluations since."""
 
     figures: dict[str, float] = field(default_factory=dict)
     since: int = 0
@@ -71,7 +69,7 @@ class BestEvaluation:
 
 @dataclass
 class TrainingRun(Generic[Batch]):
-    """One run of a plan, of so many steps at most; `figures` are those of the last evaluation."""
+    """One run of a plan, of at most `steps` steps; `figures` are those of the last evaluation."""
 
     trainable: Trainable[Batch]
     plan: TrainingPlan
@@ -88,23 +86,24 @@ class TrainingRun(Generic[Batch]):
 
     @property
     def is_over(self) -> bool:
-        """All is done, the time is up, or it gets no better."""
+        """Whether all steps are done, the time is up, or the figure has stopped improving."""
         plan, now = self.plan, self.progress
         late = 0 < 60 * plan.minutes <= now.seconds
         return now.epoch >= plan.epochs or now.step >= self.steps or late or 0 < plan.patience <= self.best.since
 
     def seconds_left(self) -> float:
-        """Seconds to go."""
+        """Return the remaining seconds."""
         now, limit = self.progress, 60 * self.plan.minutes or math.inf
         return min(now.seconds / now.step * (self.steps - now.step), limit - now.seconds)
 
 
-def train(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> dict[str, float]:
-    """Run the plan and return the last evaluation, or the best where a figure is watched: the weights are those of it.
+def train(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder) -> dict[str, float]:
+    """Run the plan.  Returns the last evaluation, or the best if a figure is watched; the weights are of the same one.
 
-    RecipeError if what is saved is of another run, if no figure has the name that is watched, or if the loss is lost.
+    Raises RecipeError if the saved run is another's, if the watched figure does not exist, or if the loss is not
+    finite.
     """
-    run = start_run(task, plan, place)
+    run = start_run(task, plan, run_folder)
     now = run.progress
     while not run.is_over:
         batches = task.batches(now.epoch)
@@ -116,30 +115,30 @@ def train(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> dict[
             if run.is_over:
                 break
     if plan.watch:
-        saved.read_weights(place.folder / BEST_FILE, task.modules())
+        saved.read_weights(run_folder.folder / BEST_FILE, task.modules())
         return run.best.figures
     return run.figures
 
 
-def start_run(task: Trainable[Batch], plan: TrainingPlan, place: RunFolder) -> TrainingRun[Batch]:
-    """A run at its beginning, or where it was saved."""
-    modules, last = task.modules(), place.folder / RUN_FILE
-    learned = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+def start_run(task: Trainable[Batch], plan: TrainingPlan, run_folder: RunFolder) -> TrainingRun[Batch]:
+    """Return a new run, or the saved one."""
+    modules, last = task.modules(), run_folder.folder / RUN_FILE
+    trained = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
-        learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
+        trained.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
     )
-    kept = saved.read_run(last, modules, optimizer) if place.resume and last.exists() else {}
-    if kept and kept["made_of"] != place.recipe_text:
-        raise RecipeError(f"{last}: it is of a recipe that said something else; start anew, or put the recipe back")
+    saved_run = saved.read_run(last, modules, optimizer) if run_folder.resume and last.exists() else {}
+    if saved_run and saved_run["made_of"] != run_folder.recipe_text:
+        raise RecipeError(f"{last}: it is of another recipe; start a new run, or restore the recipe")
     steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
     steps = min(steps, plan.steps or steps)
-    journal = Journal(place.folder / "metrics.jsonl", Progress(**kept.get("progress", {})))
-    watch = BestEvaluation(**kept.get("watch", {}))
-    return TrainingRun(task, plan, steps, optimizer, journal, place, watch, kept.get("figures", {}))
+    journal = Journal(run_folder.folder / "metrics.jsonl", Progress(**saved_run.get("progress", {})))
+    best = BestEvaluation(**saved_run.get("watch", {}))
+    return TrainingRun(task, plan, steps, optimizer, journal, run_folder, best, saved_run.get("figures", {}))
 
 
 def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int) -> None:
-    """One step down the gradient of the loss over a portion of the epoch's batches."""
+    """Update the weights with the gradient of some batches of the epoch."""
     started, task, plan, now = time.monotonic(), run.trainable, run.plan, run.progress
     for module in task.modules():
         module.train()
@@ -156,7 +155,7 @@ def train_step(run: TrainingRun[Batch], portion: Sequence[Batch], portions: int)
 
 
 def add_gradients(task: Trainable[Batch], plan: TrainingPlan, portion: Sequence[Batch]) -> float:
-    """Add up the gradient of the mean over all batches; the mean."""
+    """Add up the gradients of all batches, and return the mean loss."""
     counts = [task.counts(batch) for batch in portion]
     totals = [max(1, sum(part)) for part in zip(*counts, strict=True)]
     loss = 0.0
@@ -171,7 +170,7 @@ def add_gradients(task: Trainable[Batch], plan: TrainingPlan, portion: Sequence[
 
 
 def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> None:
-    """One step down the gradient that was added up."""
+    """Update the weights with the gradients that were added up."""
     for group in optimizer.param_groups:
         group["lr"] = rate
         nn.utils.clip_grad_norm_(group["params"], clip)
@@ -185,7 +184,7 @@ def device_of(task: Trainable[Batch]) -> torch.device:
 
 @torch.no_grad()
 def evaluate_run(run: TrainingRun[Batch]) -> None:
-    """Measure, tell, keep what is best, and save the run."""
+    """Evaluate, write the journal, keep the best weights, and save the run."""
     modules, watched, folder = run.trainable.modules(), run.plan.watch, run.run_folder.folder
     for module in modules:
         module.eval()
@@ -198,5 +197,5 @@ def evaluate_run(run: TrainingRun[Batch]) -> None:
     if watched and (not best or run.plan.is_better(run.figures[watched], best[watched])):
         run.best = BestEvaluation(run.figures)
         saved.write_weights(folder / BEST_FILE, modules)
-    place = {"progress": asdict(run.progress), "watch": asdict(run.best), "figures": run.figures}
-    saved.write_run(folder / RUN_FILE, modules, run.optimizer, place | {"made_of": run.run_folder.recipe_text})
+    progress = {"progress": asdict(run.progress), "watch": asdict(run.best), "figures": run.figures}
+    saved.write_run(folder / RUN_FILE, modules, run.optimizer, progress | {"made_of": run.run_folder.recipe_text})

@@ -1,1 +1,1 @@
-"""Networks that a recipe can name, and the base models it can continue from."""
+"""The networks that a recipe can train from scratch, and the base models that it can finetune."""

@@ -1,7 +1,7 @@
-"""The network that a recipe goes on with: where it lies, what is taken from it, and a tiny one for runs of seconds.
+"""The checkpoint that a recipe finetunes: where it is, the first weights of its new head, and a tiny one for smoke
+runs.
 
-It doesn't know what is learned next.  The one idea: a trunk is a checkpoint folder; what another run made is one like
-any other.
+A base model is a checkpoint folder, whether it was downloaded or trained by another recipe.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,18 @@ from ..data.examples import Example, join_texts
 from ..loop.errors import RecipeError
 from .named_networks import NETWORKS, initialise_weights, write_in_family
 
-TINY_KINDS = {"bert": "bert", "gpt2": "gpt"}  # of networks that are made here, by family
+TINY_KINDS = {"bert": "bert", "gpt2": "gpt"}  # of networks that can be trained here, by family
 TINY_VOCABULARY, TINY_CONTEXT = 320, 96
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModelSpec:
-    """The checkpoint that is learned on: what another run made (`run`, its name, beside this one), a folder beside the
-    recipe, or one inside a package.
+    """The table `trunk` of a recipe: the checkpoint to finetune.
 
-    `name` is what others know it by; an adapter names it as its base.  `fresh`: its form and its vocabulary alone are
-    taken, its weights are drawn anew.  `delimited`: a generator, which is given tokens that stand round texts.
+    It is the result of another run (`run`, its name, in the same folder of runs), a folder relative to the recipe, or a
+    folder inside a package.  `name` is the public name, which an adapter gives as its base.  `fresh`: only its
+    architecture and its vocabulary are used, with new weights.  `delimited`: a generator that gets delimiter tokens
+    around texts.
     """
 
     name: str = ""
@@ -44,64 +45,70 @@ class BaseModelSpec:
     delimited: bool = False
 
 
-def find_base_folder(trunk: BaseModelSpec, beside: Path, runs: Path) -> Path:
-    """Where it lies, after it was fetched; RecipeError if the run that makes it has not been."""
-    if trunk.run:
-        folder = runs / trunk.run / "model"
+def find_base_folder(base: BaseModelSpec, beside: Path, runs: Path) -> Path:
+    """Return the base model's folder, fetched if needed.  Raises RecipeError if the run that trains it was not run."""
+    if base.run:
+        folder = runs / base.run / "model"
         if not (folder / "config.json").exists():
-            message = f"{folder} is not there; train the recipe {trunk.run!r} first, or name another in trunk.run"
+            message = f"{folder} does not exist; train the recipe {base.run!r} first, or name another in trunk.run"
             raise RecipeError(f"trunk.run: {message}")
         return folder
-    if trunk.package is None:
-        return beside / trunk.folder
-    fetch(trunk.package, runs / "downloads", f"{trunk.folder}/")
-    return runs / "downloads" / trunk.folder
+    if base.package is None:
+        return beside / base.folder
+    fetch(base.package, runs / "downloads", f"{base.folder}/")
+    return runs / "downloads" / base.folder
 
 
 def with_fresh_weights(network: Transformer) -> Transformer:
-    """Another of its form, with first weights."""
+    """Return a network of the same configuration with new weights."""
     fresh = Transformer(network.config)
     initialise_weights([fresh], network.config.depth if network.config.causal else 1)
     return fresh
 
 
 @torch.no_grad()
-def initialise_head(head: nn.Module, trunk: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
-    """First weights; unless all is `fresh`, what stands before its scores is the trunk's where the trunk has it."""
+def initialise_head(head: nn.Module, base: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
+    """Initialise a head.  Unless `fresh`, its layers before the scores get the base model's weights if it has them."""
     initialise_weights([head], 1)
     if not fresh:
-        known = head.state_dict()
-        for name, tensor in read_head_tensors(Path(trunk.source), FAMILIES[trunk.family], spec).items():
-            if not name.startswith("out.") and name in known and known[name].shape == tensor.shape:
-                known[name].copy_(tensor)
+        own = head.state_dict()
+        for name, tensor in read_head_tensors(Path(base.source), FAMILIES[base.family], spec).items():
+            if not name.startswith("out.") and name in own and own[name].shape == tensor.shape:
+                own[name].copy_(tensor)
 
 
 def read_head_tensors(folder: Path, family: Family, spec: HeadSpec) -> dict[str, Tensor]:
-    """The tensors of a folder that such a head would take, by our names in it."""
+    """Return the tensors of a folder that belong to such a head, by our names."""
     found = {}
     for name, entry in list_tensors(folder).items():
-        for ours, _ in rename_weight(family, spec.renames, name, torch.empty(0, device="meta")):
-            if ours.startswith("head."):
-                found[ours.removeprefix("head.")] = entry.read(torch.float32, torch.device("cpu"))
+        for own_name, _ in rename_weight(family, spec.renames, name, torch.empty(0, device="meta")):
+            if own_name.startswith("head."):
+                found[own_name.removeprefix("head.")] = entry.read(torch.float32, torch.device("cpu"))
     return found
 
 
 def write_tiny_base(architecture: str, examples: Sequence[Example[Any]], folder: Path, embeds: bool) -> None:
-    """A tiny trunk of the architecture's family, in the words of the examples: as if pretrained, or one that
-    `embeds`, if it is of BERT's.  RecipeError if the family is none that is made here."""
+    """Write a tiny base model of the architecture's family, with a vocabulary of the examples' words.
+
+    With `embeds`, a BERT is written as an embedder.  Raises RecipeError if the family cannot be trained here.
+    """
     family = next((name for name, each in FAMILIES.items() if architecture in each.heads), "")
     if family not in TINY_KINDS:
-        raise RecipeError(f"architecture: {architecture!r} is of no family that is made here: {', '.join(TINY_KINDS)}")
+        raise RecipeError(
+            f"architecture: {architecture!r} is of no family that can be trained here: {', '.join(TINY_KINDS)}"
+        )
     network = NETWORKS[TINY_KINDS[family]]
-    network.train_vocabulary([said for example in examples for said in example_texts(example)], TINY_VOCABULARY, folder)
-    words = Tokenizer.from_folder(folder)
-    modules = network.build(network.size_type(**network.smoke_size), words, TINY_CONTEXT)
+    network.train_vocabulary(
+        [sentences for example in examples for sentences in example_texts(example)], TINY_VOCABULARY, folder
+    )
+    tokenizer = Tokenizer.from_folder(folder)
+    modules = network.build(network.size_type(**network.smoke_size), tokenizer, TINY_CONTEXT)
     if embeds and family == "bert":
         write_in_family(modules[:1], family, "BertModel", folder, {})
     else:
-        network.write(modules, words, folder)
+        network.write(modules, tokenizer, folder)
 
 
 def example_texts(example: Example[Any]) -> list[str]:
-    """All that is said in it: a label may be a text too."""
+    """Return all texts of an example; its label may be one too."""
     return [join_texts(example.text), *([example.label] if isinstance(example.label, str) else [])]

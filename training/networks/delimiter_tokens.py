@@ -1,8 +1,8 @@
-"""A generator made ready to read texts and pairs whole (Radford et al. 2018, section 3.3).
+"""Adds the tokens [START], [DELIM] and [EXTRACT] to a generator, for reading texts and pairs (Radford et al. 2018,
+section 3.3).
 
-It doesn't know what is learned of them.  The one idea: [START], [DELIM] and [EXTRACT] are the tokenizer's own to put
-round texts, so whoever reads the folder that is written, here or elsewhere, reads what was learned from.  The state at
-[EXTRACT], the last, is the one that has seen all others.
+The tokenizer itself puts them around texts, so every program that loads the written folder reads what was trained.  The
+state at [EXTRACT], the last token, has attended to all others.
 """
 
 import json
@@ -30,30 +30,34 @@ ARCHITECTURE = "GPT2LMHeadModel"
 
 
 def add_delimiters(folder: Path, out: Path, seed: int) -> Path:
-    """The generator in `folder`, written to `out` with three more tokens, whose rows are drawn from the seed.
+    """Write the generator in `folder` to `out`, with three more tokens whose embeddings are random from the seed.
 
-    RecipeError if it is none of those that can be written here.
+    Raises RecipeError if its architecture cannot be written here.
     """
-    trunk = load(str(folder))
+    base = load(str(folder))
     config = read_json(folder / "config.json")
     if config["architectures"] != [ARCHITECTURE]:
-        raise RecipeError(f"trunk.delimited: {folder} is no {ARCHITECTURE}; leave it out, or name a trunk that is")
+        raise RecipeError(
+            f"trunk.delimited: {folder} is not a {ARCHITECTURE}; leave it out, or name a trunk that is one"
+        )
     write_tokenizer(folder, out)
-    words = Tokenizer.from_folder(out)
+    tokenizer = Tokenizer.from_folder(out)
     torch.manual_seed(seed)
-    grow_embeddings(trunk.network, words)
-    said = {**config, "vocab_size": trunk.network.config.vocab_size, "pad_token_id": words.pad_id}
-    write_network(FAMILY_FORMATS[trunk.family], ARCHITECTURE, [trunk.network, trunk.head], out, said)
+    grow_embeddings(base.network, tokenizer)
+    config_fields = {**config, "vocab_size": base.network.config.vocab_size, "pad_token_id": tokenizer.pad_id}
+    write_network(FAMILY_FORMATS[base.family], ARCHITECTURE, [base.network, base.head], out, config_fields)
     return out
 
 
 def write_tokenizer(folder: Path, out: Path) -> None:
-    """RecipeError if there is no tokenizer.json, or one that puts tokens round texts already."""
+    """Write the tokenizer with the new tokens.  Raises RecipeError without a tokenizer.json, or if it already adds
+    tokens to texts.
+    """
     if not (folder / TOKENIZER_FILE).is_file():
         raise RecipeError(f"trunk.delimited: {folder} has no {TOKENIZER_FILE} to add tokens to")
     backend = Backend.from_file(str(folder / TOKENIZER_FILE))
     if backend.encode("").ids:
-        raise RecipeError(f"trunk.delimited: {folder} puts tokens round texts already; leave it out")
+        raise RecipeError(f"trunk.delimited: {folder} already puts tokens around texts; leave it out")
     backend.add_special_tokens(list(DELIMITERS))
     ids = [(token, backend.token_to_id(token)) for token in DELIMITERS]
     backend.post_processor = processors.TemplateProcessing(
@@ -61,21 +65,22 @@ def write_tokenizer(folder: Path, out: Path) -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     backend.save(str(out / TOKENIZER_FILE))
-    said = read_json(folder / TOKENIZER_CONFIG_FILE, {})
-    # Who pads a batch finds the last token by what is no padding: anything but [EXTRACT] will do.
+    config = read_json(folder / TOKENIZER_CONFIG_FILE, {})
+    # A classifier finds the last token as the last one that is not padding, so any token but [EXTRACT] serves as
+    # padding.
     (out / TOKENIZER_CONFIG_FILE).write_text(
-        json.dumps({"pad_token": said.get("eos_token") or DELIMITERS[0], **said}, indent=2) + "\n"
+        json.dumps({"pad_token": config.get("eos_token") or DELIMITERS[0], **config}, indent=2) + "\n"
     )
 
 
 @torch.no_grad()
-def grow_embeddings(network: Transformer, words: Tokenizer) -> None:
-    """Rows for the new tokens, as small as first ones are."""
+def grow_embeddings(network: Transformer, tokenizer: Tokenizer) -> None:
+    """Add embeddings for the new tokens, as small as initial weights."""
     known = network.tokens.weight
-    size = max(len(known), words.vocab_size)
+    size = max(len(known), tokenizer.vocab_size)
     grown = nn.Embedding(size, known.size(1))
     grown.weight[: len(known)] = known
     for token in DELIMITERS:
-        grown.weight[words.token_id(token)].normal_(std=INIT_STD)
+        grown.weight[tokenizer.token_id(token)].normal_(std=INIT_STD)
     network.tokens = grown
     network.config = replace(network.config, vocab_size=size)

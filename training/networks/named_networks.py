@@ -1,6 +1,6 @@
-"""The networks that a recipe can name: what can be said of each, how it is made from chance, how it is written.
+"""The kinds of network that a recipe can train from scratch: their sizes, how each is built, and how it is written.
 
-It doesn't know how they are taught.  A new network is a line in NETWORKS.
+A new kind is a line in NETWORKS.
 """
 
 import math
@@ -30,15 +30,16 @@ from .translators import (
 )
 
 ObjectiveKind = Literal["causal", "masked", "translation"]
-INIT_STD = 0.02  # of the first weights, as Radford et al. 2018 and Devlin et al. 2019 have it
+INIT_STD = 0.02  # of initial weights, as in Radford et al. 2018 and Devlin et al. 2019
 
 
 @dataclass(frozen=True)
 class NetworkKind:
-    """What a recipe's `network.kind` names.
+    """A kind of network, as named by a recipe's `network.kind`.
 
-    `words` learns its vocabulary from texts into a folder; `build` makes its modules for a vocabulary and so many
-    tokens; `write` adds them to a folder that has the vocabulary.  `smoke` is what a run of seconds changes.
+    `train_vocabulary` learns a vocabulary from texts and writes it to a folder.  `build` creates the modules for a
+    size, a vocabulary and a number of tokens.  `write` adds them to a folder that has the vocabulary.  `smoke_size` are
+    the changes of a smoke run.
     """
 
     objective: ObjectiveKind
@@ -50,7 +51,7 @@ class NetworkKind:
 
 
 def initialise_weights(modules: Sequence[nn.Module], depth: int) -> None:
-    """First weights: small, biases zero, and what is added to the stream smaller the more layers add to it."""
+    """Initialise weights: normal, biases zero; outputs into the residual stream are smaller in deeper networks."""
     for module in modules:
         for name, part in module.named_modules():
             if isinstance(part, nn.Linear | nn.Embedding):
@@ -60,9 +61,9 @@ def initialise_weights(modules: Sequence[nn.Module], depth: int) -> None:
                 nn.init.zeros_(part.bias)
 
 
-def build_generator(shape: TransformerSize, words: Tokenizer, most: int) -> list[nn.Module]:
-    """A GPT: causal, norm before, learned positions (Radford et al. 2019)."""
-    config = shape.model_config(words.vocab_size, most, causal=True, activation="gelu_tanh")
+def build_generator(shape: TransformerSize, tokenizer: Tokenizer, max_tokens: int) -> list[nn.Module]:
+    """Build a GPT: causal, pre-norm, learned positions (Radford et al. 2019)."""
+    config = shape.model_config(tokenizer.vocab_size, max_tokens, causal=True, activation="gelu_tanh")
     network = Transformer(config)
     modules = [network, LanguageHead(config, tied=network.tokens)]
     initialise_weights(modules, shape.depth)
@@ -70,10 +71,16 @@ def build_generator(shape: TransformerSize, words: Tokenizer, most: int) -> list
     return modules
 
 
-def build_encoder(shape: TransformerSize, words: Tokenizer, most: int) -> list[nn.Module]:
-    """A BERT: bidirectional, norm after, learned positions, two segments (Devlin et al. 2019)."""
+def build_encoder(shape: TransformerSize, tokenizer: Tokenizer, max_tokens: int) -> list[nn.Module]:
+    """Build a BERT: bidirectional, post-norm, learned positions, two segments (Devlin et al. 2019)."""
     config = shape.model_config(
-        words.vocab_size, most, causal=False, norm_order="post", norm_eps=1e-12, embedding_norm=True, segments=2
+        tokenizer.vocab_size,
+        max_tokens,
+        causal=False,
+        norm_order="post",
+        norm_eps=1e-12,
+        embedding_norm=True,
+        segments=2,
     )
     network = Transformer(config)
     hidden = MaskHead(config, "gelu", tied=network.tokens)
@@ -83,22 +90,22 @@ def build_encoder(shape: TransformerSize, words: Tokenizer, most: int) -> list[n
     return modules
 
 
-def write_generator(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:
-    assert words.eos_id is not None
-    ends = {"bos_token_id": words.eos_id, "eos_token_id": words.eos_id}
+def write_generator(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:
+    assert tokenizer.eos_id is not None
+    ends = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
     write_in_family(modules, "gpt2", "GPT2LMHeadModel", folder, ends)
 
 
-def write_encoder(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
+def write_encoder(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:  # noqa: ARG001
     write_in_family(modules, "bert", "BertForPreTraining", folder, {})
 
 
 def write_in_family(
-    modules: Sequence[nn.Module], family: str, architecture: str, folder: Path, said: Mapping[str, object]
+    modules: Sequence[nn.Module], family: str, architecture: str, folder: Path, config_fields: Mapping[str, object]
 ) -> None:
     form, network = export.FAMILY_FORMATS[family], modules[0]
     assert isinstance(network, Transformer)
-    export.write_network(form, architecture, modules, folder, {**form.describe_config(network.config), **said})
+    export.write_network(form, architecture, modules, folder, {**form.describe_config(network.config), **config_fields})
 
 
 TINY_TRANSFORMER = {"width": 32, "depth": 2, "heads": 2, "mlp_width": 0}
@@ -130,7 +137,7 @@ NETWORKS: Mapping[str, NetworkKind] = {
 
 
 def choose_device(name: str) -> torch.device:
-    """Where it is trained; "auto" is a GPU if there is one."""
+    """Return the device of a recipe; "auto" is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)

@@ -1,4 +1,4 @@
-"""What a recipe says of a transformer's size."""
+"""The size of a transformer, as a recipe gives it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from ..loop.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSize:
-    """A transformer's: features, layers, heads, features inside (0: four times those outside)."""
+    """Width, layers, heads and MLP width (0: four times the width) of a transformer."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -23,8 +23,10 @@ class TransformerSize:
     mlp_width: NonNegativeInt = 0
     dropout: DropoutRate = 0.0
 
-    def model_config(self, tokens: int, most: int, **others: Any) -> ModelConfig:
-        """Over so many tokens, of which `most` are read at once.  RecipeError if heads don't divide the width."""
+    def model_config(self, tokens: int, max_tokens: int, **others: Any) -> ModelConfig:
+        """Return the configuration for `tokens` vocabulary entries and sequences of `max_tokens` tokens.  Raises
+        RecipeError if heads don't divide the width.
+        """
         if self.width % self.heads:
             raise RecipeError(f"network.heads: {self.width} features cannot be shared evenly among {self.heads} heads")
         return ModelConfig(
@@ -35,6 +37,6 @@ class TransformerSize:
             kv_heads=self.heads,
             head_width=self.width // self.heads,
             mlp_width=self.mlp_width or 4 * self.width,
-            max_positions=most,
+            max_positions=max_tokens,
             **others,
         )

@@ -1,7 +1,4 @@
-"""The networks that read one sequence and write another, as a recipe names them: a Transformer and a recurrent one.
-
-It doesn't know how they are taught.
-"""
+"""The encoder-decoders that a recipe can train from scratch: a Transformer and a recurrent network."""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +23,14 @@ from .network_size import TransformerSize
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderSize(TransformerSize):
-    """Two stacks of `depth` layers each; the norm stands behind what is added, as it was first, or before."""
+    """Two stacks of `depth` layers each, with post-norm (the original) or pre-norm."""
 
     norm: Literal["post", "pre"] = "post"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentSize:
-    """A recurrent network's (models.recurrent): its `hidden` width, or `parameters`, to which a width comes nearest."""
+    """A recurrent network (models.recurrent): its `hidden` width, or the number of `parameters` to approximate."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -57,12 +54,14 @@ class RecurrentSize:
             raise ValueError("say either how wide it is, hidden, or how many parameters it has")
 
 
-def build_transformer(shape: EncoderDecoderSize, words: Tokenizer, most: int) -> list[nn.Module]:
-    """The Transformer (Vaswani et al. 2017): positions by sines, embeddings times the root of the width, and tied."""
+def build_transformer(shape: EncoderDecoderSize, tokenizer: Tokenizer, max_tokens: int) -> list[nn.Module]:
+    """Build the Transformer (Vaswani et al. 2017): sinusoidal positions, embeddings scaled by the root of the width,
+    tied.
+    """
     halves = [
         shape.model_config(
-            words.vocab_size,
-            most,
+            tokenizer.vocab_size,
+            max_tokens,
             causal=causal,
             position="sines-cosines",
             norm_order=shape.norm,
@@ -71,7 +70,7 @@ def build_transformer(shape: EncoderDecoderSize, words: Tokenizer, most: int) ->
         )
         for causal in (False, True)
     ]
-    config = EncoderDecoderConfig(encoder=halves[0], decoder=halves[1], start=required_id(words.bos_id))
+    config = EncoderDecoderConfig(encoder=halves[0], decoder=halves[1], start=required_id(tokenizer.bos_id))
     network = EncoderDecoder(Transformer(halves[0]), config)
     for part in network.modules():
         if isinstance(part, nn.Linear) and part is not network.output:
@@ -83,15 +82,15 @@ def build_transformer(shape: EncoderDecoderSize, words: Tokenizer, most: int) ->
     return [network]
 
 
-def build_recurrent(shape: RecurrentSize, words: Tokenizer, most: int) -> list[nn.Module]:
-    said = {name: value for name, value in asdict(shape).items() if name != "parameters"}
-    said["hidden"] = shape.hidden or 2  # for both directions
+def build_recurrent(shape: RecurrentSize, tokenizer: Tokenizer, max_tokens: int) -> list[nn.Module]:
+    fields = {name: value for name, value in asdict(shape).items() if name != "parameters"}
+    fields["hidden"] = shape.hidden or 2  # even, for both directions
     ids: dict[str, Any] = {
-        "start": required_id(words.bos_id),
-        "end": required_id(words.eos_id),
-        "pad": required_id(words.pad_id),
+        "start": required_id(tokenizer.bos_id),
+        "end": required_id(tokenizer.eos_id),
+        "pad": required_id(tokenizer.pad_id),
     }
-    config = RecurrentConfig(vocab_size=words.vocab_size, max_positions=most, **said, **ids)
+    config = RecurrentConfig(vocab_size=tokenizer.vocab_size, max_positions=max_tokens, **fields, **ids)
     return [RecurrentTranslator(fit_hidden_width(config, shape.parameters) if shape.parameters else config)]
 
 
@@ -100,13 +99,15 @@ def required_id(role: int | None) -> int:
     return role
 
 
-def write_transformer(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:
+def write_transformer(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:
     network = modules[0]
     assert isinstance(network, EncoderDecoder)
-    export.write_translator(network, network.config, (required_id(words.pad_id), required_id(words.eos_id)), folder)
+    export.write_translator(
+        network, network.config, (required_id(tokenizer.pad_id), required_id(tokenizer.eos_id)), folder
+    )
 
 
-def write_recurrent(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
+def write_recurrent(modules: Sequence[nn.Module], tokenizer: Tokenizer, folder: Path) -> None:  # noqa: ARG001
     network = modules[0]
     assert isinstance(network, RecurrentTranslator)
     folders.save_recurrent(folder, network, folder / "tokenizer.json")

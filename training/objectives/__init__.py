@@ -1,1 +1,1 @@
-"""Objectives of whole networks: causal, masked, translation, and how translations are scored."""
+"""Objectives for networks trained from scratch: causal, masked, translation; and scores of translations."""

@@ -1,6 +1,6 @@
-"""The objective of generators: every token from those before it (Radford et al. 2018).
+"""The objective of generators: predicting every token from those before it (Radford et al. 2018).
 
-Knows no data.  A document is its tokens with an end on both sides, cut in pieces of what the network reads at once.
+A document is its tokens with an end token on both sides, cut into pieces of the context's length.
 """
 
 import math
@@ -23,7 +23,7 @@ from .objective import LossPart
 
 @dataclass(frozen=True, kw_only=True)
 class CausalObjective:
-    """`limit` tokens are read at once."""
+    """Next-token prediction over sequences of `limit` tokens."""
 
     network: Transformer
     head: LanguageHead
@@ -34,7 +34,9 @@ class CausalObjective:
         return [self.network, self.head]
 
     def items(self, examples: Sequence[Example[Any]]) -> list[list[int]]:
-        """Pieces share one token: the last to be told is the first to be read."""
+        """Return pieces of documents.  Neighbouring pieces share one token: the last target of one is the first input
+        of the next.
+        """
         end = self.tokenizer.eos_id
         assert end is not None
         texts = self.tokenizer.encode_batch([e.text for e in examples], special=False, untrusted=True, offsets=False)
@@ -51,12 +53,12 @@ class CausalObjective:
     def counts(self, items: Sequence[list[int]]) -> tuple[int, ...]:
         return (sum(map(self.size, items)),)
 
-    def loss_parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
+    def loss_parts(self, items: Sequence[list[int]], rng: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.network.tokens.weight.device
         states = self.network(RaggedBatch.of([item[:-1] for item in items], device=device))
-        right = torch.tensor([token for item in items for token in item[1:]], device=device)
-        return {"next": LossPart(states, (self.head.output.weight, None), right)}
+        targets = torch.tensor([token for item in items for token in item[1:]], device=device)
+        return {"next": LossPart(states, (self.head.output.weight, None), targets)}
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        """Of tokens: cross-entropy in nats, perplexity, and the share that was the likeliest."""
-        return {"loss": means["next"], "perplexity": math.exp(means["next"]), "accuracy": right["next"]}
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
+        """Return cross-entropy in nats, perplexity, and the share of right predictions."""
+        return {"loss": means["next"], "perplexity": math.exp(means["next"]), "accuracy": accuracies["next"]}

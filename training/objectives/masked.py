@@ -1,9 +1,9 @@
-"""The objective of encoders: hidden tokens from those around them, and whether one text follows another.
+"""The objective of encoders: masked tokens, and whether one text follows another (Devlin et al. 2019,
+arXiv:1810.04805).
 
-Devlin et al. 2019 (arXiv:1810.04805).  Knows no networks but their states.  Of a pair's tokens some are to be told (15
-in 100, or more where there is little computing: Wettig et al. 2023, arXiv:2202.08005): of these 80 % are hidden, 10 %
-are others, 10 % stand as they are.  The one idea: where the second text of a pair is not what follows the first, it is
-that of another pair of the batch, so a batch has as many tokens however it is drawn.
+15 % of a pair's tokens are predicted, or more with little compute (Wettig et al. 2023, arXiv:2202.08005).  Of these, 80
+% are masked, 10 % replaced by random tokens, 10 % unchanged.  A second text that does not follow is taken from another
+pair of the batch, so the batch's number of tokens does not depend on chance.
 """
 
 import random
@@ -30,7 +30,7 @@ SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 
 @dataclass(frozen=True)
 class TextPair:
-    """Two texts, one of which follows the other."""
+    """Token ids of two texts, the second of which follows the first."""
 
     first: list[int]
     second: list[int]
@@ -38,7 +38,7 @@ class TextPair:
 
 @dataclass(frozen=True)
 class MaskedPair:
-    """A sequence as it is shown; the `rows` that are to be told, and what stands there."""
+    """A masked sequence; `rows` are predicted, and `targets` are their original tokens."""
 
     tokens: list[int]
     segments: list[int]
@@ -48,7 +48,9 @@ class MaskedPair:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedObjective:
-    """`limit` tokens are read at once.  Without a head for what follows, hidden tokens are all that is learned."""
+    """Masked-token and next-text prediction over sequences of `limit` tokens.  Without `next_head`, masked tokens
+    only.
+    """
 
     network: Transformer
     head: MaskHead
@@ -61,7 +63,7 @@ class MaskedObjective:
         return [self.network, self.head, *([self.next_head] if self.next_head is not None else [])]
 
     def items(self, examples: Sequence[Example[Any]]) -> list[TextPair]:
-        """Sentences of a document in turn, as many as there is room for on either side."""
+        """Return pairs of consecutive sentences, as many on each side as there is room for."""
         found = []
         for example in examples:
             texts = self.tokenizer.encode_batch(
@@ -72,9 +74,9 @@ class MaskedObjective:
 
     @torch.no_grad()
     def initialise_bias(self, items: Sequence[TextPair]) -> None:
-        """How often words come is where the bias of their logits begins: no rates are spent on learning it."""
-        told = torch.tensor([token for item in items for side in (item.first, item.second) for token in side])
-        counts = torch.bincount(told, minlength=self.tokenizer.vocab_size) + 1
+        """Set the output bias to the log frequencies of tokens, so that no steps are spent on learning them."""
+        tokens = torch.tensor([token for item in items for side in (item.first, item.second) for token in side])
+        counts = torch.bincount(tokens, minlength=self.tokenizer.vocab_size) + 1
         self.head.output.bias.copy_((counts / counts.sum()).log())
 
     def size(self, item: TextPair) -> int:
@@ -84,23 +86,23 @@ class MaskedObjective:
         hidden = sum(self.hidden_count(item.first) + self.hidden_count(item.second) for item in items)
         return (hidden, len(items)) if self.next_head is not None else (hidden,)
 
-    def loss_parts(self, items: Sequence[TextPair], draw: random.Random) -> dict[str, LossPart]:
-        """What of the pairs is hidden, and, if that is learned, whether they belong together."""
-        shown, apart = swap_seconds(items, draw) if self.next_head is not None else (list(items), [])
-        veiled = [self.mask_pair(pair, draw) for pair in shown]
+    def loss_parts(self, items: Sequence[TextPair], rng: random.Random) -> dict[str, LossPart]:
+        """Return the losses of masked tokens and, with `next_head`, of the second text."""
+        batch_pairs, is_swapped = swap_seconds(items, rng) if self.next_head is not None else (list(items), [])
+        masked = [self.mask_pair(pair, rng) for pair in batch_pairs]
         device = self.network.tokens.weight.device
-        batch = RaggedBatch.of([each.tokens for each in veiled], [each.segments for each in veiled], device)
+        batch = RaggedBatch.of([each.tokens for each in masked], [each.segments for each in masked], device)
         states = self.network(batch)
-        rows = [start + row for start, each in zip(batch.starts, veiled, strict=False) for row in each.rows]
-        right = [token for each in veiled for token in each.targets]
+        rows = [start + row for start, each in zip(batch.starts, masked, strict=False) for row in each.rows]
+        targets = [token for each in masked for token in each.targets]
         hidden, last = self.head.hidden_states(states[torch.tensor(rows, device=device)]), self.head.output
-        parts = {"hidden": LossPart(hidden, (last.weight, last.bias), torch.tensor(right, device=device))}
+        parts = {"hidden": LossPart(hidden, (last.weight, last.bias), torch.tensor(targets, device=device))}
         if self.next_head is not None:
             pooled, last = self.next_head.hidden_states(states, batch.starts), self.next_head.out
-            parts["follows"] = LossPart(pooled, (last.weight, last.bias), torch.tensor(apart, device=device))
+            parts["follows"] = LossPart(pooled, (last.weight, last.bias), torch.tensor(is_swapped, device=device))
         return parts
 
-    def mask_pair(self, pair: TextPair, draw: random.Random) -> MaskedPair:
+    def mask_pair(self, pair: TextPair, rng: random.Random) -> MaskedPair:
         find = self.tokenizer.token_id
         cls, sep, mask = find("[CLS]"), find("[SEP]"), self.tokenizer.mask_id
         assert cls is not None
@@ -109,30 +111,31 @@ class MaskedObjective:
         tokens = [cls, *pair.first, sep, *pair.second, sep]
         segments = [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1)
         first, second = range(1, len(pair.first) + 1), range(len(pair.first) + 2, len(tokens) - 1)
-        rows = [row for text in (first, second) for row in sorted(draw.sample(text, self.hidden_count(text)))]
-        right = [tokens[row] for row in rows]
+        rows = [row for text in (first, second) for row in sorted(rng.sample(text, self.hidden_count(text)))]
+        targets = [tokens[row] for row in rows]
         for row in rows:
-            chance = draw.random()
+            chance = rng.random()
             if chance < MASK_SHARE:
                 tokens[row] = mask
             elif chance < MASK_SHARE + RANDOM_SHARE:
-                tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # behind the special ones
-        return MaskedPair(tokens, segments, rows, right)
+                tokens[row] = rng.randrange(mask + 1, self.tokenizer.vocab_size)  # after the special tokens
+        return MaskedPair(tokens, segments, rows, targets)
 
     def hidden_count(self, text: Sequence[int]) -> int:
-        """How many of a text's tokens are to be told; of each text its own share, whatever stands beside it."""
+        """Return how many tokens of a text are predicted; it depends on this text only."""
         return round(self.hidden_share * len(text))
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        """Of hidden tokens and of pairs: the share told rightly."""
-        figures = {"loss": sum(means.values()), "masked accuracy": right["hidden"], "masked loss": means["hidden"]}
-        return figures | ({"next accuracy": right["follows"]} if "follows" in right else {})
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
+        """Return loss and accuracy of masked tokens, and accuracy of next-text prediction."""
+        figures = {"loss": sum(means.values()), "masked accuracy": accuracies["hidden"], "masked loss": means["hidden"]}
+        return figures | ({"next accuracy": accuracies["follows"]} if "follows" in accuracies else {})
 
 
 def pair_sentences(texts: Sequence[list[int]], room: int) -> list[TextPair]:
-    """Sentences in turn, no more than half of `room` on a side, so that any first text fits with any second.
+    """Return pairs of consecutive sentences with at most half of `room` on each side, so any first text fits any
+    second.
 
-    A sentence that there is no room for is several; a side that is left alone is cut in two.
+    A longer sentence is cut.  A side without a partner is cut in two.
     """
     half = room // 2
     sides: list[list[list[int]]] = []
@@ -148,7 +151,7 @@ def pair_sentences(texts: Sequence[list[int]], room: int) -> list[TextPair]:
 
 
 def halve_text(texts: list[list[int]]) -> TextPair:
-    """Cut at the end of the sentence that is nearest to the middle; one alone in its middle."""
+    """Cut texts at the end of the sentence nearest to the middle; a single one in its middle."""
     if len(texts) == 1:
         middle = len(texts[0]) // 2
         return TextPair(texts[0][:middle], texts[0][middle:])
@@ -157,16 +160,16 @@ def halve_text(texts: list[list[int]]) -> TextPair:
     return TextPair([*chain(*texts[:cut])], [*chain(*texts[cut:])])
 
 
-def swap_seconds(items: Sequence[TextPair], draw: random.Random) -> tuple[list[TextPair], list[int]]:
-    """About half of the pairs with each other's second texts; 1 for those, 0 for the others.
+def swap_seconds(items: Sequence[TextPair], rng: random.Random) -> tuple[list[TextPair], list[int]]:
+    """Exchange the second texts of about half of the pairs; returns 1 for those and 0 for the others.
 
-    The second texts go round, so none comes back to its own.  One pair alone has nobody to change with.
+    The second texts are rotated, so none returns to its own pair.  A single pair is left unchanged.
     """
-    moved = [row for row in range(len(items)) if draw.random() < 0.5]
+    moved = [row for row in range(len(items)) if rng.random() < 0.5]
     if len(moved) < 2:
         moved = []
-    draw.shuffle(moved)
-    shown, apart = list(items), [0] * len(items)
+    rng.shuffle(moved)
+    swapped, is_swapped = list(items), [0] * len(items)
     for row, other in zip(moved, moved[1:] + moved[:1], strict=True):
-        shown[row], apart[row] = TextPair(items[row].first, items[other].second), 1
-    return shown, apart
+        swapped[row], is_swapped[row] = TextPair(items[row].first, items[other].second), 1
+    return swapped, is_swapped

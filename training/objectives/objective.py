@@ -1,7 +1,7 @@
-"""What a whole network is taught, and the task of learning it.
+"""The protocol of objectives for networks trained from scratch, and their training.
 
-It doesn't know which network it is.  The one idea: an objective turns examples into items of so many tokens each, and a
-few items into losses; batches, bounded by tokens, and chance are the same for all.
+An objective turns examples into items with a number of tokens, and a few items into losses.  Batching and random
+numbers are the same for all objectives.
 """
 
 import random
@@ -21,30 +21,30 @@ Item = TypeVar("Item")
 
 
 class Objective(Protocol[Item]):
-    """What is learned of examples of one shape."""
+    """A training objective for examples of one form."""
 
     def modules(self) -> list[nn.Module]:
-        """What is trained."""
+        """Return the modules to train."""
 
     def items(self, examples: Sequence[Example[Any]]) -> list[Item]:
-        """What is learned of examples, in pieces; RecipeError if one is too long."""
+        """Return items of examples.  Raises RecipeError if one is too long."""
 
     def size(self, item: Item) -> int:
-        """How many tokens it has."""
+        """Return an item's number of tokens."""
 
-    def loss_parts(self, items: Sequence[Item], draw: random.Random) -> Mapping[str, "LossPart"]:
-        """The parts of the loss, by name; what is left to chance is drawn from `draw` alone."""
+    def loss_parts(self, items: Sequence[Item], rng: random.Random) -> Mapping[str, "LossPart"]:
+        """Return the parts of the loss, by name; random numbers come from `rng` only."""
 
     def counts(self, items: Sequence[Item]) -> tuple[int, ...]:
-        """How many choices each part will be a mean of, known before anything is computed."""
+        """Return the number of choices in each part, before anything is computed."""
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        """How well it does, by the mean of each part over many items, and the share of choices that were right."""
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
+        """Return figures from the mean of each part over many items, and the share of right choices."""
 
 
 @dataclass(frozen=True)
 class LossPart:
-    """Choices of one kind: [M, W] states, what makes [M, V] scores of them, and the [M] right ones among these."""
+    """One part of a loss: states [M, W], the layer that makes scores [M, V] of them, and the targets [M]."""
 
     states: Tensor
     output_layer: OutputLayer
@@ -52,17 +52,17 @@ class LossPart:
     smoothing: float = 0.0
 
     def mean_loss(self) -> Tensor:
-        """The mean cross-entropy; with smoothing, the target is spread over all."""
+        """Return the mean cross-entropy; with smoothing, the target is spread over all classes."""
         return mean_entropy(self.states, self.output_layer, self.targets, self.smoothing)
 
     def loss_and_hits(self) -> tuple[float, int]:
-        """The sum of the cross-entropies, without smoothing, and how many are right."""
+        """Return the sum of cross-entropies, without smoothing, and the number of right predictions."""
         return entropy_and_hits(self.states, self.output_layer, self.targets)
 
 
 @dataclass(frozen=True)
 class ObjectiveBatch(Generic[Item]):
-    """A few items, and what chance of theirs is drawn from."""
+    """A batch of items, and the seed of its random numbers."""
 
     items: list[Item]
     seed: str
@@ -70,7 +70,7 @@ class ObjectiveBatch(Generic[Item]):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveTraining(Generic[Item]):
-    """The task (`trainer.Task`): batches of at most `tokens`, measured on `validation`."""
+    """Training on an objective (`trainer.Trainable`): batches of at most `tokens`, measured on `validation`."""
 
     objective: Objective[Item]
     train: Sequence[Item]
@@ -108,22 +108,22 @@ def make_batches(
 
 @torch.no_grad()
 def measure_objective(objective: Objective[Item], items: Sequence[Item], tokens: int) -> dict[str, float]:
-    """Figures of `items`; what is left to chance is the same every time."""
+    """Return the figures of `items`, with the same random numbers every time."""
     modules = objective.modules()
     learning = [module.training for module in modules]
     for module in modules:
         module.eval()
     losses: Counter[str] = Counter()
-    right: Counter[str] = Counter()
+    hits_by_part: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for batch in make_batches(objective, items, tokens, "measured"):
         for name, part in objective.loss_parts(batch.items, random.Random(batch.seed)).items():
             loss, hits = part.loss_and_hits()
-            losses[name], right[name] = losses[name] + loss, right[name] + hits  # type: ignore[assignment]
+            losses[name], hits_by_part[name] = losses[name] + loss, hits_by_part[name] + hits  # type: ignore[assignment]
             counts[name] += len(part.targets)
     for module, was in zip(modules, learning, strict=True):
         module.train(was)
     known = {name: max(1, count) for name, count in counts.items()}
     return objective.figures(
-        {name: losses[name] / known[name] for name in known}, {name: right[name] / known[name] for name in known}
+        {name: losses[name] / known[name] for name in known}, {name: hits_by_part[name] / known[name] for name in known}
     )

@@ -1,7 +1,8 @@
-"""The objective of whatever reads one sequence and writes another: each token of a translation from those before it.
+"""The objective of encoder-decoders: predicting each token of a translation from the source and the tokens before it.
 
-Knows no network but by what all have in common (models.seq2seq.protocol).  What was written so far is given (teacher
-forcing, Williams and Zipser 1989), and the loss is a mean over tokens, not over sentences."""
+The tokens before are the right ones (teacher forcing, Williams and Zipser 1989).  The loss is a mean over tokens, not
+over sentences.  It works with any network of models.seq2seq.protocol.
+"""
 
 import math
 import random
@@ -22,7 +23,7 @@ from .objective import LossPart
 
 @dataclass(frozen=True)
 class TranslationPair:
-    """What is read and what is to be written, each with its end."""
+    """Token ids of source and target, each with its end token."""
 
     source: list[int]
     target: list[int]
@@ -30,9 +31,9 @@ class TranslationPair:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationObjective:
-    """Pairs of which a side has more than `limit` tokens are left out.
+    """Next-token prediction of translations.  Pairs with more than `limit` tokens on a side are left out.
 
-    `smoothing`: the share of the target that is spread over all words.
+    `smoothing` is the share of the target that is spread over all tokens.
     """
 
     network: Seq2Seq
@@ -58,18 +59,22 @@ class TranslationObjective:
     def counts(self, items: Sequence[TranslationPair]) -> tuple[int, ...]:
         return (sum(len(item.target) for item in items),)
 
-    def loss_parts(self, items: Sequence[TranslationPair], draw: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
+    def loss_parts(self, items: Sequence[TranslationPair], rng: random.Random) -> dict[str, LossPart]:  # noqa: ARG002 - no chance
         device = self.device
         sources = RaggedBatch.of([item.source for item in items], device=device)
-        given = RaggedBatch.of([[self.network.start_token, *item.target[:-1]] for item in items], device=device)
-        right = torch.tensor([token for item in items for token in item.target], device=device)
+        decoder_inputs = RaggedBatch.of(
+            [[self.network.start_token, *item.target[:-1]] for item in items], device=device
+        )
+        targets = torch.tensor([token for item in items for token in item.target], device=device)
         return {
-            "written": LossPart(self.network.readout(sources, given), self.network.output_layer, right, self.smoothing)
+            "written": LossPart(
+                self.network.readout(sources, decoder_inputs), self.network.output_layer, targets, self.smoothing
+            )
         }
 
-    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        """Of tokens, given what stands before them: cross-entropy in nats, perplexity, the share told rightly."""
-        return {"loss": means["written"], "perplexity": math.exp(means["written"]), "accuracy": right["written"]}
+    def figures(self, means: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
+        """Return cross-entropy in nats, perplexity, and the share of right predictions."""
+        return {"loss": means["written"], "perplexity": math.exp(means["written"]), "accuracy": accuracies["written"]}
 
     @property
     def device(self) -> torch.device:

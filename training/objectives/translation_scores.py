@@ -1,6 +1,6 @@
-"""How good translations are: BLEU (Papineni et al. 2002) and chrF (Popović 2015) of what is written, by sacrebleu.
+"""Scores of generated translations: BLEU (Papineni et al. 2002) and chrF (Popović 2015), computed by sacrebleu.
 
-Knows no network but by what all have in common.  What is written is the likeliest token each time.
+Decoding is greedy.
 """
 
 from collections.abc import Sequence
@@ -21,24 +21,24 @@ if HAS_SACREBLEU:
 def score_translations(
     objective: TranslationObjective, examples: Sequence[Example[Any]], tokens: int
 ) -> dict[str, float]:
-    """Of examples whose source fits, about so many `tokens` at a time; none where sacrebleu is missing."""
+    """Score the translations of examples whose source fits, about `tokens` at a time.  Empty without sacrebleu."""
     if not HAS_SACREBLEU:
         return {}
     sources = objective.encode([example.text for example in examples])
     fitting = [(source, each) for source, each in zip(sources, examples, strict=True) if len(source) <= objective.limit]
     fitting.sort(key=lambda pair: len(pair[0]))
-    said: list[str] = []
+    translations: list[str] = []
     count = max(1, tokens // objective.limit)
     for at in range(0, len(fitting), count):
-        said += translate(objective, [source for source, _ in fitting[at : at + count]])
-    right = [example.label for _, example in fitting]
-    bleu, chrf = sacrebleu.corpus_bleu(said, [right]), sacrebleu.corpus_chrf(said, [right])
+        translations += translate(objective, [source for source, _ in fitting[at : at + count]])
+    references = [example.label for _, example in fitting]
+    bleu, chrf = sacrebleu.corpus_bleu(translations, [references]), sacrebleu.corpus_chrf(translations, [references])
     return {"BLEU": bleu.score, "chrF": chrf.score}
 
 
 def translate(objective: TranslationObjective, sources: Sequence[list[int]]) -> list[str]:
     end = objective.tokenizer.eos_id
     assert end is not None
-    how = DecodingConfig(stop_tokens=frozenset({end}), max_tokens=objective.limit)
-    answers = generate(objective.network, RaggedBatch.of(sources, device=objective.device), how)
+    options = DecodingConfig(stop_tokens=frozenset({end}), max_tokens=objective.limit)
+    answers = generate(objective.network, RaggedBatch.of(sources, device=objective.device), options)
     return [objective.tokenizer.decode(answer.tokens) for answer in answers]

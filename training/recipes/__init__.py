@@ -1,1 +1,1 @@
-"""Recipes: TOML files that say what is trained on what, and the commands that follow them."""
+"""Recipes: TOML files that describe a training run, and the commands that run them."""

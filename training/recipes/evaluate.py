@@ -1,6 +1,5 @@
-"""How well a checkpoint does on texts: on those that a recipe holds out, or on those in a file.
-
-It doesn't know who made the checkpoint: it is read as it is served.
+"""Measures a checkpoint on a recipe's held-out part, or on texts in a file.  It loads the checkpoint as a server
+does.
 """
 
 from collections.abc import Sequence
@@ -23,68 +22,68 @@ from ..tasks.task import measure_task as measure_lesson
 from . import finetune_recipe as recipe
 from . import network_recipe as whole
 
-BATCH_TEXTS = 16  # as many tokens as so many of the longest texts
+BATCH_TEXTS = 16  # tokens of a batch, in numbers of the longest texts
 
 
-def evaluate_checkpoint(folder: Path, what: Path) -> dict[str, float]:
-    """Of a folder that generates or fills in: RecipeError if it does neither."""
+def evaluate_checkpoint(folder: Path, data_file: Path) -> dict[str, float]:
+    """Measure a folder that generates, fills in or translates.  Raises RecipeError for other tasks."""
     checkpoint = load(str(folder))
     limit = checkpoint.max_tokens
-    if what.suffix == ".toml":
-        limit = min(limit, whole.read_recipe(what).data.context)
+    if data_file.suffix == ".toml":
+        limit = min(limit, whole.read_recipe(data_file).data.context)
     objective = choose_objective(checkpoint, limit)
-    examples = read_examples(what, folder)
-    if isinstance(objective, TranslationObjective) and what.suffix not in (".toml", ".tsv"):
-        raise RecipeError(f"{what}: name a .tsv, of which a line is a sentence, a tab and its translation")
+    examples = read_examples(data_file, folder)
+    if isinstance(objective, TranslationObjective) and data_file.suffix not in (".toml", ".tsv"):
+        raise RecipeError(f"{data_file}: name a .tsv, of which a line is a sentence, a tab and its translation")
     items = objective.items(examples)
     if not items:
-        raise RecipeError(f"{what}: there is nothing in it to be told")
+        raise RecipeError(f"{data_file}: it has no tokens to predict")
     tokens = BATCH_TEXTS * max(map(objective.size, items))
     written = score_translations(objective, examples, tokens) if isinstance(objective, TranslationObjective) else {}
     return measure_objective(objective, items, tokens) | written
 
 
 def choose_objective(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
-    network, head, words = checkpoint.network, checkpoint.head, checkpoint.tokenizer
+    network, head, tokenizer = checkpoint.network, checkpoint.head, checkpoint.tokenizer
     match checkpoint.task:
         case "generate":
-            return CausalObjective(network=network, head=cast(LanguageHead, head), tokenizer=words, limit=limit)
+            return CausalObjective(network=network, head=cast(LanguageHead, head), tokenizer=tokenizer, limit=limit)
         case "fill":
             return MaskedObjective(
-                network=network, head=cast(MaskHead, head), next_head=None, tokenizer=words, limit=limit
+                network=network, head=cast(MaskHead, head), next_head=None, tokenizer=tokenizer, limit=limit
             )
         case "translate":
-            return TranslationObjective(network=head, tokenizer=words, limit=limit)  # type: ignore[arg-type]
+            return TranslationObjective(network=head, tokenizer=tokenizer, limit=limit)  # type: ignore[arg-type]
         case other:
             raise RecipeError(f"{checkpoint.source}: it is made to {other}; name one that generates or fills in")
 
 
-def read_examples(what: Path, folder: Path) -> Sequence[Example[Any]]:
-    """What a recipe holds out, or a file's paragraphs, as one document."""
-    if what.suffix == ".toml":
-        data = whole.read_recipe(what).data
+def read_examples(data_file: Path, folder: Path) -> Sequence[Example[Any]]:
+    """Read a recipe's held-out part, or a file as one document."""
+    if data_file.suffix == ".toml":
+        data = whole.read_recipe(data_file).data
         corpus = TEXT_SOURCES[data.source].read_corpus(folder.absolute().parent / "downloads")
         return split_by_source(corpus, data.validation, data.held_out).held_out
     try:
-        text = what.read_text("utf-8")
+        text = data_file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{what}: cannot be read as text: {error}") from None
-    if what.suffix != ".tsv":
-        return [Example(text, None, "file", what.name)]
+        raise RecipeError(f"{data_file}: cannot be read as text: {error}") from None
+    if data_file.suffix != ".tsv":
+        return [Example(text, None, "file", data_file.name)]
     pairs = [line.split("\t") for line in text.splitlines() if line]
     if wrong := next((number for number, pair in enumerate(pairs, 1) if len(pair) != 2), 0):
-        raise RecipeError(f"{what}: line {wrong} is no sentence, a tab and its translation")
-    return [Example(ours, theirs, "file", ours) for ours, theirs in pairs]
+        raise RecipeError(f"{data_file}: line {wrong} is not a sentence, a tab and its translation")
+    return [Example(source, target, "file", source) for source, target in pairs]
 
 
-def evaluate_task(folder: Path, what: Path) -> dict[str, float]:
-    """Of what a recipe made of its trunk: an adapter, or the whole of it."""
-    read = recipe.read_recipe(what)
+def evaluate_task(folder: Path, data_file: Path) -> dict[str, float]:
+    """Measure what a finetune recipe made of its base model: an adapter or a whole model."""
+    read = recipe.read_recipe(data_file)
     runs = folder.absolute().parent.parent
     source = TASK_SOURCES[read.data.source]
     corpus = source.read_corpus(runs / "downloads")
-    trunk = f"{find_base_folder(read.trunk, what.parent, runs)}+" if read.lora else ""
-    served, lesson = load(f"{trunk}{folder}"), source.create_task(corpus.labels)
+    base = f"{find_base_folder(read.trunk, data_file.parent, runs)}+" if read.lora else ""
+    served, task = load(f"{base}{folder}"), source.create_task(corpus.labels)
     reader = recipe.build_reader(read.data, served)
-    items = lesson.items(recipe.split_corpus(read.data, corpus).held_out, reader)
-    return measure_lesson(lesson, served.network, served.head, reader, items)
+    items = task.items(recipe.split_corpus(read.data, corpus).held_out, reader)
+    return measure_lesson(task, served.network, served.head, reader, items)

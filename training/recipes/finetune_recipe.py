@@ -1,8 +1,9 @@
-"""A recipe: one TOML file that says from what, on what and how a task is learned.  `run(path, out)` follows it.
+"""Finetune recipes: one TOML file that names the base model, the data and the training plan of a task.  `run(path,
+out)` runs it.
 
-It doesn't know how steps are taken or files are written.  With `lora` an adapter and a head are learned on a trunk that
-stays as it is; without it the whole trunk is, with its new head.  The one idea: the figure that is reported is measured
-last, once, on what was held out, with what was learned read back from the files that are shipped.
+With `lora`, an adapter and a head are trained and the base model is frozen; without it, the whole base model is trained
+with its new head.  The reported figure is measured last and once, on the held-out part, with the weights read back from
+the written files.
 """
 
 import time
@@ -50,10 +51,11 @@ def check_source(source: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneData:
-    """`validation` and `held_out` are shares of the sources; `leave_out` holds out a whole domain instead.
+    """The data of a recipe.
 
-    `batch` is how many examples make a step.  Of a text the first `most_tokens` are read, special ones included; 0: a
-    text that the trunk has no room for is an error.
+    `validation` and `held_out` are shares of the sources; `leave_out` holds out a whole domain instead.  `batch` is the
+    number of examples in a step.  Of each text the first `most_tokens` are read, special tokens included; 0: a text
+    that is too long for the base model is an error.
     """
 
     source: Annotated[str, AfterValidator(check_source)]
@@ -66,8 +68,11 @@ class FinetuneData:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRecipe:
-    """All that a run depends on.  Without `lora` the whole trunk is learned, with `dropout` as networks made here have
-    it.  `auxiliary` weighs what is learned beside the task: to tell each token of its texts from those before it."""
+    """Everything that a run depends on.
+
+    Without `lora` the whole base model is trained, with `dropout`.  `auxiliary` is the weight of a second loss:
+    predicting each token of the texts from those before it.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -84,9 +89,11 @@ class FinetuneRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneResult:
-    """What came of it, in the folder `made`.  `cut` counts the texts of each part that were not read to their end,
-    `left_out` those in which there was nothing to learn; `baselines` are what something simple reaches on what was held
-    out."""
+    """The result of a run, in the folder `made`.
+
+    `cut` counts the truncated texts of each part, `left_out` the texts without anything to learn.  `baselines` are
+    figures of simple methods on the held-out part.
+    """
 
     made: Path
     bytes: int
@@ -99,16 +106,17 @@ class FinetuneResult:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The same by name; the folder by its own: "adapter" or "model"."""
+        """Return the fields by name; the folder is named "adapter" or "model"."""
         figures = {name: value for name, value in asdict(self).items() if name != "made"}
         return {self.made.name: str(self.made), **figures}
 
 
 def run(path: Path, out: Path, *, quick: bool = False, resume: bool = False) -> FinetuneResult:
-    """Follow the recipe: `out` gets adapter/ or model/, metrics.jsonl and result.json; downloads are kept beside it.
+    """Run the recipe: `out` gets adapter/ or model/, metrics.jsonl and result.json.  Downloads are kept in the folder
+    of `out`.
 
-    `quick`: in its smoke form, with a tiny trunk and a few made-up examples.  RecipeError says what is wrong with the
-    recipe, CheckpointError what is wrong with a download or a checkpoint.
+    `quick`: a smoke run with a tiny base model and a few generated examples.  Raises RecipeError for a wrong recipe,
+    CheckpointError for a wrong download or checkpoint.
     """
     recipe = smoke_recipe(read_recipe(path)) if quick else read_recipe(path)
     torch.set_num_threads(recipe.threads)
@@ -126,29 +134,29 @@ def run(path: Path, out: Path, *, quick: bool = False, resume: bool = False) -> 
 
 
 def read_recipe(path: Path) -> FinetuneRecipe:
-    """The recipe in a file; RecipeError names the field at fault."""
+    """Read the recipe in a file.  Raises RecipeError that names the wrong field."""
     recipe = validate(FinetuneRecipe, read_toml(path), path)
     trunk = recipe.trunk
     if bool(trunk.run) == (trunk.folder != Path()):
-        raise RecipeError(f"{path}: trunk: it needs either run, for what another run made, or folder")
+        raise RecipeError(f"{path}: trunk: it needs either run, the name of another run, or folder")
     if recipe.lora and (trunk.fresh or recipe.dropout):
         wrong = "trunk.fresh" if trunk.fresh else "dropout"
-        raise RecipeError(f"{path}: {wrong}: only a trunk that is learned whole has it; leave it out, or lora")
+        raise RecipeError(f"{path}: {wrong}: only a trunk that is trained whole has it; leave it out, or lora")
     if recipe.lora and TASK_SOURCES[recipe.data.source].config_fields:
-        raise RecipeError(f"{path}: lora: an adapter cannot say how {recipe.data.source} are read; leave it out")
+        raise RecipeError(f"{path}: lora: an adapter has no field for how {recipe.data.source} are read; leave it out")
     if recipe.lora and not trunk.name:
-        raise RecipeError(f"{path}: trunk.name: an adapter names its base so; say what others know the trunk by")
+        raise RecipeError(f"{path}: trunk.name: an adapter names its base; give the trunk's public name")
     return recipe
 
 
 def smoke_recipe(recipe: FinetuneRecipe) -> FinetuneRecipe:
-    """The same in a few seconds."""
+    """Return the recipe changed to run in a few seconds."""
     data = replace(recipe.data, batch=8, validation=0.3, held_out=0.3, leave_out="", most_tokens=0)
     return replace(recipe, data=data, plan=recipe.plan.smoke_plan(), threads=1)
 
 
 def split_corpus(data: FinetuneData, corpus: Corpus[Any]) -> Split[Any]:
-    """RecipeError if a part would be empty."""
+    """Split a corpus.  Raises RecipeError if a part would be empty."""
     domains = sorted({example.domain for example in corpus.examples})
     if data.leave_out and data.leave_out not in domains:
         raise RecipeError(f"data.leave_out: {data.leave_out!r} is none of {', '.join(domains)}")
@@ -158,58 +166,58 @@ def split_corpus(data: FinetuneData, corpus: Corpus[Any]) -> Split[Any]:
         split = split_by_source(corpus, data.validation, data.held_out)
     for part, texts in vars(split).items():
         if not texts:
-            raise RecipeError(f"data: nothing falls to {part}; give it a share of the sources between 0 and 1")
+            raise RecipeError(f"data: {part} would be empty; give it a share of the sources between 0 and 1")
     return split
 
 
 def train_and_measure(
-    recipe: FinetuneRecipe, folder: Path, split: Split[Any], corpus: Corpus[Any], place: RunFolder
+    recipe: FinetuneRecipe, folder: Path, split: Split[Any], corpus: Corpus[Any], run_folder: RunFolder
 ) -> FinetuneResult:
-    """Teach the checkpoint in `folder` the split of a corpus, write what was learned, and measure what was written."""
+    """Train the checkpoint in `folder`, write the result, read it back and measure it."""
     started, labels = time.monotonic(), corpus.labels
-    trunk = load(str(folder))
-    lesson = TASK_SOURCES[recipe.data.source].create_task(labels)
-    read = build_reader(recipe.data, trunk)
-    parts = {part: lesson.items(examples, read) for part, examples in vars(split).items()}
-    learner = prepare_model(recipe, trunk, lesson, len(labels))
-    task = TaskTraining(
-        task=lesson,
-        network=learner.network,
-        head=learner.head,
-        reader=read,
+    base = load(str(folder))
+    task = TASK_SOURCES[recipe.data.source].create_task(labels)
+    reader = build_reader(recipe.data, base)
+    parts = {part: task.items(examples, reader) for part, examples in vars(split).items()}
+    model = prepare_model(recipe, base, task, len(labels))
+    training = TaskTraining(
+        task=task,
+        network=model.network,
+        head=model.head,
+        reader=reader,
         train=parts["train"],
         validation=parts["validation"],
         batch=recipe.data.batch,
         seed=recipe.seed,
-        auxiliary=auxiliary_losses(recipe, trunk),
+        auxiliary=auxiliary_losses(recipe, base),
     )
-    train(task, recipe.plan, place)
-    made = write_trained(recipe, folder, learner, labels, place.folder)
-    result = measure_written(task, folder, made, parts, corpus.left_out)
+    train(training, recipe.plan, run_folder)
+    result_folder = write_trained(recipe, folder, model, labels, run_folder.folder)
+    result = measure_written(training, folder, result_folder, parts, corpus.left_out)
     result = replace(result, seconds=time.monotonic() - started)
-    write_json(place.folder / "result.json", {**result.as_dict(), made.name: made.name})
+    write_json(run_folder.folder / "result.json", {**result.as_dict(), result_folder.name: result_folder.name})
     return result
 
 
-def auxiliary_losses(recipe: FinetuneRecipe, trunk: Checkpoint) -> tuple[LanguageModelLoss, ...]:
-    """RecipeError if the trunk sees what it would have to tell."""
+def auxiliary_losses(recipe: FinetuneRecipe, base: Checkpoint) -> tuple[LanguageModelLoss, ...]:
+    """Return the auxiliary loss, if any.  Raises RecipeError if the base model attends to later tokens."""
     if not recipe.auxiliary:
         return ()
-    if not trunk.config.causal:
-        raise RecipeError(f"auxiliary: {trunk.source} sees what comes next; only generators learn to tell it")
-    return (LanguageModelLoss(recipe.auxiliary, special_tokens(trunk.tokenizer)),)
+    if not base.config.causal:
+        raise RecipeError(f"auxiliary: {base.source} attends to later tokens; only generators can predict the next one")
+    return (LanguageModelLoss(recipe.auxiliary, special_tokens(base.tokenizer)),)
 
 
-def build_reader(data: FinetuneData, trunk: Checkpoint) -> TextReader:
-    """RecipeError if more is to be read than the trunk has room for."""
-    if data.most_tokens > trunk.max_tokens:
-        raise RecipeError(f"data.most_tokens: {data.most_tokens} is more than the trunk reads, {trunk.max_tokens}")
-    return TextReader(trunk.tokenizer, data.most_tokens or trunk.max_tokens, may_truncate=data.most_tokens > 0)
+def build_reader(data: FinetuneData, base: Checkpoint) -> TextReader:
+    """Return the text reader.  Raises RecipeError if `most_tokens` is more than the base model reads."""
+    if data.most_tokens > base.max_tokens:
+        raise RecipeError(f"data.most_tokens: {data.most_tokens} is more than the trunk reads, {base.max_tokens}")
+    return TextReader(base.tokenizer, data.most_tokens or base.max_tokens, may_truncate=data.most_tokens > 0)
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """What learns: a network and a head, and the layers of it that are adapted, if it is adapted."""
+    """A network and a head to train, and its adapted layers, empty without LoRA."""
 
     family: str
     network: Transformer
@@ -217,59 +225,58 @@ class PreparedModel:
     layers: dict[str, LoraLinear]
 
 
-def prepare_model(recipe: FinetuneRecipe, trunk: Checkpoint, lesson: Task[Any], labels: int) -> PreparedModel:
-    """A new head, and the trunk's layers wrapped or all of it, as it is or fresh; what is drawn, from the recipe's
-    seed."""
+def prepare_model(recipe: FinetuneRecipe, base: Checkpoint, task: Task[Any], labels: int) -> PreparedModel:
+    """Create the head, and wrap the layers in adapters or take the whole base model.  Random weights come from the
+    recipe's seed.
+    """
     torch.manual_seed(recipe.seed)
-    family, network, layers = FAMILIES[trunk.family], trunk.network, {}
-    spec = head_spec(family, recipe.architecture, lesson.kind)
-    head = build_head(trunk, spec, labels)
+    family, network, layers = FAMILIES[base.family], base.network, {}
+    spec = head_spec(family, recipe.architecture, task.kind)
+    head = build_head(base, spec, labels)
     if recipe.lora is None:
-        check_architecture(trunk.family, recipe.architecture)
+        check_architecture(base.family, recipe.architecture)
         network = with_fresh_weights(network) if recipe.trunk.fresh else network
-        initialise_head(head, trunk, spec, recipe.trunk.fresh)
+        initialise_head(head, base, spec, recipe.trunk.fresh)
         add_dropout(network, recipe.dropout)
     else:
         layers = add_adapters(network, recipe.lora)
-        check_layer_names(Path(trunk.source), family, layers)
-    return PreparedModel(trunk.family, network, head, layers)
+        check_layer_names(Path(base.source), family, layers)
+    return PreparedModel(base.family, network, head, layers)
 
 
-def build_head(trunk: Checkpoint, spec: HeadSpec, labels: int) -> nn.Module:
+def build_head(base: Checkpoint, spec: HeadSpec, labels: int) -> nn.Module:
     match spec.task:
         case "tag":
-            return TokenHead(trunk.config, labels, "softmax")
+            return TokenHead(base.config, labels, "softmax")
         case "span":
-            return TokenHead(trunk.config, 2, "none")
+            return TokenHead(base.config, 2, "none")
         case _:
-            scoring = spec.scoring(read_json(Path(trunk.source) / "config.json"))
-            return SequenceHead(trunk.config, labels, scoring, "softmax")
+            scoring = spec.scoring(read_json(Path(base.source) / "config.json"))
+            return SequenceHead(base.config, labels, scoring, "softmax")
 
 
-def write_trained(
-    recipe: FinetuneRecipe, folder: Path, learner: PreparedModel, labels: Sequence[str], out: Path
-) -> Path:
-    """The folder of the adapter, or of the whole model."""
+def write_trained(recipe: FinetuneRecipe, folder: Path, model: PreparedModel, labels: Sequence[str], out: Path) -> Path:
+    """Write the adapter or the whole model, and return its folder."""
     if recipe.lora is None:
-        whole = FinetunedModel(
+        finetuned = FinetunedModel(
             base_folder=folder,
-            family=learner.family,
+            family=model.family,
             architecture=recipe.architecture,
-            network=learner.network,
-            head=learner.head,
+            network=model.network,
+            head=model.head,
             labels=labels,
             config_fields=TASK_SOURCES[recipe.data.source].config_fields,
         )
-        save_whole(whole, out / "model")
+        save_whole(finetuned, out / "model")
         return out / "model"
     adapter = TrainedAdapter(
         base=folder,
         base_name=recipe.trunk.name,
-        family=learner.family,
+        family=model.family,
         architecture=recipe.architecture,
         lora=recipe.lora,
-        layers=learner.layers,
-        head=learner.head,
+        layers=model.layers,
+        head=model.head,
         labels=labels,
     )
     save_adapter(adapter, out / "adapter")
@@ -277,32 +284,34 @@ def write_trained(
 
 
 def measure_written(
-    task: TaskTraining[Any], folder: Path, made: Path, parts: Mapping[str, Sequence[Any]], left_out: int
+    training: TaskTraining[Any], folder: Path, result_folder: Path, parts: Mapping[str, Sequence[Any]], left_out: int
 ) -> FinetuneResult:
-    """Read back what was written, an adapter merged, as it will be served."""
-    served = load(str(made) if made.name == "model" else f"{folder}+{made}")
-    figures = partial(measure_task, task.task, served.network, served.head, task.reader)
+    """Measure the written files as they would be served, an adapter merged."""
+    served = load(str(result_folder) if result_folder.name == "model" else f"{folder}+{result_folder}")
+    figures = partial(measure_task, training.task, served.network, served.head, training.reader)
     return FinetuneResult(
-        made=made,
-        bytes=sum(file.stat().st_size for file in made.glob("*.safetensors")),
+        made=result_folder,
+        bytes=sum(file.stat().st_size for file in result_folder.glob("*.safetensors")),
         texts={part: len(items) for part, items in parts.items()},
-        cut={part: task.task.truncated_count(items) for part, items in parts.items()},
+        cut={part: training.task.truncated_count(items) for part, items in parts.items()},
         left_out=left_out,
         held_out=figures(parts["held_out"]),
         validation=figures(parts["validation"]),
-        baselines=task.task.baselines(parts["train"], parts["held_out"], partial(embed_texts, folder, task.reader)),
+        baselines=training.task.baselines(
+            parts["train"], parts["held_out"], partial(embed_texts, folder, training.reader)
+        ),
         seconds=0.0,
     )
 
 
 @torch.no_grad()
 def embed_texts(folder: Path, read: TextReader, texts: Sequence[str]) -> Tensor:
-    """[N, W], as the trunk makes them by itself; RecipeError if it makes none."""
-    trunk = load(str(folder))
-    if trunk.task != "embed":
-        raise RecipeError(f"trunk: {folder} makes no vectors, with which a ranking is compared; name one that embeds")
-    found = []
-    for some in split_batches([text.tokens for text in read(texts)], 64):
-        batch = RaggedBatch.of(some)
-        found.append(trunk.head.close(trunk.head(trunk.network(batch), batch.starts)))  # type: ignore[operator]
-    return torch.cat(found)
+    """Return vectors [N, W] of the base model.  Raises RecipeError if it is no embedder."""
+    base = load(str(folder))
+    if base.task != "embed":
+        raise RecipeError(f"trunk: {folder} makes no vectors, which the ranking baseline needs; name an embedder")
+    vectors = []
+    for batch_texts in split_batches([text.tokens for text in read(texts)], 64):
+        batch = RaggedBatch.of(batch_texts)
+        vectors.append(base.head.postprocess(base.head(base.network(batch), batch.starts)))  # type: ignore[operator]
+    return torch.cat(vectors)

@@ -1,7 +1,6 @@
-"""A recipe of a whole network: one TOML file that says from what, as what and how it is learned.  `run` follows it.
+"""Network recipes: one TOML file that describes a network, its data and its training from scratch.  `run` runs it.
 
-It doesn't know how steps are taken, what networks are made of, or how files are written.  The one idea: a run's folder
-has all that it takes to go on, to measure and to export: the recipe as it was read, the vocabulary, the weights.
+A run's folder has everything needed to resume, measure and export it: the recipe, the vocabulary and the weights.
 """
 
 import json
@@ -46,8 +45,11 @@ def check_source(source: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkData:
-    """`tokens` are those of a batch, at most; `context` those read at once.  `words` is the size of the vocabulary,
-    which is learned from the same texts.  `validation` and `held_out` are shares of the sources."""
+    """The data of a recipe.
+
+    `tokens` is the size of a batch, at most; `context` the length of a sequence; `words` the size of the vocabulary,
+    which is learned from the same texts.  `validation` and `held_out` are shares of the sources.
+    """
 
     source: Annotated[str, AfterValidator(check_source)]
     tokens: PositiveInt
@@ -59,9 +61,10 @@ class NetworkData:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRecipe:
-    """All that a run depends on.  `network` has its `kind` and what its shape wants.
+    """Everything that a run depends on.
 
-    `smoothing` of the target is for translations alone, the share of `hidden` tokens for those who are to tell them.
+    `network` has its `kind` and the fields of its size.  `smoothing` of the targets is for translation only, the share
+    of `hidden` tokens for masked language models only.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -80,14 +83,14 @@ class NetworkRecipe:
         return NETWORKS[self.network["kind"]]
 
     def network_size(self, path: Path) -> Any:
-        """What is said of the network; RecipeError names the field at fault."""
-        said = {name: value for name, value in self.network.items() if name != "kind"}
-        return validate(self.network_kind.size_type, said, path, "network")
+        """Return the network's size.  Raises RecipeError that names the wrong field."""
+        fields = {name: value for name, value in self.network.items() if name != "kind"}
+        return validate(self.network_kind.size_type, fields, path, "network")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkResult:
-    """What came of it: a folder that can be served, how large it is, what it learned from, how well it does."""
+    """The result of a run: a folder that can be served, its size, its data and its figures."""
 
     model: str
     parameters: int
@@ -100,7 +103,7 @@ class NetworkResult:
 
 
 def read_recipe(path: Path) -> NetworkRecipe:
-    """The recipe in a file; RecipeError names the field at fault."""
+    """Read the recipe in a file.  Raises RecipeError that names the wrong field."""
     recipe = validate(NetworkRecipe, read_toml(path), path)
     kind = recipe.network.get("kind")
     if kind not in NETWORKS:
@@ -111,14 +114,14 @@ def read_recipe(path: Path) -> NetworkRecipe:
         fit = ", ".join(name for name, texts in TEXT_SOURCES.items() if texts.is_translated == translates)
         raise RecipeError(f"{path}: data.source: a network of kind {kind!r} learns from one of {fit}")
     if recipe.smoothing and not translates:
-        raise RecipeError(f"{path}: smoothing: only translations have it")
+        raise RecipeError(f"{path}: smoothing: only translation networks have it")
     if recipe.hidden != HIDDEN_SHARE and recipe.network_kind.objective != "masked":
         raise RecipeError(f"{path}: hidden: a network of kind {kind!r} has no tokens hidden from it")
     return recipe
 
 
 def smoke_recipe(recipe: NetworkRecipe) -> NetworkRecipe:
-    """The same in a few seconds: a tiny network, a few steps, a few made-up texts."""
+    """Return the recipe changed to run in a few seconds: a tiny network, a few steps, a few generated texts."""
     data = replace(recipe.data, tokens=256, context=32, words=320, validation=0.2, held_out=0.2)
     network = {**recipe.network, **recipe.network_kind.smoke_size}
     return replace(recipe, data=data, plan=recipe.plan.smoke_plan(), network=network, threads=1)
@@ -126,7 +129,7 @@ def smoke_recipe(recipe: NetworkRecipe) -> NetworkRecipe:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A recipe, ready to be followed: its texts divided and read, its network and what it is taught."""
+    """A recipe with its data split and encoded, its network and its objective."""
 
     recipe: NetworkRecipe
     vocabulary: Tokenizer
@@ -136,10 +139,10 @@ class PreparedRun:
 
 
 def run(path: Path, out: Path, *, quick: bool = False, resume: bool = False) -> NetworkResult:
-    """Follow the recipe.  `out` gets model/, metrics.jsonl, loss.png, result.json, and what it takes to `resume`.
+    """Run the recipe.  `out` gets model/, metrics.jsonl, loss.png, result.json, and the files to `resume` from.
 
-    `quick`: in its smoke form, in which nothing is fetched.  RecipeError says what is wrong with the recipe or the run,
-    CheckpointError what is wrong with a download; downloads are kept beside `out`.
+    `quick`: a smoke run without downloads.  Raises RecipeError for a wrong recipe or run, CheckpointError for a wrong
+    download.  Downloads are kept in the folder of `out`.
     """
     recipe = smoke_recipe(read_recipe(path)) if quick else read_recipe(path)
     torch.set_num_threads(recipe.threads)
@@ -167,41 +170,41 @@ def prepare_run(recipe: NetworkRecipe, out: Path, downloads: Path, quick: bool, 
     corpus = texts.create_sample() if quick else texts.read_corpus(downloads)
     split = split_by_source(corpus, recipe.data.validation, recipe.data.held_out)
     if empty := [part for part, examples in vars(split).items() if not examples]:
-        raise RecipeError(f"data: nothing falls to {empty[0]}; give it a share of the sources between 0 and 1")
+        raise RecipeError(f"data: {empty[0]} would be empty; give it a share of the sources between 0 and 1")
     if not again:
         shutil.rmtree(out / VOCABULARY_FOLDER, ignore_errors=True)
-        said = [each for example in split.train for each in (example.text, example.label) if each is not None]
-        recipe.network_kind.train_vocabulary(said, recipe.data.words, out / VOCABULARY_FOLDER)
-    words = Tokenizer.from_folder(out / VOCABULARY_FOLDER)
-    objective = build_objective(recipe, words, build_modules(recipe, words))
+        sentences = [each for example in split.train for each in (example.text, example.label) if each is not None]
+        recipe.network_kind.train_vocabulary(sentences, recipe.data.words, out / VOCABULARY_FOLDER)
+    tokenizer = Tokenizer.from_folder(out / VOCABULARY_FOLDER)
+    objective = build_objective(recipe, tokenizer, build_modules(recipe, tokenizer))
     items = {part: objective.items(examples) for part, examples in vars(split).items()}
     if isinstance(objective, MaskedObjective):
         objective.initialise_bias(items["train"])
-    return PreparedRun(recipe, words, objective, split, items)
+    return PreparedRun(recipe, tokenizer, objective, split, items)
 
 
-def build_modules(recipe: NetworkRecipe, words: Tokenizer) -> list[nn.Module]:
-    """The network, from the recipe's seed."""
+def build_modules(recipe: NetworkRecipe, tokenizer: Tokenizer) -> list[nn.Module]:
+    """Build the network's modules, initialised from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     shape = recipe.network_size(Path(RECIPE_FILE))
     device = choose_device(recipe.device)
-    return [module.to(device) for module in recipe.network_kind.build(shape, words, recipe.data.context)]
+    return [module.to(device) for module in recipe.network_kind.build(shape, tokenizer, recipe.data.context)]
 
 
-def build_objective(recipe: NetworkRecipe, words: Tokenizer, modules: Sequence[Any]) -> Objective[Any]:
+def build_objective(recipe: NetworkRecipe, tokenizer: Tokenizer, modules: Sequence[Any]) -> Objective[Any]:
     limit = recipe.data.context
     match recipe.network_kind.objective:
         case "causal":
-            return CausalObjective(network=modules[0], head=modules[1], tokenizer=words, limit=limit)
+            return CausalObjective(network=modules[0], head=modules[1], tokenizer=tokenizer, limit=limit)
         case "masked":
             network, head, follows = modules
             hidden = recipe.hidden
             return MaskedObjective(
-                network=network, head=head, next_head=follows, tokenizer=words, limit=limit, hidden_share=hidden
+                network=network, head=head, next_head=follows, tokenizer=tokenizer, limit=limit, hidden_share=hidden
             )
         case "translation":
             writer = cast(Seq2Seq, modules[0])
-            return TranslationObjective(network=writer, tokenizer=words, limit=limit, smoothing=recipe.smoothing)
+            return TranslationObjective(network=writer, tokenizer=tokenizer, limit=limit, smoothing=recipe.smoothing)
 
 
 def measure_run(course: PreparedRun, learned: dict[str, float], note: str) -> NetworkResult:
@@ -226,22 +229,24 @@ def measure_run(course: PreparedRun, learned: dict[str, float], note: str) -> Ne
     )
 
 
-def write_model(recipe: NetworkRecipe, words: Tokenizer, modules: Sequence[nn.Module], known: Path, out: Path) -> None:
-    """The vocabulary's files and the network's, a folder that can be served."""
+def write_model(
+    recipe: NetworkRecipe, tokenizer: Tokenizer, modules: Sequence[nn.Module], vocabulary: Path, out: Path
+) -> None:
+    """Write the vocabulary's files and the network's: a folder that can be served."""
     out.mkdir(parents=True, exist_ok=True)
-    for file in known.iterdir():
+    for file in vocabulary.iterdir():
         if not file.is_dir():
             copy_file(file, out / file.name)
-    recipe.network_kind.write(modules, words, out)
+    recipe.network_kind.write(modules, tokenizer, out)
 
 
 def export_run(folder: Path, out: Path) -> None:
-    """What a run has learned so far, at its best where that is watched, as a folder that can be served."""
+    """Write a run's current weights, or the best if a figure is watched, as a folder that can be served."""
     if not (folder / RECIPE_FILE).exists():
-        raise RecipeError(f"{folder}: no run of a whole network: it has no {RECIPE_FILE}")
+        raise RecipeError(f"{folder}: not a run of a network recipe: it has no {RECIPE_FILE}")
     recipe = validate(NetworkRecipe, json.loads((folder / RECIPE_FILE).read_text()), folder / RECIPE_FILE)
-    words = Tokenizer.from_folder(folder / VOCABULARY_FOLDER)
-    modules = build_modules(recipe, words)
+    tokenizer = Tokenizer.from_folder(folder / VOCABULARY_FOLDER)
+    modules = build_modules(recipe, tokenizer)
     best = recipe.plan.watch and (folder / BEST_FILE).exists()
     saved.read_weights(folder / (BEST_FILE if best else RUN_FILE), modules)
-    write_model(recipe, words, modules, folder / VOCABULARY_FOLDER, out)
+    write_model(recipe, tokenizer, modules, folder / VOCABULARY_FOLDER, out)

@@ -1,1 +1,1 @@
-"""Tasks that are learned from labelled examples: what is chosen, and how it is measured."""
+"""Tasks trained on labelled examples: their data, their losses and their figures."""

@@ -1,7 +1,8 @@
-"""What is learned beside a lesson: every token of its texts from those before it (Radford et al. 2018, section 3.2).
+"""The auxiliary loss of a task: predicting every token of its texts from those before it (Radford et al. 2018, section
+3.2).
 
-It doesn't know the lesson.  The one idea: what is lost is L2 + weight * L1, L2 the lesson's and L1 what pretraining
-lost, a mean over the texts' own tokens; those that stand round texts are nobody's to tell.
+The total loss is L2 + weight * L1: L2 is the task's loss and L1 the language model's, a mean over the texts' own
+tokens.  Special tokens are not predicted.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,14 @@ from polyhead.models.tokenizer import Tokenizer
 from ..loop.entropy import mean_entropy
 
 
-def special_tokens(words: Tokenizer) -> frozenset[int]:
-    """The tokens that no text has."""
-    return frozenset(token for token in range(words.vocab_size) if words.is_special(token))
+def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids of special tokens."""
+    return frozenset(token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token))
 
 
 @dataclass(frozen=True)
 class LanguageModelLoss:
-    """What weighs so much beside the lesson; tokens `apart` need not be told."""
+    """A language model loss with a weight.  `excluded_tokens` are not predicted."""
 
     weight: float
     excluded_tokens: frozenset[int]
@@ -32,21 +33,21 @@ class LanguageModelLoss:
         return len(self.next_token_targets(sequences)[1])
 
     def next_token_targets(self, sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Of sequences laid end to end the rows behind which a token of a text comes, and those tokens."""
+        """Return the rows of concatenated sequences whose next token is predicted, and those tokens."""
         rows: list[int] = []
-        right: list[int] = []
+        targets: list[int] = []
         start = 0
         for sequence in sequences:
             for row, token in enumerate(sequence[1:], start):
                 if token not in self.excluded_tokens:
                     rows.append(row)
-                    right.append(token)
+                    targets.append(token)
             start += len(sequence)
-        return rows, right
+        return rows, targets
 
     def loss(self, network: Transformer, states: Tensor, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """From the [T, W] states of sequences laid end to end; what tells a word is the matrix that it is read by."""
-        rows, right = (
+        """Return the weighted loss from states [T, W] of concatenated sequences.  Scores use the embedding matrix."""
+        rows, targets = (
             torch.tensor(each, dtype=torch.long, device=states.device) for each in self.next_token_targets(sequences)
         )
-        return self.weight * mean_entropy(states[rows], (network.tokens.weight, None), right)
+        return self.weight * mean_entropy(states[rows], (network.tokens.weight, None), targets)

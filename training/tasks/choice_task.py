@@ -1,8 +1,7 @@
-"""The lesson of a question with a few answers of which one is right (Radford et al. 2018, section 3.3).
+"""The task of choosing the right one of a few answers to a question (Radford et al. 2018, section 3.3).
 
-It doesn't know what the texts are.  The one idea: each answer is read behind the question, on its own, and has one
-score; the scores are compared by a softmax.  That is what `pairs` does; here there are few answers, in learning as
-many as in measuring, and what it is compared with needs no vectors.
+Each answer is read after the question on its own and gets one score; a softmax compares the scores.  It is a PairTask
+with few answers, as many in training as in measuring, and with baselines that need no vectors.
 """
 
 from collections.abc import Sequence
@@ -20,17 +19,17 @@ ANSWER_COUNT = 4
 
 @dataclass(frozen=True)
 class ChoiceTask(PairTask):
-    """One in four; half of the wrong ones share words with the question."""
+    """A choice of one in four answers; half of the wrong ones share words with the question."""
 
     measured_passages: int = ANSWER_COUNT
     trained_passages: int = ANSWER_COUNT
 
     def figures(self, items: Sequence[PairItem], scores: Tensor) -> Figures:  # noqa: ARG002 - the first is the right one
-        """The share of questions answered rightly; whoever scores as much is in the right one's way."""
+        """Return the share of questions answered rightly; a tie with a wrong answer counts as wrong."""
         return {"accuracy": ((scores >= scores[:, :1]).sum(dim=1) == 1).float().mean().item()}
 
-    def baselines(self, learned: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
-        """Drawing lots, and the answer that shares the largest part of its words with the question."""
+    def baselines(self, trained: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+        """Return the accuracy of a random choice, and of the answer with the largest word overlap."""
         shared = [
             [jaccard_overlap(item.query, answer) for answer in item.passages[: self.measured_passages]]
             for item in items

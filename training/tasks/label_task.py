@@ -1,8 +1,4 @@
-"""The lesson of texts with one label each.
-
-It doesn't know what the labels mean: each has its share of right among what was said to have it (precision) and among
-what has it (recall).
-"""
+"""The task of texts with one label each, with precision and recall of each label."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +13,7 @@ from .text_reader import EncodedText, TextReader
 
 
 class LabelledItem(Protocol):
-    """Something with a label."""
+    """An item with a label and a domain."""
 
     @property
     def label(self) -> int: ...
@@ -27,7 +23,7 @@ class LabelledItem(Protocol):
 
 @dataclass(frozen=True)
 class LabelItem:
-    """A text as it was read, and its label."""
+    """An encoded text and its label."""
 
     encoded: EncodedText
     label: int
@@ -36,7 +32,7 @@ class LabelItem:
 
 @dataclass(frozen=True)
 class LabelTask:
-    """Choices among `names`, one a text."""
+    """Classification of texts into `names`."""
 
     names: tuple[str, ...]
     kind: Literal["classify"] = "classify"
@@ -53,28 +49,27 @@ class LabelTask:
         return TaskBatch(tokens, segments, list(range(len(items))), [item.label for item in items])
 
     def figures(self, items: Sequence[LabelledItem], scores: Tensor) -> Figures:
-        """The share of texts labelled rightly: of all ("accuracy"), of each domain; precision and recall of each
-        label."""
-        said = scores.argmax(dim=-1).tolist()
-        hits = [item for item, label in zip(items, said, strict=True) if item.label == label]
-        right, there, claimed = (
+        """Return accuracy, of all texts and of each domain, and precision and recall of each label."""
+        predicted = scores.argmax(dim=-1).tolist()
+        hits = [item for item, label in zip(items, predicted, strict=True) if item.label == label]
+        correct, actual, claimed = (
             Counter(self.names[item.label] for item in hits),
             Counter(self.names[item.label] for item in items),
-            Counter(self.names[label] for label in said),
+            Counter(self.names[label] for label in predicted),
         )
-        domains, known = Counter(item.domain for item in items), Counter(item.domain for item in hits)
+        domains, correct_by_domain = Counter(item.domain for item in items), Counter(item.domain for item in hits)
         return {
             "accuracy": len(hits) / len(items),
-            **{domain: known[domain] / count for domain, count in sorted(domains.items())},
-            **{f"precision of {name}": right[name] / claimed[name] for name in self.names if claimed[name]},
-            **{f"recall of {name}": right[name] / there[name] for name in self.names if there[name]},
+            **{domain: correct_by_domain[domain] / count for domain, count in sorted(domains.items())},
+            **{f"precision of {name}": correct[name] / claimed[name] for name in self.names if claimed[name]},
+            **{f"recall of {name}": correct[name] / actual[name] for name in self.names if actual[name]},
         }
 
-    def baselines(self, learned: Sequence[LabelItem], items: Sequence[LabelItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
-        return {"majority": majority_accuracy(learned, items)}
+    def baselines(self, trained: Sequence[LabelItem], items: Sequence[LabelItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+        return {"majority": majority_accuracy(trained, items)}
 
 
-def majority_accuracy(learned: Sequence[LabelledItem], items: Sequence[LabelledItem]) -> float:
-    """The accuracy of always saying the label that is commonest in what was learned."""
-    [(commonest, _)] = Counter(item.label for item in learned).most_common(1)
+def majority_accuracy(trained: Sequence[LabelledItem], items: Sequence[LabelledItem]) -> float:
+    """Return the accuracy of the label that is most frequent in the training items."""
+    [(commonest, _)] = Counter(item.label for item in trained).most_common(1)
     return sum(item.label == commonest for item in items) / len(items)

@@ -1,8 +1,8 @@
-"""The lesson of passages that answer a query: a cross-encoder reads both together and scores how well they fit.
+"""The task of ranking passages for a query: a cross-encoder reads both together and scores how well they fit.
 
-It doesn't know what the texts are.  The right passage is chosen among others of the same part of the data: half of
-them hard, those that share most with the query by words (BM25, Robertson and Zaragoza 2009), the others drawn from
-the right one's own domain.  The words decide, not the trunk's vectors: what it is compared with must not have chosen.
+The right passage competes with others of the same part of the data.  Half of them are hard: those that share most words
+with the query (BM25, Robertson and Zaragoza 2009).  The others are random ones of the right passage's domain.  Words
+choose them rather than the base model's vectors, because the vectors are the baseline.
 """
 
 import math
@@ -20,16 +20,14 @@ from ..loop.errors import RecipeError
 from .task import EmbedTexts, Figures, TaskBatch
 from .text_reader import TextReader
 
-MEASURED_PASSAGES, TRAINED_PASSAGES = (
-    20,
-    3,
-)  # passages a query: a figure is of the first, a step of the first few of those
+# Passages per query, in measuring and in training, where the first few of them are used.
+MEASURED_PASSAGES, TRAINED_PASSAGES = 20, 3
 BM25_K1, BM25_B = 1.2, 0.75  # BM25's k1 and b, as usual
 
 
 @dataclass(frozen=True)
 class PairItem:
-    """A query and the passages it is asked of; the first is the right one."""
+    """A query and its passages; the first passage is the right one."""
 
     query: str
     passages: tuple[str, ...]
@@ -38,7 +36,7 @@ class PairItem:
 
 @dataclass(frozen=True)
 class PairTask:
-    """Choices among passages, one a query: among `learned` in a step, among `measured` for a figure."""
+    """Ranking of passages for a query, `trained_passages` in a training step, `measured_passages` for a figure."""
 
     measured_passages: int = MEASURED_PASSAGES
     trained_passages: int = TRAINED_PASSAGES
@@ -47,7 +45,7 @@ class PairTask:
     def items(self, examples: Sequence[Example[str]], read: TextReader) -> list[PairItem]:
         if len(examples) <= 2 * MEASURED_PASSAGES:
             raise RecipeError(
-                f"data: {len(examples)} passages are too few to find one among {MEASURED_PASSAGES} others"
+                f"data: {len(examples)} passages are too few to rank one among {MEASURED_PASSAGES} others"
             )
         own = read([(example.label, example.text) for example in examples])
         others = list_distractors(examples)
@@ -66,8 +64,7 @@ class PairTask:
         return TaskBatch(tokens, segments, list(range(len(texts))), [0] * len(items))
 
     def figures(self, items: Sequence[PairItem], scores: Tensor) -> Figures:  # noqa: ARG002 - the first is the right one
-        """Mean reciprocal rank, and the share of queries whose passage is first, or among the first five; whoever
-        scores as much stands before it."""
+        """Return the mean reciprocal rank and recall at 1 and 5; a tie ranks before the right passage."""
         ranks = (scores >= scores[:, :1]).sum(dim=1).float()
         return {
             "MRR": (1 / ranks).mean().item(),
@@ -75,8 +72,10 @@ class PairTask:
             "recall@5": (ranks <= 5).float().mean().item(),
         }
 
-    def baselines(self, learned: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
-        """The same by the cosine of the trunk's vectors, and what drawing lots would give."""
+    def baselines(self, trained: Sequence[PairItem], items: Sequence[PairItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+        """Return the same figures for the cosine of the base model's vectors, and the mean reciprocal rank of random
+        order.
+        """
         texts = sorted({text for item in items for text in (item.query, *item.passages)})
         row = {text: index for index, text in enumerate(texts)}
         vectors = embed(texts)
@@ -89,7 +88,9 @@ class PairTask:
 
 
 def list_distractors(examples: Sequence[Example[str]]) -> list[list[int]]:
-    """For each example MEASURED - 1 others that are not described as it is, hard and easy in turn."""
+    """Return the distractors of each example: MEASURED_PASSAGES - 1 others with another query, hard and easy in
+    turn.
+    """
     index = Bm25Index([example.text for example in examples])
     domains: dict[str, list[int]] = defaultdict(list)
     for row, example in enumerate(examples):
@@ -102,16 +103,14 @@ def list_distractors(examples: Sequence[Example[str]]) -> list[list[int]]:
 def choose_distractors(
     examples: Sequence[Example[str]], row: int, near: Sequence[int], domains: dict[str, list[int]]
 ) -> list[int]:
-    """Everything is drawn from the query alone, so that a rerun asks the same."""
-    query, draw = examples[row].label, random.Random(examples[row].source)
+    """Choose the distractors of one example.  The random seed is the example's source, so a rerun chooses the same."""
+    query, rng = examples[row].label, random.Random(examples[row].source)
     hard = [other for other in near if examples[other].label != query][: MEASURED_PASSAGES // 2]
     kin, rest = domains[examples[row].domain], range(len(examples))
     easy: list[int] = []
     for pool in (kin, rest):
         drawn = [
-            other
-            for other in draw.sample(pool, min(len(pool), 4 * MEASURED_PASSAGES))
-            if examples[other].label != query
+            other for other in rng.sample(pool, min(len(pool), 4 * MEASURED_PASSAGES)) if examples[other].label != query
         ]
         easy += [other for other in drawn if other not in hard and other not in easy]
     mixed = [each for pair in zip(hard, easy, strict=False) for each in pair]
@@ -119,7 +118,7 @@ def choose_distractors(
 
 
 class Bm25Index:
-    """Which texts share words with a query, the most telling first (BM25)."""
+    """An index of texts by their words, ranked by BM25."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         bags = [Counter(WORD.findall(text.lower())) for text in texts]
@@ -133,7 +132,7 @@ class Bm25Index:
         self.postings = {word: tuple(map(torch.tensor, zip(*rows, strict=True))) for word, rows in found.items()}
 
     def nearest(self, query: str, count: int = 4 * MEASURED_PASSAGES) -> list[int]:
-        """Texts that share a word with the query, at most `count`, best first."""
+        """Return at most `count` texts that share a word with the query, best first."""
         sums = torch.zeros(self.text_count, dtype=torch.float64)
         for word in sorted(set(WORD.findall(query.lower()))):
             if word in self.postings:

@@ -1,9 +1,8 @@
-"""Pairs of English sentences of one program's screens: of one meaning, or of two that look as much alike.
+"""Pairs of English sentences of one program's user interface, with the same meaning or with different ones.
 
-It doesn't know how they are divided or learned.  The one idea: two sentences that translators wrote alike in German
-say the same.  To each such pair there is one of other meaning, chosen among the nearest in either language, so that as
-many words are shared as there, about, and the lengths differ as much: neither tells much.  Where they wrote two
-sentences for one meaning, a pair is called different and is not.
+Two sentences with the same German translation have the same meaning.  For each such pair there is one with different
+meanings and about the same word overlap and lengths, so neither predicts the label.  A pair whose one meaning was
+translated in two ways is labelled different, wrongly.
 """
 
 from collections import defaultdict
@@ -17,17 +16,17 @@ from .pair_task import Bm25Index
 from .similarity_task import jaccard_overlap
 
 LABEL_NAMES = ("different", "same")
-NEAREST = 24  # in each language
-Translations = Mapping[str, tuple[str, ...]]  # by sentence: its translations
+NEAREST = 24  # nearest sentences, in each language
+Translations = Mapping[str, tuple[str, ...]]  # the translations of each sentence
 
 
 def corpus(downloads: Path) -> Corpus[int]:
-    """Of Home Assistant's screens, as `home` reads them."""
+    """Read pairs of Home Assistant's sentences."""
     return pair_sentences(home.corpus(downloads).examples)
 
 
 def pair_sentences(translated: Sequence[Example[str]]) -> Corpus[int]:
-    """Pairs that share a sentence belong together."""
+    """Build the corpus.  Pairs that share a sentence are of one group."""
     spelled: dict[str, str] = {}
     found: dict[str, set[str]] = defaultdict(set)
     for example in translated:
@@ -45,23 +44,23 @@ def pair_sentences(translated: Sequence[Example[str]]) -> Corpus[int]:
 
 
 def normalised_text(text: str) -> str:
-    """Without case and punctuation."""
+    """Return the text without case and punctuation."""
     return " ".join(WORD.findall(text.lower()))
 
 
 def same_meaning_pairs(meanings: Translations) -> list[tuple[str, str]]:
-    """Sentences with a translation in common."""
-    said: dict[str, list[str]] = defaultdict(list)
+    """Return the pairs of sentences with a common translation."""
+    by_translation: dict[str, list[str]] = defaultdict(list)
     for text in sorted(meanings):
         for meaning in meanings[text]:
-            said[meaning].append(text)
-    return sorted({pair for texts in said.values() for pair in combinations(texts, 2)})
+            by_translation[meaning].append(text)
+    return sorted({pair for texts in by_translation.values() for pair in combinations(texts, 2)})
 
 
 def other_meaning_pairs(meanings: Translations, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """To each pair its first sentence, and one of other meaning that is about as much like it.
+    """Return, for each pair, its first sentence with one of another meaning and about the same similarity.
 
-    That one is in no other pair: else nearly all would belong together.
+    That sentence is in no other pair; otherwise nearly all pairs would be of one group.
     """
     texts = sorted(set(meanings) - {text for pair in pairs for text in pair})
     english, german = Bm25Index(texts), Bm25Index([" ".join(meanings[text]) for text in texts])
@@ -80,7 +79,7 @@ def other_meaning_pairs(meanings: Translations, pairs: Sequence[tuple[str, str]]
 
 
 def surface_similarity(one: str, other: str) -> tuple[float, float]:
-    """Of two sentences' words and of their lengths, as they look."""
+    """Return the word overlap of two sentences and the ratio of their lengths."""
     return jaccard_overlap(one, other), min(len(one), len(other)) / max(len(one), len(other))
 
 

@@ -1,8 +1,7 @@
-"""The lesson of two texts that say the same or do not, neither of which comes first.
+"""The task of telling whether two texts have the same meaning, without an order between them.
 
-It doesn't know what the texts are.  The one idea (Radford et al. 2018, section 3.3): a causal network reads them in
-both orders, and the two states are added before the one linear layer.  That has no bias, so the scores may be added
-instead: it is the same sum.
+A causal network reads them in both orders, and the two states are added before the linear layer (Radford et al. 2018,
+section 3.3).  The layer has no bias, so adding the scores gives the same.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ ORDERS = 2
 
 @dataclass(frozen=True)
 class SimilarityItem:
-    """A pair as it was read in both orders; `shared` is the share of its words that both texts have."""
+    """A pair, encoded in both orders.  `word_overlap` is the share of words that both texts have."""
 
     encoded: tuple[EncodedText, EncodedText]
     label: int
@@ -31,7 +30,7 @@ class SimilarityItem:
 
 @dataclass(frozen=True)
 class SimilarityTask:
-    """Choices among `names`, one a pair."""
+    """Classification of pairs into `names`."""
 
     names: tuple[str, ...]
     kind: Literal["classify"] = "classify"
@@ -50,37 +49,38 @@ class SimilarityTask:
     def pack(self, items: Sequence[SimilarityItem], read: TextReader, learning: bool) -> TaskBatch:  # noqa: ARG002 - read once
         reads = [each for item in items for each in item.encoded]
         tokens, segments = [each.tokens for each in reads], [each.segments for each in reads]
-        right = [item.label for item in items]
-        return TaskBatch(tokens, segments, list(range(len(reads))), right, order_count=ORDERS)
+        targets = [item.label for item in items]
+        return TaskBatch(tokens, segments, list(range(len(reads))), targets, order_count=ORDERS)
 
     def figures(self, items: Sequence[SimilarityItem], scores: Tensor) -> Figures:
-        """As of texts with one label."""
+        """Return the figures of LabelTask."""
         return LabelTask(self.names).figures(items, scores)
 
     def baselines(
         self,
-        learned: Sequence[SimilarityItem],
+        trained: Sequence[SimilarityItem],
         items: Sequence[SimilarityItem],
         embed: EmbedTexts,  # noqa: ARG002
     ) -> Figures:
-        """The commonest label, and the accuracy of a bound on the share of words that both texts have, the best one in
-        what was learned."""
+        """Return the accuracy of the most frequent label, and of the threshold on word overlap that is best in
+        training.
+        """
         bound, above = max(
-            ((bound, above) for bound in sorted({item.word_overlap for item in learned}) for above in (0, 1)),
-            key=lambda rule: threshold_accuracy(learned, *rule),
+            ((bound, above) for bound in sorted({item.word_overlap for item in trained}) for above in (0, 1)),
+            key=lambda rule: threshold_accuracy(trained, *rule),
         )
         return {
-            "majority": majority_accuracy(learned, items),
+            "majority": majority_accuracy(trained, items),
             "words in common": threshold_accuracy(items, bound, above),
         }
 
 
 def jaccard_overlap(first: str, second: str) -> float:
-    """Jaccard's."""
+    """Return the Jaccard similarity of the texts' words."""
     one, other = word_set(first), word_set(second)
     return len(one & other) / len(one | other)
 
 
 def threshold_accuracy(items: Sequence[SimilarityItem], bound: float, above: int) -> float:
-    """How often the label is `above` where at least so much is shared, and the other one where less is."""
+    """Return the accuracy of the label `above` at or over the threshold `bound`, and of the other label under it."""
     return sum((above if item.word_overlap >= bound else 1 - above) == item.label for item in items) / len(items)

@@ -1,7 +1,4 @@
-"""The data that recipes can name: what is read, and what is learned of it.
-
-Knows neither networks nor recipes.  A new source is a reader and a line here.
-"""
+"""The data sources that recipes can name, and the task of each.  A new source is a reader and a line here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +19,11 @@ from .task import Task
 
 @dataclass(frozen=True)
 class TaskSource:
-    """`corpus` reads what it downloads into a folder; `lesson` is made for the labels found there; `sample` is a little
-    that is made up, of the same shape; `said` is what a config.json says of a network that learned it."""
+    """A source of labelled data.
+
+    `read_corpus` downloads into a folder and reads.  `create_task` gets the labels found there.  `create_sample`
+    generates a few examples of the same form.  `config_fields` are added to the config.json of a model trained on it.
+    """
 
     read_corpus: Callable[[Path], Corpus[Any]]
     create_task: Callable[[tuple[str, ...]], Task[Any]]
@@ -46,7 +46,9 @@ TASK_SOURCES: Mapping[str, TaskSource] = {
 
 @dataclass(frozen=True)
 class TextSource:
-    """What whole networks learn from: of one language, or with translations.  `sample` is a little that is made up."""
+    """A source of texts to train networks from scratch, with or without translations.  `create_sample` generates a
+    few.
+    """
 
     read_corpus: Callable[[Path], Corpus[Any]]
     create_sample: Callable[[], Corpus[Any]]

@@ -1,7 +1,6 @@
-"""The lesson of words with a label each.
+"""The task of labelling each word of a sentence.  Words are separated by blanks.
 
-It doesn't know what words are: they are what stands between blanks in an example.  A word is known by its first token
-(Devlin et al. 2019), and only those tokens are learned from.
+A word's tag is predicted at its first token, and only those tokens are trained (Devlin et al. 2019).
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +18,9 @@ from .text_reader import EncodedText, TextReader
 
 @dataclass(frozen=True)
 class TagItem:
-    """A text as it was read, and of each of its words that has a token: the first one, the word and its tag."""
+    """An encoded sentence.  `rows`, `words` and `tags` are of its words with a token: the first token, the word, the
+    tag.
+    """
 
     tokens: list[int]
     rows: list[int]
@@ -32,7 +33,7 @@ class TagItem:
 
 @dataclass(frozen=True)
 class TagTask:
-    """Choices among all tags, one a word."""
+    """Classification of words into tags."""
 
     kind: Literal["tag"] = "tag"
 
@@ -50,17 +51,17 @@ class TagTask:
         return TaskBatch(tokens, segments, rows, [tag for item in items for tag in item.tags])
 
     def figures(self, items: Sequence[TagItem], scores: Tensor) -> Figures:
-        """The share of words tagged rightly: of all ("accuracy"), of each domain; words without a token are not."""
-        said = iter(scores.argmax(dim=-1).tolist())
-        return tag_accuracies(items, [[next(said) for _ in item.tags] for item in items])
+        """Return accuracy over words, of all and of each domain; a word without a token counts as wrong."""
+        predicted = iter(scores.argmax(dim=-1).tolist())
+        return tag_accuracies(items, [[next(predicted) for _ in item.tags] for item in items])
 
-    def baselines(self, learned: Sequence[TagItem], items: Sequence[TagItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
-        """Always the commonest tag; the commonest of each word, and that of all words for one that was not learned."""
+    def baselines(self, trained: Sequence[TagItem], items: Sequence[TagItem], embed: EmbedTexts) -> Figures:  # noqa: ARG002
+        """Return the accuracy of the most frequent tag, and of each word's most frequent tag in training."""
         seen: dict[str, Counter[int]] = defaultdict(Counter)
-        for item in learned:
+        for item in trained:
             for word, tag in zip(item.words, item.tags, strict=True):
                 seen[word.lower()][tag] += 1
-        [(overall, _)] = Counter(tag for item in learned for tag in item.tags).most_common(1)
+        [(overall, _)] = Counter(tag for item in trained for tag in item.tags).most_common(1)
         usual = {word: tags.most_common(1)[0][0] for word, tags in seen.items()}
         by_word = [[usual.get(word.lower(), overall) for word in item.words] for item in items]
         return {
@@ -72,7 +73,7 @@ class TagTask:
 
 
 def build_item(example: Example[tuple[int, ...]], read: EncodedText) -> TagItem:
-    """The first token of a word is the one that begins where the word does."""
+    """Build an item.  The first token of a word is the one that begins where the word does."""
     begins = {start: row for row, (start, end) in reversed(list(enumerate(read.offsets))) if end > start}
     found = [
         (begins[start], word, tag)
@@ -91,18 +92,18 @@ def build_item(example: Example[tuple[int, ...]], read: EncodedText) -> TagItem:
 
 
 def split_words(text: str) -> Iterator[tuple[int, str]]:
-    """Every word and where it begins."""
+    """Yield the start and the text of every word."""
     start = 0
     for word in text.split(" "):
         yield start, word
         start += len(word) + 1
 
 
-def tag_accuracies(items: Sequence[TagItem], said: Sequence[Sequence[int]]) -> Figures:
-    right: Counter[str] = Counter()
+def tag_accuracies(items: Sequence[TagItem], predicted: Sequence[Sequence[int]]) -> Figures:
+    correct: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for item, tags in zip(items, said, strict=True):
-        right[item.domain] += sum(one == other for one, other in zip(item.tags, tags, strict=True))
+    for item, tags in zip(items, predicted, strict=True):
+        correct[item.domain] += sum(one == other for one, other in zip(item.tags, tags, strict=True))
         count[item.domain] += len(item.tags) + item.skipped_words
-    domains = {domain: right[domain] / count[domain] for domain in sorted(count)}
-    return {"accuracy": right.total() / count.total(), **domains}
+    domains = {domain: correct[domain] / count[domain] for domain in sorted(count)}
+    return {"accuracy": correct.total() / count.total(), **domains}

@@ -1,8 +1,7 @@
-"""What examples teach, and the task of learning it.
+"""The protocol of tasks with labelled examples, and their training.
 
-It doesn't know where examples come from or how steps are taken.  The one idea: to label a text, to tag a word and to
-find a passage are one thing, a choice: the scores of what there is to choose from are compared by cross-entropy with
-what is right.  A lesson says what there is to choose from, and which figures tell how well it was learned.
+Labelling texts, tagging words and finding answers are all choices: scores of some options are compared with the right
+one by cross-entropy.  A task defines the options and the figures.
 """
 
 import math
@@ -29,11 +28,12 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """A batch as the network reads it.
+    """A batch of a task.
 
-    `rows` are those of the head's scores that are looked at; they are divided evenly among the `right` choices, each a
-    number among its scores.  `each`: they number not rows but scores, row after row; -1 is none, which is never chosen.
-    Where a text is read in several `orders`, the rows of each stand together and are added.
+    `rows` select rows of the head's scores, equally many for each of the `targets`; a target is an index among its
+    scores.  With `rows_are_scores` they select single scores of the flattened matrix, and -1 is a score of minus
+    infinity.  A text that is read in several orders has the rows of each next to each other, and their scores are
+    added.
     """
 
     sequences: list[list[int]]
@@ -45,39 +45,39 @@ class TaskBatch:
 
 
 class Task(Protocol[Item]):
-    """What is learned of examples of one shape."""
+    """A task with labelled examples."""
 
     @property
     def kind(self) -> Literal["classify", "tag", "span"]:
-        """Of the head that answers."""
+        """The kind of the task's head."""
 
     def items(self, examples: Sequence[Example[Any]], read: TextReader) -> list[Item]:
-        """One an example."""
+        """Return an item for each example."""
 
     def truncated_count(self, items: Sequence[Item]) -> int:
-        """How many of them were not read to their end."""
+        """Return how many items were truncated."""
 
     def pack(self, items: Sequence[Item], read: TextReader, learning: bool) -> TaskBatch:
-        """A batch, `learning` from it or measuring."""
+        """Return a batch, for training (`learning`) or measuring."""
 
     def figures(self, items: Sequence[Item], scores: Tensor) -> Figures:
-        """How well a head does, by its [choices, options] scores for all of the items, in their order."""
+        """Return figures from scores [choices, options] of all items, in their order."""
 
-    def baselines(self, learned: Sequence[Item], items: Sequence[Item], embed: "EmbedTexts") -> Figures:
-        """How well something simple does on the same items."""
+    def baselines(self, trained: Sequence[Item], items: Sequence[Item], embed: "EmbedTexts") -> Figures:
+        """Return figures of simple methods on the same items."""
 
 
 class EmbedTexts(Protocol):
-    """Texts to their [N, W] vectors, as the trunk makes them before anything is learned."""
+    """Returns vectors [N, W] of texts from the base model before training."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskTraining(Generic[Item]):
-    """The task (`trainer.Task`): `train` in shuffled batches of `batch` items, measured on `validation`.
+    """Training on a task (`trainer.Trainable`): `train` in shuffled batches of `batch` items, measured on `validation`.
 
-    `beside` is what else is learned of the same texts.
+    `auxiliary` are further losses on the same texts.
     """
 
     task: Task[Item]
@@ -120,37 +120,37 @@ def split_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def score_batch(network: Transformer, head: nn.Module, batch: TaskBatch) -> Tensor:
-    """[choices, options], before the head's closing function."""
+    """Return scores [choices, options] before the head's activation."""
     return choice_scores(head, batch_states(network, batch), batch)
 
 
 def batch_states(network: Transformer, batch: TaskBatch) -> Tensor:
-    """[T, W]"""
+    """Return the network's states [T, W] of a batch."""
     segments = batch.segments if any(map(any, batch.segments)) else None
     states: Tensor = network(RaggedBatch.of(batch.sequences, segments, device=network.tokens.weight.device))
     return states
 
 
 def choice_scores(head: nn.Module, states: Tensor, batch: TaskBatch) -> Tensor:
-    """What the head says of a batch's [T, W] states: [choices, options]."""
+    """Return scores [choices, options] from a batch's states [T, W]."""
     raw: Tensor = head(states, list(accumulate(map(len, batch.sequences), initial=0)))
     if batch.rows_are_scores:
         raw = F.pad(raw.reshape(-1, 1), (0, 0, 0, 1), value=-math.inf)
-    shown = raw[torch.tensor(batch.rows, device=raw.device)]
-    return shown.reshape(-1, batch.order_count, shown.size(-1)).sum(dim=1).reshape(len(batch.targets), -1)
+    selected = raw[torch.tensor(batch.rows, device=raw.device)]
+    return selected.reshape(-1, batch.order_count, selected.size(-1)).sum(dim=1).reshape(len(batch.targets), -1)
 
 
 @torch.no_grad()
 def measure_task(
-    lesson: Task[Item], network: Transformer, head: nn.Module, read: TextReader, items: Sequence[Item]
+    task: Task[Item], network: Transformer, head: nn.Module, read: TextReader, items: Sequence[Item]
 ) -> Figures:
-    """Mean cross-entropy ("loss"), and the lesson's own figures."""
+    """Return the mean cross-entropy ("loss") and the task's figures."""
     found: list[Tensor] = []
-    right: list[int] = []
+    targets: list[int] = []
     for some in split_batches(items, 16):
-        batch = lesson.pack(some, read, learning=False)
+        batch = task.pack(some, read, learning=False)
         found.append(score_batch(network, head, batch).cpu())
-        right += batch.targets
+        targets += batch.targets
     widest = max(each.size(1) for each in found)
     raw = torch.cat([F.pad(each, (0, widest - each.size(1)), value=-math.inf) for each in found])
-    return {"loss": F.cross_entropy(raw, torch.tensor(right)).item(), **lesson.figures(items, raw)}
+    return {"loss": F.cross_entropy(raw, torch.tensor(targets)).item(), **task.figures(items, raw)}

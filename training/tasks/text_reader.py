@@ -1,7 +1,7 @@
-"""Texts to token ids, as a network in training reads them.
+"""Encodes texts for training.
 
-It doesn't know what is learned of them.  The one idea: nothing is cut off in silence.  A text that is too long is an
-error, unless the recipe says how much of a text is read; then it is known of every text whether it was cut.
+A text that is too long is an error unless the recipe sets a limit; then each encoded text records whether it was
+truncated.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Text = str | tuple[str, str]
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text, or a pair, as tokens; `offsets` are the code points that each covers, of its own text."""
+    """The tokens of a text or a pair; `offsets` are the code points that each covers, in its own text."""
 
     tokens: list[int]
     segments: list[int]
@@ -26,14 +26,14 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads at most `limit` tokens; of longer texts the first ones if it may `cut`."""
+    """Encodes texts of at most `limit` tokens; longer ones are truncated if `may_truncate`."""
 
     tokenizer: Tokenizer
     limit: int
     may_truncate: bool
 
     def __call__(self, texts: Sequence[Text]) -> list[EncodedText]:
-        """RecipeError if a text is too long and may not be cut."""
+        """Encode texts.  Raises RecipeError for a text that is too long and may not be truncated."""
         return [self.fit_text(text, each) for text, each in zip(texts, self.tokenizer.encode_batch(texts), strict=True)]
 
     def fit_text(self, text: Text, encoding: Encoding) -> EncodedText:
@@ -41,12 +41,12 @@ class TextReader:
             return EncodedText(encoding.ids, encoding.segments, encoding.offsets, is_truncated=False)
         if not self.may_truncate:
             shown = text if isinstance(text, str) else " / ".join(text)
-            message = f"data.most_tokens: {len(encoding)} tokens, at most {self.limit}; say how many are read"
+            message = f"data.most_tokens: {len(encoding)} tokens, at most {self.limit}; set how many are read"
             raise RecipeError(f"{message}: {shown[:60]!r}")
-        closing = encoding.special[::-1].index(False)  # tokens that the model wants behind a text
-        kept = self.limit - closing
+        closing = encoding.special[::-1].index(False)  # special tokens after a text
+        kept_tokens = self.limit - closing
         ids, segments, offsets = (
-            [*values[:kept], *values[len(values) - closing :]]
+            [*values[:kept_tokens], *values[len(values) - closing :]]
             for values in (encoding.ids, encoding.segments, encoding.offsets)
         )
         return EncodedText(ids, segments, offsets, is_truncated=True)

@@ -1,1 +1,1 @@
-"""What every request passes: host and origin, key, rate, admission, deadline, access log."""
+"""Checks that every request passes: host and origin, key, rate limit, admission, deadline; and the access log."""

@@ -1,8 +1,7 @@
-"""What is told of an HTTP request once it is over: its line in the log, and the stages that its trace shows.
+"""The access log line of a finished HTTP request, and the stages that its trace shows.
 
-Knows neither OpenTelemetry nor a socket.  The one idea: both are read off what the visit and the engine's courses have
-kept anyway, so they say the same, nothing is measured for them twice, and nothing of a prompt, an answer or a key is
-there to be told.
+Both are computed from the timings in `RequestContext` and in the engine's `RequestTiming`, so they agree with each
+other and nothing is measured twice.  Neither holds any text of a prompt or an answer, nor a key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,60 +16,58 @@ from starlette.types import Scope
 from ...engine.worker import RequestTiming
 from .request_context import RequestContext
 
-MAX_PATH_CHARS = 200  # characters of a path that are told
+MAX_PATH_CHARS = 200  # characters of a path that are logged
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-OUTCOMES_BY_SEVERITY = (
-    "done",
-    "aborted",
-    "expired",
-    "failed",
-)  # of several that ended so or so, the last tells how all did
+OUTCOMES_BY_SEVERITY = ("done", "aborted", "expired", "failed")  # the worst of several engine requests counts for all
 
 Stage = Literal["admission", "read", "tokenise", "queue", "steps", "detokenise"]
 
 
 @dataclass(frozen=True)
 class EngineSummary:
-    """What the engine did for one HTTP request: all its texts and prompts, of which there is at least one, together.
+    """What the engine did for one HTTP request, summed over all its engine requests (at least one).
 
-    Times are those of `time.perf_counter`; 0: it never came to that.
+    Times are in seconds of `time.perf_counter`; 0 means that the request never reached that point.
     """
 
     requests: int
-    submitted: float  # the first of them
-    first_step: float  # when a step first computed one of them
-    first_token: float  # when the first token was heard of
-    ended: float  # the last of them
-    queue_seconds: float  # seconds that the one waited which waited longest
-    detokenised: float  # when the last of it became text
-    detokenise_seconds: float  # seconds that took
-    prompt_tokens: int  # tokens
-    generated_tokens: int  # generated
-    cached_tokens: int  # of the prompts'
+    submitted: float  # when the first of them was submitted
+    first_step: float  # when the first step began that computed one of them
+    first_token: float  # when the first token arrived
+    ended: float  # when the last of them ended
+    queue_seconds: float  # the longest wait of one of them
+    detokenised: float  # when the last token was detokenised
+    detokenise_seconds: float  # seconds spent in the detokenizer
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int  # prompt tokens found in the cache
 
     @classmethod
-    def from_timings(cls, courses: Sequence[RequestTiming], now: float) -> "EngineSummary":
+    def from_timings(cls, timings: Sequence[RequestTiming], now: float) -> "EngineSummary":
         return cls(
-            requests=len(courses),
-            submitted=min(course.submitted for course in courses),
-            # a step may have begun with one that was given up a moment before
+            requests=len(timings),
+            submitted=min(timing.submitted for timing in timings),
+            # a step may have started with a request that was aborted just before
             first_step=min(
-                (course.started for course in courses if 0 < course.started < (course.ended or now)), default=0.0
+                (timing.started for timing in timings if 0 < timing.started < (timing.ended or now)), default=0.0
             ),
-            first_token=min((course.first_token for course in courses if course.first_token), default=0.0),
-            ended=max(course.ended or now for course in courses),
-            queue_seconds=max((course.started or course.ended or now) - course.submitted for course in courses),
-            detokenised=max(course.last_text for course in courses),
-            detokenise_seconds=sum(course.text_seconds for course in courses),
-            prompt_tokens=sum(course.prompt_tokens for course in courses),
-            generated_tokens=sum(course.generated_tokens for course in courses),
-            cached_tokens=sum(course.cached_tokens for course in courses),
+            first_token=min((timing.first_token for timing in timings if timing.first_token), default=0.0),
+            ended=max(timing.ended or now for timing in timings),
+            queue_seconds=max((timing.started or timing.ended or now) - timing.submitted for timing in timings),
+            detokenised=max(timing.last_text for timing in timings),
+            detokenise_seconds=sum(timing.text_seconds for timing in timings),
+            prompt_tokens=sum(timing.prompt_tokens for timing in timings),
+            generated_tokens=sum(timing.generated_tokens for timing in timings),
+            cached_tokens=sum(timing.cached_tokens for timing in timings),
         )
 
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """`method` and `path` are fit to be shown; `route` is the route's template, empty where there is none."""
+    """One finished HTTP request, as it is logged, counted and traced.
+
+    `method` and `path` are safe to print; `route` is the route's template, empty if no route matched.
+    """
 
     context: RequestContext
     method: str
@@ -79,14 +76,14 @@ class RequestRecord:
     status: int
     ended: float  # by `time.perf_counter`
     scheme: str = "http"
-    client: str = ""  # its address, as the connection or a trusted proxy has it
+    client: str = ""  # its address, from the connection or from a trusted proxy
 
     @classmethod
-    def from_scope(cls, visit: RequestContext, scope: Scope, status: int) -> "RequestRecord":
+    def from_scope(cls, context: RequestContext, scope: Scope, status: int) -> "RequestRecord":
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARS]
         route, client = getattr(scope.get("route"), "path", ""), (scope.get("client") or ("",))[0]
-        return cls(visit, method, path, route, status, perf_counter(), scope.get("scheme", "http"), client)
+        return cls(context, method, path, route, status, perf_counter(), scope.get("scheme", "http"), client)
 
     @cached_property
     def engine(self) -> EngineSummary | None:
@@ -94,14 +91,14 @@ class RequestRecord:
 
     @property
     def outcome(self) -> str:
-        """done, failed, aborted, expired or rejected."""
-        ends = [course.outcome for course in self.context.timings]
+        """One of done, failed, aborted, expired, rejected."""
+        ends = [timing.outcome for timing in self.context.timings]
         return self.context.outcome or max(ends, key=OUTCOMES_BY_SEVERITY.index, default="done")
 
     @property
     def reason(self) -> str:
-        """The code of the error that ended it; empty if none did."""
-        return self.context.reason or next((course.reason for course in self.context.timings if course.reason), "")
+        """The code of the error that ended the request; empty if there was none."""
+        return self.context.reason or next((timing.reason for timing in self.context.timings if timing.reason), "")
 
     @property
     def seconds(self) -> float:
@@ -109,100 +106,100 @@ class RequestRecord:
 
     @property
     def first_token_seconds(self) -> float:
-        """Seconds from its arrival until the first token was heard of; 0: none was."""
+        """Seconds from the arrival of the request to its first token; 0 if there was no token."""
         return self.engine.first_token - self.context.arrived if self.engine and self.engine.first_token else 0.0
 
     @property
     def stages(self) -> list[tuple[Stage, float, float]]:
-        """From when until when each was; what never began is not among them.
+        """(name, start, end) of each stage that began, in seconds of `time.perf_counter`.
 
-        Steps go on while text is written, and where the engine has a part of many texts at a time, some wait while
-        others are computed: `queue` ends where the steps begin.
+        Stages may overlap: steps go on while text is detokenised.  Where the engine computes some of many texts while
+        others still wait, `queue` ends where the first step begins.
         """
-        visit, work = self.context, self.engine
-        stages: list[tuple[Stage, float, float]] = [("admission", visit.arrived, visit.admitted or self.ended)]
-        if visit.tokenise_times:
-            stages.append(("read", visit.admitted, visit.tokenise_times[0][0]))
-            stages += [("tokenise", *times) for times in visit.tokenise_times]
-        if work:
-            stages.append(("queue", work.submitted, work.first_step or work.ended))
-            if work.first_step:
-                stages.append(("steps", work.first_step, work.ended))
-            if work.detokenised:
-                stages.append(("detokenise", work.first_token or work.ended, work.detokenised))
+        context, engine = self.context, self.engine
+        stages: list[tuple[Stage, float, float]] = [("admission", context.arrived, context.admitted or self.ended)]
+        if context.tokenise_times:
+            stages.append(("read", context.admitted, context.tokenise_times[0][0]))
+            stages += [("tokenise", *times) for times in context.tokenise_times]
+        if engine:
+            stages.append(("queue", engine.submitted, engine.first_step or engine.ended))
+            if engine.first_step:
+                stages.append(("steps", engine.first_step, engine.ended))
+            if engine.detokenised:
+                stages.append(("detokenise", engine.first_token or engine.ended, engine.detokenised))
         return stages
 
     @property
     def log_fields(self) -> Mapping[str, Any]:
-        """For machines.  What is not known of it is left out."""
-        visit, work = self.context, self.engine
+        """The fields of the JSON log line.  Unknown values are left out."""
+        context, engine = self.context, self.engine
         known = {
-            "request_id": visit.id,
-            "trace_id": visit.trace_id,
+            "request_id": context.id,
+            "trace_id": context.trace_id,
             "client": self.client,
             "method": self.method,
             "route": self.route,
             "path": self.path,
             "status": self.status,
-            "model": visit.model,
-            "task": visit.task,
-            "key": visit.owner,
+            "model": context.model,
+            "task": context.task,
+            "key": context.owner,
             "outcome": self.outcome,
             "reason": self.reason,
             "seconds": round(self.seconds, 6),
-            "queue_seconds": round(work.queue_seconds, 6) if work else "",
+            "queue_seconds": round(engine.queue_seconds, 6) if engine else "",
             "first_token_seconds": round(self.first_token_seconds, 6) or "",
         }
-        if work:
-            known |= {"requests": work.requests, "prompt_tokens": work.prompt_tokens}
-            known |= {"generated_tokens": work.generated_tokens, "cached_tokens": work.cached_tokens}
+        if engine:
+            known |= {"requests": engine.requests, "prompt_tokens": engine.prompt_tokens}
+            known |= {"generated_tokens": engine.generated_tokens, "cached_tokens": engine.cached_tokens}
         return {name: value for name, value in known.items() if value != ""}
 
     def __str__(self) -> str:
-        """For people."""
-        visit, work = self.context, self.engine
-        whose = f" for {visit.owner}" if visit.owner else ""
-        told = [self.outcome, *filter(None, [self.reason, visit.model])]
-        if work:
-            told.append(
-                f"{work.prompt_tokens} + {work.generated_tokens} tokens"
-                if work.generated_tokens
-                else f"{work.prompt_tokens} tokens"
+        """The text log line."""
+        context, engine = self.context, self.engine
+        owner = f" for {context.owner}" if context.owner else ""
+        parts = [self.outcome, *filter(None, [self.reason, context.model])]
+        if engine:
+            parts.append(
+                f"{engine.prompt_tokens} + {engine.generated_tokens} tokens"
+                if engine.generated_tokens
+                else f"{engine.prompt_tokens} tokens"
             )
-            told.append(f"queued {work.queue_seconds * 1000:.1f} ms")
+            parts.append(f"queued {engine.queue_seconds * 1000:.1f} ms")
         if self.first_token_seconds:
-            told.append(f"first token after {self.first_token_seconds * 1000:.1f} ms")
-        line = f"{self.method} {self.path} {self.status} in {self.seconds * 1000:.1f} ms{whose} [{visit.id}]"
-        return f"{line}: {', '.join(told)}"
+            parts.append(f"first token after {self.first_token_seconds * 1000:.1f} ms")
+        line = f"{self.method} {self.path} {self.status} in {self.seconds * 1000:.1f} ms{owner} [{context.id}]"
+        return f"{line}: {', '.join(parts)}"
 
 
 class Trace(Protocol):
-    """Of one HTTP request."""
+    """The trace of one HTTP request."""
 
     @property
     def id(self) -> str:
-        """32 hex digits, if it is kept; else empty."""
+        """The trace id, 32 hex digits; empty if the trace is not recorded."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the response says of it."""
+        """Response headers that carry the trace context."""
 
     def end(self, record: RequestRecord) -> None:
-        """The request is over."""
+        """End the trace of the request that `record` describes."""
 
 
 class RequestTracer(Protocol):
-    """Where traces go."""
+    """Starts traces and exports them."""
 
     def begin(self, arrived: float, headers: Headers) -> Trace:
-        """A request has arrived, by `time.perf_counter`."""
+        """Start the trace of a request that arrived at `arrived` (`time.perf_counter`)."""
 
     async def close(self) -> None:
-        """Send what is left, or leave it, in a few seconds."""
+        """Export what is left; gives up after a few seconds."""
 
 
 class NoTracing:
-    """Nobody wants to know: the trace of every request, and all of them."""
+    """The tracer, and the trace, that record nothing."""
 
     id = ""
     headers: Mapping[str, str] = {}
@@ -211,10 +208,10 @@ class NoTracing:
         return self
 
     def end(self, record: RequestRecord) -> None:
-        """See `Trace`; nothing is kept of it."""
+        """Does nothing."""
 
     async def close(self) -> None:
-        """There is nothing to send."""
+        """Does nothing."""
 
 
 NO_TRACING = NoTracing()

@@ -1,8 +1,8 @@
-"""How much is let in at once, for everybody and for each key, and how long the others are told to wait.
+"""Admission control: limits on requests and tokens in flight, for all clients together and for each key.
 
-Knows nothing of what is asked.  The one idea: a bound on requests in flight is a bound on memory, and a bound on their
-tokens is a bound on time; and the wait is computed from how fast both left lately, not guessed.  Both bounds are looked
-at before a body is read, and a place is taken when the body is whole: who sends a body slowly keeps nobody else out.
+The limit on requests limits memory; the limit on tokens limits time.  The `Retry-After` of a rejected request is
+computed from the measured rate at which requests and tokens left.  Both limits are checked before a body is read; a
+permit is acquired when the body is complete, so that a slow sender takes no capacity from others.
 """
 
 import math
@@ -16,12 +16,12 @@ from typing import Protocol
 
 from ...core.errors import Overloaded, Unavailable
 
-RATE_SAMPLES = 64  # answers from which the rates are measured
-MAX_WAIT_S = 60  # seconds
+RATE_SAMPLES = 64  # from which the rates are computed
+MAX_WAIT_S = 60
 
 
 class TokenLoad(Protocol):
-    """The tokens of prompts and texts that were submitted and not answered yet."""
+    """Tokens of the prompts and texts that were submitted and are not answered yet."""
 
     @property
     def tokens(self) -> int: ...
@@ -31,7 +31,7 @@ class TokenLoad(Protocol):
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """How much may be in flight; one owner's part is `share` of both."""
+    """How much may be in flight; one owner may use the fraction `share` of both limits."""
 
     requests: int
     tokens: int
@@ -44,7 +44,7 @@ class AdmissionLimits:
 
 @dataclass(frozen=True)
 class RateSample:
-    """What had left by `at`."""
+    """How many requests had ended, and tokens had been answered, by `time`."""
 
     time: float
     requests: int
@@ -52,20 +52,23 @@ class RateSample:
 
 
 class InFlightCounter:
-    """What is in flight under one pair of bounds, and what left lately.  `open_tokens` are those in flight now."""
+    """Counts what is in flight under one pair of limits, and measures how fast it ends.
+
+    `open_tokens` returns the tokens in flight now.
+    """
 
     def __init__(
-        self, bounds: AdmissionLimits, whose: str, open_tokens: Callable[[], int], clock: Callable[[], float]
+        self, limits: AdmissionLimits, owner_text: str, open_tokens: Callable[[], int], clock: Callable[[], float]
     ) -> None:
-        self.limits, self.owner_text, self.open_tokens, self.clock = bounds, whose, open_tokens, clock
+        self.limits, self.owner_text, self.open_tokens, self.clock = limits, owner_text, open_tokens, clock
         self.in_flight = 0
-        self.reserved_tokens = 0  # tokens of calls that are being submitted
-        self._finished_requests = 0  # requests, since the start
-        self._submitted_tokens = 0  # tokens, since the start
+        self.reserved_tokens = 0  # tokens of calls that are being submitted in parts
+        self._finished_requests = 0  # since the start
+        self._submitted_tokens = 0  # since the start
         self._samples = deque([self._take_sample()], maxlen=RATE_SAMPLES + 1)
 
     def check_room(self) -> None:
-        """Raises Overloaded if there is none for another request, whatever it asks."""
+        """Raises Overloaded if there is no room for another request of any size."""
         if self.in_flight >= self.limits.requests:
             taken = f"{self.limits.requests} requests{self.owner_text} are in flight"
             message = f"{taken}, no more are taken until one is answered"
@@ -74,7 +77,7 @@ class InFlightCounter:
             raise self._token_error(f"no more are taken until some of the {self.limits.tokens} are answered")
 
     def check_tokens(self, tokens: int) -> None:
-        """Raises Overloaded if there is no room for so many; with none in flight any number has room."""
+        """Raises Overloaded if there is no room for `tokens` more.  With no token in flight any number is accepted."""
         if self.committed_tokens and self.committed_tokens + tokens > self.limits.tokens:
             raise self._token_error(f"with {tokens} more they are over {self.limits.tokens}")
 
@@ -83,12 +86,12 @@ class InFlightCounter:
 
     @property
     def committed_tokens(self) -> int:
-        """Tokens in flight, and those that will be in a moment."""
+        """Tokens in flight, and reserved tokens that are about to be submitted."""
         return self.open_tokens() + self.reserved_tokens
 
     def add_request(self) -> None:
         if self.in_flight == 0:
-            # what was measured before a pause says nothing of now
+            # samples from before an idle period say nothing about the present rate
             self._samples.clear()
             self._samples.append(self._take_sample())
         self.in_flight += 1
@@ -99,81 +102,81 @@ class InFlightCounter:
         self._samples.append(self._take_sample())
 
     def estimate_wait(self) -> int:
-        """Whole seconds in which the requests in flight now leave, at the rate of late; from 1 to LONGEST_WAIT."""
+        """Estimated seconds until the requests in flight have ended, from 1 to MAX_WAIT_S, at the recent rate."""
         since = self._samples[0]
-        # nobody left yet: at best one in the time that has passed
+        # no request has ended yet: assume one in the elapsed time
         return self._wait_seconds(self.in_flight, max(self._finished_requests - since.requests, 1), since)
 
     def estimate_token_wait(self) -> int:
-        """The same of the tokens in flight."""
+        """The same for the tokens in flight."""
         since, tokens = self._samples[0], self.open_tokens()
-        gone = self._take_sample().tokens - since.tokens
-        return self._wait_seconds(tokens, gone, since) if gone > 0 else self.estimate_wait()
+        answered = self._take_sample().tokens - since.tokens
+        return self._wait_seconds(tokens, answered, since) if answered > 0 else self.estimate_wait()
 
-    def _wait_seconds(self, amount: int, gone: int, since: RateSample) -> int:
-        rate = gone / max(self.clock() - since.time, 1e-9)
+    def _wait_seconds(self, amount: int, ended: int, since: RateSample) -> int:
+        rate = ended / max(self.clock() - since.time, 1e-9)
         return min(max(math.ceil(amount / rate), 1), MAX_WAIT_S)
 
     def _take_sample(self) -> RateSample:
         return RateSample(self.clock(), self._finished_requests, self._submitted_tokens - self.open_tokens())
 
-    def _token_error(self, why: str) -> Overloaded:
-        message = f"{self.committed_tokens} tokens{self.owner_text} are in flight, {why}"
+    def _token_error(self, reason: str) -> Overloaded:
+        message = f"{self.committed_tokens} tokens{self.owner_text} are in flight, {reason}"
         return Overloaded(message, retry_after=self.estimate_token_wait())
 
 
 class Permit:
-    """Of a request that was let in to send its body.  It is in flight from `take` until it leaves."""
+    """The permit of an admitted request to send its body.  The request is in flight from `acquire` to `release`."""
 
-    def __init__(self, ledgers: Sequence[InFlightCounter]) -> None:
-        self.counters = ledgers
+    def __init__(self, counters: Sequence[InFlightCounter]) -> None:
+        self.counters = counters
         self.is_acquired = False
         self.check_room()
 
     def check_room(self) -> None:
-        """Raises Overloaded if there is none."""
-        for ledger in self.counters:
-            ledger.check_room()
+        """Raises Overloaded if there is no room."""
+        for counter in self.counters:
+            counter.check_room()
 
     def acquire(self) -> None:
-        """The body is whole.  Raises Overloaded if there is no room for it any more."""
+        """Count the request, whose body is complete now.  Raises Overloaded if there is no room any more."""
         self.check_room()
-        for ledger in self.counters:
-            ledger.add_request()
+        for counter in self.counters:
+            counter.add_request()
         self.is_acquired = True
 
     def release(self) -> None:
-        for ledger in self.counters if self.is_acquired else ():
-            ledger.remove_request()
+        for counter in self.counters if self.is_acquired else ():
+            counter.remove_request()
 
 
 class Admission:
-    """Lets in what is within `bounds`.  Lives on the event loop thread.
+    """Admits requests within `limits`.  Lives on the event loop thread.
 
-    Where there are several `owners`, each has its share of them; who they are may change.
+    If there are several `owners`, each may use its share of the limits; the collection may change.
     """
 
     def __init__(
         self,
-        bounds: AdmissionLimits,
+        limits: AdmissionLimits,
         load: TokenLoad,
         owners: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._closed_at = clock, math.inf
-        self._limits, self._load, self._owners = bounds, load, owners
-        self._total = InFlightCounter(bounds, "", lambda: load.tokens, clock)
+        self._limits, self._load, self._owners = limits, load, owners
+        self._total = InFlightCounter(limits, "", lambda: load.tokens, clock)
         self._by_owner: dict[str, InFlightCounter] = {}
         self._permits: set[Permit] = set()
 
     @property
     def in_flight(self) -> int:
-        """HTTP requests whose bodies are whole."""
+        """HTTP requests whose bodies are complete."""
         return self._total.in_flight
 
     @property
     def unfinished(self) -> int:
-        """HTTP requests that were let in and are not answered yet, those that still send their bodies included."""
+        """HTTP requests that were admitted and are not answered yet, with complete or incomplete bodies."""
         return len(self._permits)
 
     @property
@@ -181,70 +184,71 @@ class Admission:
         return self._closed_at < math.inf
 
     def drain_elapsed_s(self) -> float:
-        """Seconds since it was closed; 0 while it is open."""
+        """Seconds since admission was closed; 0 while it is open."""
         return max(self._clock() - self._closed_at, 0.0)
 
     def close(self) -> None:
-        """Let nobody in any more; what is in flight goes on."""
+        """Admit no more requests; requests in flight go on."""
         self._closed_at = min(self._closed_at, self._clock())
 
     @contextmanager
     def open_permit(self, owner: str = "") -> Iterator[Permit]:
-        """A place that can be taken once the body is whole; it is left at the end, if it was taken.
+        """A permit that can be acquired once the body is complete.  It is released at the end.
 
         Raises Unavailable while draining, and Overloaded if there is no room now.
         """
         if self.is_draining:
             raise Unavailable("the server is shutting down", retry_after=self._total.estimate_wait())
-        place = Permit(self._counters_of(owner))
-        self._permits.add(place)
+        permit = Permit(self._counters_of(owner))
+        self._permits.add(permit)
         try:
-            yield place
+            yield permit
         finally:
-            self._permits.remove(place)
-            place.release()
+            self._permits.remove(permit)
+            permit.release()
 
     @contextmanager
     def admit(self, owner: str = "") -> Iterator[None]:
-        """The same of a request that is whole: its place is taken at once."""
-        with self.open_permit(owner) as place:
-            place.acquire()
+        """Admit a request that is complete: its permit is acquired at once."""
+        with self.open_permit(owner) as permit:
+            permit.acquire()
             yield
 
     def check_tokens(self, owner: str, tokens: int) -> None:
-        """Raises Overloaded if so many more are over a bound; of one call, before it is submitted."""
-        for ledger in self._counters_of(owner):
-            ledger.check_tokens(tokens)
+        """Raises Overloaded if `tokens` more exceed a limit.  Called before a call is submitted."""
+        for counter in self._counters_of(owner):
+            counter.check_tokens(tokens)
 
     def add_submitted(self, owner: str, tokens: int) -> None:
-        """So many were submitted."""
-        for ledger in self._counters_of(owner):
-            ledger.add_submitted(tokens)
+        """Count `tokens` that were submitted."""
+        for counter in self._counters_of(owner):
+            counter.add_submitted(tokens)
 
     @contextmanager
     def reserve_tokens(self, owner: str, tokens: int) -> Iterator[Callable[[int], None]]:
-        """Room for the tokens of a call while it is submitted: call the function with how many are.
+        """Reserve room for the tokens of a call while it is submitted in parts.
 
-        Raises Overloaded as `check_tokens` does.
+        Yields a function to be called with the number of tokens of each part that was submitted.  Raises Overloaded as
+        `check_tokens` does.
         """
         self.check_tokens(owner, tokens)
-        ledgers, left = self._counters_of(owner), tokens
+        counters, left = self._counters_of(owner), tokens
 
-        def submitted(some: int) -> None:
+        def count_submitted(count: int) -> None:
             nonlocal left
-            left -= some
-            for ledger in ledgers:
-                ledger.reserved_tokens -= some
+            left -= count
+            for counter in counters:
+                counter.reserved_tokens -= count
 
-        submitted(-tokens)
+        count_submitted(-tokens)
         left = tokens
         try:
-            yield submitted
+            yield count_submitted
         finally:
-            submitted(left)
+            count_submitted(left)
 
     def estimate_wait(self) -> int:
-        """Whole seconds in which the requests in flight now leave."""
+        """Estimated seconds until the requests in flight have ended."""
         return self._total.estimate_wait()
 
     def _counters_of(self, owner: str) -> list[InFlightCounter]:

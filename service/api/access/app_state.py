@@ -1,7 +1,7 @@
-"""What the routes of one application reach: `request.app.state.server`.
+"""The state of the application that routes use: `request.app.state.server`.
 
-Knows no torch: the registry and the engine are whatever answers these questions.  The one idea: every dialect submits
-here, so that the last look at deadline and bounds, and the first count, have one place.
+Every dialect submits its engine requests here.  So the deadline and the admission limits are checked, and the request
+is first counted, in one place.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .request_context import RequestContext
 
 
 class RegistryProtocol(Resolver, Protocol):
-    """Served models, as far as HTTP asks."""
+    """What the HTTP API needs of the registry of served models."""
 
     def submit(self, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]: ...
 
@@ -39,7 +39,7 @@ class RegistryProtocol(Resolver, Protocol):
 
     def states(self) -> Mapping[str, LoadState]: ...
 
-    # what administrators ask; see service.runtime.registry
+    # for administrators; see service.runtime.registry
 
     @property
     def operation(self) -> ModelOperation | None: ...
@@ -60,13 +60,13 @@ class RegistryProtocol(Resolver, Protocol):
 
 
 class EngineProtocol(TokenLoad, ObservedEngine, Protocol):
-    """Whether the thread that computes runs, and how far it gets."""
+    """What the HTTP API needs of the engine: whether its thread runs, and how far it gets."""
 
     @property
     def alive(self) -> bool: ...
 
     def failing(self) -> list[str]:
-        """Models that cannot compute any more."""
+        """Names of models whose executor cannot compute any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,58 +84,58 @@ class AppState:
     tracer: RequestTracer = NO_TRACING
     headroom: Headroom = UNBOUNDED_HEADROOM
 
-    def submit(self, visit: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
-        """All of `requests`, or none.  Raises Expired or Overloaded, and what the engine raises."""
+    def submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
+        """Submit all of `requests`, or none.  Raises Expired or Overloaded, and what the engine raises."""
         with name_model_in_errors(model):
-            visit.check_deadline()
-            self.admission.check_tokens(visit.owner, count_prompt_tokens(requests))
-        return self._submit(visit, model, requests)
+            context.check_deadline()
+            self.admission.check_tokens(context.owner, count_prompt_tokens(requests))
+        return self._submit(context, model, requests)
 
     async def submit_in_slices(
-        self, visit: RequestContext, model: Model, requests: Sequence[Request]
+        self, context: RequestContext, model: Model, requests: Sequence[Request]
     ) -> Sequence[EventSource]:
-        """The same of a call with any number of them, a slice in one turn of the event loop.
+        """Submit any number of `requests`, one slice in each turn of the event loop.
 
-        There is room for all of them before the first is submitted.  Where a later one cannot be, or the deadline
-        passes or the client leaves meanwhile, those before it are aborted.
+        Room for all tokens is reserved before the first slice.  If a later slice fails, the deadline passes or the
+        client disconnects meanwhile, the requests that were submitted are aborted.
         """
         if len(requests) <= SLICE_SIZE:
-            return self.submit(visit, model, requests)
-        sources, whole = list[EventSource](), False
+            return self.submit(context, model, requests)
+        sources, is_complete = list[EventSource](), False
         try:
             with (
                 name_model_in_errors(model),
-                self.admission.reserve_tokens(visit.owner, count_prompt_tokens(requests)) as submitted,
+                self.admission.reserve_tokens(context.owner, count_prompt_tokens(requests)) as count_submitted,
             ):
-                for some in split_requests(requests):
-                    visit.check_deadline()
-                    sources += self._submit(visit, model, some)
-                    submitted(count_prompt_tokens(some))
+                for part in split_requests(requests):
+                    context.check_deadline()
+                    sources += self._submit(context, model, part)
+                    count_submitted(count_prompt_tokens(part))
                     await asyncio.sleep(0)
-            whole = True
+            is_complete = True
         finally:
-            if not whole:  # cancelled, perhaps: only this function has the sources, to close them
+            if not is_complete:  # perhaps cancelled: only this function can close the sources
                 call_in_slices(methodcaller("close"), sources)
         return sources
 
-    def _submit(self, visit: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
+    def _submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         with name_model_in_errors(model):
             sources = self.registry.submit(model, requests)
-        self.admission.add_submitted(visit.owner, count_prompt_tokens(requests))
-        self.quotas.add_submitted(visit.owner, requests)
+        self.admission.add_submitted(context.owner, count_prompt_tokens(requests))
+        self.quotas.add_submitted(context.owner, requests)
         explains = any(isinstance(request, ExplainTextRequest) for request in requests)
         self.metrics.record_submitted(model.name, "explain" if explains else model.task, len(requests))
-        visit.is_counted = True
-        visit.timings += [source.timing for source in sources]
+        context.is_counted = True
+        context.timings += [source.timing for source in sources]
         return sources
 
     async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
-        """See to it that `model` can be explained: the layers and heads of each kind of attention it has."""
+        """Load what is needed to explain answers of `model`.  Returns (layers, heads) of each kind of attention."""
         return await self.registry.load_explainer(model)
 
     @property
     def has_admin_key(self) -> bool:
-        """Whether models may be changed by whoever has the key."""
+        """Whether models may be changed with an admin key."""
         return self.keys.has_admin_key
 
     @property
@@ -145,13 +145,13 @@ class AppState:
         return all(states[name].is_final for name in self.settings.models if name in states)
 
     def fatal_reasons(self) -> list[str]:
-        """Why the process is to be restarted; nothing if it isn't."""
+        """Reasons to restart the process; empty if there are none."""
         if not self.engine.alive:
             return ["the engine thread has ended"]
         return self._stall_reasons(self.settings.hang_seconds)
 
     def unready_reasons(self) -> list[str]:
-        """Why no requests should be sent here; nothing if they should."""
+        """Reasons to send no requests here; empty if there are none."""
         reasons = ["the server is shutting down"] if self.admission.is_draining else []
         reasons += self.fatal_reasons() or self._stall_reasons(self.settings.stall_seconds)
         reasons += self._model_reasons()
@@ -159,12 +159,12 @@ class AppState:
             reasons.append("no model is ready")
         return reasons
 
-    def _stall_reasons(self, patience: float) -> list[str]:
+    def _stall_reasons(self, limit: float) -> list[str]:
         stalled = self.engine.stalled()
-        return [f"no step has been finished for {stalled:.1f} s, and work waits"] if stalled > patience else []
+        return [f"no step has been finished for {stalled:.1f} s, and work waits"] if stalled > limit else []
 
     def _model_reasons(self) -> list[str]:
-        """What keeps a model of the settings from answering."""
+        """Reasons why models of the settings cannot answer."""
         states, failing, reasons = self.registry.states(), self.engine.failing(), []
         for name in self.settings.models:
             if name in states and states[name].phase == "broken":
@@ -181,17 +181,17 @@ def count_prompt_tokens(requests: Sequence[Request]) -> int:
 
 
 def split_requests(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-    """`requests` in slices of SLICE, or of a few more: those of one group are submitted together."""
-    some = list[Request]()
-    for _, together in groupby(requests, group_key):
-        some += together
-        if len(some) >= SLICE_SIZE:
-            yield some
-            some = []
-    if some:
-        yield some
+    """Split `requests` into slices of about SLICE_SIZE; requests of one group stay together."""
+    part = list[Request]()
+    for _, group in groupby(requests, group_key):
+        part += group
+        if len(part) >= SLICE_SIZE:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def group_key(request: Request) -> str:
-    """Its group, or itself."""
+    """The request's group, or its own id."""
     return (request.group if isinstance(request, Generate) else "") or request.id

@@ -1,7 +1,7 @@
-"""Who may ask: every path's decision, and the comparison of keys.
+"""API keys: which scope each path needs, and the comparison of keys.
 
-Knows no model and no dialect.  The one idea: a path that no line below mentions needs a key that may ask models, and a
-test walks the application's routes to see that each has its line.
+A path without a rule in `ACCESS_RULES` needs a key with the scope "inference".  A test checks that every route of the
+application has a rule.
 """
 
 import asyncio
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Literal
 
 from ...concurrency.outcome import run_on_thread, wait_for_error
-from ...config import keys as files
+from ...config import keys as keys_file
 from ...config.keys import ANONYMOUS, CLIENT_SCOPES, Key, Scope, key_digest
 from ...config.settings import Settings, SettingsError
 from ...core.errors import Forbidden, Unauthorized
 
 Access = Scope | Literal["public"]
-DEFAULT_OWNER = "default"  # of the key that has no name
+DEFAULT_OWNER = "default"  # the name of the setting api_key
 ADMIN_OWNER = "admin"
-API_KEY_SCOPES: frozenset[Scope] = frozenset({"inference", "models", "metrics"})  # but administration
+API_KEY_SCOPES: frozenset[Scope] = frozenset({"inference", "models", "metrics"})  # all scopes except admin
 ADMIN_SCOPES: frozenset[Scope] = frozenset({"admin"})
-KEYS_POLL_S = 1.0  # how often the file of keys is looked at
+KEYS_POLL_S = 1.0  # seconds between two checks of the keys file
 
-# A path takes the decision of its longest prefix here, whole segments only; "/" is no prefix but the address itself.
-# A verb before it decides for that verb alone.
-# Public routes say how the server is and what it can do, never what was asked of it.
+# The rule of a path is that of its longest prefix here, in whole segments; "/" matches only itself.
+# A rule that begins with a method applies to that method only.
+# Public routes report the server's health and abilities, never the contents of requests.
 ACCESS_RULES: Mapping[str, Access] = {
     "/": "public",
     "POST /": "inference",
@@ -64,8 +64,8 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/info": "models",
 }
 SCOPE_ACTIONS: Mapping[Scope, str] = {
-    "inference": "ask models",
-    "models": "ask which models there are",
+    "inference": "use models",
+    "models": "list models",
     "metrics": "read metrics",
     "admin": "administer",
 }
@@ -74,10 +74,10 @@ log = logging.getLogger("polyhead")
 
 
 def find_access_rule(path: str, method: str = "GET") -> Access | None:
-    """The line that decides about `path` or a route's template (/models/{name}/predict); None if there is none."""
+    """The rule for `path`, or for a route's template (/models/{name}/predict); None if there is none."""
     verb = "GET" if method == "HEAD" else method
     prefix = path
-    while prefix and (prefix != "/" or path == "/"):  # "//x" is no part of the address itself
+    while prefix and (prefix != "/" or path == "/"):  # "//x" does not match the rule "/"
         for line in (f"{verb} {prefix}", prefix):
             if line in ACCESS_RULES:
                 return ACCESS_RULES[line]
@@ -90,10 +90,13 @@ def required_access(path: str, method: str = "GET") -> Access:
 
 
 def read_authorization(headers: Mapping[str, str], path: str) -> str:
-    """What a request to `path` shows: Anthropic's clients have a header of their own for the key."""
-    shown = headers.get("authorization", "")
+    """The value of the header Authorization.
+
+    Anthropic's clients send the key in X-Api-Key, which is accepted on their paths.
+    """
+    header = headers.get("authorization", "")
     key = headers.get("x-api-key", "")
-    return f"Bearer {key}" if key and not shown and is_anthropic_path(path) else shown
+    return f"Bearer {key}" if key and not header and is_anthropic_path(path) else header
 
 
 def is_anthropic_path(path: str) -> bool:
@@ -101,42 +104,42 @@ def is_anthropic_path(path: str) -> bool:
 
 
 class Keys:
-    """The keys there are.  Lives on the event loop thread; `replace` changes those of the file.
+    """The valid keys.  Lives on the event loop thread; `replace_file_keys` changes those of the keys file.
 
-    Administration has routes, and metrics need a key, or they don't: that is settled at the start.  Whatever else is
-    not public needs a key where there are any but the administrator's.
+    Whether there are admin routes, and whether metrics need a key, is decided at the start.  All other paths that are
+    not public need a key if there is any key except the admin key.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Raises SettingsError where two keys have one name, or nobody can have what is asked for."""
+        """Raises SettingsError if two keys have the same name, or if no key has a scope that the settings require."""
         self.path = settings.keys_file
         self.read_stamp = file_stamp(self.path)
-        self.owners: set[str] = set()  # of keys that may ask models; it changes with them
+        self.owners: set[str] = set()  # names of the keys with the scope "inference"; updated in place
         self._settings_keys = read_settings_keys(settings)
         self._by_name: dict[str, Key] = {}
-        self.replace_file_keys(files.read_keys(self.path) if self.path else ())
+        self.replace_file_keys(keys_file.read_keys(self.path) if self.path else ())
         self.has_admin_key = self._has_scope("admin")
-        self.are_required = bool(self.path or self.owners)  # of whoever asks models
+        self.are_required = bool(self.path or self.owners)  # whether inference needs a key
         self._metrics_need_key = settings.metrics_access == "key"
         if self._metrics_need_key and not self._has_scope("metrics"):
             raise SettingsError("metrics_access: no key has the scope metrics; api_key has it, or one in keys_file")
 
     @property
     def names(self) -> Collection[str]:
-        """Of all keys; it changes with them."""
+        """The names of all keys; a live view."""
         return self._by_name.keys()
 
     @property
     def all(self) -> tuple[Key, ...]:
         return tuple(self._by_name.values())
 
-    def replace_file_keys(self, filed: Iterable[Key]) -> None:
-        """From now on these are the keys of the file.  Raises SettingsError and changes nothing if they cannot be."""
+    def replace_file_keys(self, file_keys: Iterable[Key]) -> None:
+        """Make `file_keys` the keys of the file.  Raises SettingsError, and changes nothing, if they are not valid."""
         known: dict[str, Key] = {}
-        for key in (*self._settings_keys, *filed):
+        for key in (*self._settings_keys, *file_keys):
             if key.name in known:
                 own = f"api_key is called {DEFAULT_OWNER}, admin_key {ADMIN_OWNER}"
-                raise SettingsError(f"keys: two are called {key.name!r}, every name stands once ({own})")
+                raise SettingsError(f"keys: the name {key.name!r} is used twice ({own})")
             known[key.name] = key
         self._by_name.clear()
         self._by_name.update(known)
@@ -144,7 +147,7 @@ class Keys:
         self.owners.update(key.name for key in known.values() if "inference" in key.scopes)
 
     def required_scope(self, path: str, method: str) -> Access:
-        """What a key must be for to ask so.  Without administration its paths are like any other."""
+        """The scope that a request needs.  Without an admin key the admin paths are treated like any other."""
         found = required_access(path, method)
         match found:
             case "admin" if self.has_admin_key:
@@ -157,21 +160,21 @@ class Keys:
                 return "inference" if self.are_required else "public"
 
     def authenticate(self, scope: Access, authorization: str) -> Key:
-        """The key that the header `authorization` carries, nobody's where none is asked for.  Raises Unauthorized."""
+        """The key in the header `authorization`, or the anonymous key if none is required.  Raises Unauthorized."""
         if scope == "public":
             return ANONYMOUS
         kind, _, given = authorization.partition(" ")
         if kind.lower() != "bearer" or not given.strip():
             raise Unauthorized("this server needs a key: send the header 'Authorization: Bearer <key>'")
-        digest = sha256(given.strip().encode("latin-1", "replace")).digest()  # the bytes that came
-        # all are compared, each in constant time, so that the time an answer takes says nothing of any key
+        digest = sha256(given.strip().encode("latin-1", "replace")).digest()  # the bytes as they were received
+        # compared with every key, each in constant time, so that the response time reveals nothing about a key
         matching = [key for key in self._by_name.values() if hmac.compare_digest(digest, key.digest)]
         if not matching:
             raise Unauthorized("the key in the header Authorization is not this server's")
         return matching[0]
 
     def authorize(self, key: Key, scope: Access) -> None:
-        """Raises Forbidden for a key of other scopes."""
+        """Raises Forbidden if `key` does not have `scope`."""
         if scope != "public" and scope not in key.scopes:
             has = ", ".join(sorted(key.scopes))
             raise Forbidden(
@@ -183,7 +186,7 @@ class Keys:
 
 
 def read_settings_keys(settings: Settings) -> tuple[Key, ...]:
-    """Those of the settings, which stay."""
+    """The keys of the settings, which do not change while serving."""
     found = [(DEFAULT_OWNER, settings.api_key, API_KEY_SCOPES), (ADMIN_OWNER, settings.admin_key, ADMIN_SCOPES)]
     found += [(name, key, CLIENT_SCOPES) for name, key in settings.api_keys.items()]
     given = [(name, key.get_secret_value(), scopes) for name, key, scopes in found]
@@ -191,7 +194,7 @@ def read_settings_keys(settings: Settings) -> tuple[Key, ...]:
 
 
 def file_stamp(path: str) -> tuple[int, ...]:
-    """What is another when the file is; nothing if there is none."""
+    """Modification time, size, inode and mode of a file: it changes when the file does.  Empty if there is no file."""
     try:
         found = Path(path).expanduser().stat()
     except OSError:
@@ -200,10 +203,10 @@ def file_stamp(path: str) -> tuple[int, ...]:
 
 
 async def watch_keys_file(keys: Keys) -> None:
-    """For ever: whenever the file has changed, its keys are those that count.
+    """Reload the keys file whenever it changes.  Never returns while there is a file to watch.
 
-    A file that cannot be used changes nothing.  One that was written within the last second is read at the next look:
-    it may be half of a file, whose keys may do more than those of the whole.
+    A file that is not valid changes nothing.  A file that was written less than KEYS_POLL_S ago is read at the next
+    poll: it may be incomplete, and an incomplete file may grant more than the complete one.
     """
     last = keys.read_stamp
     while keys.path:
@@ -214,16 +217,16 @@ async def watch_keys_file(keys: Keys) -> None:
         keys.read_stamp = last
         fault = await wait_for_error(reload_keys(keys))
         if isinstance(fault, SettingsError):
-            log.error("the keys stay as they were: %s", fault)
+            log.error("the keys are unchanged: %s", fault)
         elif isinstance(fault, Exception):
-            log.error("the keys stay as they were: %s cannot be read", keys.path, exc_info=fault)
+            log.error("the keys are unchanged: %s cannot be read", keys.path, exc_info=fault)
         elif fault is not None:
             raise fault
 
 
 async def reload_keys(keys: Keys) -> None:
-    """Replace the keys by those of the file, unless it changes meanwhile.  Raises SettingsError."""
-    filed = await run_on_thread(partial(files.read_keys, keys.path))
+    """Replace the file keys by those of the file, unless it changes while it is read.  Raises SettingsError."""
+    file_keys = await run_on_thread(partial(keys_file.read_keys, keys.path))
     if file_stamp(keys.path) == keys.read_stamp:
-        keys.replace_file_keys(filed)
-        log.info("%s has changed: there are keys of %s", keys.path, ", ".join(keys.names))
+        keys.replace_file_keys(file_keys)
+        log.info("%s was reloaded; there are keys of %s", keys.path, ", ".join(keys.names))

@@ -1,7 +1,7 @@
-"""Served models, as a dialect asks for them, and as the key that asks may have them.
+"""The served models that the key of a request may use.
 
-Knows no route.  The one idea: a dialect reaches the registry through `Permitted` alone, so no way of naming a model (by
-its name, an alias, an adapter's id, or by being the only one) leads past what its key may use.
+Dialects reach the registry only through `AuthorizedModels`.  So no way of naming a model (its name, an alias, an
+adapter's id, or no name where there is one model) leads to a model that the key may not use.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from ...core.request import Task
 
 
 class ModelLookup(Protocol):
-    """What dialects ask of the registry of served models."""
+    """What dialects need of the registry of served models."""
 
     def models(self) -> list[Model]: ...
 
@@ -25,14 +25,14 @@ class ModelLookup(Protocol):
 
 
 class Resolver(ModelLookup, Protocol):
-    """The same before keys are looked at: it says, too, which model a placeholder such as "default" means."""
+    """A lookup that also replaces a placeholder, such as "default", by the name of the model it stands for."""
 
     def expand(self, name: str) -> str: ...
 
 
 @dataclass(frozen=True)
 class AuthorizedModels:
-    """Those of `served` that `key` may use, by their own names or by an alias that it may."""
+    """The models of `registry` that `key` may use, by their own names or by an alias that the key may use."""
 
     registry: Resolver
     key: Key
@@ -41,10 +41,7 @@ class AuthorizedModels:
         return [model for model in self.registry.models() if self.key.allows_model(model.name)]
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
-        """Raises Forbidden, too, for a name that is not served and that the key could not use if it were.
-
-        A placeholder such as "default" is the name of the one model: it is no name that a key may have.
-        """
+        """The model called `name`.  Raises Forbidden if the key may not use that name, whether it is served or not."""
         named = self.registry.expand(name)
         try:
             model = self.registry.resolve(named, tasks)
@@ -56,13 +53,16 @@ class AuthorizedModels:
         return model
 
     def resolve_only(self, tasks: Collection[Task]) -> Model:
-        """The server's only one: what a key may use says nothing of which model a route without a name means."""
+        """The only model that does one of `tasks`.
+
+        It has to be the server's only one: the models that the key may not use count, too.
+        """
         try:
             model = self.registry.resolve_only(tasks)
         except Unavailable as error:
             if self.key.models:
-                said = "not all models are loaded yet, and the address names none; send it again, or name a model"
-                raise Unavailable(said, retry_after=error.retry_after) from None
+                message = "not all models are loaded yet, and the address names none; send it again, or name a model"
+                raise Unavailable(message, retry_after=error.retry_after) from None
             raise
         except PolyheadError as error:
             self._hide_names(error)
@@ -71,12 +71,14 @@ class AuthorizedModels:
         return model
 
     def _hide_names(self, error: PolyheadError) -> None:
-        """Leave out of the names that `error` lists those of models that the key may not use."""
+        """Remove from the names that `error` lists those that the key may not use."""
         if error.names:
             error.with_names(name for name in error.names if self.key.allows_model(name))
 
-    def _check_allowed(self, asked: str, *names: str) -> None:
-        """Raises Forbidden unless the key may use one of `names`; `asked` is what the client wrote."""
+    def _check_allowed(self, requested: str, *names: str) -> None:
+        """Raises Forbidden unless the key may use one of `names`; `requested` is what the client wrote."""
         if not any(map(self.key.allows_model, names)):
-            what, may = asked[:100] or "without a name", ", ".join(self.key.models)
-            raise Forbidden(f"the key {self.key.name!r} may not use the model {what}, it may use {may}", param="model")
+            shown_name, allowed = requested[:100] or "without a name", ", ".join(self.key.models)
+            raise Forbidden(
+                f"the key {self.key.name!r} may not use the model {shown_name}, it may use {allowed}", param="model"
+            )

@@ -1,9 +1,8 @@
-"""The door every HTTP request goes through: an id, its host and origin, the key, the body's type and limit, a place in
-flight, a line in the log.
+"""The ASGI middleware that every HTTP request passes.
 
-Knows no route and no dialect.  The one idea: whoever is turned away is turned away before the body is read, and is
-told so in the words of the dialect that was spoken (`refuse`).  A place in flight is taken when the body is whole; if
-there is none any more, that is an answer, too.
+It assigns a request id, checks host, origin, key, content type and length, admits the request, and logs it at the end.
+A request is rejected before its body is read, with an error in the format of the dialect that owns the path.  The
+permit is acquired when the body is complete; if there is no room by then, the request is rejected, too.
 """
 
 import asyncio
@@ -32,68 +31,64 @@ from .request_context import TIMEOUT_HEADER, RequestContext, read_timeout
 
 ErrorResponder = Callable[[RequestContext, str, PolyheadError], Response]
 
-QUIET_ACCESS = ("public", "metrics")  # what asks nothing of a model, again and again
+QUIET_ACCESS = ("public", "metrics")  # polled routes, which are not traced and are logged at DEBUG
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 log = logging.getLogger("polyhead.http")
 
 
 class AccessMiddleware:
-    """ASGI middleware.  `refuse(visit, path, error)` is the response for a request that is turned away."""
+    """ASGI middleware.  `error_response(context, path, error)` returns the response for a rejected request."""
 
-    def __init__(self, app: ASGIApp, server: AppState, refuse: ErrorResponder) -> None:
-        self.app, self.server, self.error_response = app, server, refuse
+    def __init__(self, app: ASGIApp, server: AppState, error_response: ErrorResponder) -> None:
+        self.app, self.server, self.error_response = app, server, error_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, begun, visit = (
-            500,
-            False,
-            RequestContext(read_request_id(Headers(scope=scope)), claim=MemoryClaim(self.server.headroom)),
-        )
-        scope.setdefault("state", {})["visit"] = visit
-        trace = self.start_trace(visit, scope)
-        told = {**dict.fromkeys(REQUEST_ID_HEADERS, visit.id), **trace.headers}
-        came = Headers(scope=scope)
+        status, has_begun, request_headers = 500, False, Headers(scope=scope)
+        context = RequestContext(read_request_id(request_headers), claim=MemoryClaim(self.server.headroom))
+        scope.setdefault("state", {})["context"] = context
+        trace = self.start_trace(context, scope)
+        response_headers = {**dict.fromkeys(REQUEST_ID_HEADERS, context.id), **trace.headers}
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, begun
+            nonlocal status, has_begun
             if message["type"] == "http.response.start":
-                status, begun = message["status"], True
+                status, has_begun = message["status"], True
                 headers = MutableHeaders(scope=message)
-                headers.update(told | self.quota_headers(visit, scope["path"]))
-                self.server.origins.add_cors_headers(came, headers)
+                headers.update(response_headers | self.quota_headers(context, scope["path"]))
+                self.server.origins.add_cors_headers(request_headers, headers)
             await send(message)
 
-        foreseen = False
+        is_handled = False
         try:
-            await self.admit(visit, scope, receive, send_with_id)
-            foreseen = True
-        except asyncio.CancelledError:  # the drain is over
-            foreseen = True
+            await self.admit(context, scope, receive, send_with_id)
+            is_handled = True
+        except asyncio.CancelledError:  # the drain time is over
+            is_handled = True
             error = Stopped("the server is shutting down", retry_after=1)
-            visit.outcome, visit.reason = "failed", error.code
-            if not begun:
-                await self.error_response(visit, scope["path"], error)(scope, receive, send_with_id)
+            context.outcome, context.reason = "failed", error.code
+            if not has_begun:
+                await self.error_response(context, scope["path"], error)(scope, receive, send_with_id)
             raise
         finally:
-            visit.claim.release()
-            if not foreseen:
-                visit.outcome, visit.reason = "failed", PolyheadError.code
-            self.record_end(visit, scope, status, trace)
+            context.claim.release()
+            if not is_handled:
+                context.outcome, context.reason = "failed", PolyheadError.code
+            self.record_end(context, scope, status, trace)
 
-    def start_trace(self, visit: RequestContext, scope: Scope) -> Trace:
-        """Of whatever asks for something; probes and pages that anybody may read would be most of all traces."""
+    def start_trace(self, context: RequestContext, scope: Scope) -> Trace:
+        """Start the trace of a request.  Probes and public pages are not traced: they would be most of all traces."""
         if required_access(scope["path"], scope["method"]) in QUIET_ACCESS:
             return NO_TRACING
-        trace = self.server.tracer.begin(visit.arrived, Headers(scope=scope))
-        visit.trace_id = trace.id
+        trace = self.server.tracer.begin(context.arrived, Headers(scope=scope))
+        context.trace_id = trace.id
         return trace
 
-    async def admit(self, visit: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check what can be checked without the body; only verbs that ask for work take a place in flight."""
+    async def admit(self, context: RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check what can be checked without the body, then run the application.  GET and HEAD need no permit."""
         try:
             headers, origins = Headers(scope=scope), self.server.origins
             origins.check_host(headers, scope)
@@ -101,54 +96,53 @@ class AccessMiddleware:
             if preflight := origins.preflight_headers(scope["method"], headers):
                 await Response(status_code=204, headers=preflight)(scope, receive, send)
                 return
-            kind = self.server.keys.required_scope(scope["path"], scope["method"])
-            visit.key = self.server.keys.authenticate(kind, read_authorization(headers, scope["path"]))
-            self.server.keys.authorize(visit.key, kind)
-            visit.is_counted = administers = kind == "admin"  # it asks nothing of a model
+            scope_name = self.server.keys.required_scope(scope["path"], scope["method"])
+            context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
+            self.server.keys.authorize(context.key, scope_name)
+            context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
             if scope["method"] in ("GET", "HEAD"):
-                visit.admitted = time.perf_counter()
+                context.admitted = time.perf_counter()
                 await self.app(scope, receive, send)
                 return
             check_content_type(headers)
-            if kind == "inference":
-                self.server.quotas.quota_of(visit.key).take_request()
-            self.set_deadline(visit, headers)
+            if scope_name == "inference":
+                self.server.quotas.quota_of(context.key).take_request()
+            self.set_deadline(context, headers)
             limits = self.server.settings
             check_content_length(headers.get("content-length", ""), limits.max_body_bytes)
-            with ExitStack() as held:
-                place = None if administers else held.enter_context(self.server.admission.open_permit(visit.owner))
-                arrival = BodyReceiver(
-                    self.server, visit, held.enter_context(self.server.incoming_bodies.open_body()), place
-                )
-                visit.admitted = time.perf_counter()
-                await self.app(scope, arrival.limit_receive(receive), send)
+            with ExitStack() as stack:
+                permit = None if is_admin else stack.enter_context(self.server.admission.open_permit(context.owner))
+                body = stack.enter_context(self.server.incoming_bodies.open_body())
+                receiver = BodyReceiver(self.server, context, body, permit)
+                context.admitted = time.perf_counter()
+                await self.app(scope, receiver.limit_receive(receive), send)
         except PolyheadError as error:
-            await self.error_response(visit, scope["path"], error)(scope, receive, send)
+            await self.error_response(context, scope["path"], error)(scope, receive, send)
 
-    def quota_headers(self, visit: RequestContext, path: str) -> dict[str, str]:
-        """What is said of the limits of the key, if it has any."""
-        return self.server.quotas.quota_of(visit.key).headers(
+    def quota_headers(self, context: RequestContext, path: str) -> dict[str, str]:
+        """Headers with what is left of the key's quotas, if it has any."""
+        return self.server.quotas.quota_of(context.key).headers(
             anthropic_headers if is_anthropic_path(path) else openai_headers
         )
 
-    def set_deadline(self, visit: RequestContext, headers: Headers) -> None:
-        """What the header and the settings say of how long it may take."""
+    def set_deadline(self, context: RequestContext, headers: Headers) -> None:
+        """Set the deadline that the settings and the request header give."""
         if self.server.settings.request_seconds:
-            visit.limit_time(self.server.settings.request_seconds)
+            context.limit_time(self.server.settings.request_seconds)
         if TIMEOUT_HEADER in headers:
-            visit.limit_time(read_timeout(headers[TIMEOUT_HEADER]))
+            context.limit_time(read_timeout(headers[TIMEOUT_HEADER]))
 
-    def record_end(self, visit: RequestContext, scope: Scope, status: int, trace: Trace) -> None:
-        """One count, one line in the log, and the end of its trace; nothing of headers, query or body."""
-        record = RequestRecord.from_scope(visit, scope, status)
-        self.server.metrics.record_response(record.method, record.route, record.status, visit.owner)
+    def record_end(self, context: RequestContext, scope: Scope, status: int, trace: Trace) -> None:
+        """Count the request, log it, and end its trace.  Nothing of its headers, query or body is logged."""
+        record = RequestRecord.from_scope(context, scope, status)
+        self.server.metrics.record_response(record.method, record.route, record.status, context.owner)
         level = logging.DEBUG if required_access(scope["path"], record.method) in QUIET_ACCESS else logging.INFO
         log.log(level, "%s", record, extra=record.log_fields)
         trace.end(record)
 
 
 def read_request_id(headers: Headers) -> str:
-    """The client's own id, if it can be logged and sent back as it is; a new one otherwise."""
+    """The client's own id if it is safe to log and to send back, else a new one."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
@@ -159,21 +153,21 @@ def check_content_length(announced: str, limit: int) -> None:
 
 
 class BodyReceiver:
-    """A request whose body is being received."""
+    """Receives the body of one admitted request."""
 
-    def __init__(self, server: AppState, visit: RequestContext, body: IncomingBody, place: Permit | None) -> None:
-        self.context, self.body, self.permit = visit, body, place
+    def __init__(self, server: AppState, context: RequestContext, body: IncomingBody, permit: Permit | None) -> None:
+        self.context, self.body, self.permit = context, body, permit
         self.incoming_bodies, self.headroom = server.incoming_bodies, server.headroom
-        body.release = visit.claim.release
+        body.release = context.claim.release
         self.limit_seconds, self.max_bytes = server.settings.body_seconds, server.settings.max_body_bytes
         self.deadline = time.perf_counter() + self.limit_seconds
         self.is_complete = False
 
     def limit_receive(self, receive: Receive) -> Receive:
-        """`receive`, which takes a place in flight when the body is whole, and raises what is wrong with a body.
+        """Wrap `receive`: acquire the permit when the body is complete, and raise if the body breaks a limit.
 
-        BodyTooLarge once it is larger than the limit, SlowBody when it takes longer than bodies may or has to make
-        room for others, Expired when it takes longer than the visit may, Overloaded if all places are taken.
+        Raises BodyTooLarge if the body exceeds the size limit, SlowBody if it takes longer than the time limit or is
+        aborted to make room for others, Expired if it takes longer than the deadline, Overloaded if there is no room.
         """
 
         async def counting() -> Message:
@@ -191,7 +185,7 @@ class BodyReceiver:
         return counting
 
     def claim_memory(self, size: int) -> None:
-        """Claim memory for `size` bytes more, at the cost of slower bodies if need be.  Raises Overloaded."""
+        """Claim memory for `size` more bytes; slower bodies are aborted for it if needed.  Raises Overloaded."""
         try:
             self.context.claim.grow(size, "the body")
         except Overloaded:
@@ -200,7 +194,7 @@ class BodyReceiver:
             self.context.claim.grow(size, "the body")
 
     async def receive_in_time(self, receive: Receive) -> Message:
-        """What is received next.  Raises SlowBody and Expired."""
+        """The next message of `receive`.  Raises SlowBody and Expired."""
         try:
             async with asyncio.timeout(min(self.deadline, self.context.deadline) - time.perf_counter()) as timeout:
                 with self.body.watch_timeout(timeout):

@@ -1,9 +1,9 @@
-"""Requests that browsers send for web pages: which names of the server they may use, and which origins they may be of.
+"""Checks for requests that browsers send on behalf of web pages: host names (DNS rebinding) and origins (CORS).
 
-Two checks, before a key or a body is looked at.  `Host` must be a name of this server, so that a foreign name which
-was rebound to its address reaches nothing (DNS rebinding).  A page's origin must be the server's own or be listed in
-`cors_origins`, and browsers learn that as the Fetch standard has it (CORS).  Clients that are not browsers send
-neither `Origin` nor `Sec-Fetch-Site` and are not affected by the second check.
+Both run before a key or a body is read.  `Host` must be a name of this server, so that a foreign name which was rebound
+to its address reaches nothing.  The origin of a page must be the server's own or be listed in `cors_origins`; browsers
+are told so by the headers of the Fetch standard.  Clients that are not browsers send neither `Origin` nor
+`Sec-Fetch-Site`, and the second check does not affect them.
 """
 
 import ipaddress
@@ -22,14 +22,13 @@ WILDCARD = "*"
 LOCAL_NAME = "localhost"
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 MAX_QUOTED_CHARS = 100  # characters of a header that an error repeats
-# What a page may send to another origin without asking by a preflight (CORS-safelisted types).
+# What a page may send to another origin without a preflight (CORS-safelisted types).
 FORM_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 ALLOWED_METHODS = "GET, HEAD, POST, PUT, DELETE"
-MAX_AGE_S = 7200  # of a preflight's answer; Chromium keeps none for longer
-QUOTA_HEADERS = tuple(
-    product(("limit", "remaining", "reset"), ("requests", "tokens"))
-)  # see service.api.access.rate_limit
-EXPOSED_HEADERS = ", ".join(  # what pages may read of an answer's headers, beside those that any may
+MAX_AGE_S = 7200  # how long a preflight may be cached; Chromium's maximum
+# see service.api.access.rate_limit
+QUOTA_HEADERS = tuple(product(("limit", "remaining", "reset"), ("requests", "tokens")))
+EXPOSED_HEADERS = ", ".join(  # response headers that pages may read, besides the CORS-safelisted ones
     (
         *(*REQUEST_ID_HEADERS, "Retry-After", "WWW-Authenticate", "Inference-Header-Content-Length"),
         *(f"X-RateLimit-{name}-{what}" for name, what in QUOTA_HEADERS),
@@ -40,7 +39,7 @@ FIELD_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]*")
 
 
 class OriginPolicy:
-    """Lives on the event loop thread."""
+    """The host names and origins that the settings allow.  Lives on the event loop thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._hosts = frozenset(settings.allowed_hosts)
@@ -49,13 +48,13 @@ class OriginPolicy:
         self._checks_hosts = bool(self._hosts)
 
     def add_bound_address(self, name: str, address: str) -> None:
-        """The server is bound to the IP address `address`, which its setting calls `name`."""
+        """Add `name`, the setting's name for the IP address `address` that the server is bound to."""
         if ipaddress.ip_address(address).is_loopback:
             self._checks_hosts = True
             self._hosts |= {strip_port(name)}
 
     def check_host(self, headers: Headers, scope: Scope) -> None:
-        """Raises Misdirected for another name.  No Host at all (HTTP/1.0) is no name: browsers always send one."""
+        """Raises MisdirectedRequest for a foreign name.  Requests without Host (HTTP/1.0) pass."""
         host = strip_port(headers.get("host", ""))
         if (
             not host
@@ -66,7 +65,7 @@ class OriginPolicy:
         ):
             return
         own = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
-        if host == own:  # probes and Prometheus ask a pod by its address; an address cannot be rebound
+        if host == own:  # probes and Prometheus use a pod's address; an address cannot be rebound
             return
         if any(f"*{host[dot:]}" in self._hosts for dot in range(len(host)) if host[dot] == "."):
             return
@@ -94,22 +93,22 @@ class OriginPolicy:
         )
 
     def preflight_headers(self, method: str, headers: Headers) -> Mapping[str, str]:
-        """The headers that answer a preflight, after `check_origin`; none if the request is something else.
+        """The response headers for a preflight, after `check_origin`; empty if the request is not a preflight.
 
-        Whatever header fields are asked for are allowed: the origin may use every route as any client may.
+        All requested header fields are allowed: an allowed origin may use every route as any client may.
         """
         if method != "OPTIONS" or "access-control-request-method" not in headers or not self._is_allowed(headers):
             return {}
-        told = {"Access-Control-Allow-Methods": ALLOWED_METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
-        wanted = headers.get("access-control-request-headers", "")
-        if wanted and FIELD_NAMES.fullmatch(wanted):
-            told["Access-Control-Allow-Headers"] = wanted
+        response_headers = {"Access-Control-Allow-Methods": ALLOWED_METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
+        requested = headers.get("access-control-request-headers", "")
+        if requested and FIELD_NAMES.fullmatch(requested):
+            response_headers["Access-Control-Allow-Headers"] = requested
         if headers.get("access-control-request-private-network") == "true":
-            told["Access-Control-Allow-Private-Network"] = "true"
-        return told
+            response_headers["Access-Control-Allow-Private-Network"] = "true"
+        return response_headers
 
     def add_cors_headers(self, headers: Headers, answer: MutableHeaders) -> None:
-        """Tell a browser in the headers of any answer, an error or a stream too, whether the page may read it."""
+        """Add the CORS headers to the headers of a response, including errors and streams."""
         if not self._origins:
             return
         answer.add_vary_header("Origin")
@@ -123,9 +122,9 @@ class OriginPolicy:
 
 
 def check_content_type(headers: Headers) -> None:
-    """Raises UnsupportedType for a body that any web page could send without a preflight.
+    """Raises UnsupportedType for a content type that any web page could send without a preflight.
 
-    A body without a type passes: a browser sends such a one only with an Origin, which is checked.
+    A body without a type passes: a browser sends such a body only with an Origin, which is checked.
     """
     for given in headers.getlist("content-type"):
         if given.partition(";")[0].strip().lower() in FORM_TYPES:
@@ -137,26 +136,26 @@ def check_content_type(headers: Headers) -> None:
 
 
 def read_origin(headers: Headers) -> str:
-    """As the header has it; several are one that nothing equals, an empty one is null's."""
+    """The header Origin.  Several values are joined, which matches no allowed origin; an empty one is "null"."""
     given = headers.getlist("origin")
     return ", ".join(given).lower() or ("null" if given else "")
 
 
 def is_navigation(method: str, headers: Headers) -> bool:
-    """Whether a user follows a link to this server: the page with the link sees nothing of the answer."""
+    """Whether the user follows a link to this server.  The page with the link cannot read the response."""
     navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return method in ("GET", "HEAD") and navigates
 
 
 def is_own_origin(origin: str, host: str) -> bool:
-    """Whether the origin is that of pages of `host`; a proxy in front may have taken TLS away."""
-    scheme, _, place = origin.partition("://")
+    """Whether `origin` is that of pages of `host`.  A proxy in front may have terminated TLS."""
+    scheme, _, authority = origin.partition("://")
     port = DEFAULT_PORTS.get(scheme, "")
-    return bool(port and place) and place.removesuffix(port) == host.lower().removesuffix(port)
+    return bool(port and authority) and authority.removesuffix(port) == host.lower().removesuffix(port)
 
 
 def strip_port(host: str) -> str:
-    """The name or address in a header Host, in lower case, without brackets, port and the root's dot."""
+    """The host name or address in a header Host: in lower case, without brackets, port and trailing dot."""
     name = host.lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -166,7 +165,7 @@ def strip_port(host: str) -> str:
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether it is a name or an address of the machine itself, which no DNS server can give away (RFC 6761)."""
+    """Whether it is a name or an address of this machine, which no DNS server can reassign (RFC 6761)."""
     if name == LOCAL_NAME or name.endswith(f".{LOCAL_NAME}"):
         return True
     try:

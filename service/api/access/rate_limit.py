@@ -1,8 +1,8 @@
-"""How much each key may ask in a minute: requests, and tokens of prompts and answers.
+"""Rate limits of each key: requests and tokens per minute.
 
-Knows no header of a request and no model.  The one idea: a bucket that fills evenly and holds a minute's worth.  Nobody
-can know beforehand how long an answer will be, so who has anything left may ask, what was spent is taken when it is
-known, and a debt is waited for.
+Each limit is a bucket that fills evenly and holds one minute's worth.  The length of an answer is not known beforehand,
+so a request is accepted while anything is left.  Tokens are taken when they are known, which may leave a debt; later
+requests wait until it is refilled.
 """
 
 import math
@@ -17,19 +17,19 @@ from ...engine.worker import RequestEnd
 
 TimeSource = Callable[[], float]
 MINUTE = 60.0
-ROUNDING_S = 1e-6  # seconds that sums of parts of a bucket may be off
+ROUNDING_S = 1e-6  # seconds of rounding error that are ignored
 
 
 class RateBucket:
-    """`most` a minute, and at once after a minute of rest; 0: as many as one likes."""
+    """Fills at `capacity` per minute and holds at most `capacity`; 0: unlimited."""
 
-    def __init__(self, most: int, clock: TimeSource) -> None:
-        self.capacity, self._clock = most, clock
-        self._level, self._at = float(most), clock()
+    def __init__(self, capacity: int, clock: TimeSource) -> None:
+        self.capacity, self._clock = capacity, clock
+        self._level, self._at = float(capacity), clock()
 
     @property
     def level(self) -> float:
-        """What is left; below zero, what is owed."""
+        """What is left; negative if more was spent than there was."""
         now = self._clock()
         self._level = min(self._level + (now - self._at) * self.capacity / MINUTE, self.capacity)
         self._at = now
@@ -44,12 +44,12 @@ class RateBucket:
             self._level = self.level - amount
 
     def wait_seconds(self, level: float = 1.0) -> int:
-        """Whole seconds until so much is left."""
+        """Whole seconds until `level` is left."""
         return max(math.ceil((level - self.level) * MINUTE / self.capacity - ROUNDING_S), 0) if self.capacity else 0
 
 
 class Quota:
-    """One key's two buckets."""
+    """The two buckets of one key."""
 
     def __init__(self, key: Key, clock: TimeSource) -> None:
         self.key = key
@@ -57,30 +57,33 @@ class Quota:
         self.tokens = RateBucket(key.tokens_per_minute, clock)
 
     def take_request(self) -> None:
-        """One request more.  Raises RateLimited if there is nothing left for it."""
-        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+        """Take one request.  Raises RateLimited if a bucket is empty."""
+        for bucket, kind in ((self.requests, "requests"), (self.tokens, "tokens")):
             if wait := bucket.wait_seconds():
-                most = f"the key {self.key.name!r} may spend {bucket.capacity} {what} a minute"
-                raise RateLimited(f"{most}, and has none left; there are some in {wait} s", retry_after=wait)
+                limit = f"the key {self.key.name!r} may spend {bucket.capacity} {kind} a minute"
+                raise RateLimited(f"{limit}, and has none left; there are some in {wait} s", retry_after=wait)
         self.requests.spend(1)
 
-    def headers(self, spell: "HeaderFormat") -> dict[str, str]:
-        """Headers that say what is left."""
+    def headers(self, header_format: "HeaderFormat") -> dict[str, str]:
+        """Response headers with what is left, in the format `header_format`."""
         buckets = (("requests", self.requests), ("tokens", self.tokens))
         return {
-            name: value for what, bucket in buckets if bucket.capacity for name, value in spell(what, bucket).items()
+            name: value
+            for kind, bucket in buckets
+            if bucket.capacity
+            for name, value in header_format(kind, bucket).items()
         }
 
 
 class Quotas:
-    """Of all keys that have limits: only of those is anything remembered.  Lives on the event loop thread."""
+    """The quotas of all keys that have limits; nothing is kept for other keys.  Lives on the event loop thread."""
 
     def __init__(self, clock: TimeSource = time.monotonic) -> None:
         self._clock = clock
         self._quotas: dict[str, Quota] = {}
 
     def quota_of(self, key: Key) -> Quota:
-        """What `key` has left.  One whose limits have changed begins anew."""
+        """The quota of `key`.  A key whose limits have changed starts with full buckets."""
         if not key.requests_per_minute and not key.tokens_per_minute:
             return Quota(key, self._clock)
         found = self._quotas.get(key.name)
@@ -89,11 +92,11 @@ class Quotas:
         return found
 
     def add_submitted(self, owner: str, requests: Sequence[Request]) -> None:
-        """Prompts and texts of one call were given to the engine."""
+        """Take the prompt tokens of a call that was submitted to the engine."""
         self._spend(owner, count_spent_tokens(requests))
 
     def add_ended(self, ended: RequestEnd) -> None:
-        """An answer is over, however it ended."""
+        """Take the generated tokens of a request that ended in any way."""
         self._spend(ended.terms.owner, ended.completion_tokens)
 
     def _spend(self, owner: str, tokens: int) -> None:
@@ -106,29 +109,29 @@ def key_limits(key: Key) -> tuple[int, int]:
 
 
 def count_spent_tokens(requests: Sequence[Request]) -> int:
-    """Tokens of prompts and texts; several answers to one prompt read it once."""
+    """Prompt tokens of `requests`; requests of one group share one prompt, which counts once."""
     groups = {request.group: request for request in requests if isinstance(request, Generate) and request.group}
-    alone = [request for request in requests if not (isinstance(request, Generate) and request.group)]
-    return sum(request.prompt_tokens for request in (*groups.values(), *alone))
+    single = [request for request in requests if not (isinstance(request, Generate) and request.group)]
+    return sum(request.prompt_tokens for request in (*groups.values(), *single))
 
 
-def openai_headers(what: str, bucket: RateBucket) -> Mapping[str, str]:
-    said = {
+def openai_headers(kind: str, bucket: RateBucket) -> Mapping[str, str]:
+    values = {
         "limit": f"{bucket.capacity}",
         "remaining": f"{bucket.remaining}",
         "reset": f"{bucket.wait_seconds(bucket.capacity)}s",
     }
-    return {f"x-ratelimit-{name}-{what}": value for name, value in said.items()}
+    return {f"x-ratelimit-{name}-{kind}": value for name, value in values.items()}
 
 
-def anthropic_headers(what: str, bucket: RateBucket) -> Mapping[str, str]:
+def anthropic_headers(kind: str, bucket: RateBucket) -> Mapping[str, str]:
     full = datetime.now(UTC) + timedelta(seconds=bucket.wait_seconds(bucket.capacity))
-    said = {
+    values = {
         "limit": f"{bucket.capacity}",
         "remaining": f"{bucket.remaining}",
         "reset": full.strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-    return {f"anthropic-ratelimit-{what}-{name}": value for name, value in said.items()}
+    return {f"anthropic-ratelimit-{kind}-{name}": value for name, value in values.items()}
 
 
 HeaderFormat = Callable[[str, RateBucket], Mapping[str, str]]

@@ -1,1 +1,1 @@
-"""The HTTP dialects, a folder for each: its wire objects, its routes, and how it writes answers."""
+"""The HTTP dialects.  Each folder has the wire objects, routes and writers of one API."""

@@ -1,8 +1,9 @@
-"""Request bodies that are being received: a bound on their bytes, and which of them ends to make room for others.
+"""Request bodies that are being received: a limit on their total bytes, and which of them is aborted to make room.
 
-A request has no place in flight until its body is whole (`service.api.access.admission`), so this bounds what
-incomplete bodies cost.  The slowest body is the one that has gone longest without another STRIDE bytes: a client
-that sends a byte now and then does not get ahead of one that sends steadily, and a new body is the last to go."""
+A request has no permit until its body is complete (`service.api.access.admission`), so this bounds the memory of
+incomplete bodies.  The slowest body is the one that has gone longest without another PROGRESS_BYTES bytes: a client
+that sends a byte now and then does not get ahead of one that sends steadily, and a new body is aborted last.
+"""
 
 import asyncio
 import math
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from ...core.errors import SlowBody
 
 PROGRESS_BYTES = 16 << 10  # bytes of a body that count as progress
-FULL_BODIES = 8  # bodies of the largest size that all incomplete bodies together may weigh as much as
+FULL_BODIES = 8  # the limit on all incomplete bodies, in bodies of the largest size
 
 
 class IncomingBody:
@@ -23,12 +24,12 @@ class IncomingBody:
         self.size = self.progress_size = 0
         self.progress_time = time.monotonic()
         self.is_aborted = False
-        self.release: Callable[[], None] = lambda: None  # the memory that is claimed for it
+        self.release: Callable[[], None] = lambda: None  # releases the memory that is claimed for it
         self._timeout: asyncio.Timeout | None = None
 
     @contextmanager
     def watch_timeout(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """While its request waits for more of it, `timeout` is the way to wake that request."""
+        """While its request waits for more of the body, `timeout` is used to wake that request."""
         self.check_aborted()
         self._timeout = timeout
         try:
@@ -37,28 +38,28 @@ class IncomingBody:
             self._timeout = None
 
     def abort(self) -> None:
-        """Have its request answered with SlowBody."""
+        """Make its request end with SlowBody."""
         self.is_aborted = True
         self.release()
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def check_aborted(self) -> None:
-        """Raises SlowBody if it was given up."""
+        """Raises SlowBody if the body was aborted."""
         if self.is_aborted:
             raise SlowBody("the server ran out of room while this body came more slowly than all others; send it again")
 
 
 class IncomingBodies:
-    """All incomplete bodies, within `most` bytes together.  Lives on the event loop thread.
+    """All incomplete bodies, at most `most` bytes together.  Lives on the event loop thread.
 
-    `room()` bytes is a second bound, that of memory; one body of the largest size is always within it.
+    `room()` returns the free memory in bytes, a second limit; one body of the largest size is always within it.
     """
 
     def __init__(self, most: int = FULL_BODIES * (8 << 20), room: Callable[[], float] = lambda: math.inf) -> None:
         self.max_bytes, self.free_memory = most, room
-        self.held_bytes = 0  # bytes
-        self.aborted_count = 0  # bodies that were given up and whose requests are not answered yet
+        self.held_bytes = 0
+        self.aborted_count = 0  # bodies that were aborted and whose requests are not answered yet
         self._bodies: dict[IncomingBody, None] = {}  # the slowest first
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class IncomingBodies:
 
     @contextmanager
     def open_body(self) -> Iterator[IncomingBody]:
-        """A body, counted until it is whole (`end`) or its request is over."""
+        """A new body, counted until it is complete (`remove`) or its request ends."""
         body = IncomingBody()
         self._bodies[body] = None
         try:
@@ -76,7 +77,7 @@ class IncomingBodies:
             self.aborted_count -= body.is_aborted
 
     def add_bytes(self, body: IncomingBody, count: int) -> None:
-        """So many bytes of it came.  Raises SlowBody if it has to make room itself."""
+        """Add `count` received bytes.  Raises SlowBody if this body is aborted to make room."""
         body.check_aborted()
         body.size += count
         self.held_bytes += count
@@ -90,7 +91,10 @@ class IncomingBodies:
         body.check_aborted()
 
     def make_room(self, body: IncomingBody, size: float) -> bool:
-        """Whether the bodies slower than `body` have `size` bytes together; then the slowest of them are given up."""
+        """Abort the slowest of the bodies that are slower than `body` until `size` bytes are free.
+
+        Returns False, and aborts none, if they have fewer bytes together.
+        """
         slower, found = [], 0
         for each in self._bodies:
             if each is body or found >= size:
@@ -104,14 +108,14 @@ class IncomingBodies:
         return True
 
     def remove(self, body: IncomingBody) -> None:
-        """It is whole, or nothing more of it is wanted."""
+        """Stop counting a body that is complete or no longer needed."""
         if body in self._bodies:
             del self._bodies[body]
             self.held_bytes -= body.size
 
     @property
     def slowest_since(self) -> float:
-        """When the slowest last made progress, by `time.monotonic`; infinity if there is none."""
+        """When the slowest body last made progress, by `time.monotonic`; infinity if there is none."""
         return next((body.progress_time for body in self._bodies), math.inf)
 
     def abort_slowest(self) -> None:

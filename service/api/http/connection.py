@@ -1,10 +1,9 @@
-"""A client's connection: what it may send and how long it may take, and for how long it takes what it is sent.
+"""One HTTP/1.1 connection: reads requests, runs the application, and limits what a client may cost.
 
-Knows no route.  The one idea: a client costs what it has asked for.  Until a head is whole there are a few kilobytes
-and a timer for it, and of the clients that are silent or send a body the one that made progress longest ago makes room
-when there are too many; what the kernel doesn't take stops whoever writes, at the first byte, and a client that takes
-nothing of it for some time is cut off, so that a place in flight, cache blocks and a buffer are not held by somebody
-who isn't there.
+Until a request head is complete, a connection costs a few kilobytes and a timer.  If there are too many connections,
+the client that has made no progress for the longest time is closed, among those that are silent, send a body, or do not
+read their answer.  Writing stops as soon as the kernel's send buffer is full, and a client that reads nothing for some
+time is disconnected, so that a permit, cache blocks and buffers are not held for a client that is gone.
 """
 
 import asyncio
@@ -23,22 +22,23 @@ from uvicorn.server import ServerState
 
 from ...core.errors import PolyheadError, Unavailable, UnreadableRequest
 from .connection_limits import ConnectionLimits
-from .request_cycle import RequestResponseCycle, response_head
-from .request_cycle import header_line as spelled
+from .request_cycle import RequestResponseCycle, header_line, response_head
 from .request_head import CRLF, REQUEST_ID_HEADERS, RequestHead, find_head_end, read_head
 
-READ_AHEAD = 1 << 16  # bytes that are kept for whoever hasn't asked for them; more stay with the client
-LINGER_SECONDS = (
-    2.0  # seconds for which the rest of what was refused is read, so that its sender sees the answer, no reset
-)
-MAX_DISCARDED = 16 << 20  # bytes of it, at most
-MIN_PROGRESS = 1 << 16  # bytes, or all that is left: what a client must read of its answer in `write_seconds`
+READ_AHEAD = 1 << 16  # bytes that are buffered before the application reads them; more are left to the client
+# The rest of a rejected request is discarded for so long, so that the client reads the answer and sees no reset.
+LINGER_SECONDS = 2.0
+MAX_DISCARDED = 16 << 20  # bytes that are discarded at most
+MIN_PROGRESS = 1 << 16  # bytes that a client must read of its answer in `write_seconds`, unless less is left
 
 log = logging.getLogger("polyhead.http")
 
 
 class Connection(asyncio.BufferedProtocol):
-    """An end of the client's side ends the connection: nobody is computed for who may not be there."""
+    """The asyncio protocol of one connection.
+
+    If the client closes its side, the connection ends: nothing is computed for a client that may be gone.
+    """
 
     transport: asyncio.Transport
 
@@ -58,15 +58,15 @@ class Connection(asyncio.BufferedProtocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.buffer = bytearray()
-        self.searched_bytes = 0  # bytes of it in which there is no end of a head
+        self.searched_bytes = 0  # bytes of the buffer that contain no end of a head
         self.cycle: RequestResponseCycle | None = None
         self.closing = self.lingering = self.idle = False
         self.discard_left = MAX_DISCARDED
-        self.unsent_bytes = 0  # bytes that the client hadn't taken when last looked at
+        self.unsent_bytes = 0  # bytes in the write buffer at the last check
         self.write_timer: asyncio.TimerHandle | None = None
         self.read_timer: asyncio.TimerHandle | None = None
 
-    # asyncio's
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -93,8 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         self.buffer += self.limits.read_buffer[:count]
         self.process_buffer()
 
-    def take(self, data: bytes) -> None:
-        """What came before this was the transport's protocol."""
+    def add_early_bytes(self, data: bytes) -> None:
+        """Process bytes that were received before the transport had this protocol, during a TLS handshake."""
         self.buffer += data
         self.process_buffer()
 
@@ -123,10 +123,10 @@ class Connection(asyncio.BufferedProtocol):
         if self.lingering:
             self.loop.call_soon(self.end_output)
 
-    # what comes in
+    # Input
 
     def process_buffer(self) -> None:
-        """As far as what has come allows."""
+        """Process the bytes that were received, as far as they go."""
         try:
             while not (self.lingering or self.transport.is_closing()) and self.process_next():
                 pass
@@ -138,7 +138,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.send_error(error)
 
     def process_next(self) -> bool:
-        """Whether something was understood.  Raises Unreadable."""
+        """Process the next part of the buffer.  Returns whether there may be more to do.  Raises UnreadableRequest."""
         if self in self.limits.start_queue:
             self.pause_if_full(len(self.buffer))
             return False
@@ -157,8 +157,8 @@ class Connection(asyncio.BufferedProtocol):
         return self.cycle.reader.complete
 
     def begin_request(self) -> bool:
-        """The next request, if its head is here."""
-        while self.buffer.startswith(CRLF):  # some clients end a body with a line of its own
+        """Start the next request if its head is complete.  Returns whether it was started."""
+        while self.buffer.startswith(CRLF):  # some clients send an extra line break after a body
             del self.buffer[: len(CRLF)]
         if not self.buffer or self.buffer == b"\r":  # the LF may come in the next segment
             return False
@@ -166,9 +166,9 @@ class Connection(asyncio.BufferedProtocol):
         self.searched_bytes = 0 if end else len(self.buffer)
         if not end:
             self.limit_header_time()
-            self.limits.heads.keep(self, len(self.buffer))
+            self.limits.heads.set_size(self, len(self.buffer))
             return False
-        self.limits.heads.end(self)
+        self.limits.heads.remove(self)
         self.stop_read_timer()
         self.limits.silent_since.pop(self, None)
         if not self.limits.start_queue.try_start(self):
@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
             self.process_buffer()
 
     def resume_body(self) -> None:
-        """The application wants more of the body, or of it there is less to keep."""
+        """Read more of the body: the application waits for it, or the buffer has room again."""
         if self.cycle is not None and not self.cycle.reader.is_paused:
             self.transport.resume_reading()
 
@@ -198,10 +198,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.transport.resume_reading()
 
-    # what goes out
+    # Output
 
-    async def run_app(self, exchange: RequestResponseCycle) -> None:
-        await self.app(cast(HTTPScope, self.build_scope(exchange.head)), exchange.receive, exchange.send)
+    async def run_app(self, cycle: RequestResponseCycle) -> None:
+        await self.app(cast(HTTPScope, self.build_scope(cycle.head)), cycle.receive, cycle.send)
 
     def build_scope(self, head: RequestHead) -> dict[str, Any]:
         return {
@@ -232,39 +232,39 @@ class Connection(asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             self.transport.write(data)
 
-    def finish_answer(self, exchange: RequestResponseCycle) -> None:
-        """All of an answer was written."""
+    def finish_answer(self, cycle: RequestResponseCycle) -> None:
+        """The response is written completely: keep the connection, close it, or linger."""
         self.state.total_requests += 1
         if self.transport.is_closing():
             return
-        if not exchange.reader.complete:
+        if not cycle.reader.complete:
             self.start_linger()
-        elif exchange.closes_connection or self.closing:
+        elif cycle.closes_connection or self.closing:
             self.transport.close()
         else:
             self.cycle, self.idle = None, True
             self.limits.silent_since[self] = time.monotonic()
             self.start_read_timer(self.limits.keep_alive_seconds, self.transport.close)
-            self.loop.call_soon(self.continue_reading)  # what came meanwhile
+            self.loop.call_soon(self.continue_reading)  # process what came meanwhile
 
-    def finish_task(self, exchange: RequestResponseCycle, task: asyncio.Task[None]) -> None:
-        """The application has returned, or failed."""
+    def finish_task(self, cycle: RequestResponseCycle, task: asyncio.Task[None]) -> None:
+        """The application's task has ended; answer the request if the application did not."""
         self.state.tasks.discard(task)
-        cut = task.cancelled()
-        error = None if cut else task.exception()
+        is_cancelled = task.cancelled()
+        error = None if is_cancelled else task.exception()
         if error is not None:
-            log.error("a mistake of ours", exc_info=error)
-        if exchange.is_over or exchange.is_client_gone:
+            log.error("bug in the application", exc_info=error)
+        if cycle.is_over or cycle.is_client_gone:
             return
-        if exchange.is_begun:
+        if cycle.is_begun:
             self.transport.abort()
-        elif cut:
+        elif is_cancelled:
             self.send_error(Unavailable("the server is shutting down", retry_after=1))
         else:
             self.send_error(PolyheadError("the server made a mistake; its log says more"))
 
     def send_error(self, error: PolyheadError) -> None:
-        """Answer what the application never sees, and let nothing more in."""
+        """Send an error that the application never sees, and read nothing more."""
         id, body = uuid.uuid4().hex, orjson.dumps(self.limits.write_error(error))
         fields = [
             *self.default_headers,
@@ -274,12 +274,12 @@ class Connection(asyncio.BufferedProtocol):
             *((name.lower().encode(), id.encode()) for name in REQUEST_ID_HEADERS),
         ]
         self.limits.count_refused(error.status)
-        told = {"request_id": id, "status": error.status, "client": self.address}
-        log.info("%d %s: %s [%s]", error.status, self.address, error.message, id, extra=told)
-        self.write(response_head(error.status, map(spelled, fields)) + body)
+        log_fields = {"request_id": id, "status": error.status, "client": self.address}
+        log.info("%d %s: %s [%s]", error.status, self.address, error.message, id, extra=log_fields)
+        self.write(response_head(error.status, map(header_line, fields)) + body)
         self.start_linger()
 
-    # how it ends
+    # The end of a connection
 
     def start_read_timer(self, seconds: float, otherwise: Callable[[], None]) -> None:
         self.stop_read_timer()
@@ -291,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
             self.read_timer = None
 
     def limit_header_time(self) -> None:
-        """The head has begun: it has its own time, which goes on if it had begun before."""
+        """The head has begun: start its own timer, unless the timer runs already."""
         if self.idle:
             self.idle = False
             self.start_read_timer(self.limits.header_seconds, self.end_silent)
@@ -304,12 +304,12 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def start_linger(self) -> None:
-        """Nothing more is said; what the client still sends is thrown away, so that it comes to read the answer."""
+        """Discard what the client still sends for a while, so that the client reads the answer and sees no reset."""
         if self.transport.is_closing():
             return
         self.lingering = True
         self.buffer.clear()
-        self.limits.heads.end(self)
+        self.limits.heads.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.lingering[self] = None
         self.transport.resume_reading()
@@ -318,9 +318,9 @@ class Connection(asyncio.BufferedProtocol):
             self.end_output()
 
     def end_output(self) -> None:
-        """Shut down the writing side, once everything is sent.  A client that has reset the connection is gone.
+        """Shut down the writing side, once everything is sent.  If the client has reset the connection, abort.
 
-        A TLS connection has no such half: its timer closes it.
+        A TLS connection cannot be half closed: its timer closes it.
         """
         try:
             if self.transport.can_write_eof():
@@ -329,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """Somebody else needs the room."""
+        """Close at once: another connection needs the room."""
         if self in self.limits.blocked_since:
             self.limits.count_cut_off()
         self.leave_queues()
@@ -337,27 +337,27 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def leave_queues(self) -> None:
-        """It is not among those any more that may make room."""
-        self.limits.heads.end(self)
+        """Remove this connection from those that may be closed to make room."""
+        self.limits.heads.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.blocked_since.pop(self, None)
         self.limits.lingering.pop(self, None)
 
     def stop_keep_alive(self) -> None:
-        """Asked by a server that leaves: the next answer is the last, and who asks for nothing may ask elsewhere."""
+        """Close when idle; the answer under way is the last.  Called when the server leaves a load balancer."""
         self.closing = True
         if self.idle and self.cycle is None and not self.buffer:
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Asked by the server: the answer under way is the last, and a body that is not whole is waited for no more."""
+        """Called by the server: the answer under way is the last, and an incomplete body is not waited for."""
         self.closing = True
         if self.cycle is None or self.lingering:
             self.transport.close()
         elif not self.cycle.reader.complete:
             self.cycle.fail(Unavailable("the server is shutting down", retry_after=1))
 
-    # for as long as it takes what it is sent
+    # Clients that do not read
 
     def start_write_timer(self) -> None:
         self.unsent_bytes = self.transport.get_write_buffer_size()
@@ -368,14 +368,16 @@ class Connection(asyncio.BufferedProtocol):
             self.write_timer.cancel()
 
     def check_write_progress(self) -> None:
-        """Cut off a client that has taken less than `PROGRESS` bytes since, and less than all of what was left.  A few
-        bytes now and then keep no connection open."""
+        """Disconnect a client that has made too little progress since the last check.
+
+        It has to read MIN_PROGRESS bytes, or all that was left: a few bytes now and then keep no connection open.
+        """
         if self.transport.get_write_buffer_size() <= self.unsent_bytes - MIN_PROGRESS:
             self.limits.mark_blocked(self)
             self.start_write_timer()
             return
         seconds = self.limits.write_seconds
-        log.warning("a client took too little of its answer in %g s, it is cut off: %s", seconds, self.address)
+        log.warning("client disconnected, it read too little of its answer in %g s: %s", seconds, self.address)
         self.limits.count_cut_off()
         self.transport.abort()
 

@@ -1,4 +1,4 @@
-"""What the connections of a server share: its limits, which of them make room, and whose request begins next."""
+"""State that the connections of a server share: limits, who is closed to make room, and the order of request starts."""
 
 import asyncio
 import time
@@ -9,55 +9,55 @@ from typing import Any, Protocol
 from ...core.errors import PolyheadError
 from .body_limits import IncomingBodies
 
-READ_BYTES = 1 << 16  # bytes that are read at once
-MOST_HEADS = 16 << 20  # bytes of all heads that are not complete
-MAX_STARTS = 32  # requests that begin in one turn of the event loop
+READ_BYTES = 1 << 16  # bytes that are read in one call
+MAX_HEADS_BYTES = 16 << 20  # bytes of all incomplete heads
+MAX_STARTS = 32  # requests that start in one turn of the event loop
 
 
 class LimitedConnection(Protocol):
-    """What the edge asks of a connection."""
+    """What `ConnectionLimits` needs of a connection."""
 
     def drop(self) -> None:
         """Close it at once: its room is needed."""
 
     def continue_reading(self) -> None:
-        """Read on: its turn has come."""
+        """Process its input: its request may start."""
 
 
-class Heads:
-    """Heads that are not complete, within `most` bytes together: beyond that the one that was begun first is dropped.
+class IncompleteHeads:
+    """Incomplete request heads, at most `most` bytes together; beyond that the oldest one is dropped.
 
-    Most clients send a head in one piece, and it is never counted here.
+    A head that comes in one piece, as most do, is never counted here.
     """
 
-    def __init__(self, most: int = MOST_HEADS) -> None:
-        self.most, self.held = most, 0
-        self._sizes: dict[LimitedConnection, int] = {}  # the one begun first at the front
+    def __init__(self, most: int = MAX_HEADS_BYTES) -> None:
+        self.max_bytes, self.held_bytes = most, 0
+        self._sizes: dict[LimitedConnection, int] = {}  # the oldest first
 
-    def keep(self, client: LimitedConnection, size: int) -> None:
-        """So many bytes of the head of `client` have come."""
-        self.held += size - self._sizes.get(client, 0)
+    def set_size(self, client: LimitedConnection, size: int) -> None:
+        """The incomplete head of `client` has `size` bytes now."""
+        self.held_bytes += size - self._sizes.get(client, 0)
         self._sizes[client] = size
-        while self.held > self.most:
+        while self.held_bytes > self.max_bytes:
             first = next(iter(self._sizes))
-            self.end(first)
+            self.remove(first)
             first.drop()
 
-    def end(self, client: LimitedConnection) -> None:
-        """Its head is complete, or nothing more of it is wanted."""
-        self.held -= self._sizes.pop(client, 0)
+    def remove(self, client: LimitedConnection) -> None:
+        """The head of `client` is complete or no longer needed."""
+        self.held_bytes -= self._sizes.pop(client, 0)
 
 
 class RequestStartQueue:
     """A queue of connections whose next request is complete up to its body.
 
-    At most `most` requests begin in one turn of the event loop.  A request that takes a millisecond of the loop then
+    At most `most` requests start in one turn of the event loop.  A request that takes a millisecond of the loop then
     delays other events, such as probes, by `most` milliseconds, however many connections have a request ready.
     """
 
     def __init__(self, most: int = MAX_STARTS) -> None:
         self.max_starts = most
-        self._started = 0  # in this turn of the loop
+        self._started = 0  # in this turn of the event loop
         self._scheduled = False
         self._waiting: dict[LimitedConnection, None] = {}
 
@@ -65,7 +65,7 @@ class RequestStartQueue:
         return client in self._waiting
 
     def try_start(self, client: LimitedConnection) -> bool:
-        """Whether its request may begin now.  Otherwise it is queued, and `resume` is called when its turn comes."""
+        """Whether its request may start now.  Otherwise it is queued, and `continue_reading` is called when it may."""
         self._schedule()
         if self._started < self.max_starts:
             self._started += 1
@@ -92,30 +92,31 @@ class RequestStartQueue:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """`cut` is called for each client that is cut off because it does not read, `refused` with the status of each
-    answer to what was no request; `words` is the body of the answer for an error."""
+    """Limits and shared state of all connections.
+
+    `count_cut_off` is called for each client that is disconnected because it does not read, `count_refused` with the
+    status of each answer to invalid requests; `write_error` returns the JSON body for an error.
+    """
 
     header_seconds: float
     keep_alive_seconds: float
     write_seconds: float
-    max_connections: int  # connections
+    max_connections: int
     write_error: Callable[[PolyheadError], Any]
     count_refused: Callable[[int], None]
     count_cut_off: Callable[[], None]
     incoming_bodies: IncomingBodies = field(default_factory=IncomingBodies)
     start_queue: RequestStartQueue = field(default_factory=RequestStartQueue)
-    heads: Heads = field(default_factory=Heads)
-    # Since when, by `time.monotonic`; the longest first.
-    silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request of theirs is under way
-    blocked_since: dict[LimitedConnection, float] = field(
-        default_factory=dict
-    )  # bytes of an answer wait until the client reads
-    lingering: dict[LimitedConnection, None] = field(default_factory=dict)  # answered, they only have to read it
-    # Filled and emptied without a turn in between.  A view: with TLS, asyncio fills it slice by slice.
+    heads: IncompleteHeads = field(default_factory=IncompleteHeads)
+    # The values are times of `time.monotonic`; the oldest first.
+    silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request is under way
+    blocked_since: dict[LimitedConnection, float] = field(default_factory=dict)  # the client does not read its answer
+    lingering: dict[LimitedConnection, None] = field(default_factory=dict)  # answered; further input is discarded
+    # Shared: it is filled and emptied in one turn of the event loop.  A view: with TLS, asyncio fills it by slices.
     read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
 
     def make_room(self, connections: Collection[Any]) -> bool:
-        """Whether there is room for one more beside `connections`.
+        """Whether there is room for one more connection besides `connections`; closes others if needed.
 
         Connections that are answered and only linger are closed first.  Then the one that made progress longest ago is
         closed: a silent one, one that does not read its answer, or one that sends a body (which is answered 408).
@@ -134,6 +135,6 @@ class ConnectionLimits:
         return True
 
     def mark_blocked(self, client: LimitedConnection) -> None:
-        """Bytes of its answer wait until it reads."""
+        """Note that bytes of an answer wait until the client reads."""
         self.blocked_since.pop(client, None)
         self.blocked_since[client] = time.monotonic()

@@ -1,8 +1,7 @@
-"""How a body comes: so many bytes, or in chunks that say their own size (RFC 9112, section 7).
+"""Readers of request bodies: of a given length, or in chunks (RFC 9112, section 7).
 
-Knows neither head nor socket.  The one idea: a reader moves what it understands from one buffer to another and keeps
-nothing, so that a million chunks of one byte weigh as much as one of a million; and it stops after so many of them,
-so that whoever sends them waits, not everybody else.
+A reader moves bytes from one buffer to another and keeps none itself, so a million chunks of one byte cost as much
+memory as one chunk of a million.  It pauses after MAX_CHUNKS chunks, so that one client does not block the event loop.
 """
 
 import re
@@ -10,19 +9,19 @@ import re
 from ...core.errors import UnreadableRequest
 from .request_head import CHUNKED_LENGTH, CRLF, HEAD_END, MAX_FIELDS, VALUE_CHARS, read_fields
 
-MAX_CHUNKS = 1000  # read in one go: about a millisecond
-MAX_LINE_BYTES = 256  # bytes before a chunk
-MAX_EXTRA_BYTES = 16 << 10  # bytes of a body's chunk extensions, which nobody reads, or of its trailer
+MAX_CHUNKS = 1000  # read in one call, which takes about a millisecond
+MAX_LINE_BYTES = 256  # bytes of a chunk's first line
+MAX_EXTRA_BYTES = 16 << 10  # bytes of all chunk extensions, which are ignored, or of the trailer
 CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})((?:;[%s]*)?)\r\n" % re.escape(VALUE_CHARS))
 
 
 class FixedLengthBody:
-    """A body of `left` bytes."""
+    """A body of `remaining` bytes."""
 
-    is_paused = False  # there is nothing it leaves for later
+    is_paused = False  # it never pauses
 
-    def __init__(self, left: int) -> None:
-        self.remaining = left
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
 
     @property
     def complete(self) -> bool:
@@ -36,16 +35,16 @@ class FixedLengthBody:
 
 
 class ChunkedBody:
-    """`busy` says that it stopped though `buffer` may hold more."""
+    """A body in chunks.  `is_paused`: it stopped although the buffer may hold more."""
 
     def __init__(self) -> None:
         self.complete = self.is_paused = False
-        self.remaining = 0  # bytes of a chunk that was begun
-        self.in_chunk = self.in_trailer = False  # a chunk; the trailer
+        self.remaining = 0  # bytes left of the current chunk
+        self.in_chunk = self.in_trailer = False  # inside a chunk, inside the trailer
         self.extra_bytes = 0
 
     def consume(self, buffer: bytearray, into: bytearray) -> None:
-        """Raises Unreadable."""
+        """Move the decoded bytes of `buffer` to `into`.  Raises UnreadableRequest."""
         at = self.continue_chunk(buffer, 0, into) if self.in_chunk else 0
         if not (self.in_chunk or self.in_trailer):
             at = self.read_chunks(buffer, at, into)
@@ -58,7 +57,7 @@ class ChunkedBody:
             check_chunk_line(buffer)
 
     def continue_chunk(self, buffer: bytearray, at: int, into: bytearray) -> int:
-        """With the chunk that was begun; where it ends, or what has come of it."""
+        """Continue the chunk that was begun.  Returns the position after what was read."""
         piece = buffer[at : at + self.remaining]
         into += piece
         self.remaining -= len(piece)
@@ -66,12 +65,15 @@ class ChunkedBody:
         if self.remaining or len(buffer) < end + len(CRLF):
             return end
         if not buffer.startswith(CRLF, end):
-            raise UnreadableRequest(400, "the body: a chunk is longer than it said")
+            raise UnreadableRequest(400, "the body: a chunk is longer than its size")
         self.in_chunk = False
         return end + len(CRLF)
 
     def read_chunks(self, buffer: bytearray, at: int, into: bytearray) -> int:
-        """As many chunks as are there; where the next begins, or the bytes of one that was begun."""
+        """Read as many complete chunks as there are.
+
+        Returns where the next chunk begins, or where the data of an incomplete one begins.
+        """
         for _ in range(MAX_CHUNKS):
             line = CHUNK_LINE.match(buffer, at)
             if line is None:
@@ -97,7 +99,7 @@ class ChunkedBody:
             raise UnreadableRequest(400, "the body: its chunks have longer extensions than are read")
 
     def read_trailer(self, buffer: bytearray) -> None:
-        """What follows the last chunk: fields that must be right and that nobody reads."""
+        """Read the trailer after the last chunk.  Its fields must be valid; they are not used."""
         if buffer.startswith(CRLF):
             del buffer[: len(CRLF)]
             self.complete = True
@@ -116,7 +118,7 @@ class ChunkedBody:
 
 
 def check_chunk_line(buffer: bytearray) -> None:
-    """Raises Unreadable if `buffer` doesn't begin with a part of a chunk's line."""
+    """Raises UnreadableRequest if `buffer` does not begin with a part of a chunk's first line."""
     if b"\n" in buffer or len(buffer) > MAX_LINE_BYTES:
         raise UnreadableRequest(
             400, "the body: a chunk must begin with its size in hexadecimal digits, on a line of its own"

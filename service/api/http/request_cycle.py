@@ -1,7 +1,7 @@
-"""One request and its answer, between a connection and the application (ASGI).
+"""One request and its response, between a connection and the ASGI application.
 
-Knows no route and no timer.  The one idea: an answer whose beginning was sent while the body was still to come is the
-last one of its connection, and says so; whatever else of the body comes is nobody's.
+A response that starts before the body is complete is the last one of its connection, and says so (`Connection: close`);
+the rest of the body is discarded.
 """
 
 import asyncio
@@ -17,65 +17,68 @@ from .request_head import RequestHead
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 BODILESS_STATUSES = frozenset({204, 304})
 LINE_BREAK = re.compile(rb"[\r\n\0]")
-WRITE_BYTES = 1 << 16  # bytes of an answer that are handed to the transport before it is waited for
+WRITE_BYTES = 1 << 16  # bytes that are written before waiting for the client
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-AsgiMessage = Any  # ASGI's
+AsgiMessage = Any
 
 
 class ClientConnection(Protocol):
-    """What an exchange asks of its connection."""
+    """What a request-response cycle needs of its connection."""
 
     closing: bool
     writable: asyncio.Event
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """That every answer has."""
+        """Header fields of every response."""
 
     def write(self, data: bytes) -> None: ...
 
     def resume_body(self) -> None: ...
 
-    def finish_answer(self, exchange: "RequestResponseCycle") -> None: ...
+    def finish_answer(self, cycle: "RequestResponseCycle") -> None: ...
 
 
 class RequestResponseCycle:
-    """`receive` and `send` are the application's; `heard`, `fail` and `leave` the connection's."""
+    """One request and its response.
 
-    def __init__(self, line: ClientConnection, head: RequestHead) -> None:
-        self.connection, self.head = line, head
+    `receive` and `send` are called by the application; `notify_body`, `fail` and `disconnect` by the connection.
+    """
+
+    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
+        self.connection, self.head = connection, head
         self.reader = make_body_reader(head.length)
-        self.body = bytearray()  # that came and was not received yet
-        self.is_begun = self.is_over = self.is_client_gone = False  # the answer; the client
-        self.awaits_continue = head.expects_continue  # nobody has said that the body is wanted
-        self.closes_connection = False  # of this connection, as the answer said
-        self._body_delivered = False  # the application has all of the body
+        self.body = bytearray()  # bytes that were read and not yet received by the application
+        self.is_begun = self.is_over = self.is_client_gone = False
+        self.awaits_continue = head.expects_continue  # the client waits for "100 Continue"
+        self.closes_connection = False  # the response says that it is the last of the connection
+        self._body_delivered = False  # the application has received the whole body
         self._body_error: PolyheadError | None = None
         self._changed = asyncio.Event()
         self._response_head = b""
         self._chunked = False
         self._sending = asyncio.Lock()
 
-    # the connection's
+    # Called by the connection
 
     def notify_body(self) -> None:
-        """Something of the body came, or the last of it."""
+        """More of the body came, or its end."""
         self._changed.set()
 
     def fail(self, error: PolyheadError) -> None:
-        """No more of the body is read."""
+        """Stop reading the body: `receive` raises `error`."""
         self._body_error = error
         self._changed.set()
 
     def disconnect(self) -> None:
-        """The client has gone."""
+        """The client has disconnected."""
         self.is_client_gone = True
         self._changed.set()
 
-    # the application's
+    # Called by the application
 
     async def receive(self) -> AsgiMessage:
-        """Raises what the connection said of a body that is not read to its end."""
+        """ASGI `receive`.  Raises the error with which the connection stopped reading the body."""
         while not self._can_receive():
             self._request_body()
             self._changed.clear()
@@ -100,13 +103,13 @@ class RequestResponseCycle:
         self.connection.resume_body()
 
     async def send(self, message: AsgiMessage) -> None:
-        """Waits until the client has taken what was sent before, and at the end until it has taken all."""
+        """ASGI `send`.  Waits until earlier data was sent, and at the end until everything was sent."""
         async with self._sending:
             if await self._wait_sent():
                 await self._send(message)
 
     async def _wait_sent(self) -> bool:
-        """Wait until everything that was written is sent.  Whether the client is still there."""
+        """Wait until everything that was written is sent.  Returns whether the client is still connected."""
         await self.connection.writable.wait()
         return not self.is_client_gone
 
@@ -120,7 +123,7 @@ class RequestResponseCycle:
             await self._write(message.get("body", b""), message.get("more_body", False))
 
     def _build_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The answer's head: sent with the first of its body, in one piece."""
+        """The head of the response, which is sent together with the first bytes of its body."""
         named = {name.lower() for name, _ in headers}
         lines = [header_line(pair) for pair in (*self.connection.default_headers, *headers)]
         if b"content-length" not in named and status not in BODILESS_STATUSES:
@@ -133,7 +136,7 @@ class RequestResponseCycle:
         return response_head(status, lines)
 
     async def _write(self, body: bytes, more: bool) -> None:
-        """In pieces, so that a client that reads slowly fills no buffer with all of it."""
+        """Write the body in pieces, so that no buffer holds all of it while the client reads slowly."""
         before, self._response_head, after = [self._response_head], b"", []
         body = b"" if self.head.method == "HEAD" else body
         if body and self._chunked:
@@ -146,7 +149,7 @@ class RequestResponseCycle:
         while len(rest) > WRITE_BYTES:
             self.connection.write(b"".join((*before, rest[:WRITE_BYTES])))
             before, rest = [], rest[WRITE_BYTES:]
-            await asyncio.sleep(0)  # a client that reads fast does not hold up the others
+            await asyncio.sleep(0)  # let others run while a client reads fast
             if not await self._wait_sent():
                 return
         self.connection.write(b"".join((*before, rest, *after)))
@@ -157,7 +160,7 @@ class RequestResponseCycle:
 
 
 def response_head(status: int, lines: Iterable[bytes]) -> bytes:
-    """Status line, `lines`, which are fields with their ends, and the empty line."""
+    """The status line, then `lines`, which are fields with their line ends, then the empty line."""
     return b"".join([STATUS_LINES.get(status, b"HTTP/1.1 %d \r\n" % status), *lines, b"\r\n"])
 
 

@@ -1,8 +1,8 @@
-"""The head of a request: its line, its fields, and what they say of the body, read as strictly as RFC 9112 lets one.
+"""Parses the head of an HTTP request (request line, header fields, length of the body) as strictly as RFC 9112 allows.
 
-Knows no socket and no route.  The one idea: where two readers understand the same bytes differently, a request can be
-smuggled past the first of them.  So what could be read in two ways is refused and never mended: a line that ends in a
-bare LF, a folded one, a space before a colon, two lengths, a length beside chunks.
+If two parsers understand the same bytes differently, a request can be smuggled past the first of them.  So anything
+ambiguous is rejected and never repaired: a line that ends in a bare LF, a folded line, a space before a colon, two
+lengths, a length together with chunked coding.
 """
 
 import re
@@ -11,25 +11,25 @@ from urllib.parse import unquote
 
 from ...core.errors import UnreadableRequest
 
-MAX_LINE_BYTES = 8 << 10  # bytes of the request line, without its end
-MAX_FIELDS_BYTES = 32 << 10  # bytes of all fields together, with the ends of their lines
+MAX_LINE_BYTES = 8 << 10  # bytes of the request line, without its line end
+MAX_FIELDS_BYTES = 32 << 10  # bytes of all fields together, with their line ends
 MAX_FIELDS = 100
-MAX_LENGTH_DIGITS = 15  # of a length
+MAX_LENGTH_DIGITS = 15  # digits of Content-Length
 CRLF, HEAD_END = b"\r\n", b"\r\n\r\n"
-CHUNKED_LENGTH = -1  # a length that nobody knows before
+CHUNKED_LENGTH = -1  # the length of a chunked body, which is not known before
 
 TOKEN_CHARS = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-VALUE_CHARS = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # what the value of a field is made of
+VALUE_CHARS = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # the bytes that a field value may contain
 REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 ABSOLUTE_URI = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
 HOST_PATTERN = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
-REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # headers of an answer; Anthropic's clients read the second
+REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # response headers; Anthropic's clients read the second
 HeaderFields = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
 class RequestHead:
-    """`length` is that of the body in bytes, or CHUNKED; `fields` have names in small letters, in their order."""
+    """A parsed head.  `length` is that of the body in bytes, or CHUNKED_LENGTH; names of `fields` are in lower case."""
 
     method: str
     version: str  # 1.0 or 1.1
@@ -38,8 +38,8 @@ class RequestHead:
     query: bytes
     fields: HeaderFields
     length: int
-    closes: bool  # nothing comes after it on this connection
-    expects_continue: bool  # a word that the body is wanted
+    closes: bool  # the connection ends after this request
+    expects_continue: bool  # the client waits for "100 Continue"
 
     @property
     def is_http11(self) -> bool:
@@ -47,12 +47,14 @@ class RequestHead:
 
 
 def find_head_end(buffer: bytearray, searched: int) -> int:
-    """Where the head at the beginning of `buffer` ends; 0: not yet, and there was no end in the first `searched` bytes.
+    """Where the head at the beginning of `buffer` ends; 0 if it is incomplete.
 
-    Raises Unreadable as soon as what has come is too much or can't become a request.
+    The first `searched` bytes were searched before and contain no end.
+
+    Raises UnreadableRequest as soon as the head is too large or cannot become a request.
     """
     if buffer[0] not in TOKEN_CHARS:
-        raise UnreadableRequest(400, "the first byte begins no HTTP request; is it TLS? Plain HTTP is spoken here")
+        raise UnreadableRequest(400, "the first byte begins no HTTP request; is it TLS? This port serves plain HTTP")
     end = buffer.find(HEAD_END, max(searched - len(HEAD_END) + 1, 0))
     size = end + len(CRLF) if end >= 0 else len(buffer)  # without the empty line
     line = buffer.find(b"\n", 0, min(MAX_LINE_BYTES + len(CRLF), size))
@@ -69,37 +71,37 @@ def find_head_end(buffer: bytearray, searched: int) -> int:
 
 
 def read_head(head: bytes) -> RequestHead:
-    """`head` is everything up to its empty line and with it.  Raises Unreadable."""
+    """Parse `head`, which ends with the empty line.  Raises UnreadableRequest."""
     first, *lines = head[: -len(HEAD_END)].split(CRLF)
     line = REQUEST_LINE.fullmatch(first)
     if line is None:
         raise UnreadableRequest(400, "the first line is not of the form METHOD TARGET HTTP/1.1")
     if line[3] != b"1":
-        raise UnreadableRequest(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not spoken here; HTTP/1.1 is")
+        raise UnreadableRequest(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not supported; HTTP/1.1 is")
     fields = read_fields(lines)
-    modern = line[4] != b"0"
+    is_http11 = line[4] != b"0"
     authority, raw_path, query = split_target(line[1], line[2])
     path = unquote(raw_path)
     if "\0" in path:
         raise UnreadableRequest(400, "the path has a NUL in it")
-    check_host(fields, modern)
+    check_host(fields, is_http11)
     if authority:
         fields = replace_host(fields, authority)
     return RequestHead(
         method=line[1].decode(),
-        version="1.1" if modern else "1.0",
+        version="1.1" if is_http11 else "1.0",
         raw_path=raw_path.encode(),
         path=path,
         query=query.encode(),
         fields=fields,
-        length=body_length(fields, modern),
-        closes=not modern or b"close" in field_items(fields, b"connection"),
-        expects_continue=expects_continue(fields) and modern,
+        length=body_length(fields, is_http11),
+        closes=not is_http11 or b"close" in field_items(fields, b"connection"),
+        expects_continue=expects_continue(fields) and is_http11,
     )
 
 
 def read_fields(lines: list[bytes]) -> HeaderFields:
-    """Raises Unreadable."""
+    """Parse header fields.  Raises UnreadableRequest."""
     fields: HeaderFields = []
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -114,12 +116,15 @@ def read_fields(lines: list[bytes]) -> HeaderFields:
 
 
 def split_target(method: bytes, target: bytes) -> tuple[str, str, str]:
-    """Authority, path and query as they came; only http://host/path, which is what proxies are asked, has the first."""
+    """Authority, path and query of a request target.
+
+    Only the form http://host/path, which clients send to proxies, has an authority.
+    """
     text = target.decode("ascii")
     absolute = ABSOLUTE_URI.match(text)
-    authority, asked = (absolute[1], text[absolute.end() :]) if absolute else ("", text)
-    path, _, query = asked.partition("?")
-    if asked != text and not path:
+    authority, rest = (absolute[1], text[absolute.end() :]) if absolute else ("", text)
+    path, _, query = rest.partition("?")
+    if rest != text and not path:
         path = "/"
     if not path.startswith("/") and (method, path) != (b"OPTIONS", "*"):
         raise UnreadableRequest(400, "the target of a request must begin with / or with http://HOST")
@@ -127,26 +132,26 @@ def split_target(method: bytes, target: bytes) -> tuple[str, str, str]:
 
 
 def replace_host(fields: HeaderFields, authority: str) -> HeaderFields:
-    """`fields` with the host of the target in place of the header's, which does not count then (RFC 9112, 3.2.2)."""
+    """`fields` with the host of the target instead of the header's, which is ignored then (RFC 9112, section 3.2.2)."""
     if not HOST_PATTERN.fullmatch(authority.encode()):
         raise UnreadableRequest(400, "the target of a request must name a host, and perhaps a port, and no user")
     return [(b"host", authority.encode()), *(pair for pair in fields if pair[0] != b"host")]
 
 
-def check_host(fields: HeaderFields, modern: bool) -> None:
+def check_host(fields: HeaderFields, is_http11: bool) -> None:
     hosts = field_values(fields, b"host")
-    if len(hosts) > 1 or (modern and not hosts):
+    if len(hosts) > 1 or (is_http11 and not hosts):
         raise UnreadableRequest(400, f"a request has one Host field, this one has {len(hosts)}")
     if hosts and not HOST_PATTERN.fullmatch(hosts[0]):
         raise UnreadableRequest(400, "Host: must be the name or address of a host, and perhaps a port")
 
 
-def body_length(fields: HeaderFields, modern: bool) -> int:
-    """How long the body is; CHUNKED if it says so itself."""
+def body_length(fields: HeaderFields, is_http11: bool) -> int:
+    """The length of the body in bytes; CHUNKED_LENGTH if it is sent in chunks."""
     codings, lengths = field_values(fields, b"transfer-encoding"), field_values(fields, b"content-length")
-    if codings and (lengths or not modern):
-        beside = "Content-Length" if lengths else "HTTP/1.0"
-        raise UnreadableRequest(400, f"Transfer-Encoding: cannot stand beside {beside}")
+    if codings and (lengths or not is_http11):
+        conflict = "Content-Length" if lengths else "HTTP/1.0"
+        raise UnreadableRequest(400, f"Transfer-Encoding: cannot stand beside {conflict}")
     if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
         raise UnreadableRequest(501, "Transfer-Encoding: only chunked, once, is understood")
     if codings:
@@ -172,5 +177,5 @@ def field_values(fields: HeaderFields, name: bytes) -> list[bytes]:
 
 
 def field_items(fields: HeaderFields, name: bytes) -> set[bytes]:
-    """What stands between the commas, in small letters."""
+    """The comma-separated items of a field, in lower case."""
     return {part.strip(b" \t").lower() for value in field_values(fields, name) for part in value.split(b",")} - {b""}

@@ -1,4 +1,4 @@
-"""TLS in front of the connections: certificates are read, handshakes are timed and counted."""
+"""TLS: reads certificates, and runs handshakes within the limits of connections."""
 
 import asyncio
 import ssl
@@ -15,7 +15,7 @@ from .connection_limits import ConnectionLimits
 def read_certificate(certificate: str, key: str) -> ssl.SSLContext:
     """A server's context for the PEM files of a certificate chain and its private key.
 
-    Raises OSError or ssl.SSLError where they cannot be read, do not fit, or the key has a password.
+    Raises OSError or ssl.SSLError if they cannot be read or do not match, or if the key has a password.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -29,7 +29,7 @@ def reject_password() -> str:
 
 
 class Handshake(asyncio.Protocol):
-    """A connection until its TLS handshake is done; `connect` then makes the connection that replaces it.
+    """The protocol of a connection during its TLS handshake; `connect` creates the one that replaces it.
 
     It counts as one of the server's connections, may be closed to make room, and has `header_seconds`.
     """
@@ -40,11 +40,11 @@ class Handshake(asyncio.Protocol):
         self, context: ssl.SSLContext, connect: Callable[[], Connection], state: ServerState, edge: ConnectionLimits
     ) -> None:
         self.context, self.connect, self.state, self.limits = context, connect, state, edge
-        self.early = bytearray()  # of the first request, decrypted while the handshake was being completed
+        self.early = bytearray()  # bytes of the first request that were decrypted during the handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(0)  # what a client does not read stays where it is counted
+        self.transport.set_write_buffer_limits(0)  # so that bytes a client does not read are counted
         room = self.limits.make_room(self.state.connections)
         self.state.connections.add(cast(Any, self))
         self.limits.silent_since[self] = time.monotonic()
@@ -62,13 +62,13 @@ class Handshake(asyncio.Protocol):
         self.leave_queues()
 
     async def upgrade(self) -> None:
-        """Do the handshake and hand over to a connection; a client that fails in it is disconnected."""
+        """Run the handshake, then hand over to a connection; if it fails, disconnect."""
         loop, seconds = asyncio.get_running_loop(), self.limits.header_seconds
         try:
             transport = await loop.start_tls(
                 self.transport, self, self.context, server_side=True, ssl_handshake_timeout=seconds
             )
-        except OSError:  # so are ssl.SSLError, TimeoutError and ConnectionError
+        except OSError:  # also the base of ssl.SSLError, TimeoutError and ConnectionError
             transport = None
         self.leave_queues()
         if transport is None or transport.is_closing():
@@ -77,22 +77,22 @@ class Handshake(asyncio.Protocol):
         connection = self.connect()
         transport.set_protocol(connection)
         connection.connection_made(transport)
-        connection.take(bytes(self.early))
+        connection.add_early_bytes(bytes(self.early))
 
     def drop(self) -> None:
-        """Close it at once: its room is needed."""
+        """Close at once: another connection needs the room."""
         self.leave_queues()
         self.transport.abort()
 
     def continue_reading(self) -> None:
-        """It has no request that could wait for its turn."""
+        """Does nothing: no request of it can be queued."""
 
     def leave_queues(self) -> None:
         self.limits.silent_since.pop(self, None)
         self.state.connections.discard(cast(Any, self))
 
     def stop_keep_alive(self) -> None:
-        """The server leaves: a client that has not asked for anything may ask elsewhere."""
+        """Close: no request has begun."""
         self.drop()
 
     def shutdown(self) -> None:

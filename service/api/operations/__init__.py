@@ -1,1 +1,1 @@
-"""Routes for operators: health, metrics, administration, and the pages for people."""
+"""Routes for operators: health, metrics, administration, and web pages."""

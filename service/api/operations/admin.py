@@ -1,7 +1,7 @@
-"""Models and aliases changed while serving, under /admin; only there if the settings have a key for it.
+"""Admin routes: load, reload and unload models, and set aliases, under /admin.  They exist only with an admin key.
 
-Knows no torch.  The one idea: a change goes on whether or not whoever asked for it stays to hear of it, so an answer is
-only a look at it: one when it is over, or as server-sent events at every step it takes.
+An operation goes on whether or not its client stays connected.  The response only follows it: one JSON object at the
+end, or server-sent events with its progress.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from ..shared.openai_errors import write_openai_error
 from ..shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
 from .health import app_state, write_model_state
 
-PROGRESS_POLL_S = 0.1  # how often a change is looked at for those who follow it
-MAX_DRAIN_S = 3600  # seconds
-WHOLE_SECONDS = re.compile("[0-9]{1,6}")  # a number of seconds
+PROGRESS_POLL_S = 0.1  # seconds between two progress events
+MAX_DRAIN_S = 3600
+WHOLE_SECONDS = re.compile("[0-9]{1,6}")  # a whole number of seconds
 NameText = Annotated[str, Field(min_length=1, max_length=4096)]
 DrainSeconds = Annotated[float, between(0, MAX_DRAIN_S)]
 router = APIRouter(tags=["administration"])
 
 
 class LoadRequest(Wire):
-    """A name BASE:NAME is that of an adapter, laid over the model BASE; `merge` makes a model of its own of both."""
+    """The name BASE:NAME loads an adapter of the model BASE; with `merge` it is merged into a model of its own."""
 
     name: NameText
     source: NameText
@@ -41,10 +41,10 @@ class LoadRequest(Wire):
 
 
 class ReloadRequest(Wire):
-    """Without a source the model is read again from where it came."""
+    """Without a source the model is read again from its present source."""
 
     source: Annotated[str, Field(max_length=4096)] = ""
-    drain_seconds: DrainSeconds = -1  # the setting
+    drain_seconds: DrainSeconds = -1  # -1: the setting
     stream: bool = False
 
 
@@ -52,14 +52,14 @@ class AliasRequest(Wire):
     model: NameText
 
 
-@router.get("/admin/models", summary="Every served name, what is going on, and the memory there is.")
+@router.get("/admin/models", summary="Every served name, the running operation, and the memory.")
 async def models(request: Request) -> Response:
     registry = registry_of(request)
-    change, budget = registry.operation, registry.memory_budget()
+    operation, budget = registry.operation, registry.memory_budget()
     return JsonResponse(
         {
             "models": [write_admin_model(known) for known in registry.model_statuses()],
-            "change": {"what": change.description, **write_progress(change)} if change else None,
+            "change": {"what": operation.description, **write_progress(operation)} if operation else None,
             "memory": {"limit_bytes": budget[0], "free_bytes": budget[1]},
         }
     )
@@ -82,8 +82,8 @@ async def reload(request: Request) -> Response:
     content = await receive_body(request)
     wire = ReloadRequest.read(await parse_body(content)) if content else ReloadRequest()
     drain = app_state(request).settings.drain_seconds if wire.drain_seconds < 0 else wire.drain_seconds
-    change = registry_of(request).reload(request.path_params["name"], wire.source, drain)
-    return await answer_operation(request, change, wire.stream)
+    operation = registry_of(request).reload(request.path_params["name"], wire.source, drain)
+    return await answer_operation(request, operation, wire.stream)
 
 
 @router.delete(
@@ -91,8 +91,8 @@ async def reload(request: Request) -> Response:
     summary="Unload a model: what runs has drain_seconds to end; or cancel its load, while it is being loaded.",
 )
 async def unload(request: Request) -> Response:
-    change = registry_of(request).unload(request.path_params["name"], read_drain_seconds(request))
-    return await answer_operation(request, change, stream=False)
+    operation = registry_of(request).unload(request.path_params["name"], read_drain_seconds(request))
+    return await answer_operation(request, operation, stream=False)
 
 
 @router.put(
@@ -115,7 +115,7 @@ def registry_of(request: Request) -> RegistryProtocol:
 
 
 def read_drain_seconds(request: Request) -> float:
-    """What the query says of the time to drain; the setting, if it says nothing."""
+    """The drain time in the query; the setting if there is none."""
     query = request.query_params
     unknown = [name for name in query if name != "drain_seconds"]
     if unknown:
@@ -127,51 +127,51 @@ def read_drain_seconds(request: Request) -> float:
     return int(given)
 
 
-async def answer_operation(request: Request, change: ModelOperation, stream: bool) -> Response:
-    """How a change ends; how it goes, too, for those who want events."""
+async def answer_operation(request: Request, operation: ModelOperation, stream: bool) -> Response:
+    """Answer with the result of an operation, or with server-sent events of its progress."""
     registry = registry_of(request)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return await EventStream.open(encode_events(stream_progress(registry, change), write_openai_error, last=b""))
+        return await EventStream.open(encode_events(stream_progress(registry, operation), write_openai_error, last=b""))
 
     async def work() -> Response:
-        await change.wait_and_raise()
-        return JsonResponse(write_result(registry, change))
+        await operation.wait_and_raise()
+        return JsonResponse(write_result(registry, operation))
 
     return await run_while_connected(request, work())
 
 
 async def stream_progress(
-    registry: RegistryProtocol, change: ModelOperation
+    registry: RegistryProtocol, operation: ModelOperation
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    said: Mapping[str, Any] = {}
-    while change.phase != "over":
-        if (now := write_progress(change)) != said:
-            said = now
-            yield said
+    last: Mapping[str, Any] = {}
+    while operation.phase != "over":
+        if (now := write_progress(operation)) != last:
+            last = now
+            yield last
         await asyncio.sleep(PROGRESS_POLL_S)
-    await change.wait_and_raise()
-    yield write_result(registry, change)
+    await operation.wait_and_raise()
+    yield write_result(registry, operation)
 
 
-def write_result(registry: RegistryProtocol, change: ModelOperation) -> dict[str, Any]:
-    """The model as it is now, or that it is no more."""
-    found = [write_admin_model(known) for known in registry.model_statuses() if known.name == change.name]
-    return found[0] if found else {"name": change.name, "state": "unloaded"}
+def write_result(registry: RegistryProtocol, operation: ModelOperation) -> dict[str, Any]:
+    """The model after the operation, or that it is unloaded."""
+    found = [write_admin_model(known) for known in registry.model_statuses() if known.name == operation.name]
+    return found[0] if found else {"name": operation.name, "state": "unloaded"}
 
 
-def write_progress(change: ModelOperation) -> dict[str, Any]:
-    if change.phase == "loading":
-        return {"state": "loading", "progress": round(change.fraction, 3)}
-    return {"state": change.phase}
+def write_progress(operation: ModelOperation) -> dict[str, Any]:
+    if operation.phase == "loading":
+        return {"state": "loading", "progress": round(operation.fraction, 3)}
+    return {"state": operation.phase}
 
 
-def write_admin_model(known: ServedName) -> dict[str, Any]:
+def write_admin_model(entry: ServedName) -> dict[str, Any]:
     return {
-        "name": known.name,
-        "source": known.source,
-        **write_model_state(known.state),
-        "task": known.task,
-        "memory_bytes": known.memory,
-        "explain_memory_bytes": known.explain_memory,
-        "aliases": list(known.aliases),
+        "name": entry.name,
+        "source": entry.source,
+        **write_model_state(entry.state),
+        "task": entry.task,
+        "memory_bytes": entry.memory,
+        "explain_memory_bytes": entry.explain_memory,
+        "aliases": list(entry.aliases),
     }

@@ -1,8 +1,8 @@
-"""How the server is: alive, started, ready, and its metrics.  For orchestrators and people; needs no key.
+"""Health routes and metrics: alive, started, ready.  For orchestrators and people.
 
-Knows no dialect, and sends nothing through the queue: it looks at what the engine has done.  The one idea: live is
-about the process (restart it if not), ready is about its models (send nothing now), and each that says no says why;
-loading is never a reason to restart.
+They send nothing through the engine's queue; they look at what the engine has done.  Live is about the process (restart
+it if not), ready is about its models (send no requests now), and each negative answer gives its reasons.  Loading is
+never a reason to restart.
 """
 
 from typing import Any, cast
@@ -23,7 +23,7 @@ def app_state(request: Request) -> AppState:
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Is the process worth keeping?")
 async def livez(request: Request) -> Response:
-    """No, if the engine thread has ended, or work has waited for `hang_seconds` without a step being finished."""
+    """503 if the engine thread has ended, or work has waited for `hang_seconds` without a finished step."""
     reasons = app_state(request).fatal_reasons()
     return JSONResponse({"live": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
@@ -40,19 +40,20 @@ async def startupz(request: Request) -> Response:
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Can it answer?  Says how far each model is.")
 async def readyz(request: Request) -> Response:
-    """No, while it loads or drains, without a model, when a model of the settings is broken or cannot compute any
-    more, or when work has waited for `stall_seconds` without a step being finished."""
-    here = app_state(request)
-    reasons = here.unready_reasons()
-    models = {name: write_model_state(state) for name, state in here.registry.states().items()}
-    body = {"ready": not reasons, "draining": here.admission.is_draining, "reasons": reasons, "models": models}
+    """503 while it loads or drains, without a model, when a model of the settings is broken or cannot compute any more,
+    or when work has waited for `stall_seconds` without a finished step.
+    """
+    app = app_state(request)
+    reasons = app.unready_reasons()
+    models = {name: write_model_state(state) for name, state in app.registry.states().items()}
+    body = {"ready": not reasons, "draining": app.admission.is_draining, "reasons": reasons, "models": models}
     return JSONResponse(body, 503 if reasons else 200)
 
 
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", summary="Prometheus metrics.")
 async def metrics(request: Request) -> Response:
-    """In OpenMetrics with exemplars, or in the text format of Prometheus, as Accept says; gzipped if that is taken."""
+    """OpenMetrics with exemplars, or the text format of Prometheus, depending on Accept; gzipped on request."""
     packed = accepts_gzip(request.headers.get("accept-encoding", ""))
     page, content_type = await app_state(request).metrics.render_on_thread(
         request.headers.get("accept", ""), packed=packed
@@ -62,7 +63,7 @@ async def metrics(request: Request) -> Response:
 
 
 def accepts_gzip(accepted: str) -> bool:
-    """Whether a header Accept-Encoding takes it: named, and not with a weight of 0."""
+    """Whether a header Accept-Encoding accepts gzip: it is named, and its weight is not 0."""
     named = (part.partition(";") for part in accepted.lower().split(","))
     weights = {coding.strip(): weight.replace(" ", "") for coding, _, weight in named}
     return weights.get("gzip", "q=0").rstrip("0.") != "q="

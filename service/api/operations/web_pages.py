@@ -1,7 +1,7 @@
-"""The playground at `/` with its files under `/web`, and the reference of routes at `/docs` with its own under `/docs`.
+"""The playground at `/` with its files under `/web`, and the API reference at `/docs` with its files under `/docs`.
 
-Knows no model and no key: whatever the page shows it asks of the API, as anybody would.  The one idea: what may be
-served is a table of the files that were there at the start, so no path of a request ever reaches the disk.
+The pages use the public API like any other client.  Only files that were read at the start are served, so no request
+path ever reaches the disk.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from .health import app_state
 
 WEB_FOLDER = Path(__file__).parents[2] / "web"
 INDEX, REFERENCE = "index.html", "docs.html"
-# What the reference is made of; it stays where the playground is switched off.
+# Files of the API reference, which is served even if the playground is switched off.
 REFERENCE_FILES = frozenset(
     {"docs.js", "schema.js", "docs.css", "style.css", "api.js", "copy.js", "dom.js", "theme.js", "icon.svg"}
 )
@@ -32,7 +32,7 @@ MEDIA_TYPES: Mapping[str, str] = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing that a model or a user writes can become a script, and nothing of the page leads to another origin.
+# No text of a model or a user can run as a script, and the page loads nothing from another origin.
 CONTENT_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -46,7 +46,7 @@ CONTENT_POLICY = "; ".join(
     )
 )
 SECURITY_HEADERS: Mapping[str, str] = {
-    "Cache-Control": "no-cache",  # kept, and asked for again: a newer server has newer files
+    "Cache-Control": "no-cache",  # cached, but revalidated: a newer server has newer files
     "Content-Security-Policy": CONTENT_POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -59,7 +59,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True)
 class Page:
-    """A file as it is sent; `tag` is another whenever its content is."""
+    """A file as it is sent; `etag` changes with its content."""
 
     content: bytes
     media_type: str
@@ -67,7 +67,7 @@ class Page:
 
 
 class CachedDocument:
-    """The page of what `make` returns as JSON: made once, on a thread, since it takes a tenth of a second and more."""
+    """A page with the JSON of what `make` returns.  It is made once, on a thread, since it takes more than 0.1 s."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make, self._lock = make, asyncio.Lock()
@@ -85,7 +85,7 @@ def make_page(content: bytes, kind: str) -> Page:
 
 
 def read_pages(folder: Path) -> Mapping[str, Page]:
-    """Those of `folder` that a browser is to have, by name."""
+    """The files of `folder` that browsers may load, by name."""
     found = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in MEDIA_TYPES:
@@ -99,7 +99,7 @@ PAGES = read_pages(WEB_FOLDER)
 @router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The playground for whoever would rather have HTML; for all others where to begin."""
+    """The playground for clients that prefer HTML; for all others JSON with the addresses to begin with."""
     if app_state(request).settings.playground and prefers_html(request.headers.get("accept", "")):
         return page_response(request, PAGES[INDEX], "Accept")
     links = {"name": "polyhead", "docs": "/docs", "openapi": "/openapi.json", "health": "/readyz"}
@@ -120,14 +120,14 @@ async def file(request: Request) -> Response:
 @router.head("/docs")
 @router.get("/docs")
 async def reference(request: Request) -> Response:
-    """Needs no key: it says nothing that is not in the package.  It reads /openapi.json, which does."""
+    """Needs no key: it contains nothing that is not in the package.  It reads /openapi.json, which may need one."""
     return page_response(request, PAGES[REFERENCE])
 
 
 @router.head("/openapi.json")
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    """The description of all routes for programs, made when it is first asked for."""
+    """The OpenAPI document, made at the first request."""
     return page_response(request, await request.app.state.description.page())
 
 
@@ -141,7 +141,7 @@ async def reference_file(request: Request) -> Response:
 
 
 def page_response(request: Request, page: Page, vary: str = "") -> Response:
-    """The file, or that the one that the browser has is still the same (RFC 9110, 13.1.2)."""
+    """The file, or 304 if the browser has the same version (RFC 9110, section 13.1.2)."""
     headers = {**SECURITY_HEADERS, "ETag": page.etag} | ({"Vary": vary} if vary else {})
     if page.etag in read_etags(request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
@@ -149,12 +149,12 @@ def page_response(request: Request, page: Page, vary: str = "") -> Response:
 
 
 def read_etags(given: str) -> set[str]:
-    """Of a header If-None-Match; weak ones count as they are, which is how it compares."""
+    """The tags of a header If-None-Match; weak tags are compared like strong ones."""
     return {tag.strip().removeprefix("W/") for tag in given.split(",")}
 
 
 def prefers_html(accepted: str) -> bool:
-    """Whether a header Accept names HTML, and no JSON that it would rather have; `*/*` names nothing."""
+    """Whether a header Accept names HTML with a higher weight than JSON; `*/*` names neither."""
     weights = {}
     for part in accepted.lower().split(","):
         kind, _, options = part.partition(";")

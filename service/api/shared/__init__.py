@@ -1,1 +1,1 @@
-"""What several dialects have in common: reading bodies, options, streams, and calls of the engine."""
+"""Shared by the dialects: reading bodies, options, streams, and calls of the engine."""

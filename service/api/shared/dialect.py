@@ -1,7 +1,7 @@
-"""What every dialect is made of: its paths, its way of saying an error, its routes, and how it reads a JSON body.
+"""The parts of every dialect: its paths, error format, routes, and the reading of JSON bodies.
 
-Knows no dialect.  The one idea: a wire object is checked once, strictly, at the door, and every complaint is a
-sentence of the form "field: what would be right, got what came".
+A wire object is validated once, strictly, when the request is read.  Every error message has the form
+"field: what would be right, got what came".
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from ...config.settings import Settings
 from ...core.errors import BadRequest, EmptyInput, PolyheadError
 from ...core.model import Model
-from ...core.request import Request as Asked
+from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
 from ...core.text_limits import input_label
 from ...text.detokenizer import EventSource, Submit, SubmitCall
@@ -37,17 +37,20 @@ from ..access.authorized_models import AuthorizedModels
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
 from .json_body import parse_json, receive_body, run_by_size
 
-NeutralValues = Mapping[str, tuple[Any, ...]]  # the values of fields at which they ask for nothing
+NeutralValues = Mapping[str, tuple[Any, ...]]  # by field, the values at which an unsupported field changes nothing
 MAX_SUGGESTED_CHARS = 100  # characters of an unknown field for which a known one is suggested
 MAX_QUOTED_CHARS = 60  # characters of an offending value that a message repeats
-MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is less
-MAX_IDS = 1 << 18  # of one prompt, or lists of them
+MAX_TEXTS = 100_000  # in one call; the setting max_batch_texts is smaller
+MAX_IDS = 1 << 18  # of one prompt, or lists of token ids
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of speaking to the server.  `prefixes` are the paths it owns, and all below them, and paths of one model
-    that end so (/models/{name}/predict)."""
+    """One HTTP API.
+
+    `prefixes` are the paths it owns, including everything below them, and the same suffixes below the path of one model
+    (/models/{name}/predict).
+    """
 
     name: str
     prefixes: tuple[str, ...]
@@ -56,15 +59,15 @@ class Dialect:
     router: APIRouter
 
     def matches(self, path: str) -> bool:
-        asked = "/" + path.rpartition("/")[2]
+        suffix = "/" + path.rpartition("/")[2]
         return any(
-            path == prefix or path.startswith(prefix + "/") or (asked == prefix and path.startswith("/models/"))
+            path == prefix or path.startswith(prefix + "/") or (suffix == prefix and path.startswith("/models/"))
             for prefix in self.prefixes
         )
 
 
 class Server(Protocol):
-    """What dialects see of the application."""
+    """What dialects need of the application state."""
 
     @property
     def settings(self) -> Settings: ...
@@ -75,10 +78,12 @@ class Server(Protocol):
     @property
     def text(self) -> TextProcessor: ...
 
-    def submit(self, visit: RequestContext, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
+    def submit(
+        self, context: RequestContext, model: Model, requests: Sequence[InferenceRequest]
+    ) -> Sequence[EventSource]: ...
 
     async def submit_in_slices(
-        self, visit: RequestContext, model: Model, requests: Sequence[Asked]
+        self, context: RequestContext, model: Model, requests: Sequence[InferenceRequest]
     ) -> Sequence[EventSource]: ...
 
     async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]: ...
@@ -90,37 +95,37 @@ def server(request: Request) -> Server:
 
 
 def authorized_models(request: Request) -> AuthorizedModels:
-    """The served models that whoever asks may use."""
+    """The served models that the key of the request may use."""
     return AuthorizedModels(request.app.state.server.registry, request_context(request).key)
 
 
 def request_context(request: Request) -> RequestContext:
-    found: RequestContext = request.state.visit
+    found: RequestContext = request.state.context
     return found
 
 
 def record_model(request: Request, model: Model) -> Model:
-    """`model`: the request is about it, and counts as its own however it ends."""
-    here = request_context(request)
-    here.model, here.task = model.name, model.task
+    """Record that the request is for `model`, for metrics and logs.  Returns `model`."""
+    context = request_context(request)
+    context.model, context.task = model.name, model.task
     return model
 
 
 def submitter(request: Request, model: Model) -> Submit:
-    """The one way from a dialect to the engine."""
+    """The function with which a dialect submits requests to the engine."""
     return partial(server(request).submit, request_context(request), model)
 
 
 def call_submitter(request: Request, model: Model) -> SubmitCall:
-    """The same way for calls of very many requests."""
+    """The same for calls of very many requests."""
     return partial(server(request).submit_in_slices, request_context(request), model)
 
 
 class Wire(BaseModel):
-    """A JSON object as a client sends it.  Unknown fields are errors; a null says the same as leaving the field out.
+    """A JSON object as a client sends it.  Unknown fields are errors; null means the same as a missing field.
 
-    `unsupported` lists fields that the dialect knows and this server does not do: accepted at the values that ask
-    for nothing, refused by name otherwise.
+    `unsupported` lists fields that the real API has and this server does not support: accepted at the values that
+    change nothing, otherwise rejected by name.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -129,21 +134,21 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def drop_neutral_fields(cls, value: Any) -> Any:
-        """`value` without nulls and without unsupported fields that ask for nothing."""
+        """`value` without nulls and without unsupported fields at neutral values."""
         if not isinstance(value, dict):
             return value
         for name in value.keys() & cls.unsupported.keys():
             if value[name] is not None and not is_neutral(value[name], cls.unsupported[name]):
                 raise PydanticCustomError("unsupported", "is not supported", {"field": name, "value": value[name]})
         known = wire_names(cls)
-        for name in value.keys() - known - cls.unsupported.keys():  # one is enough, there may be many
+        for name in value.keys() - known - cls.unsupported.keys():  # one is enough for the message
             hint = suggest_name(str(name), (*known, *cls.unsupported))
             raise PydanticCustomError("unknown", "is not a known field", {"field": str(name), "hint": hint})
         return {k: v for k, v in value.items() if k not in cls.unsupported and not (v is None and k in known)}
 
     @classmethod
     def read(cls, value: Any) -> Self:
-        """Raises BadRequest in the words of `complaint`."""
+        """Validate `value`.  Raises BadRequest in the words of `to_bad_request`."""
         try:
             return cls.model_validate(value)
         except ValidationError as error:
@@ -155,23 +160,23 @@ W = TypeVar("W", bound=Wire)
 
 @cache
 def wire_names(kind: type[Wire]) -> frozenset[str]:
-    """The names of a wire object's fields on the wire, which Python may have other uses for."""
+    """The JSON names of a wire object's fields; they may differ from the names in Python."""
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 async def read_body(request: Request, kind: type[W]) -> W:
-    """The request's JSON body as a `kind`; whatever is wrong with it is a BadRequest."""
+    """The JSON body of the request as a `kind`.  Raises BadRequest if it is not valid."""
     content = await receive_body(request)
     return await run_by_size(len(content), lambda: kind.read(parse_json(content)))
 
 
 def describe_body(*kinds: type[Wire]) -> dict[str, Any]:
-    """For the description of a route: that its body is one of `kinds`."""
+    """For `openapi_extra` of a route: its body is one of `kinds`."""
     return cast(dict[str, Any], BodyDescription(kinds))
 
 
 class BodyDescription(Mapping[str, Any]):
-    """What `takes` says, written out when somebody asks for the description: all of them take a quarter of a second."""
+    """What `describe_body` returns.  The schemas are generated on demand: all of them take a quarter of a second."""
 
     def __init__(self, kinds: Sequence[type[Wire]]) -> None:
         self.kinds = kinds
@@ -192,12 +197,12 @@ class BodyDescription(Mapping[str, Any]):
 
 def inline_schema(kind: type[Wire]) -> dict[str, Any]:
     schema = kind.model_json_schema()
-    written: dict[str, Any] = resolve_refs(schema, schema.pop("$defs", {}))
-    return written
+    inlined: dict[str, Any] = resolve_refs(schema, schema.pop("$defs", {}))
+    return inlined
 
 
 def resolve_refs(schema: Any, named: Mapping[str, Any]) -> Any:
-    """`schema` with the definitions it refers to written out in their places."""
+    """`schema` with each reference replaced by its definition in `named`."""
     match schema:
         case {"$ref": str(reference), **others}:
             return resolve_refs(named[reference.rpartition("/")[2]], named) | others
@@ -221,7 +226,7 @@ def between(low: float, high: float) -> AfterValidator:
 
 
 def must_be(sentence: str) -> WrapValidator:
-    """One sentence instead of what pydantic says of every arm of a union."""
+    """Replaces pydantic's messages about every member of a union by one sentence."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -233,7 +238,10 @@ def must_be(sentence: str) -> WrapValidator:
 
 
 def max_items(items: int) -> BeforeValidator:
-    """Lists and objects of so many items, counted before any is looked at: a long one would hold up the event loop."""
+    """Lists and objects of at most `items` items.
+
+    They are counted before any item is validated: a long list would block the event loop.
+    """
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(value) > items:
@@ -243,33 +251,33 @@ def max_items(items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def max_chars(most: int) -> AfterValidator:
-    """Texts of so many characters."""
+def max_chars(limit: int) -> AfterValidator:
+    """Strings of at most `limit` characters."""
 
     def check(value: str) -> str:
-        if len(value) > most:
-            raise PydanticCustomError("longer", "is too long", {"most": most, "length": len(value)})
+        if len(value) > limit:
+            raise PydanticCustomError("longer", "is too long", {"most": limit, "length": len(value)})
         return value
 
     return AfterValidator(check)
 
 
 def check_text_count(value: Any) -> Any:
-    """A list of texts is shorter than one of token ids may be."""
+    """Raises if a list of texts is longer than MAX_TEXTS; a list of token ids may be longer."""
     if isinstance(value, list) and len(value) > MAX_TEXTS and not isinstance(value[0], int):
         raise PydanticCustomError("too_long", "must have at most {max_length} items", {"max_length": MAX_TEXTS})
     return value
 
 
 def read_terms(request: Request, wire: "EngineRequest") -> Terms:
-    """On what terms the engine is asked: whose request it is, and what header, body and settings say together."""
-    here = request_context(request)
+    """The request terms for the engine: owner, priority, and the deadline from header, body and settings."""
+    context = request_context(request)
     if wire.timeout:
-        here.limit_time(wire.timeout)
-    return replace(here.terms, priority=wire.priority)
+        context.limit_time(wire.timeout)
+    return replace(context.terms, priority=wire.priority)
 
 
-Count = Annotated[int, between(1, (1 << 31) - 1)]  # its default, 0, says that none was given
+Count = Annotated[int, between(1, (1 << 31) - 1)]  # the default 0 means that it was not given
 TokenId = Annotated[int, between(0, (1 << 31) - 1)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 TextsOrIds = Annotated[
@@ -281,14 +289,14 @@ TextsOrIds = Annotated[
 
 
 class EngineRequest(Wire):
-    """What asks the engine for something may say how long that may take, and how urgent it is."""
+    """A request to the engine: it may set a time limit and a priority."""
 
-    timeout: Annotated[float, between(MIN_TIMEOUT_S, MAX_TIMEOUT_S)] = 0.0  # seconds; 0: it doesn't say
+    timeout: Annotated[float, between(MIN_TIMEOUT_S, MAX_TIMEOUT_S)] = 0.0  # seconds; 0: not given
     priority: Annotated[int, between(-100, 100)] = 0  # higher goes first
 
 
 def normalize_inputs(given: str | list[int] | list[str | list[int]]) -> tuple[str | tuple[int, ...], ...]:
-    """One text or list of ids, or a list of such, as a list of such."""
+    """One text, one list of token ids, or a list of such, as a tuple of such."""
     if isinstance(given, str):
         return (given,)
     ids = tuple(item for item in given if isinstance(item, int))
@@ -298,7 +306,7 @@ def normalize_inputs(given: str | list[int] | list[str | list[int]]) -> tuple[st
 
 
 def item_paths(field: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """What messages call each; EmptyInput if there are none."""
+    """The path of each text in error messages.  Raises EmptyInput if there are none."""
     if not texts:
         raise EmptyInput(f"{field}: must not be empty", param=field)
     return tuple(input_label(field, index, len(texts)) for index in range(len(texts)))
@@ -309,15 +317,15 @@ def is_neutral(value: Any, neutral: Sequence[Any]) -> bool:
 
 
 def quote_json(value: Any) -> str:
-    """`value` as JSON, cut to a length fit for a message."""
+    """`value` as JSON, shortened for a message."""
     try:
         text = orjson.dumps(value, default=str).decode()
-    except orjson.JSONEncodeError:  # it reads deeper than it writes
+    except orjson.JSONEncodeError:  # orjson parses deeper nesting than it serializes
         return "a deeply nested value"
     return text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "..."
 
 
-# pydantic's kind of error -> what would be right; {placeholders} are filled from the error's context
+# pydantic's error type -> the sentence; {placeholders} are filled from the error's context
 EXPECTATIONS = {
     "string_type": "must be a string",
     "int_type": "must be a whole number",
@@ -340,22 +348,22 @@ EXPECTATIONS = {
 
 
 def to_bad_request(error: ValidationError) -> BadRequest:
-    """The first of pydantic's findings as a sentence for people."""
+    """The first of pydantic's errors as a BadRequest with a readable sentence."""
     first = error.errors(include_url=False)[0]
     context, param = first.get("ctx", {}), field_path(first["loc"])
     match first["type"]:
         case "missing":
-            said = "is required"
+            problem = "is required"
         case "unknown":
             param = field_path((*first["loc"], context["field"][:MAX_QUOTED_CHARS]))
-            said = "is not a known field" + context["hint"]
+            problem = "is not a known field" + context["hint"]
         case "unsupported":
             param = field_path((*first["loc"], context["field"]))
-            said = f"{quote_json(context['value'])} is not supported by this server"
+            problem = f"{quote_json(context['value'])} is not supported by this server"
         case kind:
-            right = EXPECTATIONS[kind].format(**context) if kind in EXPECTATIONS else strip_message(first)
-            said = f"{right}, got {quote_json(first['input'])}"
-    return BadRequest(f"{param or 'the body'}: {said}", param=param)
+            expected = EXPECTATIONS[kind].format(**context) if kind in EXPECTATIONS else strip_message(first)
+            problem = f"{expected}, got {quote_json(first['input'])}"
+    return BadRequest(f"{param or 'the body'}: {problem}", param=param)
 
 
 def strip_message(error: ErrorDetails) -> str:
@@ -363,12 +371,12 @@ def strip_message(error: ErrorDetails) -> str:
 
 
 def field_path(parts: Sequence[int | str]) -> str:
-    """("messages", 0, "content") -> "messages[0].content"; leaves out which of several objects it is (<text>)."""
+    """("messages", 0, "content") -> "messages[0].content"; leaves out the tags of unions (<text>)."""
     named = [part for part in parts if isinstance(part, int) or not part.startswith("<")]
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:
-    """A known name that is like `name`; none for a long one, which takes long to compare and is no slip of typing."""
+    """A hint with a known name that is similar to `name`; empty for a long name, which takes long to compare."""
     close = get_close_matches(name, known, n=1) if len(name) <= MAX_SUGGESTED_CHARS else []
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,7 +1,7 @@
-"""How a call about many texts is answered: in one piece, or a line for each text as soon as it is known.
+"""Runs calls about many texts, and writes their answers: one JSON list, or a line for each text when it is ready.
 
-Knows no dialect's words.  The one idea: a dialect says what one text's answer looks like and what a list of them does;
-who reads it as it comes (`Accept: application/x-ndjson`) gets the former, one line each, `{"index": 0, "result": ...}`.
+A dialect defines how it writes the answer for one text.  With `Accept: application/x-ndjson` each answer is a line
+`{"index": 0, "result": ...}`.
 """
 
 import uuid
@@ -46,67 +46,67 @@ from .streaming import LineStream, PartsResponse, dumps_sliced, encode_events, e
 
 Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 INLINE_NUMBERS = 1 << 10  # numbers that are written on the event loop; more are written on a thread
-PORTION_NUMBERS = 1 << 15  # numbers that are written at a time
+PORTION_NUMBERS = 1 << 15  # numbers that are written in one portion
 LABEL_BYTES = 48  # bytes of {"label":,"score":} and of a number with all its digits, without the label
 TABLE_BYTES = 8  # bytes for each number of a table: as float32, and a copy
 FLOAT32_BYTES = 16  # bytes of a 32-bit float as JSON, and the comma after it, at most
-STEPS_AHEAD = 2  # of one call that the engine has at a time: one to compute, and the next
+STEPS_AHEAD = 2  # engine steps of one call that are submitted ahead: the current one and the next
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ReplyWriter:
-    """How a dialect writes: `one` text's answer, and an `error`.
+    """How a dialect writes the answers of a call: `write_one` answer, and `write_error`.
 
-    `alone`: there is one answer, and no list around it.  `most`: bytes that one answer takes at most, where that is
-    known before it is computed; memory for all of them is claimed before the first is.
+    `is_single`: there is one answer, without a list around it.  `max_bytes`: upper bound of one answer's bytes where it
+    is known beforehand; memory for all answers is claimed before the first is computed.
     """
 
-    write_one: Callable[[Any], Any]  # of its kind of Reply
+    write_one: Callable[[Any], Any]  # takes the task's EncoderOutput
     write_error: Callable[[PolyheadError], Mapping[str, Any]]
     is_single: bool = False
     max_bytes: int = 0
 
     def build_item(self, index: int, reply: EncoderOutput | PolyheadError) -> Any:
-        """In a list that may have errors in it, each says where it is."""
-        return (
-            {"index": index, **self.write_error(reply)} if isinstance(reply, PolyheadError) else self.write_one(reply)
-        )
+        """One item of the list; an error carries its index."""
+        if isinstance(reply, PolyheadError):
+            return {"index": index, **self.write_error(reply)}
+        return self.write_one(reply)
 
     def write_line(self, index: int, reply: EncoderOutput | PolyheadError) -> bytes:
-        written = dumps_sliced(self.build_item(index, reply))
-        return written if isinstance(reply, PolyheadError) else b'{"index":%d,"result":%s}' % (index, written)
+        """One line of the stream, without the line break."""
+        content = dumps_sliced(self.build_item(index, reply))
+        return content if isinstance(reply, PolyheadError) else b'{"index":%d,"result":%s}' % (index, content)
 
 
 def max_label_bytes(labels: Sequence[str], top_k: int = 0) -> int:
-    """Bytes of a text's labels with their scores, at most; with `top_k` only so many."""
+    """Upper bound of the bytes of one text's labels with their scores; with `top_k` only of so many."""
     sizes = (len(orjson.dumps(label)) for label in labels)
     return sum(nlargest(top_k, sizes) if top_k else sizes) + LABEL_BYTES * min(top_k or len(labels), len(labels))
 
 
 def max_vector_bytes(width: int) -> int:
-    """Bytes of a vector of 32-bit floats, about."""
+    """Approximate bytes of a vector of `width` 32-bit floats."""
     return FLOAT32_BYTES * width
 
 
-async def start_replies(request: Request, wire: EngineRequest, model: Model, asked: EncodingRequest) -> Replies:
-    """The answers as they come.  Raises what is wrong with the texts; nothing is submitted yet.
+async def start_replies(request: Request, wire: EngineRequest, model: Model, encoding: EncodingRequest) -> Replies:
+    """The answers as they arrive.  Raises if the texts are not valid; nothing is submitted yet.
 
-    Memory for what is computed is claimed for the whole call: a part of it would be computed in vain.
+    Memory for the results is claimed for the whole call: the work for a part of it would be lost.
     """
     call = f"{model.task}-{uuid.uuid4().hex}"
     with request_context(request).time_tokenising():
-        reads = await server(request).text.read_inputs(model, asked, call, read_terms(request, wire))
-    request_context(request).claim.grow(
-        sum(input_memory(model, one) for one in reads if isinstance(one, EncodedInput)), "the answer"
-    )
+        encoded = await server(request).text.read_inputs(model, encoding, call, read_terms(request, wire))
+    size = sum(input_memory(model, one) for one in encoded if isinstance(one, EncodedInput))
+    request_context(request).claim.grow(size, "the answer")
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
-    return stream_outputs(model, asked, reads, submitter(request, model), ahead)
+    return stream_outputs(model, encoding, encoded, submitter(request, model), ahead)
 
 
 def input_memory(model: Model, one: EncodedInput) -> int:
-    """Bytes for an input's requests and what is computed for them, at most where that is known."""
+    """Bytes of an input's requests and their results, an upper bound where it is known."""
     return sum(
         BYTES_PER_TEXT + BYTES_PER_TOKEN * request.prompt_tokens + result_memory(model, request)
         for request in one.requests
@@ -114,7 +114,7 @@ def input_memory(model: Model, one: EncodedInput) -> int:
 
 
 def result_memory(model: Model, request: Encode) -> int:
-    """Bytes of what a head answers: tables of float32, or lists of Python floats."""
+    """Bytes of a head's result: tables of float32, or lists of Python floats."""
     labels = len(model.labels)
     match model.task:
         case "embed":
@@ -131,7 +131,7 @@ def result_memory(model: Model, request: Encode) -> int:
 
 
 async def collect_replies(answers: Replies, kind: type[R]) -> list[R]:
-    """All of them, where one that fails ends the call."""
+    """All answers.  The first error ends the call."""
     async with aclosing(answers):
         return [check_reply(answer, kind) async for answer in answers]
 
@@ -139,47 +139,47 @@ async def collect_replies(answers: Replies, kind: type[R]) -> list[R]:
 def check_reply(answer: EncoderOutput | PolyheadError, kind: type[R]) -> R:
     if isinstance(answer, PolyheadError):
         raise answer
-    assert isinstance(answer, kind), "a model of this task answers otherwise"
+    assert isinstance(answer, kind), "a reply of another task"
     return answer
 
 
 async def collect_scores(
-    request: Request, wire: EngineRequest, model: Model, asked: EncodingRequest
+    request: Request, wire: EngineRequest, model: Model, encoding: EncodingRequest
 ) -> list[ScoreOutput]:
-    return await collect_replies(await start_replies(request, wire, model, asked), ScoreOutput)
+    return await collect_replies(await start_replies(request, wire, model, encoding), ScoreOutput)
 
 
 async def reply_response(request: Request, answers: Replies, writing: ReplyWriter, count: int) -> Response:
-    """In the form that the client accepts.  `count`: how many answers there will be."""
+    """The response in the format that the client accepts.  `count`: the number of answers."""
     if LineStream.media_type in request.headers.get("accept", ""):
         return await LineStream.open(
-            encode_events(write_lines(answers, writing), writing.write_error, spell=encode_line)
+            encode_events(write_lines(answers, writing), writing.write_error, encode=encode_line)
         )
     body = await write_body(request, answers, writing, count)
     return body.response(b"", b"") if writing.is_single else body.response()
 
 
 class JsonListBody:
-    """JSON of many answers, written a portion at a time.  What it takes is claimed before and while it grows.
+    """A JSON list of many answers, written in portions.  Memory is claimed beforehand and while it grows.
 
-    `prompt_tokens` are those of all answers in it.
+    `prompt_tokens` is the sum over all answers in it.
     """
 
     def __init__(self, claim: MemoryClaim, expected: int) -> None:
-        """`expected`: bytes of all of it, as far as that is known."""
+        """`expected`: bytes of the whole list, as far as they are known."""
         self._claim, self._parts, self._size, self._claimed = claim, list[bytes](), 0, 0
         self.prompt_tokens = 0
         self._reserve(expected)
 
     def add(self, part: bytes) -> None:
-        """Raises BodyTooLarge or Overloaded where there is no memory for it."""
+        """Add one portion.  Raises BodyTooLarge or Overloaded if there is no memory for it."""
         self._size += len(part) + 1
         if self._size > self._claimed:
             self._reserve(max(self._size - self._claimed, ANSWER_CLAIM_STEP))
         self._parts += (b",", part) if self._parts else (part,)
 
     def response(self, before: bytes = b"[", after: bytes = b"]") -> Response:
-        """All of it between `before` and `after`."""
+        """The whole list between `before` and `after`."""
         return PartsResponse([before, *self._parts, after])
 
     def _reserve(self, size: int) -> None:
@@ -188,37 +188,37 @@ class JsonListBody:
 
 
 async def write_body(request: Request, answers: Replies, writing: ReplyWriter, count: int) -> JsonListBody:
-    """Each portion of the answers is written, and dropped, before the next is asked for."""
+    """Write each portion of the answers, and drop it, before the next is awaited."""
     body, index = JsonListBody(request_context(request).claim, count * writing.max_bytes), 0
     async with aclosing(answers):
-        async for some in split_portions(answers):
-            write = partial(write_items, writing, index, some)
-            body.add(await run_off_loop(sum(map(reply_size, some)), write))
-            body.prompt_tokens += sum(one.usage.prompt_tokens for one in some if not isinstance(one, PolyheadError))
-            index += len(some)
+        async for portion in split_portions(answers):
+            write = partial(write_items, writing, index, portion)
+            body.add(await run_off_loop(sum(map(reply_size, portion)), write))
+            body.prompt_tokens += sum(one.usage.prompt_tokens for one in portion if not isinstance(one, PolyheadError))
+            index += len(portion)
     return body
 
 
 async def split_portions(answers: Replies) -> AsyncGenerator[list[EncoderOutput | PolyheadError], None]:
-    """Lists of at most SLICE answers; one ends where it has PORTION numbers."""
-    some, size = list[EncoderOutput | PolyheadError](), 0
+    """Lists of at most SLICE_SIZE answers; a list ends when it has PORTION_NUMBERS numbers."""
+    portion, size = list[EncoderOutput | PolyheadError](), 0
     async for answer in answers:
-        some.append(answer)
+        portion.append(answer)
         size += reply_size(answer)
-        if size >= PORTION_NUMBERS or len(some) == SLICE_SIZE:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if size >= PORTION_NUMBERS or len(portion) == SLICE_SIZE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
-def write_items(writing: ReplyWriter, index: int, some: Sequence[EncoderOutput | PolyheadError]) -> bytes:
-    """JSON of answers of which the first is the `index`-th, without the list's brackets."""
-    return b",".join(dumps_sliced(writing.build_item(index + place, answer)) for place, answer in enumerate(some))
+def write_items(writing: ReplyWriter, index: int, replies: Sequence[EncoderOutput | PolyheadError]) -> bytes:
+    """JSON of answers, the first of which is the `index`-th, without the brackets of the list."""
+    return b",".join(dumps_sliced(writing.build_item(index + place, answer)) for place, answer in enumerate(replies))
 
 
 def reply_size(reply: EncoderOutput | PolyheadError) -> int:
-    """About how many numbers, or other things that take as long to write."""
+    """Approximate cost of writing a reply, in numbers."""
     match reply:
         case ScoreOutput(values=values):
             return len(values)
@@ -236,23 +236,23 @@ def reply_size(reply: EncoderOutput | PolyheadError) -> int:
             return 1
 
 
-def piece_size(piece: AnswerDelta) -> int:
-    """The same of a generated text: its tokens are written with those that were likely, where asked for."""
+def answer_size(piece: AnswerDelta) -> int:
+    """The same for a generated text; its tokens and their alternatives count, too."""
     return 8 + len(piece.text) // 8 + 8 * sum(1 + len(each.top) for each in (*piece.logprobs, *piece.prompt_logprobs))
 
 
 async def run_off_loop(size: int, write: Callable[[], T]) -> T:
-    """What `write` makes of `size` numbers: on the event loop if they are few, else on a thread."""
+    """Run `write`, which writes `size` numbers: on the event loop if they are few, else on a thread."""
     return write() if size <= INLINE_NUMBERS else await run_on_thread(write)
 
 
 async def json_response(size: int, content: Callable[[], Any]) -> Response:
-    """`content` as JSON; with more than FEW numbers, or things that take as long, it is not made on the event loop."""
+    """A response with `content` as JSON.  With more than INLINE_NUMBERS numbers it is written on a thread."""
     return PartsResponse([await run_off_loop(size, lambda: dumps_sliced(content()))])
 
 
 async def write_lines(answers: Replies, writing: ReplyWriter) -> AsyncGenerator[bytes, None]:
-    """A line for each."""
+    """One line for each answer."""
     index = 0
     async with aclosing(answers):
         async for answer in answers:

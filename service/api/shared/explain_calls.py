@@ -1,7 +1,6 @@
-"""Answers explained, for every dialect that does so: from what is answered to what is said of it.
+"""Computes explanations of answers, for all dialects.
 
-Knows no dialect's words.  The one idea: an explanation is a second question about the same text, whose answer is the
-same object wherever it is asked.
+An explanation is a second engine request about the same text; its JSON object is the same in every dialect.
 """
 
 import uuid
@@ -16,7 +15,7 @@ from pydantic import Field
 from ...core.errors import BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
 from ...core.request import ExplanationResult, Failed, Generate, GeneratedToken, Sampling, Terms
-from ...explain import explain_response as explanation
+from ...explain import explain_response
 from ...explain.explain_request import (
     ExplainParameters,
     ExplainSubject,
@@ -38,13 +37,13 @@ from ...text.tokenization import TokenizerJob, text_length
 from .dialect import EngineRequest, Wire, between, max_items, must_be, read_terms, request_context, server, submitter
 from .explain_options import ExplainFields
 
-MAX_EXPLAINED_TOKENS = 256  # tokens that are explained
+MAX_EXPLAINED_TOKENS = 256  # generated tokens that are explained
 MAX_EXPLAIN_MESSAGES = 1024
 EXPLAIN_OFF = "this server explains no answers: its setting explain is off"
 
 
 class ExplainMessage(Wire):
-    """A message for the checkpoint's template."""
+    """A message for the checkpoint's chat template."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, Field(min_length=1)]
@@ -54,7 +53,7 @@ ExplainMessages = Annotated[list[ExplainMessage], Field(min_length=1, fail_fast=
 
 
 class ExplainRequest(EngineRequest, ExplainFields):
-    """`input` is what is read: a text, two of them, or messages."""
+    """The body of /v1/explain.  `input` is a text, two texts, or messages."""
 
     model: Annotated[str, Field(min_length=1)]
     input: Annotated[
@@ -68,12 +67,12 @@ ExplainInput = str | tuple[str, str] | ChatMessages
 
 
 def convert_message(message: ExplainMessage) -> dict[str, str]:
-    """As templates know it; they know developers as the system."""
+    """A message for the chat template; templates have no role "developer", it becomes "system"."""
     return {"role": "system" if message.role == "developer" else message.role, "content": message.content}
 
 
 def read_explain_input(wire: ExplainRequest, model: Model) -> ExplainInput:
-    """Raises BadRequest where such a model does not read what came."""
+    """The input.  Raises BadRequest if the model's task does not read this kind of input."""
     if isinstance(wire.input, str):
         return wire.input
     texts = [each for each in wire.input if isinstance(each, str)]
@@ -87,12 +86,12 @@ def read_explain_input(wire: ExplainRequest, model: Model) -> ExplainInput:
 
 @dataclass(frozen=True)
 class ExplainCall:
-    """Why `model` answers so, in whose request, and on the terms of which call."""
+    """A request to explain an answer of `model`: the HTTP request, its wire object, and the options."""
 
     request: Request
     wire: EngineRequest
     model: Model
-    why: ExplainParameters
+    options: ExplainParameters
 
     @property
     def terms(self) -> Terms:
@@ -103,38 +102,38 @@ class ExplainCall:
         return submitter(self.request, self.model)
 
 
-async def explain_input(asked: ExplainCall, given: ExplainInput) -> dict[str, Any]:
-    """What is said of why `given` is answered as it is."""
-    check_target(asked.model, asked.why)
-    if isinstance(given, tuple) or (isinstance(given, str) and asked.model.task != "generate"):
-        return await compute_explanation(asked, await encode_subject(asked, given))
-    return await compute_explanation(asked, await generate_subject(asked, given))
+async def explain_input(explain_call: ExplainCall, given: ExplainInput) -> dict[str, Any]:
+    """The explanation of the model's answer to `given`."""
+    check_target(explain_call.model, explain_call.options)
+    if isinstance(given, tuple) or (isinstance(given, str) and explain_call.model.task != "generate"):
+        return await compute_explanation(explain_call, await encode_subject(explain_call, given))
+    return await compute_explanation(explain_call, await generate_subject(explain_call, given))
 
 
-async def explain_completion(asked: ExplainCall, prompt: Prompt, tokens: Sequence[int]) -> dict[str, Any]:
-    """The same of tokens that were written already."""
-    check_target(asked.model, asked.why)
-    first = await build_generate(asked, prompt, max(len(tokens), 1))
-    return await compute_explanation(asked, await written(asked, prompt, first, tokens))
+async def explain_completion(explain_call: ExplainCall, prompt: Prompt, tokens: Sequence[int]) -> dict[str, Any]:
+    """The explanation of `tokens` that were already generated after `prompt`."""
+    check_target(explain_call.model, explain_call.options)
+    first = await build_generate(explain_call, prompt, max(len(tokens), 1))
+    return await compute_explanation(explain_call, await place_tokens(explain_call, prompt, first, tokens))
 
 
 def check_explain_enabled(request: Request) -> None:
-    """Raises BadRequest for the option `explain` of a server that explains no answers."""
+    """Raises BadRequest for the option `explain` if the server's setting explain is off."""
     if not server(request).settings.explain:
         raise BadRequest(f"explain: {EXPLAIN_OFF}", param="explain")
 
 
-async def compute_explanation(asked: ExplainCall, subject: ExplainSubject) -> dict[str, Any]:
-    call, model, why = f"explain-{uuid.uuid4().hex}", asked.model, asked.why
-    layout = await server(asked.request).load_explainer(model)  # nothing is awaited between this and the submission
-    explanation.check_size(why, subject, layout, server(asked.request).settings)
-    request_context(asked.request).claim.grow(explanation.memory_of(why, subject, layout), "the answer")
-    [source] = asked.submit([build_explain_request(model, why, subject, call, asked.terms)])
-    return explanation.explanation_object(call, model, why, subject, await wait_explained(source))
+async def compute_explanation(explain_call: ExplainCall, subject: ExplainSubject) -> dict[str, Any]:
+    request_id, model, options = f"explain-{uuid.uuid4().hex}", explain_call.model, explain_call.options
+    layout = await server(explain_call.request).load_explainer(model)  # no await between this and the submission
+    explain_response.check_size(options, subject, layout, server(explain_call.request).settings)
+    request_context(explain_call.request).claim.grow(explain_response.memory_of(options, subject, layout), "the answer")
+    [source] = explain_call.submit([build_explain_request(model, options, subject, request_id, explain_call.terms)])
+    return explain_response.explanation_object(request_id, model, options, subject, await wait_explained(source))
 
 
 async def wait_explained(source: EventSource) -> ExplanationResult:
-    """Raises why there is none."""
+    """The engine's result.  Raises its error."""
     try:
         async for event in source:
             match event:
@@ -147,62 +146,74 @@ async def wait_explained(source: EventSource) -> ExplanationResult:
     raise StepFailed("the engine ended a request without an answer")
 
 
-# What is answered
+# The subject of an explanation
 
 
-async def encode_subject(asked: ExplainCall, given: str | tuple[str, str]) -> ExplainSubject:
-    """The text, and what a head says of it, which is only asked where it is to be explained."""
-    model, why = asked.model, asked.why
-    reading, call = build_encoding_call(model, given, why), f"{model.task}-{uuid.uuid4().hex}"
-    with request_context(asked.request).time_tokenising():
-        found = await server(asked.request).text.read_inputs(model, reading, call, asked.terms)
-    reads = [each for each in found if isinstance(each, EncodedInput)]
-    subject = build_subject(reads)
+async def encode_subject(explain_call: ExplainCall, given: str | tuple[str, str]) -> ExplainSubject:
+    """The input text, with the head's answer where the explanation depends on it."""
+    model, options = explain_call.model, explain_call.options
+    encoding, request_id = build_encoding_call(model, given, options), f"{model.task}-{uuid.uuid4().hex}"
+    with request_context(explain_call.request).time_tokenising():
+        found = await server(explain_call.request).text.read_inputs(model, encoding, request_id, explain_call.terms)
+    encoded = [each for each in found if isinstance(each, EncodedInput)]
+    subject = build_subject(encoded)
     if model.task == "embed":
-        return replace(subject, goals=similarity_goals(why) if why.is_attribution else ())
-    if not why.needs_target:
+        return replace(subject, goals=similarity_goals(options) if options.is_attribution else ())
+    if not options.needs_target:
         return subject
-    check_token_count(len(subject.shown_tokens), server(asked.request).settings)  # before it is answered
-    async with aclosing(stream_outputs(model, reading, reads[:1], asked.submit, len(subject.tokens))) as said:
-        reply = await anext(said)
+    check_token_count(len(subject.shown_tokens), server(explain_call.request).settings)  # before the answer is computed
+    async with aclosing(
+        stream_outputs(model, encoding, encoded[:1], explain_call.submit, len(subject.tokens))
+    ) as answers:
+        reply = await anext(answers)
     assert not isinstance(reply, PolyheadError), "one text alone raises"
-    return replace(subject, goals=(choose_goal(model, why, reads[0], reply),))
+    return replace(subject, goals=(choose_goal(model, options, encoded[0], reply),))
 
 
-async def generate_subject(asked: ExplainCall, prompt: Prompt) -> ExplainSubject:
-    """A prompt, and what the target says after it, or what is likeliest."""
-    model, target = asked.model, asked.why.target.text
-    first = await build_generate(asked, prompt, asked.why.max_tokens)
+async def generate_subject(explain_call: ExplainCall, prompt: Prompt) -> ExplainSubject:
+    """A prompt with the target text after it, or with the most likely continuation."""
+    model, target = explain_call.model, explain_call.options.target.text
+    first = await build_generate(explain_call, prompt, explain_call.options.max_tokens)
     if target is None:
-        return await written(asked, prompt, first, await collect_tokens(asked.submit([first])[0]))
-    here = request_context(asked.request)
-    with here.time_tokenising():
-        [said] = await server(asked.request).text.tokenize(model, [target], special=False, terms=here.terms)
-    check_context(model, len(first.tokens), len(said))
-    return await written(asked, prompt, first, said.ids)
+        return await place_tokens(explain_call, prompt, first, await collect_tokens(explain_call.submit([first])[0]))
+    context = request_context(explain_call.request)
+    with context.time_tokenising():
+        [encoded] = await server(explain_call.request).text.tokenize(
+            model, [target], special=False, terms=context.terms
+        )
+    check_context(model, len(first.tokens), len(encoded))
+    return await place_tokens(explain_call, prompt, first, encoded.ids)
 
 
-async def written(asked: ExplainCall, prompt: Prompt, first: Generate, tokens: Sequence[int]) -> ExplainSubject:
-    """A prompt and the tokens after it, with their places in the caller's texts: found on a thread for texts."""
-    job = TokenizerJob("input", text_length(prompt) + len(tokens), asked.terms)
-    with request_context(asked.request).time_tokenising():
-        text = server(asked.request).text
-        return await text.run(asked.model, job, lambda: build_generated_subject(asked.model, prompt, first, tokens))
+async def place_tokens(
+    explain_call: ExplainCall, prompt: Prompt, first: Generate, tokens: Sequence[int]
+) -> ExplainSubject:
+    """A prompt with `tokens` after it, and the position of each token in the texts; computed on a thread."""
+    job = TokenizerJob("input", text_length(prompt) + len(tokens), explain_call.terms)
+    with request_context(explain_call.request).time_tokenising():
+        text = server(explain_call.request).text
+        return await text.run(
+            explain_call.model, job, lambda: build_generated_subject(explain_call.model, prompt, first, tokens)
+        )
 
 
-async def build_generate(asked: ExplainCall, prompt: Prompt, most: int) -> Generate:
-    """A prompt as the model has it, with as many of `most` tokens behind it as there is room for."""
+async def build_generate(explain_call: ExplainCall, prompt: Prompt, max_tokens: int) -> Generate:
+    """The generation request for a prompt, with at most `max_tokens` new tokens as far as there is room."""
     greedy = Sampling(temperature=0.0)
-    reading = GenerationRequest(field="input", prompts=(prompt,), sampling=greedy, max_tokens=most, fits_context=True)
-    here = server(asked.request)
-    with request_context(asked.request).time_tokenising():
-        [first] = await here.text.read_prompts(asked.model, reading, f"generate-{uuid.uuid4().hex}", asked.terms)
-    check_token_count(first.prompt_tokens, here.settings)
+    generation = GenerationRequest(
+        field="input", prompts=(prompt,), sampling=greedy, max_tokens=max_tokens, fits_context=True
+    )
+    state = server(explain_call.request)
+    with request_context(explain_call.request).time_tokenising():
+        [first] = await state.text.read_prompts(
+            explain_call.model, generation, f"generate-{uuid.uuid4().hex}", explain_call.terms
+        )
+    check_token_count(first.prompt_tokens, state.settings)
     return first
 
 
 async def collect_tokens(source: EventSource) -> list[int]:
-    """The tokens that are written."""
+    """The generated token ids."""
     tokens = list[int]()
     try:
         async for event in source:

@@ -1,7 +1,4 @@
-"""How it is asked why: an object that stands beside a text, or is the option `explain` of a call that answers one.
-
-Knows no dialect and no answer.
-"""
+"""The wire object with the options of an explanation: a body of its own, or the field `explain` of other calls."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +9,7 @@ from ...core.request import ExplainMethod
 from ...explain.explain_request import NO_TARGET, ExplainParameters, TargetSpec
 from .dialect import Count, Wire, between, max_items, must_be
 
-MAX_INDICES = 1024  # layers, or heads
+MAX_INDICES = 1024  # layers or heads
 MAX_STEPS = 1000
 MAX_TARGET_CHARS = 10_000  # characters
 
@@ -24,7 +21,7 @@ Position = Annotated[int, between(0, (1 << 31) - 1)]
 
 
 class TargetFields(Wire):
-    """What of the answer is explained; which of these there are is the task's to say."""
+    """Which part of the answer is explained; the task decides which fields apply."""
 
     label: Annotated[str | int, must_be("a label's name or its number")] | None = None
     start: Position | None = None
@@ -36,7 +33,7 @@ class TargetFields(Wire):
 
 
 class ExplainFields(Wire):
-    """How an answer is explained: beside a text, or as the option `explain` of a call that answers it."""
+    """How an answer is explained."""
 
     method: ExplainMethod = "attention"
     target: TargetFields = TargetFields()
@@ -51,9 +48,9 @@ class ExplainFields(Wire):
 
 
 def read_explain_options(wire: ExplainFields, max_tokens: int = 0) -> ExplainParameters:
-    """Raises BadRequest for numbers that JSON would not have at half their precision."""
+    """The explain options.  Raises BadRequest for float16 in JSON, which has no half precision."""
     if wire.dtype == "float16" and wire.encoding == "json":
-        raise BadRequest("dtype: float16 is told only as encoding base64", param="dtype")
+        raise BadRequest("dtype: float16 needs the encoding base64", param="dtype")
     target = {name: value for name, value in wire.target.model_dump().items() if value is not None}
     return ExplainParameters(
         method=wire.method,

@@ -1,7 +1,6 @@
-"""What may be asked of each head beside the texts: options by the names that transformers' pipelines have for them.
+"""Options of each head, by the names that transformers' pipelines use, and the functions that build encoding requests.
 
-Knows no dialect: each says where its clients put these.  The one idea: options are checked wire objects, and each head
-has one pure function that makes a Reading of texts and options; for generators that is `drawing`.
+Every dialect decides where its clients put these options.  For generators see `sampling_options`.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -15,10 +14,10 @@ from ...text.entities import Aggregation
 from .dialect import Count, NeutralValues, Wire, between, max_items, must_be
 
 INT64_LIMIT = 1 << 63
-MAX_LABEL_CHARS, MAX_LABELS = 256, 1000  # characters of a label or target, and how many of them
+MAX_LABEL_CHARS, MAX_LABELS = 256, 1000  # characters of a label or target, and the number of them
 MAX_STOP_CHARS, MAX_STOPS = 1000, 16
 MAX_TOP_K = 1000
-DEFAULT_WINDOW, DEFAULT_OVERLAP = 384, 128  # tokens of a context's windows, and shared by two, unless it is said
+DEFAULT_WINDOW, DEFAULT_OVERLAP = 384, 128  # default size of a context's windows in tokens, and their default overlap
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
 LabelList = Annotated[
     str | Annotated[list[Label], Field(fail_fast=True)],
@@ -34,7 +33,7 @@ TruncationSide = Literal["", "left", "right"]
 
 
 class TruncateOptions(Wire):
-    """What to do with a text that is too long: an error, unless it is asked to be cut."""
+    """What to do with a text that is too long: raise an error, or truncate it."""
 
     truncate: bool = False
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
@@ -51,7 +50,7 @@ class TruncateOptions(Wire):
 
 
 class HfTruncateOptions(TruncateOptions):
-    """The same by the name that tokenisers have for it, too."""
+    """The same, with the name that tokenizers use for it."""
 
     truncation: bool = False
 
@@ -61,7 +60,7 @@ class HfTruncateOptions(TruncateOptions):
 
 
 class ClassifyOptions(HfTruncateOptions):
-    """`function_to_apply` instead of the checkpoint's own; labels that score less than `threshold` are left out."""
+    """`function_to_apply` replaces the checkpoint's own; labels that score less than `threshold` are left out."""
 
     top_k: Count = 0
     function_to_apply: Literal["", "sigmoid", "softmax", "none"] = ""
@@ -69,7 +68,7 @@ class ClassifyOptions(HfTruncateOptions):
 
 
 class EmbeddingOptions(HfTruncateOptions):
-    """`normalize`: unless it is said, as the checkpoint does."""
+    """`normalize`: the default is the checkpoint's."""
 
     unsupported: ClassVar[NeutralValues] = {"encoding_format": ("float",)}
 
@@ -79,35 +78,38 @@ class EmbeddingOptions(HfTruncateOptions):
 
 
 class TokenClassifyOptions(HfTruncateOptions):
-    """With a `stride` long texts are read in windows that share so many tokens."""
+    """With a `stride` long texts are read in windows that overlap by so many tokens."""
 
     aggregation_strategy: Aggregation = "none"
     ignore_labels: Annotated[list[Label], Field(fail_fast=True), max_items(MAX_LABELS)] = Field(
         default_factory=lambda: ["O"]
     )
-    stride: Annotated[int, between(0, 1 << 20)] = -1  # it doesn't say
+    stride: Annotated[int, between(0, 1 << 20)] = -1  # -1: not given
 
 
 class QuestionOptions(Wire):
-    """With a `doc_stride` or a `max_seq_len` long contexts are read in windows of so many tokens, sharing so many."""
+    """With `doc_stride` or `max_seq_len` long contexts are read in windows of `max_seq_len` tokens.
+
+    Two windows overlap by `doc_stride` tokens.
+    """
 
     top_k: Annotated[int, between(1, MAX_TOP_K)] = 1
-    doc_stride: Annotated[int, between(0, 1 << 20)] = -1  # it doesn't say
+    doc_stride: Annotated[int, between(0, 1 << 20)] = -1  # -1: not given
     max_answer_len: Annotated[int, between(1, 1000)] = 15
     max_seq_len: Count = 0
-    max_question_len: Count = 64  # harmless: what has windows, in transformers, never looked at it
+    max_question_len: Count = 64  # ignored: transformers never uses it together with windows
     handle_impossible_answer: bool = False
     align_to_words: bool = True
 
 
 class FillMaskOptions(HfTruncateOptions):
-    """The likeliest words, of all or of `targets`."""
+    """The most likely words, of the whole vocabulary or of `targets`."""
 
     top_k: Annotated[int, between(1, MAX_TOP_K)] = 5
     targets: LabelList = Field(default_factory=list)
 
 
-# What is asked of texts; `field` is the wire's name for them, `options` that of the object that options are in
+# `field` is the name of the texts in the body
 
 
 def read_classify_inputs(field: str, inputs: tuple[EncoderInput, ...], options: ClassifyOptions) -> EncodingRequest:
@@ -115,12 +117,12 @@ def read_classify_inputs(field: str, inputs: tuple[EncoderInput, ...], options: 
 
 
 def read_embed_inputs(field: str, inputs: tuple[EncoderInput, ...], options: EmbeddingOptions) -> EncodingRequest:
-    said = "normalize" in options.model_fields_set
+    is_given = "normalize" in options.model_fields_set
     return EncodingRequest(
         field=field,
         inputs=inputs,
         prompt=options.prompt_name,
-        raw=said and not options.normalize,
+        raw=is_given and not options.normalize,
         unit=options.normalize,
         dimensions=options.dimensions,
         truncate=options.side,
@@ -130,7 +132,9 @@ def read_embed_inputs(field: str, inputs: tuple[EncoderInput, ...], options: Emb
 def read_tag_inputs(field: str, inputs: tuple[EncoderInput, ...], options: TokenClassifyOptions) -> EncodingRequest:
     windowed = options.stride >= 0
     if windowed and options.aggregation_strategy == "none":
-        message = "parameters.stride: needs an aggregation_strategy: tokens that two windows share would be told twice"
+        message = (
+            "parameters.stride: needs an aggregation_strategy: tokens that two windows share would be reported twice"
+        )
         raise BadRequest(message, param="parameters.stride")
     return EncodingRequest(
         field=field,

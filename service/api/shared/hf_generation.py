@@ -1,7 +1,7 @@
-"""How Hugging Face's servers are asked to generate: one set of parameters, for text-generation-inference and for tasks.
+"""Generation parameters of Hugging Face's servers, for text-generation-inference and for the inference tasks.
 
-Knows no routes and no answer.  The source of names is that server's own openapi.json; where it draws lines narrower
-than need be (no seed together with best_of) they are not drawn.
+The names are those of text-generation-inference's openapi.json.  Its unnecessary restrictions (no seed together with
+best_of) are left out.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class GenerateParameters(HfSamplingOptions):
     best_of: Annotated[int, between(1, MAX_BEST_OF)] = 1
     truncate: Count = 0
     top_n_tokens: Annotated[int, between(0, MAX_TOP_TOKENS)] = 0
-    stop_sequences: StopTexts = Field(default_factory=list)  # the older name of stop
+    stop_sequences: StopTexts = Field(default_factory=list)  # the older name of `stop`
     return_full_text: bool = False
     details: bool = False
     decoder_input_details: bool = False
@@ -43,38 +43,38 @@ class GenerateParameters(HfSamplingOptions):
         return (given,) if isinstance(given, str) else tuple(given)
 
 
-def read_hf_parameters(prompts: tuple[str, ...], asked: GenerateParameters, *, stream: bool) -> GenerationRequest:
-    """All of the best_of tries are answers: their details are told."""
-    check_parameters(asked, stream=stream)
-    continuation = read_generation("inputs", prompts, asked, PARAMETERS_PREFIX)
-    scored = asked.wants_details or stream or asked.best_of > 1
+def read_hf_parameters(prompts: tuple[str, ...], parameters: GenerateParameters, *, stream: bool) -> GenerationRequest:
+    """The generation request.  It returns all best_of tries, since their details are part of the response."""
+    check_parameters(parameters, stream=stream)
+    generation = read_generation("inputs", prompts, parameters, PARAMETERS_PREFIX)
+    scored = parameters.wants_details or stream or parameters.best_of > 1
     return replace(
-        continuation,
-        stops=(*continuation.stops, *asked.stop_texts),
+        generation,
+        stops=(*generation.stops, *parameters.stop_texts),
         keep_stop=True,
-        logprobs=asked.top_n_tokens if scored else -1,
-        truncate=asked.truncate,
-        count=max(asked.best_of, asked.num_return_sequences),
-        count_field=f"{PARAMETERS_PREFIX}best_of" if asked.best_of > 1 else continuation.count_field,
-        prompt_logprobs=0 if asked.decoder_input_details else -1,
+        logprobs=parameters.top_n_tokens if scored else -1,
+        truncate=parameters.truncate,
+        count=max(parameters.best_of, parameters.num_return_sequences),
+        count_field=f"{PARAMETERS_PREFIX}best_of" if parameters.best_of > 1 else generation.count_field,
+        prompt_logprobs=0 if parameters.decoder_input_details else -1,
     )
 
 
-def check_parameters(asked: GenerateParameters, *, stream: bool) -> None:
-    """What is right by itself and wrong together."""
-    if asked.best_of > 1 and asked.num_return_sequences > 1:
+def check_parameters(parameters: GenerateParameters, *, stream: bool) -> None:
+    """Raises BadRequest for parameters that exclude each other."""
+    if parameters.best_of > 1 and parameters.num_return_sequences > 1:
         raise option_error(PARAMETERS_PREFIX, "best_of", "answers with one of them; leave out num_return_sequences")
-    if asked.best_of > 1 and not asked.is_sampled:
+    if parameters.best_of > 1 and not parameters.is_sampled:
         raise option_error(
             PARAMETERS_PREFIX, "best_of", "the tries would all be the same; give do_sample, temperature, ..."
         )
-    alone: Mapping[str, bool] = {
-        "best_of": asked.best_of > 1,
-        "num_return_sequences": asked.num_return_sequences > 1,
-        "decoder_input_details": asked.decoder_input_details,
+    exclusive: Mapping[str, bool] = {
+        "best_of": parameters.best_of > 1,
+        "num_return_sequences": parameters.num_return_sequences > 1,
+        "decoder_input_details": parameters.decoder_input_details,
     }
-    for name, wanted in alone.items():
-        if stream and wanted:
+    for name, is_set in exclusive.items():
+        if stream and is_set:
             raise option_error(
                 PARAMETERS_PREFIX, name, "a stream has one answer and nothing of the prompt: not with stream: true"
             )

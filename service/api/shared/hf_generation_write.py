@@ -1,7 +1,7 @@
-"""What Hugging Face's servers answer who generate: texts, their details, the events of a stream, and errors.
+"""Writes generated texts as Hugging Face's servers do: texts, details, stream events, and errors.
 
-Knows no engine and no routes.  The one idea: every character of an answer, a stop string's too, belongs to a token, so
-that the texts of its tokens, put together, are the answer.
+Every character of an answer, including a stop string, belongs to a token, so the texts of the tokens add up to the
+answer.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -16,7 +16,7 @@ from .hf_generation import GenerateParameters
 
 
 def write_hf_error(error: PolyheadError) -> dict[str, Any]:
-    """Clients know three kinds of error by name; of the others the status says all."""
+    """The clients know three error types by name; for other errors the status is enough."""
     match error:
         case BadRequest():
             kind = {"error_type": "validation"}
@@ -30,45 +30,48 @@ def write_hf_error(error: PolyheadError) -> dict[str, Any]:
 
 
 def write_answers(
-    asked: GenerateParameters, model: Model, prompt: str, pieces: Sequence[AnswerDelta]
+    parameters: GenerateParameters, model: Model, prompt: str, pieces: Sequence[AnswerDelta]
 ) -> list[dict[str, Any]]:
-    """What is said of one prompt: an object for each answer, or for the best of several tries."""
-    if asked.best_of == 1:
-        return [write_answer(asked, model, prompt, piece) for piece in pieces]
+    """The answers to one prompt: one object each, or one object for the best of several tries."""
+    if parameters.best_of == 1:
+        return [write_answer(parameters, model, prompt, piece) for piece in pieces]
     best, *others = sorted(pieces, key=mean_logprob, reverse=True)
-    written = write_answer(asked, model, prompt, best)
-    if asked.wants_details:
-        told = [
-            {"generated_text": full_text(asked, prompt, one.text), **write_details(asked, model, one)} for one in others
+    response = write_answer(parameters, model, prompt, best)
+    if parameters.wants_details:
+        sequences = [
+            {"generated_text": full_text(parameters, prompt, one.text), **write_details(parameters, model, one)}
+            for one in others
         ]
-        written["details"]["best_of_sequences"] = told
-    return [written]
+        response["details"]["best_of_sequences"] = sequences
+    return [response]
 
 
-def write_answer(asked: GenerateParameters, model: Model, prompt: str, piece: AnswerDelta) -> dict[str, Any]:
-    text = {"generated_text": full_text(asked, prompt, piece.text)}
-    return text | {"details": write_details(asked, model, piece)} if asked.wants_details else text
+def write_answer(parameters: GenerateParameters, model: Model, prompt: str, piece: AnswerDelta) -> dict[str, Any]:
+    text = {"generated_text": full_text(parameters, prompt, piece.text)}
+    return text | {"details": write_details(parameters, model, piece)} if parameters.wants_details else text
 
 
-def write_details(asked: GenerateParameters, model: Model, piece: AnswerDelta) -> dict[str, Any]:
-    top = {"top_tokens": [write_top_tokens(model, drawn) for drawn in piece.logprobs]} if asked.top_n_tokens else {}
+def write_details(parameters: GenerateParameters, model: Model, piece: AnswerDelta) -> dict[str, Any]:
+    top = (
+        {"top_tokens": [write_top_tokens(model, token) for token in piece.logprobs]} if parameters.top_n_tokens else {}
+    )
     prefill = [
         {"id": one.id, "text": decode_token(one.token), "logprob": one.token.logprob} for one in piece.prompt_logprobs
     ]
-    return {**finish_fields(asked, piece), "prefill": prefill, "tokens": list_tokens(model, piece), **top}
+    return {**finish_fields(parameters, piece), "prefill": prefill, "tokens": list_tokens(model, piece), **top}
 
 
 def list_tokens(model: Model, piece: AnswerDelta) -> list[dict[str, Any]]:
-    """Those of a whole answer."""
+    """The tokens of a whole answer."""
     return [write_token(model, *each) for each in split_text(piece.logprobs, 0, piece.text)]
 
 
-def full_text(asked: GenerateParameters, prompt: str, text: str) -> str:
-    return prompt + text if asked.return_full_text else text
+def full_text(parameters: GenerateParameters, prompt: str, text: str) -> str:
+    return prompt + text if parameters.return_full_text else text
 
 
-def finish_fields(asked: GenerateParameters, piece: AnswerDelta) -> dict[str, Any]:
-    seed = asked.seed if "seed" in asked.model_fields_set else None
+def finish_fields(parameters: GenerateParameters, piece: AnswerDelta) -> dict[str, Any]:
+    seed = parameters.seed if "seed" in parameters.model_fields_set else None
     return {"finish_reason": finish_reason(piece), "generated_tokens": piece.usage.completion_tokens, "seed": seed}
 
 
@@ -76,72 +79,80 @@ def finish_reason(piece: AnswerDelta) -> str:
     return "length" if piece.finish == "length" else "eos_token" if piece.stop == "" else "stop_sequence"
 
 
-def write_token(model: Model, drawn: TokenLogprobs, text: str) -> dict[str, Any]:
+def write_token(model: Model, token: TokenLogprobs, text: str) -> dict[str, Any]:
     return {
-        "id": drawn.id,
+        "id": token.id,
         "text": text,
-        "logprob": drawn.token.logprob,
-        "special": model.tokenizer.is_special(drawn.id),
+        "logprob": token.token.logprob,
+        "special": model.tokenizer.is_special(token.id),
     }
 
 
-def write_top_tokens(model: Model, drawn: TokenLogprobs) -> list[dict[str, Any]]:
-    """What might have stood in a token's place."""
+def write_top_tokens(model: Model, token: TokenLogprobs) -> list[dict[str, Any]]:
+    """The alternatives to a token."""
     special = model.tokenizer.is_special
     return [
         {"id": one.id, "text": decode_token(one), "logprob": one.logprob, "special": special(one.id)}
-        for one in drawn.top
+        for one in token.top
     ]
 
 
 def decode_token(token: ScoredToken) -> str:
-    """A token by itself; half a character is a replacement character."""
+    """A token on its own; an incomplete character becomes a replacement character."""
     return token.data.decode(errors="replace")
 
 
-def split_text(drawn: Sequence[TokenLogprobs], start: int, text: str) -> list[tuple[TokenLogprobs, str]]:
-    """Each token with its part of `text`, which begins at `start` in the answer; together they are all of it."""
-    borders = [0, *(one.offset - start for one in drawn[1:]), len(text)]
-    return [(one, text[borders[index] : borders[index + 1]]) for index, one in enumerate(drawn)]
+def split_text(tokens: Sequence[TokenLogprobs], start: int, text: str) -> list[tuple[TokenLogprobs, str]]:
+    """Each token with its part of `text`, which begins at `start` in the answer; the parts add up to `text`."""
+    borders = [0, *(one.offset - start for one in tokens[1:]), len(text)]
+    return [(one, text[borders[index] : borders[index + 1]]) for index, one in enumerate(tokens)]
 
 
 async def stream_events(
-    asked: GenerateParameters,
+    parameters: GenerateParameters,
     model: Model,
     prompt: str,
     answers: AsyncGenerator[tuple[int, AnswerDelta], None],
     longest: int,
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """An event for each token, whose texts together are the answer; the last has all of it once more.
+    """One event for each token; the texts add up to the answer.  The last event also has the whole text.
 
-    What ends a text is said by a special token without one, unless a token came with the end: the last of the `longest`
-    answer does.
+    If a text ends without a token, a special token without text is sent, so that the last event has one.  `longest` is
+    the length limit of the answer in tokens: its last token is held back until the end is known.
     """
-    said, told, index, held = "", 0, 0, list[AnswerDelta]()
+    text, sent, index, pending = "", 0, 0, list[AnswerDelta]()
     async with aclosing(answers):
         async for _, part in answers:
-            held.append(part)
+            pending.append(part)
             if 0 < longest == part.token_count and not part.finish:
-                continue  # the end follows at once
-            piece, held = join_answer(held), []
-            said += piece.text
-            some = [write_event(asked, model, *each) for each in split_text(piece.logprobs, told, said[told:])]
-            if piece.finish and not some:
-                last = {"id": model.tokenizer.eos_id or 0, "text": said[told:], "logprob": 0.0, "special": True}
-                some.append({"token": last})
-            told = len(said) if some else told  # text that comes without a token waits for the next one
-            for each in some:
+                continue  # the end follows immediately
+            piece, pending = join_answer(pending), []
+            text += piece.text
+            token_events = [
+                write_event(parameters, model, *each) for each in split_text(piece.logprobs, sent, text[sent:])
+            ]
+            if piece.finish and not token_events:
+                last = {"id": model.tokenizer.eos_id or 0, "text": text[sent:], "logprob": 0.0, "special": True}
+                token_events.append({"token": last})
+            sent = len(text) if token_events else sent  # text without a token waits for the next token
+            for each in token_events:
                 index += 1
-                over = bool(piece.finish) and each is some[-1]
-                end = final_fields(asked, prompt, piece, said) if over else {"generated_text": None, "details": None}
+                is_last = bool(piece.finish) and each is token_events[-1]
+                end = (
+                    final_fields(parameters, prompt, piece, text)
+                    if is_last
+                    else {"generated_text": None, "details": None}
+                )
                 yield {"index": index, **each, **end}
 
 
-def write_event(asked: GenerateParameters, model: Model, drawn: TokenLogprobs, text: str) -> dict[str, Any]:
-    top = {"top_tokens": write_top_tokens(model, drawn)} if asked.top_n_tokens else {}
-    return {"token": write_token(model, drawn, text), **top}
+def write_event(parameters: GenerateParameters, model: Model, token: TokenLogprobs, text: str) -> dict[str, Any]:
+    top = {"top_tokens": write_top_tokens(model, token)} if parameters.top_n_tokens else {}
+    return {"token": write_token(model, token, text), **top}
 
 
-def final_fields(asked: GenerateParameters, prompt: str, piece: AnswerDelta, said: str) -> dict[str, Any]:
-    details = {**finish_fields(asked, piece), "input_length": piece.usage.prompt_tokens} if asked.details else None
-    return {"generated_text": full_text(asked, prompt, said), "details": details}
+def final_fields(parameters: GenerateParameters, prompt: str, piece: AnswerDelta, text: str) -> dict[str, Any]:
+    details = (
+        {**finish_fields(parameters, piece), "input_length": piece.usage.prompt_tokens} if parameters.details else None
+    )
+    return {"generated_text": full_text(parameters, prompt, text), "details": details}

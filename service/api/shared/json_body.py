@@ -1,9 +1,9 @@
-"""A request's body as a JSON value.
+"""Parses request bodies as JSON, with limits.
 
-Knows no wire object.  Two ideas.  What a parser costs is what it makes, not what it reads: twenty megabytes of text
-are one string and take 20 ms, twenty megabytes of brackets are millions of lists and take seconds, in which nobody
-else is answered; so the values are counted before any is made.  And what a parser does in silence is a fault in a
-request that its sender never hears of: so a key that comes twice and a number that doesn't fit are refused, too.
+The cost of parsing depends on the values, not the bytes: twenty megabytes of text are one string and take 20 ms, twenty
+megabytes of brackets are millions of lists and take seconds.  So the values are counted before any is made.  What JSON
+parsers accept silently is rejected, since the client would never learn of it: a duplicate key, a number that does not
+fit into 64 bits.
 """
 
 import json
@@ -19,24 +19,24 @@ from ...concurrency.outcome import run_on_thread
 from ...core.errors import BadRequest, ClientGone
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
-MAX_ARGUMENT_VALUES = 1 << 16  # such values in the arguments of all calls of one request, which are strings of its body
-MAX_DEPTH = 64  # lists and objects in one another
-MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # integers that stay what they are
+MAX_ARGUMENT_VALUES = 1 << 16  # values in the arguments of all tool calls of one request, which are strings in its body
+MAX_DEPTH = 64  # levels of nested lists and objects
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # range of integers
 DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
-LONG_NUMBER = b"0" * 19  # digits: of an integer that may be outside, or behind a point
-SCAN_BYTES = 1 << 16  # bytes looked at in one go: others get a turn after each
+LONG_NUMBER = b"0" * 19  # as many digits as an integer outside of the range may have
+SCAN_BYTES = 1 << 16  # bytes that are scanned at a time; other threads may run in between
 CONTAINERS = (list, dict)
 Bytes = bytes | bytearray
 T = TypeVar("T")
 
 
 async def read_json_body(request: Request) -> Any:
-    """The JSON value in the body.  BadRequest if there is none or it is too much; ClientGone without a client."""
+    """The JSON value in the body.  Raises BadRequest, and ClientGone if the client has disconnected."""
     return await parse_body(await receive_body(request))
 
 
 async def receive_body(request: Request) -> bytearray:
-    """The body as it is, in one piece however many it came in; ClientGone without a client."""
+    """The raw body.  Raises ClientGone if the client disconnects."""
     body = bytearray()
     try:
         async for piece in request.stream():
@@ -52,12 +52,12 @@ async def parse_body(body: Bytes) -> Any:
 
 
 async def run_by_size(length: int, function: Callable[[], T]) -> T:
-    """What `function` makes of a body of so many bytes: of a long one on a thread, for it may have many values."""
+    """The result of `function` for a body of `length` bytes; for a long body it runs on a thread."""
     return function() if length <= SCAN_BYTES else await run_on_thread(function)
 
 
 def parse_json(body: Bytes, what: str = "the body") -> Any:
-    """The same; `what` is the field or the thing that this is the text of.  Raises BadRequest."""
+    """The JSON value in `body`.  `what` names the text in error messages.  Raises BadRequest."""
     seen = count_json(body)
     if seen.values > MAX_VALUES:
         raise BadRequest(f"{what}: has more than {MAX_VALUES} values, at most so many are read")
@@ -74,7 +74,7 @@ def parse_json(body: Bytes, what: str = "the body") -> Any:
 
 @dataclass
 class JsonCounts:
-    """What is in a text beside its strings: `opened` lists and objects, `colons` behind keys, a `long` number."""
+    """What is in a JSON text outside of its strings."""
 
     values: int = 0
     containers: int = 0
@@ -83,13 +83,13 @@ class JsonCounts:
 
 
 def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
-    """Those of the first `most` values and a few more."""
+    """Count until there are more than `most` values."""
     seen = JsonCounts()
     start, inside, tail = 0, 0, b""
     while start < len(body) and seen.values <= most:
         part = body[start : start + SCAN_BYTES]
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            part = body[start : start + SCAN_BYTES + 1]  # not between a backslash and what it escapes
+            part = body[start : start + SCAN_BYTES + 1]  # do not split an escape sequence
         start += len(part)
         quoted = part.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         bare = b"".join(quoted[inside::2])
@@ -97,7 +97,7 @@ def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
         opened = bare.count(b"[") + bare.count(b"{")
         seen.containers += opened
         seen.colons += bare.count(b":")
-        seen.values += opened + bare.count(b",")  # every value but the first stands after one of these
+        seen.values += opened + bare.count(b",")  # every value except the first follows one of these
         digits = tail + bare.translate(DIGITS_TO_ZERO)
         seen.has_long_number |= LONG_NUMBER in digits
         tail = digits[-len(LONG_NUMBER) :]
@@ -105,7 +105,7 @@ def count_json(body: Bytes, most: int = MAX_VALUES) -> JsonCounts:
 
 
 def check_depth(value: Any, what: str) -> None:
-    """Raises BadRequest if lists and objects are more than DEEPEST in one another."""
+    """Raises BadRequest if lists and objects are nested more than MAX_DEPTH levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for one in level for inner in inner_values(one) if type(inner) in CONTAINERS]
@@ -114,12 +114,12 @@ def check_depth(value: Any, what: str) -> None:
 
 
 def inner_values(value: Any) -> Sequence[Any]:
-    """Of a list or an object."""
+    """The values inside a list or an object."""
     return tuple(value.values()) if type(value) is dict else value
 
 
 def count_members(value: Any, most: int) -> int:
-    """How many members the objects in `value` have together; it doesn't look further once there are `most`."""
+    """The number of members of all objects in `value`; stops counting at `most`."""
     found, left = 0, [value]
     while left and found < most:
         one = left.pop()
@@ -132,7 +132,7 @@ def count_members(value: Any, most: int) -> int:
 
 
 def check_strictly(body: Bytes, what: str) -> None:
-    """Raises BadRequest with the key that an object has twice, or with the integer that doesn't fit in 64 bits."""
+    """Raises BadRequest for a duplicate key, or an integer that does not fit into 64 bits."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         keys = set()
@@ -149,9 +149,9 @@ def check_strictly(body: Bytes, what: str) -> None:
 
 
 def check_arguments(texts: Iterable[tuple[str, str]]) -> None:
-    """Count the values in the arguments of all calls of a request, given with their fields, before they are read.
+    """Count the values in the arguments of all tool calls of a request before they are parsed.
 
-    Raises BadRequest at the field with which they are more than MOST_ARGUMENTS.
+    `texts` are pairs of arguments and field name.  Raises BadRequest at the field that exceeds MAX_ARGUMENT_VALUES.
     """
     values = 0
     for text, field in texts:
@@ -162,7 +162,7 @@ def check_arguments(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """The object that a model once wrote as a call's arguments: its numbers are the model's, and stay what they are.
+    """The arguments of an earlier tool call, a JSON object that a model wrote.  Its numbers are kept as they are.
 
     Raises BadRequest.
     """

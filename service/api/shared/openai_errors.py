@@ -1,7 +1,4 @@
-"""What OpenAI's dialects write alike: an error, and a token with its log-probability.
-
-Knows no wire object.
-"""
+"""Objects that OpenAI's dialects have in common: errors, and tokens with their log-probabilities."""
 
 from typing import Any
 

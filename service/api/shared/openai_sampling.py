@@ -1,7 +1,4 @@
-"""How answers are to be drawn, in the names of the OpenAI API and of those who extend it (vLLM's).
-
-Knows no engine.  What completions and chat have in common, and the one way from it to a Continuation.
-"""
+"""Sampling options by the names of the OpenAI API and of vLLM's extensions, shared by completions and chat."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -20,8 +17,10 @@ MAX_ANSWERS, MAX_BEAMS = 128, 64
 
 
 def parse_token_keys(value: Any) -> Any:
-    """The tokens of a bias come as the names of an object's fields.  Raises for another spelling of a number than the
-    shortest: "0" and "00" would be two biases of one token."""
+    """The keys of a logit bias as integers.
+
+    Raises for any other spelling of a number than the shortest: "0" and "00" would be two biases of one token.
+    """
     if not isinstance(value, dict):
         return value
     for name in value:
@@ -41,11 +40,11 @@ Penalty = Annotated[float, between(-2, 2)]
 
 class StreamOptions(Wire):
     include_usage: bool = False
-    include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
+    include_obfuscation: bool = False  # ignored: padding against traffic analysis
 
 
 class SampledRequest(FormattedRequest):
-    """What completions and chat have in common."""
+    """The fields that completions and chat have in common."""
 
     unsupported: ClassVar[NeutralValues] = {
         "store": (False,),
@@ -53,7 +52,7 @@ class SampledRequest(FormattedRequest):
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True, False),  # there are none to stand between
+        "spaces_between_special_tokens": (True, False),  # special tokens are never part of the text
         "truncate_prompt_tokens": (),
     }
 
@@ -78,14 +77,14 @@ class SampledRequest(FormattedRequest):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    use_beam_search: bool = False  # best_of wide
+    use_beam_search: bool = False  # `best_of` beams
     length_penalty: Annotated[float, between(-100, 100)] = 1.0
     early_stopping: bool = False
     prompt_logprobs: Annotated[int, between(0, 20)] = -1
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    # harmless: nothing of the answer depends on them
+    # ignored: the answer does not depend on them
     user: str = ""
     metadata: Annotated[dict[str, str], max_items(16)] = Field(default_factory=dict)
     service_tier: str = ""
@@ -94,7 +93,7 @@ class SampledRequest(FormattedRequest):
     prompt_cache_retention: str = ""
 
 
-def read_continuation(
+def read_generation_options(
     wire: SampledRequest, field: str, prompts: tuple[Prompt, ...], max_tokens: int, logprobs: int
 ) -> GenerationRequest:
     check_sampling(wire)
@@ -137,7 +136,7 @@ def read_sampling(wire: SampledRequest) -> Sampling:
 
 
 def read_beams(wire: SampledRequest) -> BeamSearchOptions:
-    """As wide as the best that are looked for; they are not drawn, so there is nothing to say of that."""
+    """A beam search as wide as `n` and `best_of` require; beam search does not sample."""
     width = max(wire.n, wire.best_of)
     if width > MAX_BEAMS:
         raise BadRequest(f"best_of: a search is at most {MAX_BEAMS} wide, got {width}", param="best_of")
@@ -145,18 +144,18 @@ def read_beams(wire: SampledRequest) -> BeamSearchOptions:
 
 
 def check_sampling(wire: SampledRequest) -> None:
-    """What is right by itself and wrong together."""
-    told = wire.model_fields_set
-    if "stream_options" in told and not wire.stream:
+    """Raises BadRequest for options that exclude each other."""
+    given = wire.model_fields_set
+    if "stream_options" in given and not wire.stream:
         raise BadRequest("stream_options: only together with stream: true", param="stream_options")
     if wire.best_of and wire.best_of < wire.n:
         raise BadRequest(f"best_of: must be at least n, which is {wire.n}, got {wire.best_of}", param="best_of")
     if wire.stream and wire.best_of > wire.n:
-        raise BadRequest("best_of: which is best is known when all are whole: not with stream: true", param="best_of")
+        raise BadRequest("best_of: the best is known when all are complete: not with stream: true", param="best_of")
     for name in ("length_penalty", "early_stopping"):
-        if name in told and not wire.use_beam_search:
+        if name in given and not wire.use_beam_search:
             raise BadRequest(f"{name}: only together with use_beam_search: true", param=name)
     if wire.use_beam_search and wire.temperature != 1 and wire.temperature:
-        raise BadRequest("temperature: a beam search draws nothing; leave it out", param="temperature")
-    if "allowed_token_ids" in told and not wire.allowed_token_ids:
+        raise BadRequest("temperature: a beam search does not sample; leave it out", param="temperature")
+    if "allowed_token_ids" in given and not wire.allowed_token_ids:
         raise BadRequest("allowed_token_ids: must not be empty", param="allowed_token_ids")

@@ -1,7 +1,7 @@
-"""An answer as a list of items: what was thought, what was said, each call of a tool.
+"""An answer as a list of items: reasoning, text, and tool calls.
 
-Knows no dialect.  The one idea: an item is a run of parts of one kind; what begins, goes on and ends is told as it
-happens, and the whole answer is what has ended.
+An item is a run of parts of one kind.  Streams send an event when an item begins, grows and ends; the whole answer is
+the list of the items that ended.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -20,20 +20,23 @@ from ...text.chat_parser import (
 )
 from ...text.detokenizer import TokenLogprobs
 
-ItemKind = Literal["thought", "words", "call"]
+ItemKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
 class OutputItem:
-    """The `index`-th of an answer.  `text` is what it says so far: of a call its arguments, the call's `id` and the
-    tool's `name` beside it.  `drawn` are the tokens of words, where asked for."""
+    """The item number `index` of an answer.
+
+    `text` is what it has so far; for a call it is the arguments, with the call's `id` and the tool's `name`.
+    `logprobs` are those of the tokens of text, where they are requested.
+    """
 
     kind: ItemKind
     index: int
     text: str = ""
     id: str = ""
     name: str = ""
-    drawn: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +46,16 @@ class ItemBegun:
 
 @dataclass(frozen=True, slots=True)
 class ItemDelta:
-    """`text` has been added to the item, and to the tokens of words `drawn`."""
+    """`text` was added to the item, and `logprobs` to its log-probabilities."""
 
     item: OutputItem
     text: str
-    drawn: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ItemEnded:
-    """`cut`: because the answer had no room for more."""
+    """`cut`: the answer reached its length limit."""
 
     item: OutputItem
     cut: bool = False
@@ -62,26 +65,26 @@ ItemEvent = ItemBegun | ItemDelta | ItemEnded
 
 
 class OutputItems:
-    """One answer.  `every` item of it so far, the last one still growing unless `close` was called."""
+    """The items of one answer so far; the last one is still growing unless `close` was called."""
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
         self._is_open = False
-        self._pending_tokens: list[TokenLogprobs] = []  # tokens of which nothing was said yet; words may be held back
+        self._pending_tokens: list[TokenLogprobs] = []  # tokens whose text has not come yet; text may be held back
 
-    def push(self, utterance: ChatDelta) -> Iterator[ItemEvent]:
-        self._pending_tokens += utterance.logprobs
-        for part in utterance.parts:
+    def push(self, delta: ChatDelta) -> Iterator[ItemEvent]:
+        self._pending_tokens += delta.logprobs
+        for part in delta.parts:
             yield from self._open_item(part)
             match part:
                 case TextDelta(text=text):
                     yield self._extend_item(text, self._take_tokens(text))
                 case ReasoningDelta() | ArgumentsDelta():
                     yield self._extend_item(part.text)
-        if utterance.parts and item_kind(utterance.parts[-1]) != "words":
+        if delta.parts and item_kind(delta.parts[-1]) != "text":
             self._pending_tokens = []
-        if utterance.finish:
-            yield from self.close(cut=utterance.finish == "length")
+        if delta.finish:
+            yield from self.close(cut=delta.finish == "length")
 
     def close(self, *, cut: bool = False) -> Iterator[ItemEvent]:
         if self._is_open:
@@ -89,7 +92,7 @@ class OutputItems:
             yield ItemEnded(self.items[-1], cut)
 
     def _open_item(self, part: ChatPart) -> Iterator[ItemEvent]:
-        """The item that `part` belongs to is there; the one before it has ended."""
+        """Make sure that the item of `part` exists; ends the previous one."""
         kind = item_kind(part)
         if self._is_open and self.items[-1].kind == kind and not isinstance(part, ToolCallStart):
             return
@@ -102,10 +105,10 @@ class OutputItems:
         yield ItemBegun(item)
 
     def _take_tokens(self, text: str) -> list[TokenLogprobs]:
-        """The waiting tokens that wrote `text`.  Those before it were of tags, those after it wait on."""
-        written, wanted = b"".join(each.token.data for each in self._pending_tokens), text.encode()
-        at = written.rfind(wanted)
-        begin, end = (at, at + len(wanted)) if at >= 0 else (0, len(written))
+        """Take the pending tokens that wrote `text`.  Tokens before it belong to tags; tokens after it stay pending."""
+        data, target = b"".join(each.token.data for each in self._pending_tokens), text.encode()
+        at = data.rfind(target)
+        begin, end = (at, at + len(target)) if at >= 0 else (0, len(data))
         taken, waiting, place = [], [], 0
         for each in self._pending_tokens:
             first, place = place, place + len(each.token.data)
@@ -116,54 +119,54 @@ class OutputItems:
         self._pending_tokens = waiting
         return taken
 
-    def _extend_item(self, text: str, drawn: Sequence[TokenLogprobs] = ()) -> ItemDelta:
+    def _extend_item(self, text: str, tokens: Sequence[TokenLogprobs] = ()) -> ItemDelta:
         item = self.items[-1]
         item.text += text
-        item.drawn += drawn
-        return ItemDelta(item, text, tuple(drawn))
+        item.logprobs += tokens
+        return ItemDelta(item, text, tuple(tokens))
 
 
 def item_kind(part: ChatPart) -> ItemKind:
     match part:
         case ReasoningDelta():
-            return "thought"
+            return "reasoning"
         case TextDelta():
-            return "words"
+            return "text"
         case ToolCallStart() | ArgumentsDelta():
             return "call"
 
 
-def collect_items(utterances: Sequence[ChatDelta]) -> list[OutputItem]:
-    """All items of an answer that has ended."""
+def collect_items(deltas: Sequence[ChatDelta]) -> list[OutputItem]:
+    """All items of a finished answer."""
     items = OutputItems()
-    for utterance in utterances:
-        for _ in items.push(utterance):
+    for delta in deltas:
+        for _ in items.push(delta):
             pass
     return items.items
 
 
 class AnswerEvents(Protocol):
-    """A dialect's words for one answer as it is written."""
+    """How a dialect writes the events of one answer."""
 
     def start_events(self) -> Iterator[dict[str, Any]]: ...
 
-    def delta_events(self, utterance: ChatDelta) -> Iterator[dict[str, Any]]: ...
+    def delta_events(self, delta: ChatDelta) -> Iterator[dict[str, Any]]: ...
 
 
-async def stream_items(events: AnswerEvents, utterances: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
-    """What begins is told once there is something to tell: until then the call can still be refused."""
-    begun = False
-    async with aclosing(utterances):
-        async for _, utterance in utterances:
-            if not begun:
+async def stream_items(events: AnswerEvents, deltas: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
+    """The start events are sent with the first part: until then the call can still be rejected with a status."""
+    started = False
+    async with aclosing(deltas):
+        async for _, delta in deltas:
+            if not started:
                 for event in events.start_events():
                     yield event
-            begun = True
-            for event in events.delta_events(utterance):
+            started = True
+            for event in events.delta_events(delta):
                 yield event
 
 
-async def collect_answer(utterances: ChatDeltas) -> list[ChatDelta]:
-    """All of one answer."""
-    async with aclosing(utterances):
-        return [utterance async for _, utterance in utterances]
+async def collect_answer(deltas: ChatDeltas) -> list[ChatDelta]:
+    """All parts of one answer."""
+    async with aclosing(deltas):
+        return [delta async for _, delta in deltas]

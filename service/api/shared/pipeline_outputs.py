@@ -1,7 +1,4 @@
-"""What heads find, as plain values of the form that transformers' pipelines give them.
-
-Knows no dialect, no wire object and no engine.
-"""
+"""Results of heads as JSON values, in the format of transformers' pipelines."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -22,18 +19,19 @@ def write_label(name: str, score: float) -> dict[str, Any]:
 
 
 def rank_labels(
-    names: Sequence[str], scores: Sequence[float], most: int = 0, threshold: float = -np.inf
+    names: Sequence[str], scores: Sequence[float], limit: int = 0, threshold: float = -np.inf
 ) -> Iterator[dict[str, Any]]:
-    """The best first; of equals the earlier.  At most `most` of them unless it is 0, and none below `threshold`.
+    """The best labels first; equal scores keep their order.
 
-    One at a time: a dict for each label of each text would take far more memory than they have as JSON.
+    At most `limit` of them unless it is 0, and none below `threshold`.  An iterator: a dict for each label of each text
+    would take far more memory than its JSON.
     """
-    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")[: most or None]
+    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")[: limit or None]
     return (write_label(names[index], scores[index]) for index in order.tolist() if scores[index] >= threshold)
 
 
 def apply_function(function: ScoreFunction, raw: list[float]) -> list[float]:
-    """A function over a classifier's scores; no name leaves them as the head made them."""
+    """Apply `function` to a classifier's scores; without a name they stay as the head computed them."""
     match function:
         case "sigmoid":
             return list(map(float, sigmoid(np.asarray(raw, np.float64))))
@@ -49,7 +47,7 @@ def sigmoid(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def write_entity(found: Entity) -> dict[str, Any]:
-    """A token has its index; what is put together of several is a group."""
+    """A single token has its index; several aggregated tokens are a group."""
     place = {"word": found.word, "start": found.start, "end": found.end}
     if found.index < 0:
         return {"entity_group": found.label, "score": found.score, **place}
@@ -61,7 +59,7 @@ def write_span(found: SpanAnswer) -> dict[str, Any]:
 
 
 def write_masks(masks: Sequence[Sequence[MaskCandidate]]) -> list[Any]:
-    """The words for each mask; for a text with a single one these alone."""
+    """The candidates for each mask; for a text with one mask its list alone."""
     each = [[write_word(one) for one in mask] for mask in masks]
     return each[0] if len(each) == 1 else each
 

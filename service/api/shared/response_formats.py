@@ -1,7 +1,6 @@
-"""What an answer must look like, in the words of those who ask: OpenAI, vLLM, text-generation-inference.
+"""Formats that an answer must have, in the fields of OpenAI, vLLM and text-generation-inference.
 
-Knows no compiler and no dialect.  The one idea: whatever the words are, they come to one Grammar, which knows what its
-field was called.
+Each is converted to one `Grammar`, which keeps the field's name for error messages.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ FormatType = Literal["text", "json_object", "json_schema"]
 
 
 class JsonSchema(Wire):
-    """A schema with a name; whether `strict` or not, answers keep to it."""
+    """A schema with a name.  Answers follow the schema, `strict` or not."""
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: str = ""
@@ -39,14 +38,14 @@ class JsonSchema(Wire):
 
 
 class ResponseFormat(Wire):
-    """OpenAI's, in completions and chat."""
+    """OpenAI's format, in completions and chat."""
 
     type: FormatType
     json_schema: JsonSchema | None = None
 
 
 class TextFormat(Wire):
-    """OpenAI's, in responses: what is in an object of its own elsewhere stands beside the type."""
+    """OpenAI's format in responses: the schema stands beside the type."""
 
     type: FormatType
     name: Annotated[str, Field(max_length=256)] = ""
@@ -56,11 +55,11 @@ class TextFormat(Wire):
 
 
 class StructuredOutputs(Wire):
-    """vLLM's: one of the first five."""
+    """vLLM's format: one of the first five fields."""
 
     unsupported: ClassVar[NeutralValues] = {
         "structural_tag": (),
-        "disable_fallback": (False, True),  # there is nothing to fall back to
+        "disable_fallback": (False, True),  # there is no fallback
         "disable_any_whitespace": (False,),
         "disable_additional_properties": (False,),
         "whitespace_pattern": (),
@@ -74,14 +73,14 @@ class StructuredOutputs(Wire):
 
 
 class TgiGrammar(Wire):
-    """text-generation-inference's: the value is a schema, a schema with a name, or a regular expression."""
+    """text-generation-inference's format: the value is a schema, a schema with a name, or a regular expression."""
 
     type: Literal["json", "json_schema", "regex"]
     value: Schema
 
 
 class FormattedRequest(EngineRequest):
-    """What completions and chat may say of it, in one of these ways."""
+    """The fields with which completions and chat set a format; only one may be used."""
 
     response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
@@ -92,8 +91,8 @@ class FormattedRequest(EngineRequest):
 
 
 def read_grammar(wire: FormattedRequest) -> Grammar | None:
-    """The one that is asked for, if any.  BadRequest names two that are."""
-    asked = [
+    """The format, if one is given.  Raises BadRequest if two are given."""
+    grammars = [
         convert_format(wire.response_format, "response_format"),
         convert_format(wire.structured_outputs, "structured_outputs"),
         schema_grammar(wire.guided_json, "guided_json") if wire.guided_json != "" else None,
@@ -101,27 +100,27 @@ def read_grammar(wire: FormattedRequest) -> Grammar | None:
         choice_grammar(wire.guided_choice, "guided_choice") if wire.guided_choice else None,
         Grammar("lark", wire.guided_grammar, "guided_grammar") if wire.guided_grammar else None,
     ]
-    return select_grammar([grammar for grammar in asked if grammar])
+    return select_grammar([grammar for grammar in grammars if grammar])
 
 
-def convert_format(asked: ResponseFormat | TextFormat | StructuredOutputs | TgiGrammar, field: str) -> Grammar | None:
-    """`field` is the wire's name for what is asked.  BadRequest for what is half said or said twice."""
-    match asked:
+def convert_format(format: ResponseFormat | TextFormat | StructuredOutputs | TgiGrammar, field: str) -> Grammar | None:
+    """The grammar of one format; `field` is its name in the body.  Raises BadRequest if it is not complete."""
+    match format:
         case ResponseFormat():
-            named = asked.json_schema
+            named = format.json_schema
             return convert_typed(
-                asked.type, named.body if named else None, f"{field}.json_schema", f"{field}.json_schema.schema"
+                format.type, named.body if named else None, f"{field}.json_schema", f"{field}.json_schema.schema"
             )
         case TextFormat():
-            return convert_typed(asked.type, asked.body, f"{field}.schema", f"{field}.schema")
+            return convert_typed(format.type, format.body, f"{field}.schema", f"{field}.schema")
         case StructuredOutputs():
-            return convert_structured(asked, field)
+            return convert_structured(format, field)
         case TgiGrammar():
-            return convert_tgi_grammar(asked, f"{field}.value")
+            return convert_tgi_grammar(format, f"{field}.value")
 
 
 def convert_typed(kind: FormatType, body: dict[str, Any] | None, given: str, place: str) -> Grammar | None:
-    """`given` is the wire's name for what has the schema, `place` for the schema itself."""
+    """`given` is the name of the field with the schema, `place` that of the schema itself."""
     if kind != "json_schema":
         if body is not None:
             raise BadRequest(f'{given}: only together with type: "json_schema", got {kind!r}', param=given)
@@ -131,19 +130,19 @@ def convert_typed(kind: FormatType, body: dict[str, Any] | None, given: str, pla
     return schema_grammar(body, place)
 
 
-def convert_structured(asked: StructuredOutputs, field: str) -> Grammar | None:
-    told = [
-        schema_grammar(asked.body, f"{field}.json") if asked.body != "" else None,
-        Grammar("regex", asked.regex, f"{field}.regex") if asked.regex else None,
-        choice_grammar(asked.choice, f"{field}.choice") if asked.choice else None,
-        Grammar("lark", asked.grammar, f"{field}.grammar") if asked.grammar else None,
-        Grammar("object", "", f"{field}.json_object") if asked.json_object else None,
+def convert_structured(outputs: StructuredOutputs, field: str) -> Grammar | None:
+    grammars = [
+        schema_grammar(outputs.body, f"{field}.json") if outputs.body != "" else None,
+        Grammar("regex", outputs.regex, f"{field}.regex") if outputs.regex else None,
+        choice_grammar(outputs.choice, f"{field}.choice") if outputs.choice else None,
+        Grammar("lark", outputs.grammar, f"{field}.grammar") if outputs.grammar else None,
+        Grammar("object", "", f"{field}.json_object") if outputs.json_object else None,
     ]
-    return select_grammar([grammar for grammar in told if grammar])
+    return select_grammar([grammar for grammar in grammars if grammar])
 
 
-def convert_tgi_grammar(asked: TgiGrammar, place: str) -> Grammar:
-    match asked.type, asked.value:
+def convert_tgi_grammar(grammar: TgiGrammar, place: str) -> Grammar:
+    match grammar.type, grammar.value:
         case "regex", str(expression):
             check_source_length(expression, place, MAX_REGEX_CHARS)
             return Grammar("regex", expression, place)
@@ -165,10 +164,10 @@ def read_named_schema(value: dict[str, Any], place: str) -> JsonSchema:
 
 
 def schema_grammar(body: dict[str, Any] | str, field: str) -> Grammar:
-    """Of a schema, or its text."""
+    """The grammar of a JSON schema, or of its text."""
     try:
         source = body if isinstance(body, str) else orjson.dumps(body).decode()
-    except orjson.JSONEncodeError:  # it reads deeper than it writes
+    except orjson.JSONEncodeError:  # orjson parses deeper nesting than it serializes
         raise BadRequest(f"{field}: is nested too deeply", param=field) from None
     check_source_length(source, field)
     return Grammar("schema", source, field)
@@ -181,13 +180,13 @@ def choice_grammar(texts: Sequence[str], field: str) -> Grammar:
 
 
 def check_source_length(source: str, field: str, longest: int = MAX_GRAMMAR_CHARS) -> None:
-    """What is longer is refused before anything is compiled: that takes time, and each answer's steps do."""
+    """Raises BadRequest for a long source, which would take long to compile and to run at each step."""
     if len(source) > longest:
         raise BadRequest(f"{field}: must have at most {longest} characters, has {len(source)}", param=field)
 
 
-def select_grammar(asked: Sequence[Grammar]) -> Grammar | None:
-    if len(asked) > 1:
-        first, second = asked[0].field, asked[1].field
-        raise BadRequest(f"{second}: an answer has one form, and {first} says another; give one", param=second)
-    return asked[0] if asked else None
+def select_grammar(grammars: Sequence[Grammar]) -> Grammar | None:
+    if len(grammars) > 1:
+        first, second = grammars[0].field, grammars[1].field
+        raise BadRequest(f"{second}: an answer has one format, and {first} gives another; give one", param=second)
+    return grammars[0] if grammars else None

@@ -1,7 +1,7 @@
-"""How answers are drawn or searched for, by the names that transformers' `generate` has for it.
+"""Sampling and beam search options by the names of transformers' `generate`.
 
-Knows no dialect: Hugging Face's and the Open Inference Protocol each say where their clients put these.  What that
-library has no name for has the one of the OpenAI dialect.
+Hugging Face's dialects and the Open Inference Protocol use them.  Options that transformers does not have are named as
+in the OpenAI dialect.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -17,13 +17,13 @@ from .head_options import INT64_LIMIT, StopTexts
 from .openai_sampling import MAX_ANSWERS, MAX_BAD_WORDS, MAX_BEAMS, MAX_BIASES, BadWord, LogitBias, Penalty, TokenIdList
 from .response_formats import TgiGrammar, convert_format
 
-MAX_NGRAM = 64  # tokens of one that must not come
+MAX_NGRAM = 64  # tokens of a banned sequence
 SAMPLING_FIELDS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p"))
 TokenNgram = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_NGRAM)]
 
 
 class HfSamplingOptions(Wire):
-    """The likeliest tokens, unless `do_sample` or what shapes a draw is given; with `num_beams` the likeliest texts."""
+    """Greedy decoding, unless `do_sample` or a sampling option is given; beam search with `num_beams`."""
 
     unsupported: ClassVar[NeutralValues] = {
         "encoder_repetition_penalty": (1,),
@@ -96,31 +96,32 @@ class HfSamplingOptions(Wire):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-def apply_defaults(options: HfSamplingOptions, customs: GenerationDefaults) -> HfSamplingOptions:
-    """What is not said is as the checkpoint has it: a search, unless something is drawn."""
-    said, usual, beams = options.model_fields_set, customs.sampling, customs.beams
+def apply_defaults(options: HfSamplingOptions, defaults: GenerationDefaults) -> HfSamplingOptions:
+    """Fill options that are not given with the checkpoint's: its beam search, unless sampling is requested."""
+    given, sampling, beams = options.model_fields_set, defaults.sampling, defaults.beams
     fields: dict[str, Any] = {
-        "min_new_tokens": usual.min_tokens,
-        "no_repeat_ngram_size": usual.no_repeat_ngram_size,
+        "min_new_tokens": sampling.min_tokens,
+        "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
     }
-    if usual.temperature and not said & {*SAMPLING_FIELDS, "do_sample", "num_beams"}:
-        fields |= {"temperature": usual.temperature, "top_k": usual.top_k, "top_p": usual.top_p}
-    elif not options.is_sampled and (options.num_beams > 1 or ("num_beams" not in said and beams.width > 1)):
+    if sampling.temperature and not given & {*SAMPLING_FIELDS, "do_sample", "num_beams"}:
+        fields |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    elif not options.is_sampled and (options.num_beams > 1 or ("num_beams" not in given and beams.width > 1)):
         fields |= {
             "num_beams": beams.width,
             "length_penalty": beams.length_penalty,
             "early_stopping": beams.early_stopping,
         }
-    return options.model_copy(update={name: value for name, value in fields.items() if name not in said})
+    return options.model_copy(update={name: value for name, value in fields.items() if name not in given})
 
 
 def read_generation(
-    field: str, prompts: tuple[str, ...], options: HfSamplingOptions, inside: str = "parameters."
+    field: str, prompts: tuple[str, ...], options: HfSamplingOptions, prefix: str = "parameters."
 ) -> GenerationRequest:
-    """`field` is the wire's name for the prompts, `inside` what stands before the names of options."""
-    check_options(options, inside)
+    """`field` is the name of the prompts in the body, `prefix` the prefix of the options' names."""
+    check_options(options, prefix)
     count = options.num_return_sequences
-    searches = options.num_beams > 1
+    is_search = options.num_beams > 1
+    beams = BeamSearchOptions(options.num_beams, options.length_penalty, options.early_stopping)
     return GenerationRequest(
         field=field,
         prompts=prompts,
@@ -130,34 +131,32 @@ def read_generation(
         stops=options.stops,
         stop_tokens=frozenset(options.stop_token_ids),
         ignore_eos=options.ignore_eos,
-        limit_field=f"{inside}max_new_tokens",
+        limit_field=f"{prefix}max_new_tokens",
         count=count,
-        count_field=f"{inside}num_return_sequences",
-        beams=BeamSearchOptions(options.num_beams, options.length_penalty, options.early_stopping)
-        if searches
-        else None,
+        count_field=f"{prefix}num_return_sequences",
+        beams=beams if is_search else None,
         bad_words=tuple(options.bad_words),
-        grammar=convert_format(options.grammar, f"{inside}grammar") if options.grammar else None,
+        grammar=convert_format(options.grammar, f"{prefix}grammar") if options.grammar else None,
     )
 
 
-def check_options(options: HfSamplingOptions, inside: str) -> None:
-    """What is right by itself and wrong together."""
-    told, searches = options.model_fields_set, options.num_beams > 1
-    if searches and options.is_sampled:
+def check_options(options: HfSamplingOptions, prefix: str) -> None:
+    """Raises BadRequest for options that exclude each other."""
+    given, is_search = options.model_fields_set, options.num_beams > 1
+    if is_search and options.is_sampled:
         raise option_error(
-            inside, "num_beams", "a beam search draws nothing; leave out do_sample, temperature, top_k, ..."
+            prefix, "num_beams", "a beam search does not sample; leave out do_sample, temperature, top_k, ..."
         )
-    if searches and options.num_return_sequences > options.num_beams:
-        raise option_error(inside, "num_return_sequences", f"a search {options.num_beams} wide finds no more than that")
-    if options.num_return_sequences > 1 and not searches and not options.is_sampled:
-        raise option_error(inside, "num_return_sequences", "would all be the same; give do_sample, or num_beams")
+    if is_search and options.num_return_sequences > options.num_beams:
+        raise option_error(prefix, "num_return_sequences", f"a search {options.num_beams} wide finds no more than that")
+    if options.num_return_sequences > 1 and not is_search and not options.is_sampled:
+        raise option_error(prefix, "num_return_sequences", "would all be the same; give do_sample, or num_beams")
     for name in ("length_penalty", "early_stopping"):
-        if name in told and not searches:
-            raise option_error(inside, name, "only together with num_beams above 1")
-    if "allowed_token_ids" in told and not options.allowed_token_ids:
-        raise option_error(inside, "allowed_token_ids", "must not be empty")
+        if name in given and not is_search:
+            raise option_error(prefix, name, "only together with num_beams above 1")
+    if "allowed_token_ids" in given and not options.allowed_token_ids:
+        raise option_error(prefix, "allowed_token_ids", "must not be empty")
 
 
-def option_error(inside: str, name: str, said: str) -> BadRequest:
-    return BadRequest(f"{inside}{name}: {said}", param=f"{inside}{name}")
+def option_error(prefix: str, name: str, problem: str) -> BadRequest:
+    return BadRequest(f"{prefix}{name}: {problem}", param=f"{prefix}{name}")

@@ -1,7 +1,7 @@
-"""How answers leave: JSON, server-sent events, lines, and nothing at all to a client that has gone.
+"""Responses: JSON, server-sent events, JSON lines; and the abort of requests whose client has disconnected.
 
-Knows no dialect.  The one idea: whoever waits for an answer also listens for the connection to close, and closing what
-produces the answer (a coroutine is cancelled, a generator closed) is all that is needed to abort the request below.
+While an answer is computed, the connection is watched.  When it closes, the coroutine that computes the answer is
+cancelled, or the generator closed, which aborts the engine requests.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ NO_HEADERS: Mapping[str, str] = {}
 NUMPY_OPTION = orjson.OPT_SERIALIZE_NUMPY
 KEEPALIVE_S = 10
 SEND_BYTES = 1 << 18  # bytes of an answer that are sent at a time
-MAX_NUMBERS, MAX_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
-MAX_INLINE_ITEMS = 64  # of a list within an object that is written in one go
+MAX_NUMBERS, MAX_OBJECTS = 1 << 12, 16  # that are serialized in one call, which blocks other threads
+MAX_INLINE_ITEMS = 64  # of a list inside an object that is serialized in one call
 
 
 def as_float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
-    """As JSON with as many digits as tell such numbers apart: half of what a double has, and half the time to read."""
+    """As float32, which JSON writes with half of the digits of a double; it is parsed in half the time."""
     return np.asarray(values, np.float32)
 
 
 class JsonResponse(Response):
-    """Numbers that are not finite have no place in JSON; `service.text.detokenizer` lets none through."""
+    """A JSON response.  JSON has no infinite or NaN numbers; `service.text.detokenizer` lets none through."""
 
     media_type = "application/json"
 
@@ -66,7 +66,7 @@ class PartsResponse(Response):
 
 
 def dumps_sliced(content: Any) -> bytes:
-    """The same JSON, made a part at a time: no other thread runs while orjson makes one.
+    """Serialize in small parts, since orjson blocks all other threads while it runs.
 
     An iterator is written as a list; each of its items is dropped once it is written.
     """
@@ -93,7 +93,7 @@ def dumps_sliced(content: Any) -> bytes:
 
 
 def is_long(content: Any) -> bool:
-    """Whether there is a list of more than MOST_ITEMS in it."""
+    """Whether it contains a list of more than MAX_INLINE_ITEMS items."""
     match content:
         case dict():
             return any(map(is_long, content.values()))
@@ -104,7 +104,7 @@ def is_long(content: Any) -> bool:
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """What `work` returns, unless the client goes first: then `work` is cancelled, and ClientGone raised.
+    """The result of `work`.  If the client disconnects first, `work` is cancelled and ClientGone raised.
 
     The body must have been read.
     """
@@ -128,24 +128,24 @@ async def wait_disconnect(receive: Receive) -> None:
 
 
 async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels `tasks` and waits until they have cleaned up."""
+    """Cancel `tasks` and wait until they have cleaned up."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def encode_event(content: Any) -> bytes:
-    """One server-sent event; JSON has no line breaks, so it is one line of data."""
+    """One server-sent event.  JSON has no line breaks, so it is one line of data."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 def encode_named_event(content: Any) -> bytes:
-    """The same under a line that repeats its `type`, for clients that look there."""
+    """The same with a line `event:` that repeats its `type`, for clients that use it."""
     return f"event: {content['type']}\n".encode() + encode_event(content)
 
 
 def encode_line(content: Any) -> bytes:
-    """JSON that is written already stays as it is."""
+    """One JSON line; bytes are JSON already."""
     return (content if isinstance(content, bytes) else orjson.dumps(content, option=NUMPY_OPTION)) + b"\n"
 
 
@@ -153,45 +153,47 @@ async def encode_events(
     items: AsyncGenerator[Any, None],
     error: Callable[[PolyheadError], Mapping[str, Any]],
     last: bytes = b"",
-    spell: Callable[[Any], bytes] = encode_event,
+    encode: Callable[[Any], bytes] = encode_event,
 ) -> AsyncGenerator[bytes, None]:
-    """`items` as server-sent events, or spelled otherwise, then `last`.
+    """Encode `items`, by default as server-sent events, then send `last`.
 
-    An error after the first item is said in the stream and ends it; before that it is raised, so that the response
-    can still have its status.
+    An error after the first item is sent in the stream and ends it.  An error before that is raised, so that the
+    response can still have its status.
     """
-    begun = False
+    has_begun = False
     async with aclosing(items):
         try:
             async for item in items:
-                begun = True
-                yield spell(item)
+                has_begun = True
+                yield encode(item)
         except PolyheadError as failure:
-            if not begun:
+            if not has_begun:
                 raise
-            yield spell(error(failure))
+            yield encode(error(failure))
             return
     yield last
 
 
 class EventStream(Response):
-    """Sends `chunks` as they come, waiting for a slow client, and closes them when the client goes.
+    """Sends `chunks` as they come, waits for a slow client, and closes them when the client disconnects.
 
-    `still` is said whenever nothing else has been for SILENCE_S, for what gives up on a silent connection.
+    `keepalive` is sent whenever nothing was sent for KEEPALIVE_S, for proxies and clients that drop a silent
+    connection.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> None:
-        self.first, self.chunks, self.keepalive = first, chunks, still
-        self.last_sent = math.inf  # when the last chunk was, in seconds; infinity while one is on its way
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], keepalive: bytes = b"") -> None:
+        self.first, self.chunks, self.keepalive = first, chunks, keepalive
+        self.last_sent = math.inf  # when the last chunk was sent, by `time.monotonic`; infinity while sending
         self.status_code, self.background = 200, None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})  # no proxy holds events back
+        # proxies must not buffer events
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     @classmethod
-    async def open(cls, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> Self:
-        """Waits for the first chunk, and raises what is raised before it."""
-        return cls(await anext(chunks), chunks, still)
+    async def open(cls, chunks: AsyncGenerator[bytes, None], keepalive: bytes = b"") -> Self:
+        """Wait for the first chunk; raises what is raised before it."""
+        return cls(await anext(chunks), chunks, keepalive)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         sending = asyncio.create_task(self.send(send))
@@ -222,6 +224,6 @@ class EventStream(Response):
 
 
 class LineStream(EventStream):
-    """The same with a JSON value a line."""
+    """A stream of JSON lines."""
 
     media_type = "application/x-ndjson"

@@ -1,7 +1,7 @@
-"""One of several wire objects, told apart by their field `type`.
+"""A union of wire objects that are distinguished by their field `type`.
 
-Knows no dialect.  The one idea: the type chooses the object before anything else of it is looked at, so a complaint is
-about that object alone, and a type that this server does not do is refused by its name.
+The type selects the object before the rest is validated, so error messages are about that object alone, and an
+unsupported type is rejected by its name.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ from .dialect import Wire
 
 @dataclass(frozen=True)
 class TaggedUnion:
-    """An annotation: an object of one of `kinds`, each of which has a field `type` with its names; `unsaid` is the
-    type of an object that has none."""
+    """An annotation: an object of one of `kinds`, each of which has a field `type` with its names.
+
+    `default_type` is the type of an object without that field.
+    """
 
     kinds: tuple[type[Wire], ...]
     default_type: str = ""
@@ -27,7 +29,7 @@ class TaggedUnion:
         return core_schema.no_info_before_validator_function(self.check_type, one)
 
     def type_of(self, value: Any) -> str:
-        """Of a wire object that was checked already, too."""
+        """The type of a JSON value, or of a validated wire object."""
         given = getattr(value, "type", "") if isinstance(value, Wire) else read_type(value)
         return given or self.default_type
 
@@ -43,7 +45,7 @@ class TaggedUnion:
 
 
 def read_type(value: Any) -> str:
-    """The type that a client's value says it has; empty where it is no object, or where its type is no string.
+    """The type in a client's value; empty if the value is no object or its type is no string.
 
     A type may be any JSON value, and a list or an object cannot be looked up in a set or a dict.
     """
@@ -56,5 +58,5 @@ def type_names(kind: type[Wire]) -> tuple[str, ...]:
 
 
 def union_tag(name: str) -> str:
-    """As `service.api.shared.dialect.path` leaves it out."""
+    """`service.api.shared.dialect.field_path` leaves such tags out."""
     return f"<{name}>"

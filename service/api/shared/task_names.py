@@ -1,8 +1,4 @@
-"""What a served model can do, by the names that Hugging Face's pipelines have for it, and how else it is introduced.
-
-Knows no dialect.  The one idea: a table of tasks by the heads that have them; everything that is said of a model beside
-its name is read off it here, so that a client can tell how to ask.
-"""
+"""Tasks of served models by the names of Hugging Face's pipelines, and the description of a model for clients."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -13,7 +9,7 @@ from ...text import zero_shot
 
 TEXT_GENERATION = "text-generation"
 ZERO_SHOT = "zero-shot-classification"
-# Of generators that read a text and write another: what their answers are called.
+# The tasks of encoder-decoders, and the field of their answers.
 TEXT2TEXT_FIELDS: Mapping[str, str] = {
     "text2text-generation": "generated_text",
     "translation": "translation_text",
@@ -33,7 +29,7 @@ PAIR_USE: Mapping[Task, str] = {"rank": "needed", "span": "needed", "classify": 
 
 
 def model_tasks(model: Model) -> list[str]:
-    """Those that it has, the one that is meant unless it is said first."""
+    """The names of the model's tasks, the default first."""
     if model.task == "generate":
         return list(TEXT2TEXT_FIELDS) if model.generation_defaults else [TEXT_GENERATION]
     found = [name for name, heads in TASK_HEADS.items() if model.task in heads]
@@ -42,8 +38,11 @@ def model_tasks(model: Model) -> list[str]:
 
 
 def describe_model(model: Model, *, explained: bool) -> dict[str, Any]:
-    """What a form for it has to know: `pairs` says whether it reads two texts at once, `mask` how a hidden word is
-    written, `explain` by which methods its answers are explained."""
+    """What a client needs to use the model.
+
+    `pairs`: whether it reads two texts at once; `mask`: the text of the mask token; `explain`: the methods that explain
+    its answers.
+    """
     hidden = model.tokenizer.mask_id if model.task == "fill" else None
     return {
         "task": model.task,

@@ -1,7 +1,4 @@
-"""What dialects that offer tools and ask for thinking have in common.
-
-Knows no dialect: each says what its fields are called.
-"""
+"""Options of tools and reasoning that several dialects have in common."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +7,12 @@ from ...core.errors import BadRequest
 from ...text.chat_prompt import ToolDefinition, ToolOptions
 from .dialect import quote_json
 
-# an effort that is asked for -> tokens of thoughts; -1: as many as the model likes
+# effort -> limit of reasoning tokens; -1: unlimited
 EFFORT_BUDGETS: Mapping[str, int] = {"minimal": 256, "low": 1024, "medium": 4096, "high": -1, "xhigh": -1, "max": -1}
 
 
 def make_tool(name: str, description: str, schema: Mapping[str, Any], place: str) -> ToolDefinition:
-    """`place` is the wire's name for the schema of the arguments, which are an object whatever it says."""
+    """`place` is the name of the arguments' schema in the body.  Arguments are always an object."""
     if not schema:
         return ToolDefinition(name, description)
     kind = schema.get("type", "object")
@@ -25,7 +22,7 @@ def make_tool(name: str, description: str, schema: Mapping[str, Any], place: str
 
 
 def check_tools(tools: ToolOptions, named: str) -> ToolOptions:
-    """`named` is the wire's name for where some are chosen.  BadRequest for what does not fit together."""
+    """Raises BadRequest for tools and choice that do not fit together.  `named` is the field of chosen names."""
     names = [each.name for each in tools.offered]
     check_tool_names(names, "tools[{}].name")
     if unknown := tools.only - set(names):
@@ -36,7 +33,7 @@ def check_tools(tools: ToolOptions, named: str) -> ToolOptions:
 
 
 def check_tool_names(names: Sequence[str], place: str) -> None:
-    """`place` is the wire's name for one, with its number left open."""
+    """Raises BadRequest for a duplicate name.  `place` is the field of a name, with a placeholder for the index."""
     for index, name in enumerate(names):
         if name in names[:index]:
             where = place.format(index)

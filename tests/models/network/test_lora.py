@@ -531,7 +531,7 @@ def test_what_runs_when_an_adapter_goes_ends(tiny_generator: Path, tmp_path: Pat
         *_, last = [event async for event in stream]
         assert isinstance(last, Failed)
         assert "base:a" in last.error.message
-        with pytest.raises(Unavailable, match="taken away"):
+        with pytest.raises(Unavailable, match="was removed"):
             served.submit(model, [generate(IDS, 2, adapter=model.adapter)])
         base = served.resolve("base", ["generate"])
         [stream] = served.submit(base, [generate(IDS, 2)])

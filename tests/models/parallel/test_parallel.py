@@ -337,7 +337,7 @@ def test_what_is_not_computed_in_shares_is_refused(asked: dict[str, Any], told: 
 
 def test_adapters_are_merged_into_what_is_shared_out() -> None:
     check_adapter_allowed("chat:tone", Settings())
-    with pytest.raises(UnsupportedError, match=r"laid over chat, which 2 processes .*: tone=BASE\+ADAPTER"):
+    with pytest.raises(UnsupportedError, match=r"chat takes no adapter, since 2 processes .*: tone=BASE\+ADAPTER"):
         check_adapter_allowed("chat:tone", Settings(tensor_parallel=2))
 
 

@@ -347,7 +347,7 @@ def test_an_adapter_is_merged_into_what_the_codes_stand_for(int8: Path, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{folder}", "{folder}"], "is there already"),
+        (["{folder}", "{folder}"], "exists already"),
         (["{folder}", "{new}", "--precision", "int4"], "int4 needs --text"),
         (["{folder}", "{new}", "--text", "{text}"], "int8 takes none"),
         (["{folder}", "{new}", "--precision", "int4", "--text", "/nowhere"], "/nowhere cannot be read"),

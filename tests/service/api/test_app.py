@@ -1,4 +1,4 @@
-"""The door and the application: ids, keys, limits, error shapes, the log."""
+"""The middleware and the application: request ids, keys, limits, error formats, the log."""
 
 import asyncio
 import logging
@@ -218,7 +218,7 @@ def test_a_body_that_does_not_come_gives_its_place_back(talker: Model) -> None:
     assert server_of(app).admission.in_flight == 0
 
 
-# Errors in the shape of whoever owns the path
+# Errors in the format of the dialect that owns the path
 
 
 @pytest.mark.parametrize(

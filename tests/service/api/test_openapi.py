@@ -1,6 +1,6 @@
-"""What /openapi.json says is what happens: no status and no shape of an error that it does not name, and no 5xx.
+"""Compares /openapi.json with the server: no status and no error format that it does not list, and no 5xx.
 
-The cases are drawn from the description itself, bodies that it allows and bodies that it does not, the same every time.
+The requests are generated from the description itself, with valid and invalid bodies, from a fixed seed.
 """
 
 import json
@@ -25,12 +25,12 @@ LONG, LONGEST = 4000, 20_000  # characters of a schema from which cases take lon
 LEAST = 2000  # of all together
 CHECKED = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 SERVED = ("chat", "judge", "ranker", "embedder")
-TIMELY = ("timeout",)  # who asks for less time than it takes is told so with 504, as the description says
+TIMELY = ("timeout",)  # a timeout that is too short is answered with 504, as the description says
 
 
 @pytest.fixture(scope="module")
 def served(tiny_generator: Path, tiny_classifier: Path, tiny_ranker: Path, tiny_embedder: Path) -> Iterator[str]:
-    """The address of a real server of every kind of model."""
+    """The address of a real server with a model of every kind."""
     folders = dict(zip(SERVED, (tiny_generator, tiny_classifier, tiny_ranker, tiny_embedder), strict=True))
     named = [f"{name}={folder}" for name, folder in folders.items()]
     process = Process(*named, "--api-key", KEY, "--admin-key", BOSS, "--threads", "1")
@@ -50,7 +50,7 @@ def session() -> Iterator[requests.Session]:
 
 
 def real(case: Case, draw: st.DataObject) -> None:
-    """A name that nobody is called is refused before anything else is looked at, so most cases get one that is."""
+    """An unknown model name is rejected before anything else is checked, so most cases get a name that is served."""
     name = draw.draw(st.sampled_from((*SERVED, *SERVED, "nobody")))
     if isinstance(case.body, dict) and "model" in case.operation.body[0].definition["schema"].get("properties", {}):
         case.body["model"] = name
@@ -89,7 +89,7 @@ def tried(operation: Any, mode: GenerationMode, count: int, session: requests.Se
 
 
 def counts(operation: Any) -> tuple[int, int]:
-    """How many cases have a body that the operation takes, and how many another."""
+    """The number of cases with a body that the operation accepts, and with any other body."""
     if not operation.body:
         return 4, 0
     size = len(json.dumps(operation.body[0].definition))

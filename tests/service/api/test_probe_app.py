@@ -1,4 +1,4 @@
-"""Probes while many connect: how many connections are taken in a turn, how many wait, and a port that is for probes."""
+"""Probes while many clients connect: connections accepted in a turn, the backlog, and the port for probes."""
 
 import asyncio
 import resource
@@ -37,7 +37,7 @@ def started(folder: Path, *flags: str) -> tuple[Process, int]:
 
 
 def test_a_turn_of_the_loop_takes_many_connections() -> None:
-    """All that wait, up to `TAKEN`, are made within the few turns that one of them needs."""
+    """All waiting connections, up to `TAKEN`, are accepted within the few turns that one of them needs."""
     made = []
 
     class Protocol(asyncio.Protocol):
@@ -69,7 +69,7 @@ def test_a_turn_of_the_loop_takes_many_connections() -> None:
     not SOMAXCONN.exists() or int(SOMAXCONN.read_text()) < LISTEN_BACKLOG, reason="the system keeps fewer"
 )
 def test_a_probe_is_answered_before_those_that_wait(tiny_generator: Path) -> None:
-    """As many as wait while the server stands still are all connected; none of them is before a probe in its queue.
+    """All clients that wait while the server stands still are connected later; none of them delays a probe.
 
     The server's own log has the order in which it answered.
     """

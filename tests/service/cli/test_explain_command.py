@@ -133,9 +133,9 @@ def test_what_a_translator_writes_is_aligned_with_what_it_read(folder: Path, tmp
             ["--target", "angry", "--method", "occlusion"],
             "has no label 'angry'; there are: negative, neutral",
         ),
-        (["--target", '{"label": ', "--method", "occlusion"], "--target: is no JSON"),
+        (["--target", '{"label": ', "--method", "occlusion"], "--target: is not JSON"),
         (["--layers", "7"], "layers: the network has 2, counted from 0, got 7"),
-        (["--heads", "one"], "--heads: numbers are wanted, as in 0,5 or 0-3, not 'one'"),
+        (["--heads", "one"], "--heads: numbers are expected, as in 0,5 or 0-3, not 'one'"),
         (["--plot", "out.jpeg"], "--plot: out.jpeg is to end in .svg, .pdf or .png"),
     ],
 )

@@ -227,15 +227,19 @@ def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows]
     ("kind", "line", "said"),
     [
         ("tiny_classifier", '{"text": "fine", "label": "postive"}', r"label: 'postive' is none of .*negative, neutral"),
-        ("tiny_classifier", '{"text": "fine", "label": 3}', "label: 3 is none of the model's: .*or 0 to 2"),
+        ("tiny_classifier", '{"text": "fine", "label": 3}', "label: 3 is none of the model's labels: .*or 0 to 2"),
         ("tiny_classifier", '{"text": "fine", "label": true}', "label: True is none"),
-        ("tiny_classifier", '{"text": "", "label": 1}', "text: some text is wanted, not ''"),
+        ("tiny_classifier", '{"text": "", "label": 1}', "text: some text is expected, not ''"),
         ("tiny_classifier", '{"txt": "fine", "label": 1}', "text: is missing; there are: txt, label"),
-        ("tiny_classifier", '{"text": "fine"', "is no JSON"),
-        ("tiny_classifier", '["fine"]', "an object with fields is wanted"),
+        ("tiny_classifier", '{"text": "fine"', "is not JSON"),
+        ("tiny_classifier", '["fine"]', "an object with fields is expected"),
         ("tiny_ranker", '{"text": "fine", "label": 1}', "text_pair: is missing"),
-        ("tiny_embedder", '{"text": "fine", "label": 1}', "score: vectors are right about nothing by themselves"),
-        ("tiny_embedder", '{"text": "a", "text_pair": "b", "score": "high"}', "score: a number is wanted, not 'high'"),
+        ("tiny_embedder", '{"text": "fine", "label": 1}', "score: vectors have no labels"),
+        (
+            "tiny_embedder",
+            '{"text": "a", "text_pair": "b", "score": "high"}',
+            "score: a number is expected, not 'high'",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_with_its_place(
@@ -252,13 +256,13 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(
     ("case", "row", "said"),
     [
         ("tag", {"tokens": ["a", "b"], "tags": ["O"]}, "tags: there are 1 for 2 tokens"),
-        ("tag", {"tokens": 5, "tags": ["O"]}, "tokens: a list of words is wanted"),
+        ("tag", {"tokens": 5, "tags": ["O"]}, "tokens: a list of words is expected"),
         (
             "span",
             {"question": "Who?", "context": "It was Ann.", "answer": "Bea"},
-            "answer: does not stand in the context",
+            "answer: is not in the context",
         ),
-        ("span", {"question": "Who?", "context": "Ann", "answer": "Ann", "start": 1}, "not stand in the context at 1"),
+        ("span", {"question": "Who?", "context": "Ann", "answer": "Ann", "start": 1}, "not in the context at 1"),
     ],
 )
 def test_labels_that_fit_nothing_are_refused(
@@ -292,7 +296,7 @@ def test_a_limit_takes_rows_from_all_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("rows.xlsx", b"", "is to be JSON lines"),
+        ("rows.xlsx", b"", "must be JSON lines"),
         ("rows.txt", b"\xff\xfe\xff", "cannot be read"),
         ("rows.csv", b"text,label\n", "holds no rows"),
         ("rows.csv", b"text,label\na,b,c\n", "line 2: has more fields than the first line names"),

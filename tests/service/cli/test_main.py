@@ -248,7 +248,7 @@ def test_texts_become_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (httpx.Response(401, json={"error": {"message": "no key"}}), "no key"),
         (httpx.Response(503, json={"error": "loading", "error_type": "Unhealthy"}), "loading"),
-        (httpx.Response(502, text="<html>"), "answered 502, and it is no error of this server's"),
+        (httpx.Response(502, text="<html>"), "answered 502, and it is no error of a Polyhead server"),
         (httpx.Response(200, json={"data": []}), "serves no model to classify; it serves: none is ready yet"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_change_that_is_broken_off_is_no_success() -> None:
         await begun.wait()
         assert change._task is not None
         change._task.cancel()
-        with pytest.raises(Stopped, match="loading a was broken off"):
+        with pytest.raises(Stopped, match="loading a was interrupted"):
             await change.wait_and_raise()
 
     asyncio.run(run())

@@ -107,7 +107,7 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
     """Not given up: it ends with its result, and so does what waits for it."""
 
     async def run() -> None:
-        pool, most = ThreadPool(2, "few", PATIENCE_S, hold=0.05), 0
+        pool, most = ThreadPool(2, "few", PATIENCE_S, replace_after=0.05), 0
         at_work, lock = list[int](), threading.Lock()
 
         def slow(number: int) -> int:

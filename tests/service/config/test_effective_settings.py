@@ -1,4 +1,4 @@
-"""`polyhead config`: what would be in force, where each value comes from, and that what it prints is a file."""
+"""`polyhead config`: the effective settings, the origin of each value, and the output as a valid settings file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Keys: the file they stand in, the command that makes them, what a minute's limits let through."""
+"""Keys: the keys file, the command that makes keys, and the limits for each minute."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -145,7 +145,7 @@ def test_a_key_is_compared_whole(shown: str) -> None:
 
 
 def test_a_hash_is_no_key(file: File) -> None:
-    """Who reads the file cannot ask."""
+    """A client that reads the file cannot use the hash as a key."""
     of = keys_of(api_keys=f"b={OTHER}", keys_file=file(f"a: {{hash: {HASH}}}"))
     for shown in (HASH, OTHER, HASH.removeprefix("sha256:")):
         with pytest.raises(Unauthorized):
@@ -166,7 +166,7 @@ def test_an_administrators_key_alone_closes_nothing_else() -> None:
 
 def test_a_file_closes_whatever_its_keys_are_for(file: File) -> None:
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}, scopes: [metrics]}}"))
-    with pytest.raises(Forbidden, match=r"the key 'a' may not ask models: that needs the scope inference, it has metr"):
+    with pytest.raises(Forbidden, match=r"the key 'a' may not use models: that needs the scope inference, it has metr"):
         whose(of, "Bearer ph-a")
     assert not of.has_admin_key
     assert of.required_scope("/admin/models", "GET") == of.required_scope("/nowhere", "GET") == "inference"
@@ -186,8 +186,8 @@ def test_one_slash_too_many_is_not_the_address_itself() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"api_key": "x", "api_keys": "default=y"}, "two are called 'default'"),
-        ({"admin_key": "x", "api_keys": "admin=y"}, "two are called 'admin'"),
+        ({"api_key": "x", "api_keys": "default=y"}, "the name 'default' is used twice"),
+        ({"admin_key": "x", "api_keys": "admin=y"}, "the name 'admin' is used twice"),
         ({"metrics_access": "key"}, "metrics_access: no key has the scope metrics"),
         ({"metrics_access": "key", "api_keys": "a=x"}, "metrics_access: no key has the scope metrics"),
         ({"api_key": MASK}, "is what is shown instead of a key"),
@@ -203,7 +203,7 @@ def test_keys_that_cannot_be(settings: dict[str, Any], said: str) -> None:
 
 def test_a_name_of_the_settings_stands_in_no_file(file: File) -> None:
     path = file(f"a: {{hash: {HASH}}}")
-    with pytest.raises(SettingsError, match="two are called 'a'"):
+    with pytest.raises(SettingsError, match="the name 'a' is used twice"):
         keys_of(api_keys="a=x", keys_file=path)
 
 
@@ -238,7 +238,7 @@ def followed(of: Keys, act: Callable[[], Awaitable[None]]) -> None:
 def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
     file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
 ) -> None:
-    """A task that ended at the first fault would let a key that is removed open for ever."""
+    """If the task ended at the first error, a key that is removed later would stay valid for ever."""
     monkeypatch.setattr(security, "KEYS_POLL_S", 0.01)
     of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read_keys
 
@@ -248,7 +248,7 @@ def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
     async def act() -> None:
         monkeypatch.setattr(keys, "read_keys", fail)
         file("# an edit")
-        await until(lambda: "the keys stay as they were" in caplog.text)
+        await until(lambda: "the keys are unchanged" in caplog.text)
         assert whose(of, "Bearer ph-a") == "a"
         monkeypatch.setattr(keys, "read_keys", whole)
         file(f"b: {{hash: {OTHER}}}")
@@ -273,7 +273,7 @@ def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
 
 
 def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that grows between the looks is read when it is whole."""
+    """A file that is still being written is read when it is complete."""
     monkeypatch.setattr(security, "KEYS_POLL_S", 0)
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
     stamps = iter([(1,), (2,), (3,), (4,), (4,), (4,)])
@@ -341,7 +341,7 @@ def test_models_by_name_and_by_pattern() -> None:
 
 
 class Hand:
-    """A clock that is moved by hand."""
+    """A clock that the test moves."""
 
     now = 100.0
 
@@ -350,7 +350,7 @@ class Hand:
 
 
 def enter(quota: Quota) -> int:
-    """0, or the seconds it is told to wait."""
+    """Return 0, or the seconds to wait."""
     try:
         quota.take_request()
     except RateLimited as error:

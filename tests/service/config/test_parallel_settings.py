@@ -1,4 +1,4 @@
-"""Models on many replicas: what may be asked for, what each deployment gets of it, and how many replicas there are."""
+"""Settings of replicas: their values, the settings of each deployment, and the number of replicas."""
 
 import sys
 from types import SimpleNamespace

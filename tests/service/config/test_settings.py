@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused and in which words, what is never shown."""
+"""Settings: precedence, the messages of errors, and secrets that are never shown."""
 
 import os
 from pathlib import Path

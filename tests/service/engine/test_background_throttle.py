@@ -10,7 +10,7 @@ from polyhead.service.engine.background_throttle import BACKGROUND_SHARE, DECAY_
 
 @dataclass(eq=False)
 class Party:
-    patient: bool
+    is_background: bool
 
 
 OTHERS, MINE = Party(False), Party(True)

@@ -110,10 +110,10 @@ def test_check_sees_a_leak_and_a_block_held_twice() -> None:
     blocks = BlockAllocator(4, 2)
     held: list[int] = []
     blocks.allocate(held, 4)
-    with pytest.raises(AssertionError, match="other holders"):
+    with pytest.raises(AssertionError, match="reference count"):
         blocks.check([])
-    with pytest.raises(AssertionError, match="other holders"):
+    with pytest.raises(AssertionError, match="reference count"):
         blocks.check([held, held])
     blocks.free_blocks[held[0]] = None
-    with pytest.raises(AssertionError, match="neither free nor held"):
+    with pytest.raises(AssertionError, match="neither free nor referenced"):
         blocks.check([held])

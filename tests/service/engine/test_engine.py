@@ -596,7 +596,7 @@ def test_a_leak_is_found_at_rest_and_said(caplog: pytest.LogCaptureFixture) -> N
     async def scene(stage: Stage) -> None:
         await stage.engine.call(lambda: stage.generator._blocks.allocate([], 4))
         await events(stage.talk(generate([1]))[0])
-        await stage.until(lambda: "the books of model 'talker' are wrong" in caplog.text)
+        await stage.until(lambda: "model 'talker' violates an invariant" in caplog.text)
         assert len(await events(stage.read(Encode("a", (1, 2)))[0])) == 2
 
     play(scene)

@@ -297,7 +297,7 @@ def test_an_idle_network_is_given_back_and_read_again(tiny_classifier: Path) -> 
         assert served.memory_budget()[1] == free
         assert served.model_statuses()[0].explain_memory == 0
         assert all(not each.numel() for each in first._network.network.parameters()), "its numbers are gone"
-        with pytest.raises(Unavailable, match="the network that explains judge was given back"):
+        with pytest.raises(Unavailable, match="the explainer of judge was unloaded"):
             served.submit(judge, [why()])
         await served.load_explainer(judge)
         assert served._explainers.find_worker(judge) is not first
@@ -390,7 +390,7 @@ def test_a_model_that_was_taken_away_is_not_explained_any_more(tiny_classifier: 
         await served.unload("judge", 0.0).wait_and_raise()
         _, freed = served.memory_budget()
         assert freed > free
-        with pytest.raises(Unavailable, match="judge was taken away while this was read; send it again"):
+        with pytest.raises(Unavailable, match="judge was removed while the request was read; send it again"):
             await served.load_explainer(judge)
         assert served.memory_budget()[1] == freed
 
@@ -405,7 +405,7 @@ def test_an_adapter_whose_base_was_taken_away_is_not_explained_any_more(
         tuned = served.resolve("vectors:tuned", ["classify"])
         await served.unload("vectors:tuned", 0.0).wait_and_raise()
         await served.unload("vectors", 0.0).wait_and_raise()
-        with pytest.raises(Unavailable, match="vectors:tuned was taken away"):
+        with pytest.raises(Unavailable, match="vectors:tuned was removed"):
             await served.load_explainer(tuned)
 
     base: Any = tf.BertForSequenceClassification.from_pretrained(tiny_embedder, num_labels=2)

@@ -29,7 +29,7 @@ def logits(known: Known) -> Tensor:
 class Pretended:
     """Its states say what they are of, so that none can be taken for another."""
 
-    start = START
+    start_token = START
 
     def __init__(self) -> None:
         self.read: list[tuple[int, ...]] = []
@@ -39,7 +39,7 @@ class Pretended:
     def __call__(self, sources: RaggedBatch, targets: RaggedBatch) -> Tensor:
         raise NotImplementedError
 
-    def begin(self, sources: RaggedBatch) -> list[Known]:
+    def initial_state(self, sources: RaggedBatch) -> list[Known]:
         tokens = sources.tokens.tolist()
         read = [tuple(tokens[a:b]) for a, b in zip(sources.starts, sources.starts[1:], strict=False)]
         self.read += read
@@ -53,13 +53,13 @@ class Pretended:
             raise RuntimeError
         return torch.stack([logits(known) for known in after]), after
 
-    def pick(self, state: list[Known], rows: Tensor) -> list[Known]:
+    def select_rows(self, state: list[Known], rows: Tensor) -> list[Known]:
         return [state[row] for row in rows.tolist()]
 
-    def join(self, states: Sequence[list[Known]]) -> list[Known]:
+    def join_states(self, states: Sequence[list[Known]]) -> list[Known]:
         return [known for state in states for known in state]
 
-    def looked(self, state: list[Known]) -> list[Tensor]:
+    def attention_weights(self, state: list[Known]) -> list[Tensor]:
         return []
 
 
@@ -224,9 +224,9 @@ def test_what_is_read_takes_room() -> None:
         ({"tokens": [WORDS]}, "tokens"),
         ({"sources": [(2, WORDS)]}, "sources"),
         ({"sources": [(-1,)]}, "sources"),
-        ({"tables": [[2]]}, "tables"),
+        ({"block_tables": [[2]]}, "tables"),
         ({"positions": [4]}, "its blocks hold 4"),
-        ({"wanted": [1]}, "wanted"),
+        ({"output_rows": [1]}, "output_rows|wanted"),
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any], said: str) -> None:

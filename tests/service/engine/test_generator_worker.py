@@ -266,9 +266,9 @@ def test_keys_that_are_no_numbers_end_a_request_in_the_middle_of_its_prompt() ->
     worker = generator(executor, prefill_chunk=4)
     bad, good = ask(worker, generate([*range(12)]), generate([1, 2]))
     turn(worker)
-    executor.poisoned = {next(iter(worker._scheduler.running)).blocks[1]}
+    executor.nonfinite_blocks = {next(iter(worker._scheduler.running)).blocks[1]}
     turn(worker)
-    executor.poisoned = set()
+    executor.nonfinite_blocks = set()
     finish(worker)
     failure(bad)
     assert good.tokens == greedy([1, 2], 8)

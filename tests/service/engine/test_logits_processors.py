@@ -38,7 +38,7 @@ samplings = st.builds(
     allowed=st.one_of(st.just(()), st.lists(tokens, min_size=1, max_size=30, unique=True).map(tuple)),
     banned=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple), max_size=12).map(tuple),
     min_tokens=st.integers(0, 6),
-    once=st.sampled_from([0, 0, 1, 2, 3]),
+    no_repeat_ngram_size=st.sampled_from([0, 0, 1, 2, 3]),
 )
 histories = st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.lists(st.integers(0, 9), max_size=9))
 stops = st.frozensets(tokens, max_size=3)

@@ -160,7 +160,7 @@ class Rails:
     places: list[set[int]]
     fails_at: int = -1
 
-    def begin(self) -> "Ride":
+    def new_state(self) -> "Ride":
         return Ride(self)
 
 

@@ -214,7 +214,7 @@ def draw_terms(choice: random.Random, now: int) -> dict[str, Any]:
         "owner": choice.choice(["", "", "a", "b"]),
         "priority": choice.choice([0, 0, 0, 5, -5]),
         "deadline": now + choice.randint(0, 30) if choice.random() < 0.2 else inf,
-        "scored": choice.choice([0, 0, 0, 3]),
+        "scored_prefix": choice.choice([0, 0, 0, 3]),
     }
 
 
@@ -461,7 +461,7 @@ def test_what_was_not_committed_is_not_found() -> None:
 def test_a_block_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[int] = []
     monkeypatch.setattr(
-        "polyhead.service.engine.scheduler.chain", lambda parent, tokens: named.append(1) or child_key(parent, tokens)
+        "polyhead.service.engine.scheduler.child_key", lambda parent, tokens: named.append(1) or child_key(parent, tokens)
     )
     play = Play.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
     play.stop = NEVER

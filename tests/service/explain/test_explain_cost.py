@@ -1,4 +1,4 @@
-"""What an explanation costs: operations as torch counts them, and refusals that say what would be right."""
+"""The cost of an explanation: the operations that torch counts, and errors that suggest what would be possible."""
 
 import re
 from dataclasses import replace
@@ -44,7 +44,7 @@ LIMIT = Settings().explain_gflop * GIGA
 def test_operations_are_those_that_torch_counts(
     kind: str, method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a CPU's fused attention torch counts none, which is why it may count less."""
+    """Torch counts nothing for a CPU's fused attention, so its count may be lower."""
     monkeypatch.setattr(estimate, "LAYER_OVERHEAD", 0)
     _, watched = both(kind, tmp_path)
     loaded, text = load(str(tmp_path)), InputTokens(tuple(range(5, 5 + ROWS)))
@@ -64,7 +64,9 @@ def test_operations_are_those_that_torch_counts(
 
 
 class PlainTracker(ModuleTracker):
-    """Counts all for the whole: torch's own hangs hooks on what each module reads, which may be no leaf of autograd."""
+    """Counts all operations as one total: torch's own counter hooks each module's inputs, which may not be autograd
+    leaves.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ def asked_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> Expl
 
 
 def refusal(config: ModelConfig, asked: ExplanationRequest, most: int = LIMIT) -> str:
-    """Empty where it is allowed."""
+    """Return the error message; empty if the request is allowed."""
     try:
         WorkLimit(config, config, most).check(asked)
     except AnswerTooLarge as error:
@@ -95,7 +97,7 @@ def refusal(config: ModelConfig, asked: ExplanationRequest, most: int = LIMIT) -
 
 @pytest.mark.parametrize("method", get_args(Method))
 def test_one_limit_holds_for_networks_of_all_sizes(method: Method) -> None:
-    """With the default a text of 40 tokens can be explained by any method; what takes minutes on two cores cannot."""
+    """With the default limit any method explains a text of 40 tokens; what takes minutes on two cores is rejected."""
     for config in (MINILM, SMOLLM2, QWEN):
         assert not refusal(config, asked_of(method, 40, steps=8))
         needed = estimate_operations(config, config, asked_of(method, 40, steps=8), CHUNK_TOKENS)
@@ -122,14 +124,14 @@ def test_the_prompt_that_took_100_seconds_is_refused_with_what_would_do() -> Non
 
 
 def test_a_larger_window_is_not_less_work() -> None:
-    """Windows begin at every row, so there are hardly fewer of them."""
+    """A window begins at every row, so longer windows are hardly fewer."""
     one, eight = (replace(asked_of("occlusion", 400), window=window) for window in (1, 8))
     assert estimate_operations(QWEN, QWEN, eight) > 0.9 * estimate_operations(QWEN, QWEN, one)
     assert refusal(QWEN, eight).endswith("ask for a shorter input, or the method gradient_x_input")
 
 
 def test_many_small_passes_cost_their_calls() -> None:
-    """A network of no size: what takes long is the number of passes."""
+    """A tiny network: only the number of passes takes long."""
     tiny = replace(MINILM, width=8, heads=1, kv_heads=1, head_width=8, mlp_width=8, depth=2)
     assert refusal(tiny, asked_of("integrated_gradients", 300, goals=256, steps=1000))
     assert not refusal(tiny, asked_of("integrated_gradients", 40, steps=1000))

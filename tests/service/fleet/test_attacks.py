@@ -310,7 +310,7 @@ WRONG += [
     replace(EXPLAIN, baseline=1 << 40),
     replace(EXPLAIN, method="integrated_gradients", steps=0, baseline=-9),
     replace(EXPLAIN, method="attention", layers=(1 << 40,), heads=(-9,)),
-    replace(EXPLAIN, kept=frozenset({-1, 1 << 40}), window=-1),
+    replace(EXPLAIN, kept_rows=frozenset({-1, 1 << 40}), window=-1),
 ]
 
 
@@ -603,7 +603,7 @@ def test_models_that_no_line_has_are_forgotten(tiny_generator: Path, settings: S
             other: Model = replace(model, source=str(number))
             circle.decode_model(model_digest(other), pack(other))
         assert len(circle.known_models) <= 1
-        with pytest.raises(FrameError, match="not what the model's mark stands for"):
+        with pytest.raises(FrameError, match="does not match its digest"):
             circle.decode_model("0" * 32, pack(model))
 
     played(settings, act, count=1)

@@ -363,10 +363,10 @@ def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -
     assert {state.phase for state in fleet.states().values()} == {"waiting"}
     with pytest.raises(PolyheadError, match="no replica of chat takes requests yet"):
         fleet.resolve("chat", ["generate"])
-    fleet.roll.deployed(["chat"], 1, "no folder")
+    fleet.replicas.set_target(["chat"], 1, "no folder")
     with pytest.raises(PolyheadError, match="chat could not be loaded: no folder"):
         fleet.resolve("chat", ["generate"])
-    fleet.roll.deployed(["chat"], 1, "")
+    fleet.replicas.set_target(["chat"], 1, "")
     assert fleet.states()["chat"].phase == "waiting"
 
 

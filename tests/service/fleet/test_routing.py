@@ -30,7 +30,7 @@ def asked(tokens: int, answer: int = 0) -> RoutingRequest:
 
 
 def test_a_replica_has_queued_what_is_not_computed_of_what_was_sent_there() -> None:
-    one = Candidate("one", kept=100)
+    one = Candidate("one", cache_blocks=100)
     one.add_request("a", asked(40, answer=10))
     one.add_request("b", RoutingRequest(7))
     assert (one.queued_tokens, one.open_requests) == (57, 2)
@@ -48,7 +48,7 @@ def test_a_replica_has_queued_what_is_not_computed_of_what_was_sent_there() -> N
 
 
 def test_what_was_sent_there_is_stored_there_as_far_as_its_cache_reaches() -> None:
-    one = Candidate("one", kept=4)
+    one = Candidate("one", cache_blocks=4)
     one.add_request("a", asked(64))
     assert one.stored_blocks(keys_of(range(64))) == 4
     assert one.stored_blocks(keys_of(range(40))) == 2
@@ -58,14 +58,14 @@ def test_what_was_sent_there_is_stored_there_as_far_as_its_cache_reaches() -> No
 
 
 def test_a_stored_prompt_is_not_queued() -> None:
-    one = Candidate("one", kept=10)
+    one = Candidate("one", cache_blocks=10)
     one.add_request("a", asked(33))
     one.add_request("b", asked(33))
     assert one.queued_tokens == 33 + 1
 
 
 def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
-    candidates = [Candidate(str(number), kept=100) for number in range(8)]
+    candidates = [Candidate(str(number), cache_blocks=100) for number in range(8)]
     holder, policy = candidates[5], PrefixAffinity(Random(1))
     holder.add_request("before", asked(64))
     holder.remove_request("before")
@@ -79,7 +79,7 @@ def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
 
 
 def test_of_those_who_have_as_much_stored_the_least_busy_is_asked() -> None:
-    candidates = [Candidate(str(number), kept=100) for number in range(9)]
+    candidates = [Candidate(str(number), cache_blocks=100) for number in range(9)]
     for number in (2, 4, 7):
         candidates[number].add_request("before", asked(64))
         candidates[number].remove_request("before")
@@ -102,7 +102,7 @@ def test_two_choices_take_the_one_with_less_and_rotation_takes_turns() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_has_an_answer_where_there_is_one_replica(name: str) -> None:
-    [alone] = candidates = [Candidate("alone", kept=9)]
+    [alone] = candidates = [Candidate("alone", cache_blocks=9)]
     assert POLICIES[name](Random(1)).choose(asked(40), candidates)[0] is alone
 
 

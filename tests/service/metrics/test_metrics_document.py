@@ -150,7 +150,7 @@ def test_a_drain_is_counted_from_its_first_second(tiny_generator: Path) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo), drain_seconds=7)
 
     def said(name: str) -> float:
-        return Page(app.state.server.metrics.page("")[0].decode()).total(name)
+        return Page(app.state.server.metrics.render("")[0].decode()).total(name)
 
     assert (said("draining_seconds"), said("draining_limit_seconds")) == (0, 7)
     now = [100.0]
@@ -217,7 +217,7 @@ def junk(number: int) -> Iterator[tuple[str, str, Mapping[str, str], bytes]]:
 
 def series(app: FastAPI) -> list[str]:
     """What identifies each, as it stands on the page."""
-    page, _ = app.state.server.metrics.page("")
+    page, _ = app.state.server.metrics.render("")
     return sorted(line.rpartition(" ")[0] for line in page.decode().splitlines() if line.startswith("polyhead_"))
 
 
@@ -239,11 +239,11 @@ def test_junk_adds_no_series(app: FastAPI, caplog: pytest.LogCaptureFixture) -> 
 def test_names_that_are_told_but_not_known_add_no_series(app: FastAPI) -> None:
     metrics = app.state.server.metrics
     reasons = islice(cycle(("not_found", "invalid_request")), JUNK)
-    metrics.missed("rejected", "not_found")
-    metrics.missed("rejected", "invalid_request")
-    metrics.answered("GET", "", 404, "")
+    metrics.record_early_end("rejected", "not_found")
+    metrics.record_early_end("rejected", "invalid_request")
+    metrics.record_response("GET", "", 404, "")
     before = series(app)
     for number, code in enumerate(reasons):
-        metrics.missed("rejected", code, f"junk-{number}")
-        metrics.answered("GET", "", 404, f"junk-{number}")
+        metrics.record_early_end("rejected", code, f"junk-{number}")
+        metrics.record_response("GET", "", 404, f"junk-{number}")
     assert series(app) == before

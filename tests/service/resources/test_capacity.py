@@ -137,13 +137,13 @@ def test_a_call_that_memory_is_too_small_for_is_refused(
             refused = await http.post("/v1/embeddings", json={"model": "embed", "input": ["x" * 60_000] * 4})
             assert refused.status_code == 413
             assert "input of 240000 characters takes about 36 MiB" in refused.json()["error"]["message"]
-            with room.taken(MIN_REQUEST_BYTES - MIB, "others"):
+            with room.reserved(MIN_REQUEST_BYTES - MIB, "others"):
                 late = await http.post("/v1/embeddings", json={"model": "embed", "input": "x" * 400_000})
             assert (late.status_code, late.headers["retry-after"]) == (429, "1")
             assert "the body takes about 1 MiB, and" in late.json()["error"]["message"]
             answer = await http.post("/v1/embeddings", json={"model": "embed", "input": ["a good film"] * 50})
             assert answer.status_code == 200
-            assert not room._taken
+            assert not room._reserved
 
     asyncio.run(run())
 

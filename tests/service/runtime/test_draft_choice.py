@@ -1,4 +1,4 @@
-"""A draft model beside a served one: checked, counted, loaded, asked; and answers stay as they are."""
+"""Draft models: the checks of a draft model, its memory, its load; and answers with it are the same as without."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support import checkpoints
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generator of another vocabulary."""
+    """A generator with another vocabulary."""
     tokenizer = checkpoints.byte_level_bpe(320)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **sizes))
@@ -45,7 +45,7 @@ class Counts:
 
 
 def said(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[str, str]]:
-    """Eight answers of 60 tokens at once, what was foretold of them, and what is broken."""
+    """Return eight concurrent answers of 60 tokens, the counts of drafted tokens, and the broken models."""
 
     async def run() -> tuple[list[list[int]], Counts, dict[str, str]]:
         known = Settings(models={"chat": str(folder)}, cache_tokens=1024, **settings)
@@ -107,5 +107,5 @@ def test_drafts_are_for_models_that_are_served() -> None:
     assert read_settings({"models": ["a=x"], "drafts": "a=y"}).drafts == {"a": "y"}
     with pytest.raises(SettingsError, match="drafts: no model is called 'b'; there are: a"):
         ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), told=Metrics([]))
-    with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is foretold"):
+    with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is drafted"):
         read_settings({"models": ["a=x"], "drafts": "a=y", "draft_tokens": 0})

@@ -1,4 +1,4 @@
-"""A load ends, always: at its deadline, when it is cancelled, and when a thread hangs in it for ever."""
+"""A load always ends: at its deadline, when it is cancelled, and when a thread of it hangs for ever."""
 
 import asyncio
 import threading
@@ -27,19 +27,19 @@ PATIENCE_S = 60.0
 
 
 class Hold:
-    """Stops what is patched with it for `source`'s load, as long as it is on; `entered` says that it has."""
+    """Blocks the patched function in the load of `source` while it is set; `entered` is set when that happens."""
 
     def __init__(self) -> None:
         self.on, self.entered, self.released = True, threading.Event(), threading.Event()
 
     def hang(self) -> None:
-        """As a call of a library that never returns."""
+        """Block like a library call that never returns."""
         if self.on:
             self.entered.set()
             self.released.wait()
 
     def part_by_part(self, check: Callable[[], object]) -> None:
-        """As work of many parts, each of which ends."""
+        """Block like work of many parts, each of which returns."""
         while self.on and not self.released.is_set():
             self.entered.set()
             check()
@@ -59,7 +59,7 @@ Patch = Callable[[pytest.MonkeyPatch, Hold], None]
 
 
 def before(owner: Any, name: str) -> Patch:
-    """Hang before a function is called, on whatever thread that is."""
+    """Block before a function is called, on whichever thread."""
 
     def patch(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
         real = getattr(owner, name)
@@ -118,7 +118,7 @@ def warming(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
 
 
 STAGES: dict[str, tuple[Patch, str]] = {
-    "describing": (before(loader.checkpoint, "describe"), "was being described"),
+    "describing": (before(loader.checkpoint, "describe_source"), "was being described"),
     "tokenizer": (before(Tokenizer, "from_folder"), "was being described"),
     "testing": (testing, "was being tested for what its precision costs"),
     "reading": (reading, "was being read and packed"),
@@ -182,7 +182,7 @@ def test_a_load_is_cancelled_in_any_stage_and_the_next_one_works(
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """These are given no time to speak of."""
+    """The loads of these sources have almost no time."""
 
     def made(name: str, seconds: float, *rest: Any) -> LoadTask:
         assert seconds == 3600.0
@@ -297,7 +297,7 @@ def test_kserve_s_unload_cancels_too(tiny_classifier: Path, monkeypatch: pytest.
 
 
 def test_a_cancelled_adapter_leaves_nothing_with_its_model() -> None:
-    """What the engine's thread had made already is undone."""
+    """What the engine's thread had built already is undone."""
 
     async def run() -> None:
         detached, went, through = list[int](), asyncio.Event(), asyncio.Event()
@@ -322,7 +322,7 @@ def test_a_cancelled_adapter_leaves_nothing_with_its_model() -> None:
 
 
 def test_an_engine_that_hangs_in_a_load_holds_up_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The change ends; what it holds is given back when the thread is through."""
+    """The operation ends; its memory is released when the thread has finished."""
 
     async def run() -> None:
         through, given_back = asyncio.Event(), list[str]()
@@ -374,8 +374,8 @@ def test_what_explains_a_model_has_the_same_deadline(
         before_describing = STAGES["describing"][0]
         with monkeypatch.context() as patched:
             before_describing(patched, hold)
-            limited(patched, "what explains judge")
-            with pytest.raises(Expired, match="the load of what explains judge has taken longer than load_seconds"):
+            limited(patched, "the explainer of judge")
+            with pytest.raises(Expired, match="the load of the explainer of judge has taken longer than load_seconds"):
                 await served.load_explainer(model)
         assert served.memory_budget() == before
         assert await served.load_explainer(model)

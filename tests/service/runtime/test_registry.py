@@ -1,4 +1,4 @@
-"""Served models: loading beside broken ones, what is said while it lasts, which model answers, how much cache."""
+"""Served models: loading beside broken ones, the messages meanwhile, which model answers, and the cache's size."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ from polyhead.service.runtime.registry import ModelRegistry
 
 
 def serving(models: dict[str, Any], act: Callable[[ModelRegistry], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
-    """What `act` returns, given a registry whose engine runs; nothing is loaded yet."""
+    """Return what `act` returns, given a registry with a running engine and no loaded models."""
 
     async def run() -> Any:
         known = Settings(models={name: str(source) for name, source in models.items()}, **settings)
@@ -99,7 +99,7 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
 
 
 def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress is visible from the event loop, and clients are told to come again."""
+    """Progress is visible from the event loop, and clients get a time to retry."""
     seen: list[str] = []
     real = loader.checkpoint.prepare
 
@@ -180,7 +180,7 @@ def test_a_model_serves_no_longer_texts_than_its_cache_holds(tiny_generator: Pat
 
 
 def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reading that would go on for ever ends with the engine."""
+    """Endless reading of a checkpoint ends with the engine."""
 
     def endless(*given: Any, progress: Callable[[int, int], None], **named: Any) -> Any:
         while True:
@@ -205,7 +205,7 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
 
 
 def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_generator: Path) -> None:
-    """Between finding a model and submitting lies the tokenising, with that model's tokenizer."""
+    """Between resolving a model and submitting, the request is tokenised with that model's tokenizer."""
 
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
@@ -216,7 +216,7 @@ def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_gener
         [late] = served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
         assert [event async for event in late][-1] == Done("length", 3, 4)
         await change.wait_and_raise()
-        with pytest.raises(Unavailable, match="chat was taken away while this was read; send it again"):
+        with pytest.raises(Unavailable, match="chat was removed while the request was read; send it again"):
             served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
 
     serving({"chat": tiny_generator}, act)

@@ -1,4 +1,4 @@
-"""The self-test of a default precision: its cost is measured, logged, kept, and float32 taken where it is too high."""
+"""The self-test of a default precision: its cost is measured, logged and stored; too high a cost selects float32."""
 
 import hashlib
 import logging
@@ -47,7 +47,7 @@ def file_of(folder: Path, name: str = "key biases", kind: str = "Q8_0") -> Path:
 
 
 def served(source: Path, folder: Path, **settings: Any) -> Model:
-    """What is served of one source."""
+    """Return the model that is served for one source."""
 
     async def act(registry: ModelRegistry) -> Model:
         await registry.load_all()
@@ -78,7 +78,7 @@ def test_the_cost_of_the_default_is_logged(
 
 
 def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
-    """Measured in two halves, part by part, as with both networks side by side."""
+    """Measured in two stages, one layer at a time, the cost is the same as with both networks in memory."""
     source = file_of(tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
     place = choose_placement(settings, what.default_precision, what.decoder_config)
@@ -121,7 +121,7 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("tokens", [16, 32, 48])
 def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
-    """No text is longer than the cache, and no block is named that is not there."""
+    """No text is longer than the cache, and every block number is within it."""
     source = file_of(tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
     test = SelfTest(what, choose_placement(settings, what.default_precision, what.decoder_config), settings, tokens)
@@ -150,14 +150,14 @@ def test_without_room_for_float32_the_default_stays_and_says_so(
     real = loader.Loader._load
 
     async def crowded(self: Any, loading: Any, described: Any, *rest: Any, **more: Any) -> Any:
-        if described.sized.suited.precision == "float32":
+        if described.size.default_precision.precision == "float32":
             raise loader.InsufficientMemory("no room")
         return await real(self, loading, described, *rest, **more)
 
     monkeypatch.setattr(loader.Loader, "_load", crowded)
     assert served(source, tmp_path, max_kl=MANY).dtype == "int8"
     assert served(source, tmp_path, max_kl=MANY).dtype == "int8"  # the cost is known from the start
-    warnings = [line for line in lines(caplog, "loader") if "float32 has no room" in line]
+    warnings = [line for line in lines(caplog, "loader") if "float32 does not fit" in line]
     assert len(warnings) == 2
     assert all("its answers in int8 are" in warning for warning in warnings)
 
@@ -179,18 +179,18 @@ def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
         block_size = 16
 
         def step(self, rows: Any) -> torch.Tensor:
-            return torch.full((len(rows.wanted), what.config.vocab_size), math.nan)
+            return torch.full((len(rows.output_rows), what.config.vocab_size), math.nan)
 
     test.compare(Broken())  # type: ignore[arg-type]
     assert test.cost == math.inf
 
 
 def unstopped() -> None:
-    """Nothing ends the load."""
+    """The check that never ends the load."""
 
 
 def name_of(what: Description, folder: Path) -> str:
-    """The hash that its costs are kept under."""
+    """Return the hash under which its costs are stored."""
     return read_costs(what, FileHashes(folder), unstopped).weights_hash
 
 
@@ -214,14 +214,14 @@ def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """Bytes as of weights."""
+    """Random bytes, in place of weights."""
     file = tmp_path / "large.bin"
     file.write_bytes(random.Random(0).randbytes(5 << 20))
     return file
 
 
 def changed(file: Path, place: int) -> None:
-    """One bit of it, at a later time; its length and its time of modification stay."""
+    """Change one bit of the file at a later time; its length and modification time stay the same."""
     before = file.stat()
     with file.open("r+b") as out:
         out.seek(place)
@@ -235,7 +235,7 @@ def changed(file: Path, place: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 100_000, 1_234_567, (5 << 20) - 70_000, (5 << 20) - 1])
 def test_every_byte_of_every_file_counts(place: int, large: Path, tmp_path: Path) -> None:
-    """A copy that was changed anywhere shares no cost with what it was copied from."""
+    """A copy with any change shares no cost with the original."""
     what = checkpoint.describe_source(str(file_of(tmp_path)))
     crafted = tmp_path / "crafted.bin"
     crafted.write_bytes(large.read_bytes())
@@ -263,7 +263,7 @@ def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_weights_are_tested_with_counts(tiny_classifier: Path, tmp_path: Path) -> None:
-    """The same weights beside another vocabulary, or with another output, have a cost of their own."""
+    """The same weights with another vocabulary or another output have their own cost."""
     what, other = checkpoint.describe_source(str(file_of(tmp_path))), checkpoint.describe_source(str(tiny_classifier))
     tied = replace(what, head=replace(what.head, ignored_names=("head.output.weight", "more")))
     assert len({name_of(each, tmp_path) for each in (what, replace(what, tokenizer=other.tokenizer), tied)}) == 3
@@ -325,7 +325,7 @@ def test_what_cannot_be_hashed_is_said_and_a_load_that_is_ended_stops(large: Pat
 
 
 def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> None:
-    """What was hashed is not what was measured."""
+    """The hashed weights are not the measured ones."""
     source = file_of(tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
     place = choose_placement(settings, what.default_precision, what.decoder_config)
@@ -354,7 +354,7 @@ def test_a_kept_hash_that_is_not_ours_is_made_again(content: bytes, large: Path,
 
 
 def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
-    """Nothing hangs on a pipe, and nothing is read through a link that leads elsewhere."""
+    """A pipe does not block the reader, and a link that leads elsewhere is not followed."""
     secret = tmp_path / "elsewhere" / "secret.json"
     secret.parent.mkdir()
     secret.write_bytes(b'{"key": 0.5}')

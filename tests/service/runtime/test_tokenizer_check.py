@@ -1,4 +1,4 @@
-"""A stranger's tokenizer is tried in a process that may die of it, and the server lives."""
+"""A malicious tokenizer is tried in a child process, and the server survives."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_aborts_the_process_ends_the_child_and_the_next_is_tried(
     vet: TokenizerCheck, spoiled: Callable[[str], Path], tiny_classifier: Path
 ) -> None:
-    """It allocates 4 GiB, which a Rust library that is refused them does not survive."""
+    """It allocates 4 GiB; a Rust library aborts if it does not get them."""
     folder = spoiled(ABORTS)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=DIES) as raised:
@@ -90,7 +90,7 @@ def test_one_that_takes_long_for_a_text_says_for_which(
 def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
     vet: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow only on a letter that stands in no fixed text, and for which alone the vocabulary has a token."""
+    """Slow only on a letter that is in none of the fixed texts, and the only one with a token in the vocabulary."""
     folder = tmp_path / "z"
     shutil.copytree(tiny_classifier, folder)
 
@@ -109,7 +109,7 @@ def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
 def test_long_pieces_of_its_own_are_cut_before_they_are_repeated(
     vet: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Joined they are 1.5 million characters, which 8,192 times would not fit in memory."""
+    """Joined they have 1.5 million characters, which 8,192 times would not fit in memory."""
     folder = tmp_path / "long"
     shutil.copytree(tiny_classifier, folder)
 
@@ -219,7 +219,7 @@ def test_a_load_of_it_fails_and_the_server_lives(spoiled: Callable[[str], Path],
 
 
 def test_a_text_that_a_tokenizer_has_no_tokens_for_is_that_request_s_error(tiny_classifier: Path) -> None:
-    """A vocabulary without a token for what is unknown, of which the library says so by a bare Exception."""
+    """A vocabulary without an unknown token; the library then raises a bare Exception."""
 
     def lacking(values: dict[str, Any]) -> None:
         pieces = [[piece, -1.0] for piece in values["model"]["vocab"]]

@@ -49,7 +49,7 @@ def slow() -> Iterator[socket.socket]:
 
 
 def stay(slow: socket.socket, server: Process) -> None:
-    """A request whose body doesn't end: in flight for as long as it is waited for."""
+    """A request whose body never ends: it is running for as long as the server waits."""
     slow.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
     slow.sendall(HEAD + BODY[:1])
     server.until(lambda: "polyhead_http_requests_in_flight 1.0" in server.get("/metrics").text)
@@ -119,7 +119,7 @@ def test_a_broken_model_is_not_ready_and_leaves_the_others_alone(
 
 
 def check_metrics(server: Process) -> None:
-    """One generated text is seen everywhere, once."""
+    """One generated text is counted everywhere, once."""
     assert list(streamed(server.url, 8))[-1] == "data: [DONE]"
     page = server.get("/metrics").text
     labels = 'model="chat",task="generate"'
@@ -156,7 +156,7 @@ def test_what_does_not_finish_in_time_is_cut(
 
 
 def test_who_is_cut_is_told_so(launch: Callable[..., Process], tiny_generator: Path) -> None:
-    """A stream ends with an error event and a whole answer with an error, both in the dialect's words."""
+    """A stream ends with an error event and a whole answer with an error, both in the dialect's form."""
     server = launch(f"chat={tiny_generator}", "--drain-seconds", "0", "--cache-tokens", "100000")
     server.ready()
     asked = {"model": "chat", "prompt": ["The fox"] * 32, "max_tokens": 240, "ignore_eos": True}
@@ -197,7 +197,7 @@ def test_a_client_that_does_not_read_cannot_hold_the_exit(
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began > 1
-    assert "left behind" not in server.log
+    assert "something hangs" not in server.log
 
 
 def test_a_load_does_not_hold_the_exit(tmp_path: Path, tiny_generator: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_load_does_not_hold_the_exit(tmp_path: Path, tiny_generator: Path) -> 
         assert server.get("/livez").status_code == 200
         assert server.stop() == 0
         assert "is ready" not in server.log
-        assert "left behind" not in server.log
+        assert "something hangs" not in server.log
     finally:
         server.child.kill()
         server.child.wait()
@@ -235,7 +235,7 @@ def test_a_taken_port_is_said_at_once() -> None:
 
 
 def test_small_answers_are_not_held_back() -> None:
-    """asyncio switches Nagle's algorithm off only where the socket names its protocol."""
+    """asyncio switches Nagle's algorithm off only if the socket was created with its protocol."""
     with bind_socket("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 

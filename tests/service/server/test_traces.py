@@ -1,4 +1,4 @@
-"""Traces: what a collector gets of a real server's requests, whose parent they have, and what it costs nobody."""
+"""Traces: what a collector receives of a real server's requests, the parents of spans, and their cost."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def server(collector: Collector, long_generator: Path, tiny_classifier: Path) -> Iterator[Process]:
-    """One request at a time.  The environment asks FastAPI to tell everything, too, which it must not do."""
+    """One request at a time. The environment also enables FastAPI's own telemetry, which must stay off."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
@@ -58,7 +58,7 @@ def server(collector: Collector, long_generator: Path, tiny_classifier: Path) ->
 
 
 def parented(trace: int, flags: str = "01") -> dict[str, str]:
-    """The headers of a client that has a span open."""
+    """The headers of a client with an open span."""
     return {
         "Authorization": f"Bearer {KEY}",
         "traceparent": f"00-{trace:032x}-{PARENT}-{flags}",
@@ -77,7 +77,7 @@ def chat(**others: Any) -> dict[str, Any]:
 
 
 def hold_together(server: Span, below: list[Span]) -> None:
-    """The stages are the server's children, each inside its time, each begun after the one before."""
+    """The stages are children of the server's span, each within its time, each begun after the one before."""
     for span in below:
         assert span.parent_span_id == server.span_id
         assert server.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
@@ -253,12 +253,12 @@ def test_nothing_is_sent_but_spans_and_nothing_in_them_is_a_prompt_an_answer_or_
 def test_a_collector_that_does_not_answer_holds_up_neither_requests_nor_the_end(
     server: Process, collector: Collector
 ) -> None:
-    """The server's last test: it ends here."""
+    """The last test of this server, which it stops."""
     collector.silent.set()
     for _ in range(5):
         assert post(server, "/predict", {"inputs": "a"}, parented(0xF4)).status_code == 200
     assert server.stop() == 0
-    assert "the last traces are left behind" in server.log
+    assert "the last traces are lost" in server.log
     assert "something hangs" not in server.log
     collector.silent.clear()
 
@@ -271,7 +271,7 @@ def settings(collector: Collector, **others: Any) -> Settings:
 
 
 def kept(traces: OtelTraces, flags: str = "") -> bool:
-    """Whether a request is, that has no parent or one with such flags."""
+    """Whether a request without a parent, or with such flags, is sampled."""
     headers = {"traceparent": f"00-{7:032x}-{PARENT}-{flags}"} if flags else {}
     return bool(traces.begin(perf_counter(), Headers(headers)).id)
 
@@ -304,7 +304,7 @@ def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
     code = (
         "import sys\nfrom polyhead.service.cli import main as cli\nfrom polyhead.service.config import settings\n"
         "import polyhead.service.api.app\n"
-        "cli.traced(settings.read({}))\n"
+        "cli.choose_tracing(settings.read_settings({}))\n"
         "assert not [name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
     )
     environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
@@ -319,7 +319,7 @@ def test_without_the_extra_it_is_named() -> None:
     code = (
         "import sys\nsys.modules.update({'opentelemetry.sdk': None, 'opentelemetry.exporter': None})\n"
         "from polyhead.service.cli import main as cli\nfrom polyhead.service.config import settings\n"
-        "try:\n    cli.traced(settings.read({'otlp_endpoint': 'http://127.0.0.1:1'}))\n"
+        "try:\n    cli.choose_tracing(settings.read_settings({'otlp_endpoint': 'http://127.0.0.1:1'}))\n"
         "except settings.SettingsError as error:\n    print(error)"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -81,11 +81,11 @@ def test_every_way_to_ask_for_a_form_is_read(asked: dict[str, Any], kind: Any, s
         ({"structured_outputs": {"structural_tag": "x"}}, 'structured_outputs.structural_tag: "x" is not supported by'),
         (
             {"structured_outputs": {"regex": "a", "json": {}}},
-            "structured_outputs.regex: an answer has one form, and structured_outputs.json says another; give one",
+            "structured_outputs.regex: an answer has one format, and structured_outputs.json gives another; give one",
         ),
         (
             {"guided_regex": "a", "response_format": {"type": "json_object"}},
-            "guided_regex: an answer has one form, and response_format says another; give one",
+            "guided_regex: an answer has one format, and response_format gives another; give one",
         ),
         ({"guided_regex": "a" * 200_000}, "guided_regex: must have at most 16384 characters, has 200000"),
         (

@@ -1,4 +1,4 @@
-"""Answers in a context: the spans that transformers' own decoding picks, put together as its pipeline did."""
+"""Answers in a context: the spans that the decoding of transformers picks, merged as its pipeline did."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,14 +22,14 @@ EPSILON = 1e-7  # of this size and below, spans have no order
 
 
 class Case:
-    """A network and its tokenizer, and what both say of a question."""
+    """A network and its tokenizer, and their answers with transformers and with ours."""
 
     def __init__(self, folder: Path, kind: Any) -> None:
         self.fast = tf.PreTrainedTokenizerFast.from_pretrained(folder)
         self.reader, self.tokenizer = worker(folder), Tokenizer.from_folder(folder)
 
     def windows(self, longest: int, stride: int) -> tuple[list[ScoredWindow], list[Any]]:
-        """The question with parts of the context; ours, and the library's own encodings."""
+        """Return the windows of the question and its context: ours, and the library's encodings."""
         cut = self.fast(
             QUESTION,
             CONTEXT,
@@ -49,7 +49,7 @@ def segments(encoding: Encoding) -> tuple[int, ...]:
 
 
 def expected(asking: SpanOptions, windows: Sequence[ScoredWindow], encodings: Sequence[Any]) -> list[SpanAnswer]:
-    """As the pipeline for question answering did, whose decoding of spans is still a part of the library."""
+    """The question-answering pipeline of transformers, whose span decoding is still part of the library."""
     none, found = 1_000_000.0, list[dict[str, Any]]()
     for window, encoding in zip(windows, encodings, strict=True):
         hidden = np.array([[text != 1 for text in encoding.sequence_ids]])
@@ -114,7 +114,7 @@ def lazy(tmp_path_factory: pytest.TempPathFactory) -> Encoding:
 
 
 def window(encoding: Encoding, start: dict[int, float], end: dict[int, float]) -> ScoredWindow:
-    """Logits of these rows; those of the others are low."""
+    """Logits that are high in these rows and low in the others."""
     scores = np.full((len(encoding), 2), -50, np.float32)
     for column, given in enumerate((start, end)):
         for row, logit in given.items():

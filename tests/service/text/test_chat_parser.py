@@ -1,4 +1,4 @@
-"""What is told apart in an answer, however it arrives; how tools are told, and what calls of them must look like."""
+"""The parts of a chat answer, however its text is split; tools in the prompt; the grammar of tool calls."""
 
 import asyncio
 import json
@@ -161,7 +161,7 @@ def heard(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop")
 
 
 def plain(parts: Sequence[ChatPart]) -> list[Any]:
-    """Without ids, which are drawn."""
+    """Return the parts without call ids, which are random."""
     return [replace(part, id="") if isinstance(part, ToolCallStart) else part for part in parts]
 
 
@@ -330,9 +330,9 @@ def test_a_form_of_the_answer_where_calls_are_told_apart_by_a_tag_only() -> None
     assert build_answer_grammar(ToolOptions(), FORMATS["plain"], document) == document
     assert build_answer_grammar(ToolOptions(OFFERED, "none"), FORMATS["plain"], document) == document
     for kind in ("regex", "lark"):
-        with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
+        with pytest.raises(BadRequest, match="response_format: is not supported together with tools"):
             build_answer_grammar(ToolOptions(OFFERED), FORMATS["hermes"], replace(document, kind=kind))
-    with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
+    with pytest.raises(BadRequest, match="response_format: is not supported together with tools"):
         build_answer_grammar(ToolOptions(OFFERED), FORMATS["plain"], document)
 
 
@@ -370,7 +370,7 @@ def test_calls_in_a_list() -> None:
 
 
 def fits(tools: ToolOptions, style: ToolCallStyle, text: str) -> bool:
-    """Whether it may be an answer, byte by byte."""
+    """Whether the grammar accepts the answer, byte by byte."""
     grammar = build_answer_grammar(tools, ChatFormat(style), None)
     assert grammar
     matcher = LLMatcher(LLTokenizer("byte"), grammar.source)

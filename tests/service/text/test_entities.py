@@ -1,4 +1,6 @@
-"""What tokens are labelled, put together: as transformers' own pipeline does, on real tokenizers and tiny networks."""
+"""Labelled tokens merged into entities as the pipeline of transformers does it, with real tokenizers and
+tiny networks.
+"""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +26,7 @@ ALL = " ".join(TEXTS)
 
 
 class Case:
-    """A checkpoint, what transformers says of it, and what we do."""
+    """A checkpoint, with the entities that transformers finds and those that we find."""
 
     def __init__(self, folder: Path, kind: Any) -> None:
         model, tokenizer = kind.from_pretrained(folder), tf.PreTrainedTokenizerFast.from_pretrained(folder)
@@ -78,7 +80,7 @@ def test_as_the_pipeline_does(case: Case, aggregation: Aggregation) -> None:
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 def test_entities_of_overlapping_windows(case: Case) -> None:
-    """A text cut in windows as transformers cuts it."""
+    """A text cut into windows as transformers does it."""
     tokenizer, tagging = case.theirs.tokenizer, case.tagging("first", ("O",))
     before = tokenizer.model_max_length
     tokenizer.model_max_length = 32
@@ -93,7 +95,7 @@ def test_entities_of_overlapping_windows(case: Case) -> None:
 
 
 def scored(*labels: tuple[str, float]) -> np.ndarray[Any, Any]:
-    """Rows in which that label has that probability, and the first of the others the rest."""
+    """Rows in which the given label has the given probability, and the first other label the rest."""
     rows = np.zeros((len(labels) + 2, len(checkpoints.ENTITIES)), np.float32)
     for row, (label, score) in enumerate(labels, 1):
         at = checkpoints.ENTITIES.index(label)
@@ -113,7 +115,7 @@ def scored(*labels: tuple[str, float]) -> np.ndarray[Any, Any]:
     ],
 )
 def test_words_and_groups(tmp_path: Path, aggregation: Aggregation, found: list[str]) -> None:
-    """Two pieces of a word that disagree, and a word that begins something of its own."""
+    """Two pieces of a word that disagree, and a word that begins an entity of its own."""
     checkpoints.word_piece().save_pretrained(tmp_path)
     tokenizer = Tokenizer.from_folder(tmp_path)
     encoding = tokenizer.encode("foxe lazy")

@@ -1,4 +1,6 @@
-"""From texts to answers of heads that look at tokens: as pipelines answer, in windows, and few at a time."""
+"""Outputs of token-level heads: equal to those of transformers' pipelines, in windows, and few at a time in
+the engine.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -61,7 +63,7 @@ LONG = "The quick brown fox, in Paris: unbelievable jumping! Größere naïve ca
 
 
 class Case:
-    """A model as it is served, below HTTP."""
+    """A served model, without HTTP."""
 
     def __init__(self, folder: Path, task: Any, **others: Any) -> None:
         self.folder, self.worker = folder, worker(folder)
@@ -142,7 +144,7 @@ def test_what_cannot_be_filled(filler: Case) -> None:
     for asked, sentence in [
         ({"inputs": ("no mask",)}, r"inputs: has no \[MASK\] to be filled in"),
         ({"inputs": ("a [MASK]", "none")}, r"inputs\[1\]: has no \[MASK\]"),
-        ({"inputs": ("[MASK] " * 30,), "top_k": 999}, "999 words for each of 30 masks, at most 10000 are told"),
+        ({"inputs": ("[MASK] " * 30,), "top_k": 999}, "999 words for each of 30 masks, at most 10000 are returned"),
         ({"inputs": ("[MASK]",), "targets": ("fox", "foxes and")}, r"targets\[1\]: 'foxes and' is no token of reader"),
         ({"inputs": ((5, 6),)}, "inputs: must be text"),
         ({"inputs": ("[MASK]",), "windows": WindowOptions()}, "reads no windows"),
@@ -160,7 +162,7 @@ def test_answers_are_found_in_the_windows_of_a_long_context(finder: Case) -> Non
     assert isinstance(whole, SpanOutput)
     assert (short.answers[0].text, len(short.answers)) == ("Paris, of course"[slice(*span(short))], 1)
     assert LONG[slice(*span(whole))] == whole.answers[0].text
-    [cut] = finder.replies((question, LONG), truncate="right", asking=SpanOptions(top_k=3))
+    [cut] = finder.replies((question, LONG), truncate="right", span_options=SpanOptions(top_k=3))
     assert len(cut.answers) == 3
     reading = EncodingRequest(field="inputs", inputs=((question, LONG),), windows=WindowOptions(overlap=8, size=40))
     [read] = read_inputs(finder.model, reading, "call", DEFAULT_TERMS)
@@ -187,7 +189,7 @@ def test_a_text_may_be_too_long(tagger: Case, finder: Case) -> None:
 
 
 def test_the_windows_of_one_call_are_bounded_together(tagger: Case) -> None:
-    """Each input alone has few enough; and those that fit in one window do not count."""
+    """Each input alone is within the limit; inputs that fit in one window do not count."""
     long = EncodingRequest(
         field="inputs",
         inputs=("a " * 900, "a " * 900, "short"),
@@ -337,7 +339,7 @@ def request(tokens: int) -> Encode:
 
 
 class Slow:
-    """An engine that answers when it is told to, and may have no room."""
+    """An engine that answers on command, and may be full."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []

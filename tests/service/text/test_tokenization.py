@@ -1,4 +1,6 @@
-"""Text to tokens and back: prompts, limits, cutting, stop strings, halves of characters, several answers at once."""
+"""Text to tokens and back: prompts, limits, truncation, stop strings, incomplete characters, several
+answers at once.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +56,7 @@ def judge(tiny_classifier: Path) -> Model:
 
 
 def submitting(sources: list[Source]) -> SubmitCall:
-    """Whatever is submitted, these are its events."""
+    """These are the events of any request."""
 
     async def submit(_: Any) -> list[Source]:
         return sources
@@ -91,7 +93,7 @@ def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float
 
 
 def test_work_is_charged_to_its_owner_by_characters(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a client asks for; grammars too, of which even a small one costs as much as a long text."""
+    """Any kind of job; grammars too, of which even a small one costs as much as a long text."""
     pieces, start = list[Task](), ThreadPool.start
 
     def noted(threads: ThreadPool, function: Callable[[], object], piece: Task) -> WorkItem:
@@ -243,7 +245,7 @@ def test_stop_tokens_and_seeds(talker: Model) -> None:
     one, two = prompts(talker, "a", "a", stop_tokens=frozenset({9}))
     assert one.stop_tokens == {2, 9}
     assert one.sampling.seed != two.sampling.seed
-    one, two = prompts(talker, "a", "a", ignore_eos=True, sampling=Sampling(seed=7), seeded=True)
+    one, two = prompts(talker, "a", "a", ignore_eos=True, sampling=Sampling(seed=7), has_seed=True)
     assert (one.stop_tokens, one.sampling.seed, two.sampling.seed) == (frozenset(), 7, 7)
 
 
@@ -338,14 +340,14 @@ def split(text: str, cuts: Iterable[int]) -> list[str]:
 
 
 def before_stop(text: str, stops: Sequence[str]) -> str:
-    """The definition: what comes before the stop string that is complete first, the longest of those."""
+    """The definition: the text before the first complete stop string, the longest of those that end there."""
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return text[: min(found)[1]] if found else text
 
 
 @st.composite
 def stopped_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A text full of repetitions, and stop strings of which some are in it."""
+    """A text with many repetitions, and stop strings of which some are in it."""
     text = draw(st.text("ab", max_size=30))
     places = draw(st.lists(st.tuples(st.integers(0, 25), st.integers(1, 8)), max_size=2))
     inside = [text[start : start + length] for start, length in places]
@@ -372,7 +374,7 @@ def test_stop_strings_are_found_across_any_split(given: tuple[str, list[str]], c
 
 
 def test_one_stop_string_is_found_where_it_first_ends() -> None:
-    """All strings of two letters: those that repeat themselves are what the search can get wrong."""
+    """All strings of two letters: the search can only go wrong on strings that repeat themselves."""
     texts = ["".join(letters) for letters in product("ab", repeat=9)]
     for stop in ("".join(letters) for length in range(1, 6) for letters in product("ab", repeat=length)):
         for text in texts:
@@ -530,7 +532,7 @@ def test_absurdly_long_texts_are_not_begun(talker: Model, judge: Model) -> None:
 
 
 def test_every_token_is_one_the_network_knows(talker: Model) -> None:
-    """A tokeniser may know more tokens than the network has rows."""
+    """A tokenizer may have more tokens than the network has rows."""
     small = replace(talker, vocab_size=3)
     for prompt in ("abc", (5,)):
         with pytest.raises(BadRequest, match="is outside the vocabulary of 3"):

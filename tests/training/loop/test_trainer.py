@@ -1,4 +1,4 @@
-"""The training loop: a run taken up again is the same to the bit, batches may be cut anyhow, and it ends on time."""
+"""The training loop: a resumed run is the same to the bit, batches may be cut anyhow, and it ends on time."""
 
 import itertools
 import json
@@ -117,7 +117,7 @@ def test_a_run_that_is_over_is_not_gone_on_with(tmp_path: Path) -> None:
 def test_a_run_of_another_recipe_or_network_is_not_taken_up(tmp_path: Path) -> None:
     plan = TrainingPlan(epochs=1, rate=0.1)
     train(Lines(), plan, RunFolder(tmp_path, recipe_text="one"))
-    with pytest.raises(RecipeError, match=r"run\.safetensors: it is of a recipe that said something else"):
+    with pytest.raises(RecipeError, match=r"run\.safetensors: it is of another recipe"):
         train(Lines(), plan, RunFolder(tmp_path, resume=True, recipe_text="other"))
     other = Lines()
     other.network = nn.Linear(3, 2)
@@ -131,7 +131,7 @@ def test_a_run_of_another_recipe_or_network_is_not_taken_up(tmp_path: Path) -> N
 
 def test_a_broken_file_is_no_run(tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_bytes(b"no safetensors")
-    with pytest.raises(RecipeError, match="no run can be taken up from there"):
+    with pytest.raises(RecipeError, match="no run can be resumed from it"):
         train(Lines(), TrainingPlan(epochs=1, rate=0.1), RunFolder(tmp_path, resume=True))
 
 

@@ -197,7 +197,7 @@ def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
 
 
 def test_as_much_is_hidden_as_is_asked_for(words: dict[str, Tokenizer]) -> None:
-    objective = replace(hiding(words), hidden=0.4)
+    objective = replace(hiding(words), hidden_share=0.4)
     [pair] = objective.items(documents(TEXTS[:1]))
     hidden = round(0.4 * len(pair.first)) + round(0.4 * len(pair.second))
     assert len(objective.mask_pair(pair, random.Random(0)).rows) == hidden > objective_rows(hiding(words), pair)
@@ -287,7 +287,7 @@ def test_what_is_counted_is_what_is_told(words: dict[str, Tokenizer]) -> None:
 class Bag(nn.Module):
     """Writes by what it read, in no order, and by the token before: the least that teacher forcing can teach."""
 
-    start = 1
+    start_token = 1
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class Bag(nn.Module):
         return self.table(targets.tokens) + read.repeat_interleave(torch.tensor(targets.lengths), 0)  # type: ignore[no-any-return]
 
     @property
-    def last(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
         return self.out.weight, self.out.bias
 
 

@@ -287,7 +287,7 @@ def test_peft_reads_the_same_probabilities(run: tuple[recipe.FinetuneResult, Pat
         ids = ours.tokenizer.encode(text).ids
         batch = RaggedBatch.of([ids])
         with torch.no_grad():
-            mine = ours.head.close(ours.head(ours.network(batch), batch.starts))
+            mine = ours.head.postprocess(ours.head(ours.network(batch), batch.starts))
             reference = theirs(torch.tensor([ids])).logits.softmax(-1)
         torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5)
     weights = {name for name, _ in theirs.named_parameters() if "lora_A" in name}
@@ -314,7 +314,7 @@ def test_the_recipe_of_the_quick_start_is_read() -> None:
         ("epochs = 2", "epochs = 2\nepoch = 3", r"plan\.epoch"),
         ('source = "vader"', 'source = "imdb"', r"data\.source"),
         ('kind = "wheel"', 'kind = "wheel"\nhash = "0"', r"trunk\.package\.hash"),
-        ("[lora]", "[lora", "no TOML"),
+        ("[lora]", "[lora", "is not TOML"),
     ],
 )
 def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def test_the_new_tokens_have_rows_of_their_own_and_the_old_ones_keep_theirs(trun
 def test_a_trunk_that_puts_tokens_round_texts_already_is_refused(
     trunk: Path, tiny_embedder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* is no GPT2LMHeadModel"):
+    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* is not a GPT2LMHeadModel"):
         add_delimiters(tiny_embedder, tmp_path, 0)
-    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* puts tokens round texts already"):
+    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* already puts tokens around texts"):
         add_delimiters(add_delimiters(trunk, tmp_path / "once", 0), tmp_path / "twice", 0)
 
 
@@ -158,7 +158,7 @@ def test_half_of_what_telling_the_next_token_loses_is_added(task: TaskTraining[A
     chosen, told = [], []
     with torch.no_grad():
         for item in task.train:
-            ids = item.read.tokens
+            ids = item.encoded.tokens
             out = theirs(torch.tensor([ids]), output_hidden_states=True)
             chosen.append(-(out.hidden_states[-1][0, -1] @ weight.T).log_softmax(0)[item.label])
             odds = out.logits[0].log_softmax(-1)
@@ -167,7 +167,7 @@ def test_half_of_what_telling_the_next_token_loses_is_added(task: TaskTraining[A
     [batch] = task.batches(0)
     assert task.counts(batch) == (6, len(told))
     assert len(new) == 3
-    assert len(told) == sum(len(item.read.tokens) for item in task.train) - 3 * 2 - 3 * 3
+    assert len(told) == sum(len(item.encoded.tokens) for item in task.train) - 3 * 2 - 3 * 3
     torch.testing.assert_close(task.losses(batch).detach(), torch.stack([l2, 0.5 * l1]), rtol=0, atol=1e-5)
     assert add_gradients(task, TrainingPlan(epochs=1, rate=1e-3), [batch]) == pytest.approx(
         float(l2 + 0.5 * l1), abs=1e-5
@@ -188,7 +188,7 @@ def test_a_step_cut_into_batches_loses_the_same(task: TaskTraining[Any]) -> None
 
 def test_only_a_generator_tells_the_next_token(tiny_embedder: Path) -> None:
     chosen = recipe.read_recipe(RECIPES / "gpt-classify.toml")
-    with pytest.raises(RecipeError, match=r"auxiliary: .* only generators learn to tell it"):
+    with pytest.raises(RecipeError, match=r"auxiliary: .* only generators can predict the next one"):
         recipe.auxiliary_losses(chosen, load(str(tiny_embedder)))
 
 
@@ -232,7 +232,7 @@ def test_what_a_folder_says_of_orders_is_checked(runs: dict[str, Path], tmp_path
 def test_an_adapter_cannot_say_that_both_orders_are_read(tmp_path: Path) -> None:
     text = (RECIPES / "gpt-similar.toml").read_text().replace("dropout = 0.1", "").replace("fresh = false", "")
     (tmp_path / "x.toml").write_text(text + '\n[lora]\nrank = 2\nalpha = 4.0\ntargets = ["mlp.up"]\n')
-    with pytest.raises(RecipeError, match="lora: an adapter cannot say how paraphrases are read"):
+    with pytest.raises(RecipeError, match="lora: an adapter has no field for how paraphrases are read"):
         recipe.read_recipe(tmp_path / "x.toml")
 
 

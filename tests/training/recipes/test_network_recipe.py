@@ -29,7 +29,7 @@ WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if "[network]" in pa
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every recipe of a whole network in its smoke form, by `polyhead train`."""
+    """Every network recipe in its smoke form, by `polyhead train`."""
     return tried(WHOLE, tmp_path_factory.mktemp("runs"))
 
 
@@ -101,7 +101,7 @@ def test_translations_are_measured_by_what_is_written(runs: Path, tmp_path: Path
     assert {"loss", "BLEU", "chrF"} <= said.keys()
     pairs.write_text("The lamp is on.\tDie Lampe ist an.\nThe door is off.\n")
     refused = CliRunner().invoke(app, ["evaluate", str(runs / "transformer" / "model"), str(pairs)])
-    assert "line 2 is no sentence, a tab and its translation" in refused.stderr
+    assert "line 2 is not a sentence, a tab and its translation" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
@@ -125,7 +125,7 @@ def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path
 
 def test_the_held_out_figure_is_that_of_the_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = samples.documents()
-    monkeypatch.setitem(TEXT_SOURCES, "prose", replace(TEXT_SOURCES["prose"], corpus=lambda _: sample))  # type: ignore[index]
+    monkeypatch.setitem(TEXT_SOURCES, "prose", replace(TEXT_SOURCES["prose"], read_corpus=lambda _: sample))  # type: ignore[index]
     recipe = whole.smoke_recipe(whole.read_recipe(RECIPES / "gpt.toml"))
     monkeypatch.setattr(whole, "read_recipe", lambda _: recipe)
     said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "gpt" / "model", RECIPES / "gpt.toml")))
@@ -162,7 +162,7 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
         ('kind = "gpt"', 'kind = "gtp"', r"network\.kind: 'gtp' is none of gpt, bert"),
         ('source = "prose"', 'source = "verse"', r"data\.source: .*'verse' is none of prose, en-de"),
         ('source = "prose"', 'source = "en-de"', r"data\.source: a network of kind 'gpt' learns from one of prose"),
-        ("seed = 0", "seed = 0\nsmoothing = 0.1", "smoothing: only translations have it"),
+        ("seed = 0", "seed = 0\nsmoothing = 0.1", "smoothing: only translation networks have it"),
         ("seed = 0", "seed = 0\nhidden = 0.4", "hidden: a network of kind 'gpt' has no tokens hidden from it"),
         ("seed = 0", "seed = 0\nhidden = 1.0", "hidden: Input should be less than 1"),
         ("rate = 3e-3", "rate = 3e-3\nrates = 1", r"plan\.rates"),
@@ -180,21 +180,21 @@ def test_heads_share_the_width(tmp_path: Path) -> None:
     recipe = whole.read_recipe(RECIPES / "gpt.toml")
     uneven = replace(recipe, network=recipe.network | {"heads": 3})
     with pytest.raises(RecipeError, match=r"network\.heads: 128 features cannot be shared evenly among 3"):
-        uneven.network_size(tmp_path).config(300, 8, causal=True)
+        uneven.network_size(tmp_path).model_config(300, 8, causal=True)
 
 
 def test_a_recipe_is_of_one_kind(tmp_path: Path) -> None:
     (tmp_path / "neither.toml").write_text("seed = 0")
     result = CliRunner().invoke(app, ["train", str(tmp_path / "neither.toml")])
     assert result.exit_code == 1
-    assert "it needs either trunk, a network to go on with, or network, for one from scratch" in result.stderr
+    assert "it needs either trunk, a checkpoint to finetune, or network, to train one from scratch" in result.stderr
 
 
 def test_what_cannot_be_measured_or_exported_is_said(tiny_embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("A text.")
     for arguments, complaint in [
         (("evaluate", tiny_embedder, tmp_path / "text.txt"), "it is made to embed; name one that generates"),
-        (("export", tmp_path, tmp_path / "out"), "no run of a whole network: it has no recipe.json"),
+        (("export", tmp_path, tmp_path / "out"), "not a run of a network recipe: it has no recipe.json"),
     ]:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert result.exit_code == 1

@@ -210,7 +210,7 @@ def test_documents_are_not_joined_by_the_sentences_they_share() -> None:
     parts = [{example.source for example in part} for part in (split.train, split.validation, split.held_out)]
     assert sum(map(len, parts)) == 200
     assert all(parts)
-    assert len(set(group_names(replace(corpus, alike=True).examples))) == 1
+    assert len(set(group_names(replace(corpus, group_similar=True).examples))) == 1
 
 
 def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.FinetuneR
     encoding = served.tokenizer.encode(text)
     batch = RaggedBatch.of([encoding.ids])
     with torch.no_grad():
-        said = served.head.close(served.head(served.network(batch), batch.starts))
+        said = served.head.postprocess(served.head(served.network(batch), batch.starts))
     assert said.shape == (len(encoding), 3)
     first = [encoding.offsets.index(span) for span in encoding.offsets if span[1] > 0 and span[0] in (0, 4, 13)]
     assert [served.labels[int(said[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
@@ -382,7 +382,7 @@ def test_candidates_are_others_hard_and_easy_in_turn() -> None:
     assert all(rows[n][0] == n - 1 for n in range(1, 60) if n not in (7, 8))
     kin = [sum(examples[other].domain == examples[row].domain for other in others) for row, others in enumerate(rows)]
     assert min(kin) >= 10
-    with pytest.raises(RecipeError, match="40 passages are too few to find one among 20 others"):
+    with pytest.raises(RecipeError, match="40 passages are too few to rank one among 20 others"):
         PairTask().items(examples[:40], lambda texts: [EncodedText([], [], [], is_truncated=False) for _ in texts])  # type: ignore[arg-type]
 
 
@@ -421,9 +421,9 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
     with torch.no_grad():
         raw = served.head(served.network(batch), batch.starts)
         seen = score_batch(served.network, served.head, packed)
-        closed = served.head.close(raw)
+        closed = served.head.postprocess(raw)
     assert closed.shape == (MEASURED_PASSAGES, 1)
-    torch.testing.assert_close(seen, raw.T)  # query and passage told apart, as they are when served
+    torch.testing.assert_close(seen, raw.T)  # query and passage in different segments, as in serving
     assert ((closed > 0) & (closed < 1)).all()
 
 

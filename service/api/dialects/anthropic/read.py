@@ -1,7 +1,7 @@
-"""From turns of blocks, as the Anthropic dialect has them, to messages as templates know them.
+"""Converts the messages of Anthropic's API to the messages of chat templates.
 
-Knows no engine and no answer.  The one idea: what the user's turn says of a tool's result is a message of the tool, and
-what the assistant thought and called are fields of its message.
+A tool result, which is part of a user's turn, becomes a message of the role "tool".  Thinking and tool calls become
+fields of the assistant's message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,9 +40,9 @@ TOOL_CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {
 def read_messages(wire: MessagesRequest) -> ChatPrompt:
     thinking = wire.thinking
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= wire.max_tokens:
-        said = f"must be less than max_tokens, which is {wire.max_tokens}, got {thinking.budget_tokens}"
-        raise BadRequest(f"thinking.budget_tokens: {said}", param="thinking.budget_tokens")
-    asked = GenerationRequest(
+        problem = f"must be less than max_tokens, which is {wire.max_tokens}, got {thinking.budget_tokens}"
+        raise BadRequest(f"thinking.budget_tokens: {problem}", param="thinking.budget_tokens")
+    generation = GenerationRequest(
         field="messages",
         prompts=(read_conversation(wire),),
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
@@ -51,19 +51,19 @@ def read_messages(wire: MessagesRequest) -> ChatPrompt:
         stops=tuple(wire.stop_sequences),
         grammar=read_output_format(wire),
     )
-    return ChatPrompt(asked, read_anthropic_tools(wire), read_thinking(wire))
+    return ChatPrompt(generation, read_anthropic_tools(wire), read_thinking(wire))
 
 
 def read_count(wire: CountRequest) -> ChatPrompt:
-    """Nothing is to follow."""
-    asked = GenerationRequest(
+    """The prompt alone, without generation."""
+    generation = GenerationRequest(
         field="messages",
         prompts=(read_conversation(wire),),
         sampling=Sampling(),
         grammar=read_output_format(wire),
         only_scores=True,
     )
-    return ChatPrompt(asked, read_anthropic_tools(wire), read_thinking(wire))
+    return ChatPrompt(generation, read_anthropic_tools(wire), read_thinking(wire))
 
 
 def read_conversation(wire: Conversation) -> ChatMessages:
@@ -71,42 +71,42 @@ def read_conversation(wire: Conversation) -> ChatMessages:
 
 
 def read_output_format(wire: Conversation) -> Grammar | None:
-    asked = wire.output_config.format
-    return schema_grammar(asked.body, "output_config.format.schema") if asked else None
+    output_format = wire.output_config.format
+    return schema_grammar(output_format.body, "output_config.format.schema") if output_format else None
 
 
 def read_anthropic_tools(wire: Conversation) -> ToolOptions:
-    offered = (
+    tools = (
         make_tool(each.name, each.description, each.input_schema, f"tools[{index}].input_schema")
         for index, each in enumerate(wire.tools)
     )
     choice = wire.tool_choice
     if (choice.type == "tool") != bool(choice.name):
-        said = "is required" if choice.type == "tool" else "only together"
-        raise BadRequest(f'tool_choice.name: {said} with type: "tool"', param="tool_choice.name")
+        problem = "is required" if choice.type == "tool" else "only together"
+        raise BadRequest(f'tool_choice.name: {problem} with type: "tool"', param="tool_choice.name")
     only = frozenset({choice.name}) if choice.type == "tool" else frozenset()
     parallel = not choice.disable_parallel_tool_use
-    return check_tools(ToolOptions(tuple(offered), TOOL_CHOICES[choice.type], only, parallel), "tool_choice.name")
+    return check_tools(ToolOptions(tuple(tools), TOOL_CHOICES[choice.type], only, parallel), "tool_choice.name")
 
 
 def read_thinking(wire: Conversation) -> ReasoningSettings:
     thinking = wire.thinking
-    effort = wire.output_config.effort if wire.output_config.effort != "high" else ""  # as where none is said
+    effort = wire.output_config.effort if wire.output_config.effort != "high" else ""  # the same as without an effort
     field = "thinking" if isinstance(thinking, ThinkingEnabled) or not effort else "output_config.effort"
     if isinstance(thinking, ThinkingDisabled):
         if effort:
             raise BadRequest(f"{field}: not where thinking is disabled", param=field)
         return ReasoningSettings("off", field=field)
     budgets = [EFFORT_BUDGETS.get(effort, -1), thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else -1]
-    wanted = bool(effort) or isinstance(thinking, ThinkingEnabled)
-    if wanted and wire.messages[-1].role == "assistant":
+    is_requested = bool(effort) or isinstance(thinking, ThinkingEnabled)
+    if is_requested and wire.messages[-1].role == "assistant":
         raise BadRequest(f"{field}: not where the last message begins the answer", param=field)
     budget = min((each for each in budgets if each >= 0), default=-1)
-    return ReasoningSettings("on" if wanted else "", budget, effort, field)
+    return ReasoningSettings("on" if is_requested else "", budget, effort, field)
 
 
 def template_messages(wire: Conversation) -> list[dict[str, Any]]:
-    """Turns of the same role, one after the other, are one.  BadRequest names what stands where it cannot."""
+    """Consecutive turns of the same role become one message.  Raises BadRequest for a block in a wrong place."""
     check_blocks(wire.messages)
     names = {
         block.id: block.name for each in wire.messages for block in each.content if isinstance(block, ToolUseBlock)
@@ -114,32 +114,32 @@ def template_messages(wire: Conversation) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     before = [AnthropicMessage(role="system", content=[*wire.system])] if join_text(wire.system) else []
     for role, turn in groupby([*before, *wire.messages], key=lambda message: message.role):
-        said = [block for message in turn for block in message.content]
+        blocks = [block for message in turn for block in message.content]
         match role:
             case "assistant":
-                messages.append(assistant_message(said))
+                messages.append(assistant_message(blocks))
             case "system":
-                messages.append({"role": "system", "content": join_text(said)})
+                messages.append({"role": "system", "content": join_text(blocks)})
             case "user":
-                messages += user_messages(said, names)
+                messages += user_messages(blocks, names)
     if messages[-1].get("tool_calls"):
-        raise BadRequest("messages: the last turn calls tools, and nothing says what came of it", param="messages")
+        raise BadRequest("messages: the last turn calls tools, and their results are missing", param="messages")
     return messages
 
 
 def user_messages(turn: Sequence[Block], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Results of tools, each a message; what is between them is said by the user."""
-    for of_tools, blocks in groupby(turn, key=lambda block: isinstance(block, ToolResultBlock)):
-        if of_tools:
+    """One message for each tool result, and one for each run of other blocks between them."""
+    for are_results, blocks in groupby(turn, key=lambda block: isinstance(block, ToolResultBlock)):
+        if are_results:
             yield from (tool_message(block, names) for block in blocks if isinstance(block, ToolResultBlock))
         else:
             yield {"role": "user", "content": join_text(list(blocks))}
 
 
 def tool_message(block: ToolResultBlock, names: Mapping[str, str]) -> dict[str, Any]:
-    """Templates know no failure but what is said of it."""
-    said = join_text(block.content)
-    content = f"Error: {said}" if block.is_error else said
+    """A tool result as a message.  Templates have no field for failure; the text says so."""
+    text = join_text(block.content)
+    content = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id, "name": names[block.tool_use_id]}
 
 
@@ -158,7 +158,7 @@ def join_text(blocks: Sequence[Block]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
-# Which block may stand where
+# The blocks that each role may have
 
 ALLOWED_BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
     "user": (TextBlock, ToolResultBlock),
@@ -168,9 +168,10 @@ ALLOWED_BLOCKS: Mapping[str, tuple[type[Block], ...]] = {
 
 
 def check_blocks(messages: Sequence[AnthropicMessage]) -> None:
-    called: set[str] = set()
+    """Raises BadRequest for a block that its role cannot have, and a tool result without its call."""
+    call_ids: set[str] = set()
     for number, message in enumerate(messages):
-        if not message.content and message.role != "assistant":  # who may have had nothing to say
+        if not message.content and message.role != "assistant":  # the assistant may have answered nothing
             where = f"messages[{number}].content"
             raise BadRequest(f"{where}: must have at least 1 item(s), got []", param=where)
         for index, block in enumerate(message.content):
@@ -180,7 +181,7 @@ def check_blocks(messages: Sequence[AnthropicMessage]) -> None:
                     f"{where}.type: no {block.type!r} is in a turn of the {message.role}", param=f"{where}.type"
                 )
             if isinstance(block, ToolUseBlock):
-                called.add(block.id)
-            elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
-                said = f"no tool_use before it has the id {block.tool_use_id[:60]!r}"
-                raise BadRequest(f"{where}.tool_use_id: {said}", param=f"{where}.tool_use_id")
+                call_ids.add(block.id)
+            elif isinstance(block, ToolResultBlock) and block.tool_use_id not in call_ids:
+                problem = f"no tool_use before it has the id {block.tool_use_id[:60]!r}"
+                raise BadRequest(f"{where}.tool_use_id: {problem}", param=f"{where}.tool_use_id")

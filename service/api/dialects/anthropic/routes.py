@@ -1,8 +1,4 @@
-"""The Anthropic dialect: messages, and how many tokens they are, under /v1/messages.
-
-Its wire objects are `anthropic_wire`, what they ask `anthropic_read`, its answers `anthropic_write`; here is only the
-way between them.
-"""
+"""Routes of the Anthropic dialect: messages and their token counts, under /v1/messages."""
 
 import uuid
 from operator import attrgetter
@@ -41,13 +37,14 @@ async def messages(request: Request) -> Response:
 async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     call = MessageInfo(id=f"msg_{uuid.uuid4().hex}", model=wire.model, max_tokens=wire.max_tokens)
-    _, length, utterances = await start_chat(request, wire, model, read_messages(wire), call.id)
+    _, length, deltas = await start_chat(request, wire, model, read_messages(wire), call.id)
     if wire.stream:
-        told = stream_items(MessageEvents(call, length), utterances)
+        message_events = stream_items(MessageEvents(call, length), deltas)
         return await EventStream.open(
-            encode_events(told, write_anthropic_error, spell=encode_named_event), still=encode_named_event(PING)
+            encode_events(message_events, write_anthropic_error, encode=encode_named_event),
+            keepalive=encode_named_event(PING),
         )
-    parts = await collect_answer(utterances)
+    parts = await collect_answer(deltas)
     return await write_json(parts, lambda: write_message(call, parts))
 
 
@@ -63,9 +60,9 @@ async def answer_count(request: Request, wire: CountRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     [chat] = fit_chat(read_count(wire), model).prompts
     assert isinstance(chat, ChatMessages), "a conversation"
-    conditions = read_terms(request, wire)
+    terms = read_terms(request, wire)
     with request_context(request).time_tokenising():
-        _, ids = await server(request).text.render_prompt(model, chat, "messages", special=False, terms=conditions)
+        _, ids = await server(request).text.render_prompt(model, chat, "messages", special=False, terms=terms)
     return JsonResponse(write_count(len(ids)))
 
 

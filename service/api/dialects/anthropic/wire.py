@@ -1,7 +1,7 @@
-"""What the Anthropic dialect is asked: its wire objects, and the pure `read` of each.
+"""Wire objects of the Anthropic dialect.
 
-Knows no engine and no answer.  The one idea: a field of the real API is done, or harmless, or refused by name at any
-value that asks for something; templates know turns of text, so a turn's blocks are told apart here.
+A field of the real API is supported, or has no effect here, or is rejected by name at any value that would change the
+answer.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,7 +17,7 @@ MAX_MESSAGES, MAX_BLOCKS, MAX_TOOLS, MAX_STOP_SEQUENCES = 4096, 256, 1024, 64
 
 
 class CacheControl(Wire):
-    """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
+    """No effect: every prefix that comes again is found in the cache, as long as there is room for it."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Literal["5m", "1h"] = "5m"
@@ -46,11 +46,11 @@ class ToolUseBlock(Cacheable):
 class ThinkingBlock(Wire):
     type: Literal["thinking"]
     thinking: str
-    signature: str = ""  # harmless: nothing is signed here
+    signature: str = ""  # ignored: this server does not sign thinking blocks
 
 
 def as_blocks(content: Any) -> Any:
-    """A string is short for one block of text."""
+    """A string stands for one text block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if isinstance(content, list):
@@ -87,7 +87,7 @@ class AnthropicMessage(Wire):
 
 
 class AnthropicTool(Cacheable):
-    """Arguments keep to the schema, `strict` or not, and are streamed as they are written."""
+    """Arguments follow the schema, `strict` or not, and are streamed as they are generated."""
 
     unsupported: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),
@@ -112,7 +112,7 @@ class AnthropicToolChoice(Wire):
 class ThinkingEnabled(Wire):
     type: Literal["enabled"]
     budget_tokens: Count
-    display: Literal["summarized"] = "summarized"  # as it is: a summary that leaves nothing out
+    display: Literal["summarized"] = "summarized"  # the full text is returned as the summary
 
 
 class ThinkingDisabled(Wire):
@@ -125,7 +125,7 @@ class ThinkingAdaptive(Wire):
 
 
 class ThinkingUnset(Wire):
-    """As the template does where nobody asks."""
+    """As the template does by default."""
 
     type: Literal["unsaid"] = "unsaid"
 
@@ -139,7 +139,7 @@ class OutputFormat(Wire):
 
 
 class OutputConfig(Wire):
-    """An `effort` bounds the thoughts before an answer, and templates that know of it are told."""
+    """`effort` limits the reasoning before an answer; it is passed to templates that use it."""
 
     effort: Literal["", "low", "medium", "high", "xhigh", "max"] = ""
     format: OutputFormat | None = None
@@ -150,7 +150,7 @@ class Metadata(Wire):
 
 
 class Conversation(EngineRequest):
-    """What is asked and counted alike."""
+    """The fields that /v1/messages and /v1/messages/count_tokens have in common."""
 
     unsupported: ClassVar[NeutralValues] = {
         "container": (),
@@ -172,7 +172,7 @@ class Conversation(EngineRequest):
         ThinkingUnset()
     )
     output_config: OutputConfig = OutputConfig()
-    cache_control: CacheControl = CacheControl()  # harmless, as in a block
+    cache_control: CacheControl = CacheControl()  # no effect, as in a block
 
 
 class MessagesRequest(Conversation):
@@ -190,10 +190,10 @@ class MessagesRequest(Conversation):
         default_factory=list
     )
     stream: bool = False
-    # harmless: nothing of the answer depends on them
+    # ignored: the answer does not depend on them
     metadata: Metadata = Metadata()
     service_tier: Literal["auto", "standard_only"] = "auto"
 
 
 class CountRequest(Conversation):
-    """Harmless here, what of it says how to answer."""
+    """Fields about the answer have no effect here."""

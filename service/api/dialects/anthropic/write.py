@@ -1,7 +1,6 @@
-"""What the Anthropic dialect answers: a message, whole or as events, and its errors.
+"""Writes the responses of the Anthropic dialect: messages, whole or as events, and errors.
 
-Knows no engine and no wire object.  The one idea: a message is the items of an answer, each a block; a streamed one
-tells how they grow.
+Each item of an answer is a content block.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,41 +23,41 @@ ERROR_TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-PING = {"type": "ping"}  # of which there may be any number, anywhere in a stream
+PING = {"type": "ping"}  # allowed anywhere in a stream
 
 
 @dataclass(frozen=True)
 class MessageInfo:
-    """What every object of one answer repeats; `most` tokens were asked for."""
+    """What all objects of one response have in common; `max_tokens` is the limit in the request."""
 
     id: str
     model: str
     max_tokens: int
 
 
-def write_message(call: MessageInfo, utterances: Sequence[ChatDelta]) -> dict[str, Any]:
-    last = utterances[-1]
-    content = [write_block(item) for item in collect_items(utterances)]
+def write_message(call: MessageInfo, deltas: Sequence[ChatDelta]) -> dict[str, Any]:
+    last = deltas[-1]
+    content = [write_block(item) for item in collect_items(deltas)]
     return write_envelope(call, content, write_usage(last.usage, last.reasoning_tokens)) | stop_fields(call, last)
 
 
 class MessageEvents:
-    """The events of one message as it is written, to a prompt of `length` tokens."""
+    """The stream events of one message; the prompt has `length` tokens."""
 
     def __init__(self, call: MessageInfo, length: int) -> None:
         self.call, self.length, self.items = call, length, OutputItems()
 
     def start_events(self) -> Iterator[dict[str, Any]]:
-        """How much of the prompt was found in the cache is said at the end."""
+        """The first events.  The number of cached prompt tokens is not known yet; the last event has it."""
         yield {"type": "message_start", "message": write_envelope(self.call, [], write_usage(Usage(self.length)))}
         yield PING
 
-    def delta_events(self, utterance: ChatDelta) -> Iterator[dict[str, Any]]:
-        for happening in self.items.push(utterance):
-            yield from write_item_event(happening)
-        if utterance.finish:
-            cost = write_usage(utterance.usage, utterance.reasoning_tokens)
-            yield {"type": "message_delta", "delta": stop_fields(self.call, utterance), "usage": cost}
+    def delta_events(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
+        for item_event in self.items.push(delta):
+            yield from write_item_event(item_event)
+        if delta.finish:
+            cost = write_usage(delta.usage, delta.reasoning_tokens)
+            yield {"type": "message_delta", "delta": stop_fields(self.call, delta), "usage": cost}
             yield {"type": "message_stop"}
 
 
@@ -79,15 +78,15 @@ def write_envelope(call: MessageInfo, content: list[dict[str, Any]], cost: Mappi
     }
 
 
-def write_item_event(happening: ItemEvent) -> Iterator[dict[str, Any]]:
-    place = {"index": happening.item.index}
-    match happening:
+def write_item_event(item_event: ItemEvent) -> Iterator[dict[str, Any]]:
+    place = {"index": item_event.item.index}
+    match item_event:
         case ItemBegun(item):
             yield {"type": "content_block_start", **place, "content_block": write_block(replace(item, text=""))}
         case ItemDelta(item, text):
             yield {"type": "content_block_delta", **place, "delta": write_delta(item, text)}
         case ItemEnded(item):
-            if item.kind == "thought":
+            if item.kind == "reasoning":
                 signature = {"type": "signature_delta", "signature": ""}
                 yield {"type": "content_block_delta", **place, "delta": signature}
             yield {"type": "content_block_stop", **place}
@@ -95,27 +94,27 @@ def write_item_event(happening: ItemEvent) -> Iterator[dict[str, Any]]:
 
 def write_delta(item: OutputItem, text: str) -> dict[str, Any]:
     match item.kind:
-        case "thought":
+        case "reasoning":
             return {"type": "thinking_delta", "thinking": text}
-        case "words":
+        case "text":
             return {"type": "text_delta", "text": text}
         case "call":
             return {"type": "input_json_delta", "partial_json": text}
 
 
 def write_block(item: OutputItem) -> dict[str, Any]:
-    """Nothing is signed here."""
+    """A content block.  Thinking blocks are not signed."""
     match item.kind:
-        case "thought":
+        case "reasoning":
             return {"type": "thinking", "thinking": item.text, "signature": ""}
-        case "words":
+        case "text":
             return {"type": "text", "text": item.text, "citations": None}
         case "call":
             return {"type": "tool_use", "id": item.id, "name": item.name, "input": parse_arguments(item.text)}
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """As far as they were written, where the answer ended in the middle of them."""
+    """The arguments of a call; incomplete ones, if the answer was cut, as far as they go."""
     try:
         read = from_json(text, allow_partial=True)
     except ValueError:
@@ -136,14 +135,14 @@ def stop_fields(call: MessageInfo, last: ChatDelta) -> dict[str, Any]:
             return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def write_usage(cost: Usage, thought: int = 0) -> dict[str, Any]:
-    """What was found in the cache is counted by itself; writing to it costs nothing."""
+def write_usage(cost: Usage, reasoning: int = 0) -> dict[str, Any]:
+    """Cached prompt tokens are counted separately; writing to the cache is free."""
     return {
         "input_tokens": cost.prompt_tokens - cost.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cost.cached_tokens,
         "output_tokens": cost.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": thought},
+        "output_tokens_details": {"thinking_tokens": reasoning},
     }
 
 

@@ -1,7 +1,6 @@
-"""Why a model answers so: POST /v1/explain, for every task.
+"""POST /v1/explain: explains a model's answer, for every task and method.
 
-Errors have the shape of whoever owns /v1.  The one idea: one object for all tasks and methods; what is in it is
-service.explain.explain_response's.
+Errors have the format of the dialect that owns /v1.  `service.explain.explain_response` writes the explanation.
 """
 
 from typing import get_args
@@ -30,6 +29,7 @@ async def explain(request: Request) -> Response:
 
 async def answer_explain(request: Request, wire: ExplainRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, get_args(Task)))
-    why = read_explain_options(wire, wire.max_tokens)
-    said = await explain_input(ExplainCall(request, wire, model, why), read_explain_input(wire, model))
-    return await json_response(INLINE_NUMBERS + 1, lambda: said)  # weights are many numbers: not on the event loop
+    options = read_explain_options(wire, wire.max_tokens)
+    explanation = await explain_input(ExplainCall(request, wire, model, options), read_explain_input(wire, model))
+    # weights are many numbers: write them on a thread
+    return await json_response(INLINE_NUMBERS + 1, lambda: explanation)

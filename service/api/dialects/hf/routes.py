@@ -1,8 +1,7 @@
-"""The dialect of Hugging Face's inference tasks: POST /models/{name}, and / when one served model fits.
+"""Routes of Hugging Face's inference tasks: POST /models/{name}, and / if exactly one served model fits.
 
-Its wire objects and what they ask are `hf_wire`, its answers `hf_write`.  The one idea: a table of tasks, of which a
-model has those that its head can do; an address without a task means the model's first, or the one that its inputs or
-parameters have the shape of.
+A model has the tasks that its head can do.  Without a task in the path it is the model's first task, or the one whose
+inputs or parameters the body has.
 """
 
 import uuid
@@ -24,7 +23,7 @@ from ....text import similarity, zero_shot
 from ....text.detokenizer import Usage, collect_answers
 from ....text.encoder_inputs import EncoderInput, EncodingRequest, is_text
 from ....text.encoder_outputs import EncoderOutput, ScoreOutput
-from ...shared import generation_calls as generating
+from ...shared import generation_calls
 from ...shared.dialect import Dialect, authorized_models, describe_body, record_model, server
 from ...shared.encoding_calls import Replies, ReplyWriter, check_reply, reply_response, start_replies, write_items
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_input
@@ -32,8 +31,8 @@ from ...shared.hf_generation_write import stream_events, write_hf_error
 from ...shared.json_body import parse_body, receive_body, run_by_size
 from ...shared.streaming import EventStream, PartsResponse, dumps_sliced, encode_events, run_while_connected
 from ...shared.task_names import TASK_HEADS, TEXT2TEXT_FIELDS, TEXT_GENERATION, ZERO_SHOT, model_tasks
-from . import wire as asked
-from . import write as said
+from . import wire as hf_wire
+from . import write as hf_write
 
 ReplyTransform = Callable[[Any, Model, Replies], Replies]
 MAX_LISTED_LABELS, MAX_LISTED_CHARS = 20, 500  # labels in a message, and their characters
@@ -44,63 +43,65 @@ def keep_replies(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa:
     return answers
 
 
-async def score_classes(wire: asked.ZeroShotRequest, model: Model, answers: Replies) -> Replies:
-    """The answers to a text's hypotheses, made one: a score for each class."""
+async def score_classes(wire: hf_wire.ZeroShotRequest, model: Model, answers: Replies) -> Replies:
+    """Combine the answers to each text's hypotheses into one: a score for each class."""
     entails, count = zero_shot.find_entailment_label(model.labels), len(wire.parameters.classes)
     assert entails is not None, "the model has the task"
     async with aclosing(answers):
-        async for some in batch_replies(answers, count):
-            failed = next((one for one in some if isinstance(one, PolyheadError)), None)
+        async for group in batch_replies(answers, count):
+            failed = next((one for one in group if isinstance(one, PolyheadError)), None)
             if failed is not None:
                 yield failed
                 continue
-            known = [check_reply(one, ScoreOutput) for one in some]
-            logits = np.array([one.values for one in known])
+            replies = [check_reply(one, ScoreOutput) for one in group]
+            logits = np.array([one.values for one in replies])
             scores = zero_shot.class_probabilities(logits, entails, several=wire.parameters.multi_label)
-            yield ScoreOutput(scores, sum((one.usage for one in known), Usage()))
+            yield ScoreOutput(scores, sum((one.usage for one in replies), Usage()))
 
 
 async def batch_replies(answers: Replies, count: int) -> AsyncGenerator[list[EncoderOutput | PolyheadError], None]:
-    """`count` at a time."""
-    some: list[EncoderOutput | PolyheadError] = []
+    """Lists of `count` answers."""
+    group: list[EncoderOutput | PolyheadError] = []
     async for one in answers:
-        some.append(one)
-        if len(some) == count:
-            yield some
-            some = []
+        group.append(one)
+        if len(group) == count:
+            yield group
+            group = []
 
 
 async def score_similarity(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
-    """How near the first vector the others are; all have length one."""
+    """The cosine of the first vector and each other one; all have length one."""
     async with aclosing(answers):
-        known = [check_reply(one, ScoreOutput) async for one in answers]
-    yield ScoreOutput(similarity.cosine_similarities(known), sum((one.usage for one in known), Usage()))
+        replies = [check_reply(one, ScoreOutput) async for one in answers]
+    yield ScoreOutput(similarity.cosine_similarities(replies), sum((one.usage for one in replies), Usage()))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A task of encoders: how it is asked, what becomes of the replies, how it is answered."""
+    """A task of encoders: its wire object, its request, the transformation of the replies, and its writer."""
 
-    wire: type[asked.PipelineRequest]
+    wire: type[hf_wire.PipelineRequest]
     read: Callable[[Any], EncodingRequest]
     write: Callable[[Any, Model], ReplyWriter]
     transform: ReplyTransform = keep_replies
 
 
 PIPELINES: Mapping[str, Pipeline] = {
-    "text-classification": Pipeline(asked.ClassifyRequest, asked.read_classify, said.classify_writer),
-    ZERO_SHOT: Pipeline(asked.ZeroShotRequest, asked.read_zero_shot, said.zero_shot_writer, score_classes),
-    "token-classification": Pipeline(asked.TokenClassifyRequest, asked.read_token_classify, said.token_classify_writer),
-    "question-answering": Pipeline(asked.QuestionRequest, asked.read_question, said.question_writer),
-    "fill-mask": Pipeline(asked.FillMaskRequest, asked.read_fill_mask, said.fill_mask_writer),
-    "feature-extraction": Pipeline(asked.FeatureRequest, asked.read_feature, said.feature_writer),
+    "text-classification": Pipeline(hf_wire.ClassifyRequest, hf_wire.read_classify, hf_write.classify_writer),
+    ZERO_SHOT: Pipeline(hf_wire.ZeroShotRequest, hf_wire.read_zero_shot, hf_write.zero_shot_writer, score_classes),
+    "token-classification": Pipeline(
+        hf_wire.TokenClassifyRequest, hf_wire.read_token_classify, hf_write.token_classify_writer
+    ),
+    "question-answering": Pipeline(hf_wire.QuestionRequest, hf_wire.read_question, hf_write.question_writer),
+    "fill-mask": Pipeline(hf_wire.FillMaskRequest, hf_wire.read_fill_mask, hf_write.fill_mask_writer),
+    "feature-extraction": Pipeline(hf_wire.FeatureRequest, hf_wire.read_feature, hf_write.feature_writer),
     "sentence-similarity": Pipeline(
-        asked.SentenceSimilarityRequest, asked.read_sentence_similarity, said.feature_writer, score_similarity
+        hf_wire.SentenceSimilarityRequest, hf_wire.read_sentence_similarity, hf_write.feature_writer, score_similarity
     ),
 }
 
 
-# Which task
+# Task selection
 
 
 def check_task_name(name: str) -> None:
@@ -109,7 +110,7 @@ def check_task_name(name: str) -> None:
 
 
 def infer_task(value: Any, model: Model) -> str:
-    """The model's task, by the shape of what came where it has two."""
+    """The model's task; if it has two, the fields of the body decide."""
     tasks = model_tasks(model)
     if "sentence-similarity" in tasks and has_field(value, "inputs", "sentences"):
         return "sentence-similarity"
@@ -124,7 +125,7 @@ def has_field(value: Any, field: str, name: str) -> bool:
 
 
 def check_model_has(model: Model, task: str) -> None:
-    """Raises WrongTask with the tasks that the model has, if this is not among them."""
+    """Raises WrongTask, with the model's tasks, if `task` is not among them."""
     tasks = model_tasks(model)
     if task in tasks:
         return
@@ -140,14 +141,12 @@ def join_task_names(tasks: list[str]) -> str:
 
 
 def read_wire(value: Any, model: Model, task: str) -> Any:
-    """The wire object of a task.  What is wrong with the inputs may be that they are another task's."""
-    kind = (
-        PIPELINES[task].wire
-        if task in PIPELINES
-        else asked.Text2TextRequest
-        if task in TEXT2TEXT_FIELDS
-        else asked.HfGenerateRequest
-    )
+    """The wire object of a task.  If the inputs are not valid, the message names the model's tasks."""
+    kind: type[hf_wire.PipelineRequest] = hf_wire.HfGenerateRequest
+    if task in PIPELINES:
+        kind = PIPELINES[task].wire
+    elif task in TEXT2TEXT_FIELDS:
+        kind = hf_wire.Text2TextRequest
     try:
         return kind.read(value)
     except BadRequest as error:
@@ -158,16 +157,16 @@ def read_wire(value: Any, model: Model, task: str) -> Any:
         ) from None
 
 
-# The way between
+# Routes
 
 
 router = APIRouter(tags=["Hugging Face"])
 INFER_BODY = describe_body(
-    *(pipeline.wire for pipeline in PIPELINES.values()), asked.HfGenerateRequest, asked.Text2TextRequest
+    *(pipeline.wire for pipeline in PIPELINES.values()), hf_wire.HfGenerateRequest, hf_wire.Text2TextRequest
 )
 
 
-# the last line comes first: what is longer is looked for before what takes any name
+# decorators run from the last to the first: the longer paths must be matched before {name:path}
 @router.post("/models/{name:path}", openapi_extra=INFER_BODY, summary="What the model's head can do.")
 @router.post("/models/{name:path}/pipeline/{task}", openapi_extra=INFER_BODY, summary="One of a model's tasks.")
 @router.post("/pipeline/{task}", openapi_extra=INFER_BODY, summary="A task, of the only model that has it.")
@@ -180,14 +179,14 @@ async def infer(request: Request) -> Response:
 
     async def work() -> Response:
         model = find_model(request, task)
-        mine = task or infer_task(value, model)
-        check_model_has(model, mine)
-        wire = await run_by_size(len(content), lambda: read_wire(value, model, mine))
-        if mine == TEXT_GENERATION:
+        task_name = task or infer_task(value, model)
+        check_model_has(model, task_name)
+        wire = await run_by_size(len(content), lambda: read_wire(value, model, task_name))
+        if task_name == TEXT_GENERATION:
             return await answer_generation(request, wire, model)
-        if mine in TEXT2TEXT_FIELDS:
-            return await answer_text2text(request, wire, model, TEXT2TEXT_FIELDS[mine])
-        return await answer_pipeline(request, wire, model, PIPELINES[mine])
+        if task_name in TEXT2TEXT_FIELDS:
+            return await answer_text2text(request, wire, model, TEXT2TEXT_FIELDS[task_name])
+        return await answer_pipeline(request, wire, model, PIPELINES[task_name])
 
     return await run_while_connected(request, work())
 
@@ -195,37 +194,37 @@ async def infer(request: Request) -> Response:
 def find_model(request: Request, task: str) -> Model:
     """The model in the path, or the only one that fits."""
     registry, name = authorized_models(request), request.path_params.get("name", "")
-    return record_model(
-        request,
-        registry.resolve(name, ALL_TASKS) if name else registry.resolve_only(TASK_HEADS[task] if task else ALL_TASKS),
-    )
+    if name:
+        return record_model(request, registry.resolve(name, ALL_TASKS))
+    return record_model(request, registry.resolve_only(TASK_HEADS[task] if task else ALL_TASKS))
 
 
-async def answer_pipeline(request: Request, wire: asked.PipelineRequest, model: Model, pipeline: Pipeline) -> Response:
-    if isinstance(wire, asked.ZeroShotRequest):
+async def answer_pipeline(
+    request: Request, wire: hf_wire.PipelineRequest, model: Model, pipeline: Pipeline
+) -> Response:
+    if isinstance(wire, hf_wire.ZeroShotRequest):
         check_pair_count(wire, server(request).settings.max_batch_texts)
-    reading = replace(pipeline.read(wire), partial=wire.partial and not wire.is_single)
-    why = wire.read_explain() if isinstance(wire, asked.ExplainableRequest) else None
-    if why is not None:
+    encoding = replace(pipeline.read(wire), partial=wire.partial and not wire.is_single)
+    options = wire.read_explain() if isinstance(wire, hf_wire.ExplainableRequest) else None
+    if options is not None:
         check_explain_enabled(request)
-    answers, writing = await start_replies(request, wire, model, reading), pipeline.write(wire, model)
-    if why is None:
+    answers, writing = await start_replies(request, wire, model, encoding), pipeline.write(wire, model)
+    if options is None:
         count = len(wire.inputs) if isinstance(wire.inputs, list) else 1
         return await reply_response(request, pipeline.transform(wire, model, answers), writing, count)
     result = await anext(answers)
-    [given] = reading.inputs
-    said = await explain_input(ExplainCall(request, wire, model, why), as_text(given))
-    return await run_on_thread(
-        lambda: add_explanation(writing, result, said)
-    )  # weights are many numbers: not on the event loop
+    [given] = encoding.inputs
+    explanation = await explain_input(ExplainCall(request, wire, model, options), as_text(given))
+    # weights are many numbers: write them on a thread
+    return await run_on_thread(lambda: add_explanation(writing, result, explanation))
 
 
 def add_explanation(
     writing: ReplyWriter, result: EncoderOutput | PolyheadError, explanation: dict[str, Any]
 ) -> Response:
-    """The answer to the one input, and why it is so."""
-    written = write_items(writing, 0, [result])
-    before = b'{"result":%s,"explanation":' % (written if writing.is_single else b"[%s]" % written)
+    """The answer to the one input together with its explanation."""
+    items = write_items(writing, 0, [result])
+    before = b'{"result":%s,"explanation":' % (items if writing.is_single else b"[%s]" % items)
     return PartsResponse([before, dumps_sliced(explanation), b"}"])
 
 
@@ -234,37 +233,35 @@ def as_text(given: EncoderInput) -> str | tuple[str, str]:
     return given
 
 
-def check_pair_count(wire: asked.ZeroShotRequest, most: int) -> None:
-    """Raises TooMany before any pair is made: each of the two lists may be short enough, and all pairs too many."""
-    texts, classes = len(asked.list_texts(wire.inputs)), len(asked.read_classes(wire))
-    if texts * classes > most:
-        message = f"inputs: {texts} texts with {classes} labels are {texts * classes} pairs, at most {most} a call"
+def check_pair_count(wire: hf_wire.ZeroShotRequest, limit: int) -> None:
+    """Raises TooMany if there are too many pairs of texts and labels, before any pair is made."""
+    texts, classes = len(hf_wire.list_texts(wire.inputs)), len(hf_wire.read_classes(wire))
+    if texts * classes > limit:
+        message = f"inputs: {texts} texts with {classes} labels are {texts * classes} pairs, at most {limit} a call"
         raise TooMany(message, param="inputs")
 
 
-async def answer_generation(request: Request, wire: asked.HfGenerateRequest, model: Model) -> Response:
+async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, model: Model) -> Response:
     if wire.parameters.adapter_id:
-        model = record_model(
-            request, generating.resolve_adapter(authorized_models(request), model.name, wire.parameters.adapter_id)
-        )
+        registry, adapter = authorized_models(request), wire.parameters.adapter_id
+        model = record_model(request, generation_calls.resolve_adapter(registry, model.name, adapter))
     call = f"generate-{uuid.uuid4().hex}"
-    continuation = generating.set_default_length(request, asked.read_hf_generate(wire))
-    count, answers = await generating.start_answers(request, wire, model, continuation, call)
+    generation = generation_calls.set_default_length(request, hf_wire.read_hf_generate(wire))
+    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if isinstance(wire.inputs, str) and wire.stream:
-        parts = stream_events(wire.parameters, model, wire.inputs, answers, continuation.token_limit)
+        parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
         return await EventStream.open(encode_events(parts, write_hf_error))
-    found = await collect_answers(count, generating.claim_scores(request, answers))
-    return await generating.write_json(found, lambda: said.write_hf_generate(wire, model, found))
+    found = await collect_answers(count, generation_calls.claim_scores(request, answers))
+    return await generation_calls.write_json(found, lambda: hf_write.write_hf_generate(wire, model, found))
 
 
-async def answer_text2text(request: Request, wire: asked.Text2TextRequest, model: Model, field: str) -> Response:
+async def answer_text2text(request: Request, wire: hf_wire.Text2TextRequest, model: Model, field: str) -> Response:
     assert model.generation_defaults is not None
     call = f"write-{uuid.uuid4().hex}"
-    count, answers = await generating.start_answers(
-        request, wire, model, asked.read_text2text(wire, model.generation_defaults), call
-    )
+    generation = hf_wire.read_text2text(wire, model.generation_defaults)
+    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
     found = await collect_answers(count, answers)
-    return await generating.write_json(found, lambda: said.write_text2text(wire, field, found))
+    return await generation_calls.write_json(found, lambda: hf_write.write_text2text(wire, field, found))
 
 
 DIALECT = Dialect(

@@ -1,7 +1,6 @@
-"""What the dialect of Hugging Face's inference tasks is asked: the wire object of each task, and its pure `read`.
+"""Wire objects of Hugging Face's inference tasks, and the requests they are read into.
 
-Knows no engine and no answer.  The one idea: a task is inputs of one shape with parameters of one kind; what a wire
-object holds more is the same for all.
+Each task has inputs of one format and parameters of one kind; the other fields are the same for all.
 """
 
 from collections.abc import Sequence
@@ -72,7 +71,7 @@ Questions = Annotated[
 
 
 class ServiceOptions(Wire):
-    """How the hosted service goes about it; here all three are so anyway."""
+    """Options of the hosted service; no effect here."""
 
     use_cache: bool = True
     wait_for_model: bool = False
@@ -80,7 +79,7 @@ class ServiceOptions(Wire):
 
 
 class PipelineRequest(EngineRequest):
-    """`partial`: of several inputs, one that cannot be read costs the others nothing."""
+    """`partial`: if one of several inputs is not valid, the others are answered all the same."""
 
     unsupported: ClassVar[NeutralValues] = {"stream": (False,)}
 
@@ -91,12 +90,12 @@ class PipelineRequest(EngineRequest):
 
     @property
     def is_single(self) -> bool:
-        """Whether the inputs are one, which is answered without a list around it."""
+        """Whether there is one input, which is answered without a list around it."""
         return not isinstance(self.inputs, list)
 
 
 class ExplainableRequest(PipelineRequest):
-    """What is answered of one input can be explained beside it."""
+    """A task whose answer to a single input can be explained."""
 
     explain: ExplainFields | None = None
 
@@ -118,7 +117,7 @@ class ZeroShotParameters(HfTruncateOptions):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """One string has commas between them."""
+        """The labels; a single string is split at commas."""
         given = self.candidate_labels
         every = given.split(",", MAX_CLASSES) if isinstance(given, str) else given
         return tuple(name for name in map(str.strip, every) if name)
@@ -145,7 +144,7 @@ class FillMaskRequest(ExplainableRequest):
 
 
 class FeatureRequest(PipelineRequest, EmbeddingOptions):
-    """Clients send the options of this one task beside the inputs, or as parameters."""
+    """Clients send the options of this task beside the inputs, or as parameters."""
 
     unsupported: ClassVar[NeutralValues] = {**PipelineRequest.unsupported, **EmbeddingOptions.unsupported}
 
@@ -159,7 +158,7 @@ class SentenceSimilarityRequest(PipelineRequest):
 
 
 class Text2TextParameters(HfSamplingOptions):
-    """As clients of the tasks that write have them: how it is written, here or in `generate_parameters`."""
+    """Parameters of text2text tasks; generation options stand here or in `generate_parameters`."""
 
     unsupported: ClassVar[NeutralValues] = {
         **HfSamplingOptions.unsupported,
@@ -173,7 +172,7 @@ class Text2TextParameters(HfSamplingOptions):
 
 
 class Text2TextRequest(PipelineRequest):
-    """Of a task that reads a text and writes another."""
+    """A task that reads one text and generates another."""
 
     unsupported: ClassVar[NeutralValues] = {**PipelineRequest.unsupported, "partial": (False,)}
 
@@ -189,7 +188,7 @@ class HfGenerateRequest(PipelineRequest):
     stream: bool = False
 
 
-# What is asked
+# Reading
 
 
 def list_texts(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -214,8 +213,8 @@ def read_token_classify(wire: TokenClassifyRequest) -> EncodingRequest:
 
 
 def read_question(wire: QuestionRequest) -> EncodingRequest:
-    asked = [wire.inputs] if isinstance(wire.inputs, QuestionContext) else wire.inputs
-    return read_span_inputs("inputs", tuple((one.question, one.context) for one in asked), wire.parameters)
+    questions = [wire.inputs] if isinstance(wire.inputs, QuestionContext) else wire.inputs
+    return read_span_inputs("inputs", tuple((one.question, one.context) for one in questions), wire.parameters)
 
 
 def read_fill_mask(wire: FillMaskRequest) -> EncodingRequest:
@@ -223,15 +222,15 @@ def read_fill_mask(wire: FillMaskRequest) -> EncodingRequest:
 
 
 def read_feature(wire: FeatureRequest) -> EncodingRequest:
-    beside = wire.model_fields_set & EmbeddingOptions.model_fields.keys()
-    if beside and wire.parameters.model_fields_set:
-        name = sorted(beside)[0]
+    top_level = wire.model_fields_set & EmbeddingOptions.model_fields.keys()
+    if top_level and wire.parameters.model_fields_set:
+        name = sorted(top_level)[0]
         raise BadRequest(f"{name}: give all options beside inputs, or all in parameters", param=name)
-    return read_embed_inputs("inputs", list_texts(wire.inputs), wire if beside else wire.parameters)
+    return read_embed_inputs("inputs", list_texts(wire.inputs), wire if top_level else wire.parameters)
 
 
 def read_sentence_similarity(wire: SentenceSimilarityRequest) -> EncodingRequest:
-    """The sentence first that the others are compared with."""
+    """The source sentence comes first; the others are compared with it."""
     others = [f"inputs.sentences[{index}]" for index in range(len(wire.inputs.sentences))]
     return EncodingRequest(
         field="inputs.sentences",
@@ -243,7 +242,7 @@ def read_sentence_similarity(wire: SentenceSimilarityRequest) -> EncodingRequest
 
 
 def read_classes(wire: ZeroShotRequest) -> tuple[str, ...]:
-    """Raises BadRequest where there are none, too many or too long ones."""
+    """The labels.  Raises BadRequest if there are none, too many, or too long ones."""
     classes = wire.parameters.classes
     where, got = "parameters.candidate_labels", len(classes) if len(classes) <= MAX_CLASSES else "more"
     if not 1 <= len(classes) <= MAX_CLASSES:
@@ -263,7 +262,7 @@ def read_zero_shot(wire: ZeroShotRequest) -> EncodingRequest:
     names = ["inputs" if wire.is_single else f"inputs[{index}]" for index in range(len(texts))]
     return EncodingRequest(
         field="inputs",
-        # nothing follows from an empty text, and it is no pair
+        # an empty text stays alone, so that it is rejected as empty
         inputs=tuple((text, hypothesis) if text else "" for text in texts for hypothesis in hypotheses),
         names=tuple(name for name in names for _ in hypotheses),
         raw=True,
@@ -271,17 +270,17 @@ def read_zero_shot(wire: ZeroShotRequest) -> EncodingRequest:
     )
 
 
-def read_text2text(wire: Text2TextRequest, customs: GenerationDefaults) -> GenerationRequest:
-    """What is not said is as the checkpoint has it."""
+def read_text2text(wire: Text2TextRequest, defaults: GenerationDefaults) -> GenerationRequest:
+    """The generation request; options that are not given are the checkpoint's."""
     options: HfSamplingOptions = wire.parameters
-    inside, within = PARAMETERS_PREFIX, wire.parameters.generate_parameters
-    if within is not None:
-        if beside := sorted(options.model_fields_set - {"generate_parameters"}):
-            where = f"{inside}{beside[0]}"
+    prefix, nested = PARAMETERS_PREFIX, wire.parameters.generate_parameters
+    if nested is not None:
+        if extra := sorted(options.model_fields_set - {"generate_parameters"}):
+            where = f"{prefix}{extra[0]}"
             raise BadRequest(f"{where}: give all options beside generate_parameters, or all in it", param=where)
-        options, inside = within, f"{inside}generate_parameters."
-    asked = read_generation("inputs", list_texts(wire.inputs), apply_defaults(options, customs), inside)
-    return replace(asked, default_max_tokens=customs.max_tokens)
+        options, prefix = nested, f"{prefix}generate_parameters."
+    generation = read_generation("inputs", list_texts(wire.inputs), apply_defaults(options, defaults), prefix)
+    return replace(generation, default_max_tokens=defaults.max_tokens)
 
 
 def read_hf_generate(wire: HfGenerateRequest) -> GenerationRequest:

@@ -1,7 +1,7 @@
-"""What the dialect of Hugging Face's inference tasks answers: the pure writing of each task.
+"""Writers of Hugging Face's inference tasks.
 
-Knows no engine.  The one idea: each text's answer is what a pipeline of transformers says of it; labels of texts have a
-list for each text, even for a single one, because that is what the service's own clients take apart.
+Each text's answer has the format of a transformers pipeline.  Text classification returns a list of lists, even for a
+single text, because the hosted service's clients expect it.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from ....core.model import Model
 from ....text.detokenizer import AnswerDelta
 from ....text.encoder_outputs import FillOutput, ScoreOutput, SpanOutput, TagOutput
-from ...shared import pipeline_outputs as findings
+from ...shared import pipeline_outputs
 from ...shared.encoding_calls import ReplyWriter, max_label_bytes, max_vector_bytes
 from ...shared.hf_generation_write import write_answers, write_hf_error
 from ...shared.streaming import as_float32
@@ -29,64 +29,66 @@ from .wire import (
 )
 
 
-def make_writer(wire: PipelineRequest, one: Callable[[Any], Any], most: int = 0) -> ReplyWriter:
-    """One input is answered without a list around it."""
-    return ReplyWriter(write_one=one, write_error=write_hf_error, is_single=wire.is_single, max_bytes=most)
+def make_writer(wire: PipelineRequest, write_one: Callable[[Any], Any], max_bytes: int = 0) -> ReplyWriter:
+    """A writer; a single input is answered without a list around it."""
+    return ReplyWriter(write_one=write_one, write_error=write_hf_error, is_single=wire.is_single, max_bytes=max_bytes)
 
 
 def classify_writer(wire: ClassifyRequest, model: Model) -> ReplyWriter:
     options = wire.parameters
 
-    def one(reply: ScoreOutput) -> Any:
-        scores = findings.apply_function(options.function_to_apply, reply.values)
-        return findings.rank_labels(model.labels, scores, options.top_k, options.threshold)
+    def write_one(reply: ScoreOutput) -> Any:
+        scores = pipeline_outputs.apply_function(options.function_to_apply, reply.values)
+        return pipeline_outputs.rank_labels(model.labels, scores, options.top_k, options.threshold)
 
     return ReplyWriter(
-        write_one=one, write_error=write_hf_error, max_bytes=max_label_bytes(model.labels, options.top_k)
+        write_one=write_one, write_error=write_hf_error, max_bytes=max_label_bytes(model.labels, options.top_k)
     )
 
 
 def zero_shot_writer(wire: ZeroShotRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
     classes = wire.parameters.classes
 
-    def one(reply: ScoreOutput) -> Any:
-        return findings.rank_labels(classes, reply.values)
+    def write_one(reply: ScoreOutput) -> Any:
+        return pipeline_outputs.rank_labels(classes, reply.values)
 
-    return make_writer(wire, one, max_label_bytes(classes))
+    return make_writer(wire, write_one, max_label_bytes(classes))
 
 
 def token_classify_writer(wire: TokenClassifyRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
-    def one(reply: TagOutput) -> Any:
-        return map(findings.write_entity, reply.entities)
+    def write_one(reply: TagOutput) -> Any:
+        return map(pipeline_outputs.write_entity, reply.entities)
 
-    return make_writer(wire, one)
+    return make_writer(wire, write_one)
 
 
 def question_writer(wire: QuestionRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
-    """One answer is no list; that there is none is an empty one."""
+    """One answer is an object; no answer is an object with an empty text."""
 
-    def one(reply: SpanOutput) -> Any:
-        spans = [findings.write_span(found) for found in reply.answers]
+    def write_one(reply: SpanOutput) -> Any:
+        spans = [pipeline_outputs.write_span(found) for found in reply.answers]
         if wire.parameters.top_k > 1:
             return spans
         return spans[0] if spans else {"score": 0.0, "start": 0, "end": 0, "answer": ""}
 
-    return make_writer(wire, one)
+    return make_writer(wire, write_one)
 
 
 def fill_mask_writer(wire: FillMaskRequest, model: Model) -> ReplyWriter:  # noqa: ARG001
-    def one(reply: FillOutput) -> Any:
-        return findings.write_masks(reply.masks)
+    def write_one(reply: FillOutput) -> Any:
+        return pipeline_outputs.write_masks(reply.masks)
 
-    return make_writer(wire, one)
+    return make_writer(wire, write_one)
 
 
 def feature_writer(wire: FeatureRequest | SentenceSimilarityRequest, model: Model) -> ReplyWriter:
-    def one(reply: ScoreOutput) -> Any:
+    def write_one(reply: ScoreOutput) -> Any:
         return as_float32(reply.values)
 
     return make_writer(
-        wire, one, max_vector_bytes(model.width if isinstance(wire, FeatureRequest) else len(wire.inputs.sentences))
+        wire,
+        write_one,
+        max_vector_bytes(model.width if isinstance(wire, FeatureRequest) else len(wire.inputs.sentences)),
     )
 
 
@@ -94,20 +96,20 @@ def feature_writer(wire: FeatureRequest | SentenceSimilarityRequest, model: Mode
 
 
 def write_text2text(wire: Text2TextRequest, field: str, answers: Sequence[AnswerDelta]) -> list[Any]:
-    """An object for each text, or a list of them where several answers are asked for."""
-    written = [{field: piece.text} for piece in answers]
-    tries = len(answers) // len(list_texts(wire.inputs))
-    if wire.is_single or tries == 1:
-        return written
-    return [written[first : first + tries] for first in range(0, len(written), tries)]
+    """One object for each text, or a list of them if several answers are requested."""
+    objects = [{field: piece.text} for piece in answers]
+    per_text = len(answers) // len(list_texts(wire.inputs))
+    if wire.is_single or per_text == 1:
+        return objects
+    return [objects[first : first + per_text] for first in range(0, len(objects), per_text)]
 
 
 def write_hf_generate(wire: HfGenerateRequest, model: Model, answers: Sequence[AnswerDelta]) -> list[Any]:
-    """A list for a text, since there may be several answers to it."""
+    """A list for each text, since there may be several answers."""
     prompts = list_texts(wire.inputs)
-    tries = len(answers) // len(prompts)
-    written = [
-        write_answers(wire.parameters, model, prompt, answers[index * tries : (index + 1) * tries])
+    per_text = len(answers) // len(prompts)
+    answers_by_text = [
+        write_answers(wire.parameters, model, prompt, answers[index * per_text : (index + 1) * per_text])
         for index, prompt in enumerate(prompts)
     ]
-    return written[0] if wire.is_single else written
+    return answers_by_text[0] if wire.is_single else answers_by_text

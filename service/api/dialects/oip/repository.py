@@ -1,7 +1,7 @@
-"""Models changed while serving, in the words of the Open Inference Protocol's repository extension; for administrators.
+"""The Open Inference Protocol's model repository extension: load and unload models while serving; needs the admin key.
 
-Knows no torch.  The one idea: a model of a name is loaded again from where it came unless a source is said, as a
-parameter or, for clients that know none, in the model's configuration.
+A served model is loaded again from its present source, unless a source is given: as a parameter or, for clients that
+cannot send that, in the model's configuration.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -25,7 +25,7 @@ router = APIRouter(tags=["administration"])
 
 
 class IndexRequest(Wire):
-    ready: bool = False  # only those that are
+    ready: bool = False  # only models that are ready
 
 
 class StringParameter(Wire):
@@ -37,7 +37,7 @@ class ConfigurationParameters(Wire):
 
 
 class Configuration(Wire):
-    """What there is to say of a model."""
+    """A model's configuration."""
 
     parameters: ConfigurationParameters = ConfigurationParameters()
 
@@ -48,7 +48,7 @@ class LoadParameters(Wire):
 
     @property
     def requested_source(self) -> str:
-        """The source; empty if none is said."""
+        """The source; empty if none is given."""
         if not self.config:
             return self.source
         value = parse_json(self.config.encode(), "parameters.config")
@@ -85,7 +85,7 @@ async def load(request: Request) -> Response:
     if any(one.name == name for one in registry.model_statuses()):
         return await answer_operation(request, registry.reload(name, source, drain_seconds(request)))
     if not source:
-        message = f"parameters.source: is required, {name[:100]!r} is not served and came from nowhere"
+        message = f"parameters.source: is required, {name[:100]!r} is not served and has no known source"
         raise BadRequest(message, param="parameters.source")
     return await answer_operation(request, registry.load(name, source))
 
@@ -103,7 +103,7 @@ async def unload(request: Request) -> Response:
 
 
 async def read_optional_json(request: Request) -> Any:
-    """The body's JSON; clients leave the body empty where they have nothing to say."""
+    """The JSON body; an empty body is an empty object."""
     content = await receive_body(request)
     return await parse_body(content) if content else {}
 
@@ -116,18 +116,18 @@ def drain_seconds(request: Request) -> float:
     return app_state(request).settings.drain_seconds
 
 
-async def answer_operation(request: Request, change: ModelOperation) -> Response:
-    """Nothing is said of a change that went well."""
+async def answer_operation(request: Request, operation: ModelOperation) -> Response:
+    """An empty object when the operation has succeeded."""
 
     async def work() -> Response:
-        await change.wait_and_raise()
+        await operation.wait_and_raise()
         return JsonResponse({})
 
     return await run_while_connected(request, work())
 
 
-def write_index_entry(known: ServedName) -> dict[str, Any]:
-    return {"name": known.name, "version": MODEL_VERSION, **write_state(known.state)}
+def write_index_entry(entry: ServedName) -> dict[str, Any]:
+    return {"name": entry.name, "version": MODEL_VERSION, **write_state(entry.state)}
 
 
 def write_state(state: LoadState) -> dict[str, str]:

@@ -1,8 +1,6 @@
-"""The Open Inference Protocol, version 2, over REST: health, descriptions of models, tensors in and out, and the
-generate extension, under /v2.
+"""Routes of the Open Inference Protocol, version 2, over REST, under /v2.
 
-Its wire objects are `oip_wire`, its answers `oip_write`, tensors `oip_tensors`; models are changed by
-`oip_repository`.
+They are health, model metadata, inference with tensors, and the generate extension.
 """
 
 import uuid
@@ -21,7 +19,7 @@ from ....core.request import Task
 from ....resources.request_memory import ANSWER_CLAIM_STEP
 from ....text.detokenizer import collect_answers
 from ...operations import health
-from ...shared import generation_calls as generating
+from ...shared import generation_calls
 from ...shared.dialect import (
     Dialect,
     authorized_models,
@@ -31,8 +29,8 @@ from ...shared.dialect import (
     request_context,
     server,
 )
-from ...shared.encoding_calls import Replies, piece_size, reply_size, run_off_loop, start_replies
-from ...shared.generation_calls import IndexedPieces
+from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
+from ...shared.generation_calls import AnswerStream
 from ...shared.json_body import parse_body, receive_body, run_by_size
 from ...shared.streaming import EventStream, JsonResponse, PartsResponse, encode_events, run_while_connected
 from .tensors import LENGTH_HEADER, TensorBody, split_body
@@ -42,10 +40,10 @@ from .wire import (
     OipGenerateRequest,
     TextRequest,
     read_columns,
+    read_infer,
     read_oip_generate,
     read_text_request,
 )
-from .wire import read_infer as asked
 from .write import (
     MODEL_VERSION,
     check_outputs,
@@ -61,7 +59,7 @@ from .write import (
 
 ALL_TASKS = get_args(Task)
 GENERATORS: tuple[Task, ...] = ("generate",)
-REPOSITORY_EXTENSION = ("model_repository",)  # where administrators have a key
+REPOSITORY_EXTENSION = ("model_repository",)  # with an admin key
 router = APIRouter(tags=["Open Inference Protocol"])
 
 
@@ -82,7 +80,7 @@ async def ready(request: Request) -> Response:
     return JsonResponse({"ready": fine}, 200 if fine else 503)
 
 
-# of several lines the last comes first: what is longer is looked for before what takes any name
+# decorators run from the last to the first: the longer paths must be matched before {name:path}
 @router.get("/v2/models/{name:path}/ready", summary="Can this model answer?")
 @router.get("/v2/models/{name:path}/versions/{version}/ready", summary="The same of its only version.")
 async def model_ready(request: Request) -> Response:
@@ -145,18 +143,18 @@ async def generate_stream(request: Request) -> Response:
 
 async def answer_generation(request: Request, wire: TextRequest, *, stream: bool) -> Response:
     model, call = record_model(request, find_model(request, GENERATORS)), f"generate-{uuid.uuid4().hex}"
-    asked, work = read_text_request(wire, stream=stream), wire.options.engine_request
-    count, answers = await generating.start_answers(request, work, model, asked, call)
+    generation, work = read_text_request(wire, stream=stream), wire.options.engine_request
+    count, answers = await generation_calls.start_answers(request, work, model, generation, call)
     if stream:
         return await EventStream.open(encode_events(stream_text(wire, model, answers), write_oip_error))
-    pieces = await collect_answers(count, generating.claim_scores(request, answers))
-    return await generating.write_json(pieces, lambda: write_text_response(wire, model, pieces))
+    pieces = await collect_answers(count, generation_calls.claim_scores(request, answers))
+    return await generation_calls.write_json(pieces, lambda: write_text_response(wire, model, pieces))
 
 
-async def stream_text(wire: TextRequest, model: Model, answers: IndexedPieces) -> AsyncGenerator[dict[str, Any], None]:
-    """A client may want its events to be one."""
-    told = wire.options.model_fields_set
-    if "stream" in told and not wire.options.stream:
+async def stream_text(wire: TextRequest, model: Model, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
+    """The answer as events; a client may request a single event."""
+    given = wire.options.model_fields_set
+    if "stream" in given and not wire.options.stream:
         [piece] = await collect_answers(1, answers)
         yield write_text_chunk(wire, model, piece)
         return
@@ -167,7 +165,7 @@ async def stream_text(wire: TextRequest, model: Model, answers: IndexedPieces) -
 
 
 def find_model(request: Request, tasks: Collection[Task] = ALL_TASKS) -> Model:
-    """The model in the path.  NotFound for another version than the one there is."""
+    """The model in the path.  Raises NotFound for a version that does not exist."""
     params = request.path_params
     model = authorized_models(request).resolve(params["name"], tasks)
     if params.get("version", MODEL_VERSION) != MODEL_VERSION:
@@ -177,18 +175,20 @@ def find_model(request: Request, tasks: Collection[Task] = ALL_TASKS) -> Model:
 
 
 async def collect_rows(request: Request, wire: InferRequest, model: Model, rest: bytes) -> list[tuple[Any, int]]:
-    """Of each text's answer what is written of it, and about how many numbers take as long to write."""
+    """What is kept of each text's answer, with the approximate cost of writing it in numbers."""
     found = read_columns(wire, HEAD_INPUTS[model.task], rest, server(request).settings.max_batch_texts)
     work = wire.parameters.engine_request
     if isinstance(wire, OipGenerateRequest):
         call = f"infer-{uuid.uuid4().hex}"
-        count, answers = await generating.start_answers(request, work, model, read_oip_generate(wire, found[0]), call)
-        return [(piece, piece_size(piece)) for piece in await collect_answers(count, answers)]
-    return await collect_encoder_rows(request, model, await start_replies(request, work, model, asked(wire, found)))
+        generation = read_oip_generate(wire, found[0])
+        count, answers = await generation_calls.start_answers(request, work, model, generation, call)
+        return [(piece, answer_size(piece)) for piece in await collect_answers(count, answers)]
+    replies = await start_replies(request, work, model, read_infer(wire, found))
+    return await collect_encoder_rows(request, model, replies)
 
 
 async def collect_encoder_rows(request: Request, model: Model, answers: Replies) -> list[tuple[Any, int]]:
-    """What takes much memory is dropped as the answers come; memory for the rest, and for its JSON, is claimed."""
+    """Convert answers as they come, to free memory early; claims memory for the rest and for its JSON."""
     every, claim, size = list[tuple[Any, int]](), request_context(request).claim, 0
     async with aclosing(answers):
         async for answer in answers:

@@ -1,7 +1,7 @@
-"""Tensors of the Open Inference Protocol: what is in a body beside and in its JSON, to texts and back.
+"""Tensors of the Open Inference Protocol, as JSON and as binary data.
 
-Knows no model and no engine.  The one idea: shape, datatype and size of a tensor are held against each other before
-anything is made of its data, and every complaint names the tensor.
+Shape, datatype and size of a tensor are checked against each other before its data is used, and every error message
+names the tensor.
 """
 
 import math
@@ -17,16 +17,16 @@ from ....core.errors import BadRequest
 from ...shared.dialect import quote_json
 from ...shared.streaming import dumps_sliced
 
-LENGTH_HEADER = "Inference-Header-Content-Length"  # how many bytes of a body are JSON; the rest are tensors
+LENGTH_HEADER = "Inference-Header-Content-Length"  # bytes of JSON in a body; the rest are tensors
 BYTE_COUNT = re.compile("[0-9]{1,12}")  # a number of bytes
-LENGTH_BYTES = 4  # bytes before each string, little-endian
+LENGTH_BYTES = 4  # bytes of the length before each string, little-endian
 
 Datatype = Literal["BYTES", "FP32"]
 
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """An input as it came: `data` in JSON, or `raw` bytes."""
+    """An input tensor: `data` in JSON, or `raw` bytes."""
 
     name: str
     datatype: str
@@ -37,7 +37,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """An output, row after row."""
+    """An output tensor, in row-major order."""
 
     name: str
     datatype: Datatype
@@ -59,7 +59,7 @@ def prefix_length(value: bytes) -> bytes:
 
 
 def split_body(body: bytes | bytearray, header: str) -> tuple[bytes | bytearray, bytes]:
-    """The JSON of a body and what follows it."""
+    """The JSON of a body, and the bytes after it."""
     if not header:
         return body, b""
     if not BYTE_COUNT.fullmatch(header) or int(header) > len(body):
@@ -69,7 +69,7 @@ def split_body(body: bytes | bytearray, header: str) -> tuple[bytes | bytearray,
 
 
 def split_tensors(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, bytes]:
-    """`rest` cut into the named tensors, one after the other."""
+    """Split `rest` into the named tensors."""
     announced = sum(size for _, size in sizes)
     if announced != len(rest):
         message = f"inputs: their binary_data_size come to {announced} bytes, {len(rest)} follow the JSON"
@@ -81,26 +81,26 @@ def split_tensors(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, by
     return found
 
 
-def read_texts(tensor: InputTensor, most: int) -> list[str]:
-    """The strings of a tensor [N] or [N, 1], at most so many."""
-    count = count_texts(tensor, most)
+def read_texts(tensor: InputTensor, max_texts: int) -> list[str]:
+    """The strings of a tensor [N] or [N, 1], at most `max_texts`."""
+    count = count_texts(tensor, max_texts)
     if tensor.raw is None:
         return read_json_texts(tensor, count)
     return [decode_text(tensor, index, value) for index, value in enumerate(split_strings(tensor, tensor.raw, count))]
 
 
-def count_texts(tensor: InputTensor, most: int) -> int:
+def count_texts(tensor: InputTensor, max_texts: int) -> int:
     if tensor.datatype != "BYTES":
         raise tensor_error(tensor, f"datatype must be BYTES, got {quote_json(tensor.datatype)}")
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
         raise tensor_error(tensor, f"shape must be [N] or [N, 1], got {quote_json(list(tensor.shape))}")
-    if not 1 <= tensor.shape[0] <= most:
-        raise tensor_error(tensor, f"must be 1 to {most} texts, its shape says {tensor.shape[0]}")
+    if not 1 <= tensor.shape[0] <= max_texts:
+        raise tensor_error(tensor, f"must be 1 to {max_texts} texts, its shape says {tensor.shape[0]}")
     return tensor.shape[0]
 
 
 def read_json_texts(tensor: InputTensor, count: int) -> list[str]:
-    """What JSON has, as one list or in rows of one."""
+    """The strings of JSON data, a flat list or rows of one."""
     data = tensor.data
     if not isinstance(data, list):
         raise tensor_error(tensor, "data must be a list, or follow the JSON with a binary_data_size")
@@ -114,7 +114,7 @@ def read_json_texts(tensor: InputTensor, count: int) -> list[str]:
 
 
 def split_strings(tensor: InputTensor, raw: bytes, count: int) -> Iterator[bytes]:
-    """Each with its length before it."""
+    """The binary strings, each of which follows its length."""
     start = 0
     for index in range(count):
         end = start + LENGTH_BYTES + int.from_bytes(raw[start : start + LENGTH_BYTES], "little")
@@ -143,7 +143,7 @@ def tensor_error(tensor: InputTensor, message: str, index: int = -1) -> BadReque
 
 @dataclass(frozen=True, slots=True)
 class TensorBody:
-    """What is sent: JSON, and the `binary` tensors after it."""
+    """The response body: JSON, and the `binary` tensors after it."""
 
     content: bytes
     json_bytes: int
@@ -151,10 +151,10 @@ class TensorBody:
 
 
 def write_tensors(envelope: dict[str, Any], tensors: Sequence[OutputTensor], binary: frozenset[str]) -> TensorBody:
-    """A response with `tensors`, those named `binary` after the JSON."""
+    """The body with `tensors`; those in `binary` follow the JSON."""
     raws = {tensor.name: tensor.raw for tensor in tensors if tensor.name in binary}
     outputs = [write_output(tensor, raws) for tensor in tensors]
-    described = b",".join(map(dumps_sliced, outputs))  # one by one: each may be large
+    described = b",".join(map(dumps_sliced, outputs))  # one at a time: each may be large
     text = b'%s,"outputs":[%s]}' % (dumps_sliced(envelope)[:-1], described)
     return TensorBody(b"".join((text, *raws.values())), len(text), bool(raws))
 

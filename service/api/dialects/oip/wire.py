@@ -1,7 +1,6 @@
-"""What the Open Inference Protocol is asked: its wire objects, and what each head reads from the tensors.
+"""Wire objects of the Open Inference Protocol, and the requests they are read into.
 
-Knows no engine and no answer.  The one idea: a request is the same for all heads but for the options among its
-parameters, and for which tensors of text it has.
+Requests differ by head only in the options among their parameters and in their text tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 class InputParameters(Wire):
     unsupported: ClassVar[NeutralValues] = SHARED_MEMORY_FIELDS
 
-    binary_data_size: Size = -1  # the data is in the JSON
+    binary_data_size: Size = -1  # -1: the data is in the JSON
 
 
 class InferInput(Wire):
@@ -65,7 +64,7 @@ class InferOutput(Wire):
 
 
 class OipParameters(Wire):
-    """Those of any request; `timeout` in microseconds."""
+    """Parameters of all requests; `timeout` is in microseconds."""
 
     unsupported: ClassVar[NeutralValues] = {
         "sequence_id": (0, ""),
@@ -82,13 +81,13 @@ class OipParameters(Wire):
 
 
 class TensorParameters(OipParameters):
-    """Those of any head."""
+    """Parameters of all heads."""
 
     binary_data_output: bool = False
 
 
 class ScoreOptions(TensorParameters, HfTruncateOptions):
-    """`raw`: what the head says, without its closing function."""
+    """`raw`: the head's scores without its activation function."""
 
     raw: bool = False
 
@@ -110,7 +109,7 @@ class FillOptions(TensorParameters, FillMaskOptions):
 
 
 class OipSamplingOptions(OipParameters, HfSamplingOptions):
-    """`max_tokens` is this protocol's name of max_new_tokens."""
+    """`max_tokens` is this protocol's name for max_new_tokens."""
 
     unsupported: ClassVar[NeutralValues] = {**OipParameters.unsupported, **HfSamplingOptions.unsupported}
 
@@ -123,14 +122,14 @@ class GenerateOptions(OipSamplingOptions, TensorParameters):
 
 
 class OipTextOptions(OipSamplingOptions):
-    """`stream`: piece by piece, or all of it in one event; `details`: why it ended, and its tokens."""
+    """`stream`: many events, or one with the whole text.  `details`: finish reason and tokens."""
 
     stream: bool = False
     details: bool = False
 
 
 class TextRequest(OipTextOptions):
-    """The generate extension: one text, its options beside it or as parameters."""
+    """The generate extension: one text, with its options beside it or as parameters."""
 
     id: Annotated[str, Field(max_length=1000)] = ""
     text_input: Annotated[str, Field(min_length=1)]
@@ -138,11 +137,11 @@ class TextRequest(OipTextOptions):
 
     @property
     def options(self) -> OipTextOptions:
-        beside = self.model_fields_set & OipTextOptions.model_fields.keys()
-        if beside and self.parameters.model_fields_set:
-            name = sorted(beside)[0]
+        top_level = self.model_fields_set & OipTextOptions.model_fields.keys()
+        if top_level and self.parameters.model_fields_set:
+            name = sorted(top_level)[0]
             raise BadRequest(f"{name}: give all options beside text_input, or all in parameters", param=name)
-        return self if beside else self.parameters
+        return self if top_level else self.parameters
 
 
 class InferRequest(Wire):
@@ -178,7 +177,7 @@ class OipGenerateRequest(InferRequest):
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """The wire object of a head, and its tensors of text: one it `needs`, and a second one, which may be needed too."""
+    """The wire object of a head and the names of its text tensors: `required`, and an `optional` second one."""
 
     wire: type[InferRequest]
     required: tuple[str, ...] = ("text",)
@@ -200,24 +199,24 @@ HEAD_INPUTS: Mapping[Task, HeadInputs] = {
 }
 
 
-# What is asked
+# Reading
 
 
-def read_columns(wire: InferRequest, takes: HeadInputs, rest: bytes, most: int) -> list[list[str]]:
-    """The texts of each tensor, in the order the head takes them; all have as many."""
+def read_columns(wire: InferRequest, head_inputs: HeadInputs, rest: bytes, max_texts: int) -> list[list[str]]:
+    """The texts of each tensor, in the order of the head's inputs; all have the same length."""
     given = read_tensors(wire, rest)
-    unknown = next((name for name in given if name not in takes.names), "")
+    unknown = next((name for name in given if name not in head_inputs.names), "")
     if unknown:
-        message = f"inputs: {unknown!r} is no input of this model; it takes {', '.join(takes.names)}"
+        message = f"inputs: {unknown!r} is no input of this model; it takes {', '.join(head_inputs.names)}"
         raise BadRequest(message, param="inputs")
-    missing = next((name for name in takes.required if name not in given), "")
+    missing = next((name for name in head_inputs.required if name not in given), "")
     if missing:
         raise BadRequest(f"inputs: the tensor {missing} is required", param="inputs")
-    found = {name: read_texts(given[name], most) for name in takes.names if name in given}
+    found = {name: read_texts(given[name], max_texts) for name in head_inputs.names if name in given}
     counts = {name: len(column) for name, column in found.items()}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} has {count}" for name, count in counts.items())
-        raise BadRequest(f"inputs: must all have as many texts, {said}", param="inputs")
+        counts_text = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise BadRequest(f"inputs: must all have as many texts, {counts_text}", param="inputs")
     return list(found.values())
 
 
@@ -238,7 +237,7 @@ def read_tensors(wire: InferRequest, rest: bytes) -> dict[str, InputTensor]:
 
 
 def read_infer(wire: InferRequest, found: Sequence[Sequence[str]]) -> EncodingRequest:
-    """Of one column of texts, or of two, which are pairs."""
+    """One column of texts, or two columns that form pairs."""
     rows = tuple(found[0]) if len(found) == 1 else tuple(zip(found[0], found[1], strict=True))
     match wire:
         case OipEmbedRequest():
@@ -251,36 +250,36 @@ def read_infer(wire: InferRequest, found: Sequence[Sequence[str]]) -> EncodingRe
             return read_fill_inputs("text", rows, wire.parameters)
         case ScoreRequest():
             return EncodingRequest(field="text", inputs=rows, raw=wire.parameters.raw, truncate=wire.parameters.side)
-    raise AssertionError("every head that reads has its request")
+    raise AssertionError("a request without a reader")
 
 
 def read_oip_generate(wire: OipGenerateRequest, prompts: Sequence[str]) -> GenerationRequest:
-    return build_continuation("text", tuple(prompts), wire.parameters, "parameters.")
+    return build_generation("text", tuple(prompts), wire.parameters, "parameters.")
 
 
 def read_text_request(wire: TextRequest, *, stream: bool) -> GenerationRequest:
-    """`stream`: events are wanted, of which a client may still want one."""
-    asked = wire.options
-    inside = "parameters." if asked is wire.parameters else ""
-    if not stream and asked.stream:
-        raise option_error(inside, "stream", "one answer here; generate_stream gives it piece by piece")
-    if stream and asked.num_return_sequences > 1:
-        raise option_error(inside, "num_return_sequences", "one answer is streamed; generate gives several")
-    if stream and asked.details:
-        raise option_error(inside, "details", "only of a whole answer; generate gives them")
-    continuation = build_continuation("text_input", (wire.text_input,), asked, inside)
-    return replace(continuation, logprobs=0 if asked.details else -1)
+    """`stream`: the route that streams; its client may still request a single event."""
+    options = wire.options
+    prefix = "parameters." if options is wire.parameters else ""
+    if not stream and options.stream:
+        raise option_error(prefix, "stream", "one answer here; generate_stream gives it piece by piece")
+    if stream and options.num_return_sequences > 1:
+        raise option_error(prefix, "num_return_sequences", "one answer is streamed; generate gives several")
+    if stream and options.details:
+        raise option_error(prefix, "details", "only of a whole answer; generate gives them")
+    generation = build_generation("text_input", (wire.text_input,), options, prefix)
+    return replace(generation, logprobs=0 if options.details else -1)
 
 
-def build_continuation(
-    field: str, prompts: tuple[str, ...], asked: OipSamplingOptions, inside: str
+def build_generation(
+    field: str, prompts: tuple[str, ...], options: OipSamplingOptions, prefix: str
 ) -> GenerationRequest:
-    limits = {asked.max_tokens, asked.max_new_tokens} - {0}
+    limits = {options.max_tokens, options.max_new_tokens} - {0}
     if len(limits) > 1:
-        raise option_error(inside, "max_tokens", "is another name of max_new_tokens; the two differ, give one")
+        raise option_error(prefix, "max_tokens", "is another name of max_new_tokens; the two differ, give one")
     return replace(
-        read_generation(field, prompts, asked, inside),
+        read_generation(field, prompts, options, prefix),
         max_tokens=max(limits, default=0),
-        limit_field=f"{inside}{'max_tokens' if asked.max_tokens else 'max_new_tokens'}",
-        keep_stop=asked.include_stop_str_in_output,
+        limit_field=f"{prefix}{'max_tokens' if options.max_tokens else 'max_new_tokens'}",
+        keep_stop=options.include_stop_str_in_output,
     )

@@ -1,7 +1,6 @@
-"""What the Open Inference Protocol answers: each head's output tensors, descriptions of models, and errors.
+"""Writes the responses of the Open Inference Protocol: output tensors of each head, model metadata, and errors.
 
-Knows no engine.  The one idea: a number a text, or a row of them, is a tensor of numbers; what is found in a text is
-JSON, a string a text.
+Scores are tensors of numbers.  Results found in a text, such as entities, are one JSON string for each text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,13 @@ from ....core.version import VERSION
 from ....text.answer_spans import SpanAnswer
 from ....text.detokenizer import AnswerDelta
 from ....text.encoder_outputs import EncoderOutput, FillOutput, ScoreOutput, SpanOutput, TagOutput
-from ...shared import pipeline_outputs as findings
+from ...shared import pipeline_outputs
 from ...shared.hf_generation_write import finish_reason, list_tokens
 from ...shared.streaming import dumps_sliced
 from .tensors import OutputTensor, TensorBody, write_tensors
 from .wire import HEAD_INPUTS, InferRequest, TextRequest
 
-MODEL_VERSION = "1"  # a name has one model at a time
+MODEL_VERSION = "1"  # each name has one model at a time
 EXTENSIONS = ("binary_tensor_data", "generate")
 NUMBER_BYTES, CHAR_BYTES, OVERHEAD_BYTES = 64, 5, 256  # bytes for each number, character and text of an answer
 OutputBuilder = Callable[[Model, Sequence[Any]], list[OutputTensor]]
@@ -43,12 +42,12 @@ def string_vector(name: str, values: Sequence[str]) -> OutputTensor:
     return OutputTensor(name, "BYTES", (len(values),), values)
 
 
-# What is kept of each text's answer until all are there
+# What is kept of each text's answer until all are complete
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """Numbers, and the name of the largest where they are labels'."""
+    """Numbers, and the label with the highest score for classifiers."""
 
     values: NDArray[np.float64]
     label: str = ""
@@ -56,7 +55,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class JsonRow:
-    """What is found in a text, as JSON; of spans the `best` beside it."""
+    """Results in one text as JSON; for answer spans also the `best` one."""
 
     text: str
     best: str = ""
@@ -69,18 +68,18 @@ def keep_reply(model: Model, reply: EncoderOutput) -> ScoreRow | JsonRow:
             row = np.asarray(values, np.float64)
             return ScoreRow(row, model.labels[int(row.argmax())] if model.task == "classify" else "")
         case TagOutput(entities=found):
-            return JsonRow(dump_json(map(findings.write_entity, found)))
+            return JsonRow(dump_json(map(pipeline_outputs.write_entity, found)))
         case SpanOutput(answers=spans):
             best = spans[0] if spans else SpanAnswer("", 0.0, 0, 0)
-            return JsonRow(dump_json(map(findings.write_span, spans)), best.text, best.score)
+            return JsonRow(dump_json(map(pipeline_outputs.write_span, spans)), best.text, best.score)
         case FillOutput(masks=masks):
-            return JsonRow(dump_json(findings.write_masks(masks)))
+            return JsonRow(dump_json(pipeline_outputs.write_masks(masks)))
         case _:
-            raise AssertionError("a head of this protocol answers otherwise")
+            raise AssertionError("no output for this kind of reply")
 
 
 def row_bytes(one: ScoreRow | JsonRow) -> int:
-    """Bytes: as it is kept, gathered, and twice as JSON while that is put together."""
+    """Bytes of a row: as it is kept, and as JSON, which exists twice while it is joined."""
     match one:
         case ScoreRow():
             return OVERHEAD_BYTES + NUMBER_BYTES * len(one.values) + CHAR_BYTES * len(one.label)
@@ -92,7 +91,7 @@ def dump_json(value: Any) -> str:
     return dumps_sliced(value).decode()
 
 
-# What each head says
+# The outputs of each head
 
 
 def build_classify_outputs(model: Model, rows: Sequence[ScoreRow]) -> list[OutputTensor]:  # noqa: ARG001
@@ -164,51 +163,51 @@ def describe_outputs(model: Model) -> dict[str, tuple[str, list[int]]]:
             return {"text": ("BYTES", [-1]), "finish_reason": ("BYTES", [-1])}
 
 
-# What is written
+# Writing
 
 
 def check_outputs(wire: InferRequest, model: Model) -> None:
-    """Raises BadRequest for what the model does not say, before it is asked."""
-    there = describe_outputs(model)
-    for index, wanted in enumerate(wire.outputs):
-        if wanted.name not in there:
+    """Raises BadRequest if the model does not have a requested output."""
+    outputs = describe_outputs(model)
+    for index, output in enumerate(wire.outputs):
+        if output.name not in outputs:
             where = f"outputs[{index}].name"
-            message = f"{where}: {model.name} has no output {wanted.name!r}; it has {', '.join(there)}"
+            message = f"{where}: {model.name} has no output {output.name!r}; it has {', '.join(outputs)}"
             raise BadRequest(message, param=where)
 
 
 def write_infer(wire: InferRequest, model: Model, replies: Sequence[Any]) -> TensorBody:
-    """The outputs that are wanted, in that order; all, if none is named."""
-    said = {tensor.name: tensor for tensor in OUTPUT_BUILDERS[model.task](model, replies)}
-    wanted = list(dict.fromkeys(one.name for one in wire.outputs)) or list(said)
-    return write_tensors(write_envelope(wire, model), [said[name] for name in wanted], select_binary(wire, wanted))
+    """The requested outputs in the requested order; all, if none is named."""
+    tensors = {tensor.name: tensor for tensor in OUTPUT_BUILDERS[model.task](model, replies)}
+    names = list(dict.fromkeys(one.name for one in wire.outputs)) or list(tensors)
+    return write_tensors(write_envelope(wire, model), [tensors[name] for name in names], select_binary(wire, names))
 
 
-def select_binary(wire: InferRequest, wanted: Sequence[str]) -> frozenset[str]:
-    """What an output says of itself goes before what the request says of all."""
-    said = {
+def select_binary(wire: InferRequest, names: Sequence[str]) -> frozenset[str]:
+    """The outputs that are sent as binary data.  The setting of an output has priority over that of the request."""
+    overrides = {
         one.name: one.parameters.binary_data for one in wire.outputs if "binary_data" in one.parameters.model_fields_set
     }
-    return frozenset(name for name in wanted if said.get(name, wire.parameters.binary_data_output))
+    return frozenset(name for name in names if overrides.get(name, wire.parameters.binary_data_output))
 
 
 def write_text_response(wire: TextRequest, model: Model, replies: Sequence[AnswerDelta]) -> dict[str, Any]:
-    """Several answers are lists, as tensors of several numbers are there."""
-    every: dict[str, list[Any]] = {
+    """Several answers are lists."""
+    lists: dict[str, list[Any]] = {
         "text_output": [one.text for one in replies],
         "finish_reason": [one.finish for one in replies],
     }
     if wire.options.details:
-        every["details"] = [
+        lists["details"] = [
             {"finish_reason": finish_reason(one), "logprobs": list_tokens(model, one)} for one in replies
         ]
     return write_envelope(wire, model) | (
-        every if len(replies) > 1 else {name: said[0] for name, said in every.items()}
+        lists if len(replies) > 1 else {name: values[0] for name, values in lists.items()}
     )
 
 
 def write_text_chunk(wire: TextRequest, model: Model, piece: AnswerDelta) -> dict[str, Any]:
-    """The last says so, and why it ends."""
+    """A stream event; the last has `done` and the finish reason."""
     end = {"finish_reason": piece.finish} if piece.finish else {}
     return write_envelope(wire, model) | {"text_output": piece.text, "done": bool(piece.finish), **end}
 
@@ -222,7 +221,7 @@ def write_server(extensions: Sequence[str]) -> dict[str, Any]:
 
 
 def write_oip_model(model: Model) -> dict[str, Any]:
-    """`labels`, ours, are in the order of the columns of probabilities."""
+    """The metadata of a model.  `labels`, an extension, are in the order of the columns of probabilities."""
     outputs = describe_outputs(model).items()
     return {
         "name": model.name,

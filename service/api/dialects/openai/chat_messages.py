@@ -1,7 +1,4 @@
-"""The messages of OpenAI's chat, and what templates are given of them.
-
-Knows no model and no answer.
-"""
+"""The messages of OpenAI's chat, and their conversion to the messages of chat templates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -24,14 +21,14 @@ UNSUPPORTED_IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
 
 
 class ChatCacheBreakpoint(Wire):
-    """Harmless: every beginning that comes again is found."""
+    """No effect: every prefix that comes again is found in the cache."""
 
     mode: Literal["explicit"] = "explicit"
     ttl: Literal["30m", "12h"] = "30m"
 
 
 class TextPart(Wire):
-    """Pictures, sounds and files are refused by the name of their type."""
+    """Text.  Images, audio and files are rejected by the name of their type."""
 
     type: Literal["text", "refusal"]
     text: str = ""
@@ -50,7 +47,7 @@ class TextPart(Wire):
 
 
 def as_parts(content: Any) -> Any:
-    """A string is short for one part of text."""
+    """A string stands for one text part."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if isinstance(content, list):
@@ -70,7 +67,7 @@ class ChatToolCall(Wire):
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int = 0  # harmless: streams have it, and some clients send it back
+    index: int = 0  # ignored: chunks of a stream have it, and some clients send it back
 
 
 class ChatMessage(Wire):
@@ -91,7 +88,7 @@ ASSISTANT_FIELDS = ("tool_calls", "refusal", "reasoning_content", "reasoning")
 
 
 def check_call_arguments(messages: Sequence[ChatMessage]) -> None:
-    """Raises BadRequest where the arguments of their calls are too many to be read."""
+    """Raises BadRequest if the arguments of the tool calls have too many values."""
     check_arguments(
         (call.function.arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
         for index, message in enumerate(messages)
@@ -101,32 +98,32 @@ def check_call_arguments(messages: Sequence[ChatMessage]) -> None:
 
 
 def template_message(message: ChatMessage, place: str) -> dict[str, Any]:
-    """As templates know messages; they know developers as the system.  `place` is the wire's name for it."""
+    """A message for the chat template.  `place` is its path in the body.  The role "developer" becomes "system"."""
     check_message(message, place)
     role = "system" if message.role == "developer" else message.role
     texts = [part.text or part.refusal for part in message.content] or [message.refusal]
     calls = [template_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)]
-    more = {
+    optional_fields = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "tool_calls": calls,
         "reasoning_content": message.reasoning_content or message.reasoning,
     }
-    return {"role": role, "content": "\n".join(texts)} | {key: value for key, value in more.items() if value}
+    return {"role": role, "content": "\n".join(texts)} | {key: value for key, value in optional_fields.items() if value}
 
 
 def check_message(message: ChatMessage, place: str) -> None:
-    told = message.model_fields_set
+    given = message.model_fields_set
     if message.role != "assistant":
-        wrong = next((f"{place}.{name}" for name in ASSISTANT_FIELDS if getattr(message, name)), "")
-        if wrong:
-            raise BadRequest(f"{wrong}: only in messages of the assistant", param=wrong)
-    if "content" not in told and not (message.tool_calls or message.refusal):
+        field = next((f"{place}.{name}" for name in ASSISTANT_FIELDS if getattr(message, name)), "")
+        if field:
+            raise BadRequest(f"{field}: only in messages of the assistant", param=field)
+    if "content" not in given and not (message.tool_calls or message.refusal):
         raise BadRequest(f"{place}.content: is required", param=f"{place}.content")
 
 
 def template_call(call: ChatToolCall, place: str) -> dict[str, Any]:
-    """Templates want the arguments as an object."""
+    """A tool call for the chat template, with its arguments as an object."""
     arguments = call.function.arguments
     if isinstance(arguments, str):
         arguments = read_arguments(arguments, f"{place}.function.arguments")
@@ -135,7 +132,7 @@ def template_call(call: ChatToolCall, place: str) -> dict[str, Any]:
 
 
 def check_continuable(messages: Sequence[ChatMessage]) -> None:
-    """Whether the last one can be gone on with."""
+    """Raises BadRequest unless the last message can be continued."""
     if messages[-1].role != "assistant" or messages[-1].tool_calls:
-        said = "only where the last message is text of the assistant"
-        raise BadRequest(f"continue_final_message: {said}", param="continue_final_message")
+        problem = "only where the last message is text of the assistant"
+        raise BadRequest(f"continue_final_message: {problem}", param="continue_final_message")

@@ -1,7 +1,4 @@
-"""The OpenAI dialect: completions, chat, embeddings and models, under /v1.
-
-Its wire objects and what they ask are `openai_wire`, its answers `openai_write`; here is only the way between them.
-"""
+"""Routes of the OpenAI dialect: completions, chat, embeddings and models, under /v1."""
 
 import time
 import uuid
@@ -25,7 +22,7 @@ from ....text.detokenizer import TokenLogprobs, Usage, collect_answers
 from ....text.encoder_outputs import EncoderOutput
 from ....text.prompts import GenerationRequest
 from ....text.tokenization import Decoding
-from ...shared import generation_calls as generating
+from ...shared import generation_calls
 from ...shared.dialect import (
     Dialect,
     authorized_models,
@@ -45,7 +42,7 @@ from ...shared.encoding_calls import (
     write_body,
 )
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_completion
-from ...shared.generation_calls import IndexedPieces, make_chunk
+from ...shared.generation_calls import AnswerStream, make_chunk
 from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
@@ -63,7 +60,7 @@ from .write import (
     write_usage_chunk,
 )
 
-OVERHEAD_BYTES = 64  # bytes of an embedding's object beside its numbers
+OVERHEAD_BYTES = 64  # bytes of an embedding's object without its numbers
 DONE = b"data: [DONE]\n\n"
 router = APIRouter(tags=["OpenAI"])
 
@@ -75,32 +72,29 @@ async def completions(request: Request) -> Response:
 
 
 async def answer_completion(request: Request, wire: CompletionRequest) -> Response:
-    asked, why = read_completion(wire), wire.read_explain()
-    if why is not None:
+    generation, options = read_completion(wire), wire.read_explain()
+    if options is not None:
         check_explain_enabled(request)
-    echoed = await read_echoes(request, wire) if wire.echo else ()
-    call = replace(make_info("cmpl", wire), echoes=echoed, echo_logprobs=wire.logprobs >= 0)
-    count, answers = await start_completion(request, wire, call, asked)
+    echo_texts = await read_echoes(request, wire) if wire.echo else ()
+    call = replace(make_info("cmpl", wire), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
+    count, answers = await start_completion(request, wire, call, generation)
     if wire.stream:
         return await EventStream.open(encode_events(stream_completion(call, answers), write_openai_error, DONE))
-    pieces = await collect_answers(count, generating.claim_scores(request, answers, wire.n))
+    pieces = await collect_answers(count, generation_calls.claim_scores(request, answers, wire.n))
 
-    def told() -> dict[str, Any]:
+    def write() -> dict[str, Any]:
         return write_completion(
             call, pieces if call.echo_logprobs else [replace(piece, logprobs=()) for piece in pieces]
         )
 
-    if why is not None:
-        model, tokens = (
-            authorized_models(request).resolve(call.model, ["generate"]),
-            [drawn.id for drawn in pieces[0].logprobs],
-        )
-        asked_why = ExplainCall(request, wire, model, why)
-        explanation = await explain_completion(asked_why, normalize_inputs(wire.prompt)[0], tokens)
-        return await json_response(
-            INLINE_NUMBERS + 1, lambda: told() | {"explanation": explanation}
-        )  # not on the event loop
-    return await generating.write_json(pieces, told)
+    if options is not None:
+        model = authorized_models(request).resolve(call.model, ["generate"])
+        tokens = [token.id for token in pieces[0].logprobs]
+        explain_call = ExplainCall(request, wire, model, options)
+        explanation = await explain_completion(explain_call, normalize_inputs(wire.prompt)[0], tokens)
+        # weights are many numbers: write them on a thread
+        return await json_response(INLINE_NUMBERS + 1, lambda: write() | {"explanation": explanation})
+    return await generation_calls.write_json(pieces, write)
 
 
 async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
@@ -110,8 +104,8 @@ async def read_echoes(request: Request, wire: CompletionRequest) -> tuple[str, .
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
     text, claim, terms = server(request).text, request_context(request).claim, request_context(request).terms
     decoded = await text.decode(model, Decoding(given, "prompt"), claim, terms) if given else []
-    left = iter(decoded)
-    found = tuple(prompt if isinstance(prompt, str) else next(left) for prompt in prompts)
+    remaining = iter(decoded)
+    found = tuple(prompt if isinstance(prompt, str) else next(remaining) for prompt in prompts)
     claim.grow(WRITTEN * wire.n * sum(map(len, found)), "the prompts that each answer repeats")
     return found
 
@@ -125,13 +119,13 @@ async def chat_completions(request: Request) -> Response:
 async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     call = make_info("chatcmpl", wire)
     model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
-    count, _, utterances = await generating.start_chat(request, wire, model, read_chat(wire), call.id)
+    count, _, deltas = await generation_calls.start_chat(request, wire, model, read_chat(wire), call.id)
     if not wire.include_reasoning:
-        utterances = drop_reasoning(utterances)
+        deltas = drop_reasoning(deltas)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_chat(call, utterances), write_openai_error, DONE))
-    said = await collect_chat_answers(count, generating.claim_scores(request, utterances))
-    return await generating.write_json(said, lambda: write_chat(call, said))
+        return await EventStream.open(encode_events(stream_chat(call, deltas), write_openai_error, DONE))
+    answers = await collect_chat_answers(count, generation_calls.claim_scores(request, deltas))
+    return await generation_calls.write_json(answers, lambda: write_chat(call, answers))
 
 
 def make_info(kind: str, wire: SampledRequest) -> CompletionInfo:
@@ -147,46 +141,47 @@ def make_info(kind: str, wire: SampledRequest) -> CompletionInfo:
 
 
 async def start_completion(
-    request: Request, wire: SampledRequest, call: CompletionInfo, asked: GenerationRequest
-) -> tuple[int, IndexedPieces]:
-    """How many answers there will be, and the answers, not yet submitted."""
+    request: Request, wire: SampledRequest, call: CompletionInfo, generation: GenerationRequest
+) -> tuple[int, AnswerStream]:
+    """The number of answers, and the answers, not yet submitted."""
     model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
-    return await generating.start_answers(request, wire, model, asked, call.id)
+    return await generation_calls.start_answers(request, wire, model, generation, call.id)
 
 
-async def stream_completion(call: CompletionInfo, answers: IndexedPieces) -> AsyncGenerator[dict[str, Any], None]:
-    cost, begun = Usage(), set[int]()
-    prompts: dict[int, tuple[TokenLogprobs, ...]] = {}  # several answers to one have it from the first
+async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
+    cost, started = Usage(), set[int]()
+    prompts: dict[int, tuple[TokenLogprobs, ...]] = {}  # later answers to a prompt take it from the first
     async with aclosing(answers):
         async for index, piece in answers:
             cost += piece.usage
             prompt = prompts[index // call.answers_per_prompt] = piece.prompt_logprobs or prompts.get(
                 index // call.answers_per_prompt, ()
             )
-            first = index not in begun
-            told = replace(piece, prompt_logprobs=prompt if first else ())
-            yield await make_chunk(told, partial(write_completion_chunk, call, index, told, first=first))
-            begun.add(index)
+            first = index not in started
+            chunk_piece = replace(piece, prompt_logprobs=prompt if first else ())
+            yield await make_chunk(chunk_piece, partial(write_completion_chunk, call, index, chunk_piece, first=first))
+            started.add(index)
     if call.include_usage:
         yield write_usage_chunk(call, "text_completion", write_openai_usage(cost))
 
 
-async def stream_chat(call: CompletionInfo, utterances: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
-    cost, thought, begun = Usage(), 0, set[int]()
-    async with aclosing(utterances):
-        async for index, said in utterances:
-            cost += said.usage
-            thought += said.reasoning_tokens
-            for chunk in await make_chunk(said, partial(list_chat_chunks, call, index, said, first=index not in begun)):
+async def stream_chat(call: CompletionInfo, deltas: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
+    cost, reasoning, started = Usage(), 0, set[int]()
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            cost += delta.usage
+            reasoning += delta.reasoning_tokens
+            write = partial(list_chat_chunks, call, index, delta, first=index not in started)
+            for chunk in await make_chunk(delta, write):
                 yield chunk
-            begun.add(index)
+            started.add(index)
     if call.include_usage:
-        yield write_usage_chunk(call, "chat.completion.chunk", chat_usage(cost, thought))
+        yield write_usage_chunk(call, "chat.completion.chunk", chat_usage(cost, reasoning))
 
 
 @dataclass(frozen=True)
 class EmbeddingWriter(ReplyWriter):
-    """Each says where in the list it is.  One that fails ends the call."""
+    """Each object has its index.  The first error ends the call."""
 
     def build_item(self, index: int, reply: EncoderOutput | PolyheadError) -> Any:
         if isinstance(reply, PolyheadError):
@@ -196,19 +191,21 @@ class EmbeddingWriter(ReplyWriter):
 
 def make_embedding_writer(model: Model, encoding: Literal["float", "base64"]) -> EmbeddingWriter:
     write = encode_base64 if encoding == "base64" else encode_float
-    most = OVERHEAD_BYTES + max_vector_bytes(model.width)
-    return EmbeddingWriter(write_one=lambda reply: write(reply.values), write_error=write_openai_error, max_bytes=most)
+    max_bytes = OVERHEAD_BYTES + max_vector_bytes(model.width)
+    return EmbeddingWriter(
+        write_one=lambda reply: write(reply.values), write_error=write_openai_error, max_bytes=max_bytes
+    )
 
 
 def embedding_envelope(model: str, tokens: int) -> tuple[bytes, bytes]:
-    """JSON before and after the embeddings and their list's commas."""
+    """The JSON before and after the list of embeddings."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     after = orjson.dumps({"model": model, "usage": usage})[1:]
     return b'{"object":"list","data":[', b"]," + after
 
 
-def list_chat_chunks(call: CompletionInfo, index: int, said: ChatDelta, *, first: bool) -> list[dict[str, Any]]:
-    return list(write_chat_chunks(call, index, said, first=first))
+def list_chat_chunks(call: CompletionInfo, index: int, delta: ChatDelta, *, first: bool) -> list[dict[str, Any]]:
+    return list(write_chat_chunks(call, index, delta, first=first))
 
 
 @router.post("/v1/embeddings", openapi_extra=describe_body(EmbeddingRequest), summary="Texts as vectors.")
@@ -219,10 +216,11 @@ async def embeddings(request: Request) -> Response:
 
 async def answer_embedding(request: Request, wire: EmbeddingRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["embed"]))
-    asked = read_embedding(wire)
+    encoding = read_embedding(wire)
     writing = make_embedding_writer(model, wire.encoding_format)
-    found = await write_body(request, await start_replies(request, wire, model, asked), writing, len(asked.inputs))
-    return found.response(*embedding_envelope(wire.model, found.prompt_tokens))
+    replies = await start_replies(request, wire, model, encoding)
+    vectors = await write_body(request, replies, writing, len(encoding.inputs))
+    return vectors.response(*embedding_envelope(wire.model, vectors.prompt_tokens))
 
 
 @router.get("/v1/models", summary="What is served and ready.")

@@ -1,7 +1,4 @@
-"""Tools and thinking as OpenAI's chat is asked for them, by its own names and those of vLLM.
-
-Knows no model and no answer.
-"""
+"""Tools and reasoning options of OpenAI's chat, by its own names and those of vLLM."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,7 +20,7 @@ Name = Annotated[
 
 
 class ToolFunction(Wire):
-    """`strict` or not, calls keep to the schema."""
+    """Calls follow the schema, `strict` or not."""
 
     name: Name
     description: str = ""
@@ -53,7 +50,7 @@ class AllowedToolList(Wire):
 
 
 class ChatToolChoice(Wire):
-    """One of the words, a function, or some of the tools."""
+    """A mode, a function, or some of the tools."""
 
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
     function: NamedFunction | None = None
@@ -61,7 +58,7 @@ class ChatToolChoice(Wire):
 
 
 def as_tool_choice(value: Any) -> Any:
-    """A word is short for an object that says it."""
+    """A string stands for an object with that type."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return {"type": value}
     kind = read_type(value)
@@ -76,9 +73,9 @@ ToolChoiceField = Annotated[ChatToolChoice, BeforeValidator(as_tool_choice)]
 AUTO_CHOICE = ChatToolChoice(type="auto")
 
 
-def read_tools(offered: Sequence[FunctionTool], choice: ChatToolChoice, *, parallel: bool) -> ToolOptions:
-    """BadRequest names what does not fit together."""
-    tools = tuple(read_tool(each.function, f"tools[{index}].function") for index, each in enumerate(offered))
+def read_tools(definitions: Sequence[FunctionTool], choice: ChatToolChoice, *, parallel: bool) -> ToolOptions:
+    """Raises BadRequest for tools and choice that do not fit together."""
+    tools = tuple(read_tool(each.function, f"tools[{index}].function") for index, each in enumerate(definitions))
     check_tool_names([each.name for each in tools], "tools[{}].function.name")
     if not tools and choice.type not in ("none", "auto"):
         raise BadRequest("tool_choice: only together with tools", param="tool_choice")
@@ -94,7 +91,7 @@ def read_tool(function: ToolFunction, place: str) -> ToolDefinition:
 
 
 def read_choice(choice: ChatToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:
-    """What has to happen, and of which tools: the wire's names for the places where they are named, and the names."""
+    """The mode, and the chosen tools: by the path of each name in the body, the name."""
     if choice.function and choice.type == "function":
         return "required", {"tool_choice.function.name": choice.function.name}
     if choice.allowed_tools and choice.type == "allowed_tools":
@@ -106,13 +103,13 @@ def read_choice(choice: ChatToolChoice) -> tuple[Literal["none", "auto", "requir
     return ("none" if choice.type == "none" else "required" if choice.type == "required" else "auto"), {}
 
 
-# Thinking
+# Reasoning
 
 ThinkingBudget = Annotated[int, between(0, (1 << 31) - 1)]
 
 
 class ReasoningFields(Wire):
-    """What may be said of thinking; the shorter of two budgets holds."""
+    """Options of reasoning; the shorter of two budgets applies."""
 
     reasoning_effort: Effort = ""
     thinking_budget: ThinkingBudget = -1

@@ -1,7 +1,7 @@
-"""What the OpenAI dialect is asked: its wire objects, and the pure `read` of each.
+"""Wire objects of the OpenAI dialect, and the requests they are read into.
 
-Knows no engine and no answer.  The one idea: a field of the real API is done, or harmless, or refused by name at any
-value that asks for something (the tables below); nothing that would change the answer is accepted and ignored.
+A field of the real API is supported, or has no effect here, or is rejected by name at any value that would change the
+answer (the tables below).
 """
 
 from dataclasses import replace
@@ -26,13 +26,13 @@ from ...shared.dialect import (
     normalize_inputs,
 )
 from ...shared.explain_options import ExplainFields, read_explain_options
-from ...shared.openai_sampling import SampledRequest, read_continuation
+from ...shared.openai_sampling import SampledRequest, read_generation_options
 from .chat_messages import ChatMessageList, check_call_arguments, check_continuable, template_message
 from .tools import AUTO_CHOICE, ReasoningFields, ToolChoiceField, ToolList, read_reasoning, read_tools
 
 MAX_VARIABLES, MAX_DOCUMENTS = 64, 1024
 
-# fields of the real API that this server does not do -> the values at which they ask for nothing
+# fields of the real API that this server does not support -> the values at which they change nothing
 UNSUPPORTED_COMPLETION: NeutralValues = {
     **SampledRequest.unsupported,
     "suffix": ("",),
@@ -48,14 +48,14 @@ UNSUPPORTED_CHAT: NeutralValues = {
     "moderation": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template": (),  # a program: only checkpoints bring those
-    "add_special_tokens": (False,),  # the template writes them
+    "chat_template": (),  # a template is a program: only those of checkpoints are run
+    "add_special_tokens": (False,),  # the template writes special tokens
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
 }
 
 
-DEFAULT_MAX_TOKENS = 16  # of a completion whose request does not say, as OpenAI's and vLLM's servers have it
+DEFAULT_MAX_TOKENS = 16  # the default of max_tokens for completions, as in OpenAI's and vLLM's servers
 
 
 class CompletionRequest(SampledRequest):
@@ -63,17 +63,17 @@ class CompletionRequest(SampledRequest):
 
     prompt: TextsOrIds
     echo: bool = False
-    max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0, which is the prompt alone, only with echo
+    max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0 scores the prompt alone, only with echo
     logprobs: Annotated[int, between(0, 20)] = -1
     explain: ExplainFields | None = None
 
     def read_explain(self) -> ExplainParameters | None:
-        """Raises BadRequest where there is not one answer that is whole."""
+        """The explain options.  Raises BadRequest unless there is exactly one answer, which is not streamed."""
         if self.explain is None:
             return None
-        alone = {"stream": not self.stream, "n": self.n == 1, "prompt": len(normalize_inputs(self.prompt)) == 1}
-        if wrong := [name for name, fits in alone.items() if not fits]:
-            raise BadRequest(f"explain: one answer, whole, is explained: not with this {wrong[0]}", param="explain")
+        allowed = {"stream": not self.stream, "n": self.n == 1, "prompt": len(normalize_inputs(self.prompt)) == 1}
+        if fields := [name for name, fits in allowed.items() if not fits]:
+            raise BadRequest(f"explain: needs one complete answer: not with this {fields[0]}", param="explain")
         return read_explain_options(self.explain)
 
 
@@ -81,7 +81,7 @@ RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt",
 
 
 def check_variables(value: Any) -> Any:
-    """What a template is given by fields of their own cannot be given again."""
+    """Variables that the template gets from fields of the body cannot be given again."""
     if isinstance(value, dict) and not value.keys().isdisjoint(RESERVED_VARIABLES):
         sentence = f"an object without the names of fields ({', '.join(RESERVED_VARIABLES)})"
         raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
@@ -93,7 +93,7 @@ Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True), max_items(MAX
 
 
 class ChatCacheOptions(Wire):
-    """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
+    """No effect: every prefix that comes again is found in the cache, as long as there is room for it."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["30m"] = "30m"
@@ -125,21 +125,23 @@ class EmbeddingRequest(EngineRequest):
     user: str = ""
 
 
-# What is asked
+# Reading
 
 
 def read_completion(wire: CompletionRequest) -> GenerationRequest:
     if not wire.max_tokens and not wire.echo:
         raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
-    told = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # which tokens it is made of
-    asked = read_continuation(wire, "prompt", normalize_inputs(wire.prompt), max(wire.max_tokens, 0), told)
+    logprobs = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # an explanation needs the tokens
+    generation = read_generation_options(
+        wire, "prompt", normalize_inputs(wire.prompt), max(wire.max_tokens, 0), logprobs
+    )
     scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
     if len(scores) > 1:
         message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
         raise BadRequest(message, param="prompt_logprobs")
     scoring = not wire.max_tokens
     return replace(
-        asked, default_max_tokens=DEFAULT_MAX_TOKENS, only_scores=scoring, prompt_logprobs=max(scores, default=-1)
+        generation, default_max_tokens=DEFAULT_MAX_TOKENS, only_scores=scoring, prompt_logprobs=max(scores, default=-1)
     )
 
 
@@ -151,17 +153,17 @@ def read_chat(wire: ChatRequest) -> ChatPrompt:
         message = "max_tokens: is the older name of max_completion_tokens; the two differ, give one"
         raise BadRequest(message, param="max_tokens")
     logprobs = wire.top_logprobs if wire.logprobs else -1
-    asked = read_continuation(wire, "messages", (read_conversation(wire),), max(limits, default=0), logprobs)
+    generation = read_generation_options(wire, "messages", (read_conversation(wire),), max(limits, default=0), logprobs)
     tools = read_tools(wire.tools, wire.tool_choice, parallel=wire.parallel_tool_calls)
-    return ChatPrompt(asked, tools, read_reasoning(wire))
+    return ChatPrompt(generation, tools, read_reasoning(wire))
 
 
 def read_conversation(wire: ChatRequest) -> ChatMessages:
     if wire.continue_final_message:
         check_continuable(wire.messages)
         if "add_generation_prompt" in wire.model_fields_set and wire.add_generation_prompt:
-            said = "not together with continue_final_message: the answer has begun"
-            raise BadRequest(f"add_generation_prompt: {said}", param="add_generation_prompt")
+            problem = "not together with continue_final_message: the answer has begun"
+            raise BadRequest(f"add_generation_prompt: {problem}", param="add_generation_prompt")
     check_call_arguments(wire.messages)
     return ChatMessages(
         messages=tuple(template_message(message, f"messages[{index}]") for index, message in enumerate(wire.messages)),

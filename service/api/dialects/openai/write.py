@@ -1,8 +1,4 @@
-"""What the OpenAI dialect answers: the pure `write` and `chunk` of each kind of answer.
-
-Knows no engine and no wire object.  The one idea: a streamed answer is the whole one cut up, so both are made of the
-same parts.
-"""
+"""Writes the responses of the OpenAI dialect, whole or as stream chunks."""
 
 import base64
 import struct
@@ -21,16 +17,16 @@ from ...shared.task_names import describe_model
 
 @dataclass(frozen=True)
 class CompletionInfo:
-    """What every object of one answer repeats."""
+    """What all objects of one response have in common."""
 
     id: str
     model: str
     created: int  # seconds since 1970
-    include_usage: bool = False  # streamed: the last object says what it cost
+    include_usage: bool = False  # streams: the last chunk has the usage
     answers_per_prompt: int = 1  # answers to each prompt
-    echoes: tuple[str, ...] = ()  # the prompts, where they are to be repeated
-    echo_logprobs: bool = False  # of a prompt that is repeated, too
-    include_prompt_logprobs: bool = False  # the prompt's tokens are asked for, apart from the answer's
+    echoes: tuple[str, ...] = ()  # the prompts, if they are repeated in the answers
+    echo_logprobs: bool = False  # log-probabilities of the echoed prompt, too
+    include_prompt_logprobs: bool = False  # the prompt's log-probabilities are returned separately
 
 
 def write_completion(call: CompletionInfo, answers: Sequence[AnswerDelta]) -> dict[str, Any]:
@@ -63,14 +59,14 @@ def write_completion_object(call: CompletionInfo, object: str, choices: list[dic
 
 
 def write_text_choice(call: CompletionInfo, index: int, piece: AnswerDelta, *, first: bool) -> dict[str, Any]:
-    """The `first` of an answer has the prompt before it where that is to be repeated, and its tokens."""
-    text, drawn = piece.text, piece.logprobs
+    """One choice.  The `first` chunk of an answer begins with the prompt, and its tokens, if it is echoed."""
+    text, tokens = piece.text, piece.logprobs
     if call.echoes:
         echo = call.echoes[index // call.answers_per_prompt]
-        drawn = tuple(replace(each, offset=each.offset + len(echo)) for each in drawn)
+        tokens = tuple(replace(each, offset=each.offset + len(echo)) for each in tokens)
         if first:
-            text, drawn = echo + text, (*(piece.prompt_logprobs if call.echo_logprobs else ()), *drawn)
-    logprobs, stop = write_text_logprobs(drawn), {"stop_reason": piece.stop} if piece.stop != "" else {}
+            text, tokens = echo + text, (*(piece.prompt_logprobs if call.echo_logprobs else ()), *tokens)
+    logprobs, stop = write_text_logprobs(tokens), {"stop_reason": piece.stop} if piece.stop != "" else {}
     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish or None, **stop}
     return choice | (
         {"prompt_logprobs": write_prompt_logprobs(piece.prompt_logprobs)}
@@ -79,27 +75,27 @@ def write_text_choice(call: CompletionInfo, index: int, piece: AnswerDelta, *, f
     )
 
 
-def write_text_logprobs(drawn: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-    """The older shape: parallel lists.  The drawn token is among the likeliest even where it isn't."""
-    if not drawn:
+def write_text_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    """The log-probabilities as parallel lists.  The sampled token is always among the top tokens."""
+    if not tokens:
         return None
     return {
-        "tokens": [each.token.text for each in drawn],
-        "token_logprobs": [each.token.logprob for each in drawn],
-        "top_logprobs": [write_top_logprobs(each) for each in drawn],
-        "text_offset": [each.offset for each in drawn],
+        "tokens": [each.token.text for each in tokens],
+        "token_logprobs": [each.token.logprob for each in tokens],
+        "top_logprobs": [write_top_logprobs(each) for each in tokens],
+        "text_offset": [each.offset for each in tokens],
     }
 
 
-def write_top_logprobs(drawn: TokenLogprobs) -> dict[str, float | None] | None:
-    """None for the first token of a prompt, which nothing was expected of."""
-    if drawn.token.logprob is None:
+def write_top_logprobs(token: TokenLogprobs) -> dict[str, float | None] | None:
+    """None for the first token of a prompt, which has no log-probability."""
+    if token.token.logprob is None:
         return None
-    return {one.text: one.logprob for one in (*drawn.top, drawn.token)}
+    return {one.text: one.logprob for one in (*token.top, token.token)}
 
 
 def write_prompt_logprobs(prompt: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-    """As those who extend the API write them: of each token, by its id, and of those likelier."""
+    """The prompt's log-probabilities as vLLM writes them: for each token an object keyed by token id."""
     return [
         None
         if each.token.logprob is None
@@ -127,7 +123,7 @@ def encode_float(values: list[float]) -> NDArray[np.float32]:
 
 
 def encode_base64(values: list[float]) -> str:
-    """Little-endian 32-bit floats."""
+    """Little-endian 32-bit floats, in base64."""
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
@@ -136,6 +132,6 @@ def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
 
 
 def write_openai_model(model: Model, *, explained: bool) -> dict[str, Any]:
-    """From `task` on it is ours; clients of the real API leave that alone."""
+    """A model.  The fields from `task` on are an extension, which OpenAI's clients ignore."""
     known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
     return {**known, **describe_model(model, explained=explained)}

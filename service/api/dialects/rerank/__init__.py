@@ -1,1 +1,1 @@
-"""Reranking as Cohere and Jina have it, under /v1/rerank."""
+"""Reranking in the format of Cohere and Jina, under /v1/rerank."""

@@ -1,7 +1,7 @@
-"""Reranking in the shape that Cohere and Jina made usual: POST /v1/rerank.
+"""Reranking in the format of Cohere and Jina: POST /v1/rerank.
 
-One wire object and one answer.  A cross-encoder looks at each pair, an embedder compares vectors; either is named as
-`model`, and the answer is the same.
+`model` is a cross-encoder, which scores each pair, or an embedder, whose vectors are compared; the response has the
+same format.
 """
 
 import uuid
@@ -98,7 +98,7 @@ def write_rerank(wire: RerankRequest, values: list[float], tokens: int) -> dict[
 
 
 def write_rerank_error(error: PolyheadError) -> dict[str, Any]:
-    """Cohere reads `message`, Jina `detail`."""
+    """Cohere's clients read `message`, Jina's `detail`."""
     return {"message": error.message, "detail": error.message}
 
 
@@ -114,11 +114,11 @@ async def answer_rerank(request: Request, wire: RerankRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, TASKS))
     answers = await collect_replies(await start_replies(request, wire, model, read_rerank(wire, model)), ScoreOutput)
 
-    def told() -> dict[str, Any]:
+    def write() -> dict[str, Any]:
         values = [found.values[0] for found in answers] if model.task == "rank" else cosine_similarities(answers)
         return write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers))
 
-    return await json_response(sum(map(reply_size, answers)), told)
+    return await json_response(sum(map(reply_size, answers)), write)
 
 
 DIALECT = Dialect(

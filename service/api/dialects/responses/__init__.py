@@ -1,1 +1,1 @@
-"""OpenAI's responses: items in, items out, under /v1/responses."""
+"""OpenAI's responses API, under /v1/responses."""

@@ -1,7 +1,6 @@
-"""From the items of a conversation, as OpenAI's responses have them, to messages as templates know them.
+"""Converts the items of OpenAI's responses API to the messages of chat templates.
 
-Knows no engine and no answer.  The one idea: what the assistant thought, said and called, one after the other, is one
-message of the assistant.
+Consecutive reasoning, text and tool calls of the assistant become one message.
 """
 
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from typing import Any, Literal
 
 from ....core.errors import BadRequest
 from ....core.request import Sampling
-from ....text.chat_prompt import ChatPrompt, ToolOptions
-from ....text.chat_prompt import ReasoningSettings as Thinks
+from ....text.chat_prompt import ChatPrompt, ReasoningSettings, ToolOptions
 from ....text.prompts import ChatMessages, GenerationRequest
 from ...shared.dialect import Wire
 from ...shared.json_body import check_arguments, read_arguments
@@ -35,34 +33,34 @@ ChoiceMode = Literal["none", "auto", "required"]
 
 
 def read_response(wire: ResponseRequest) -> ChatPrompt:
-    scored = LOGPROBS in wire.include
-    if wire.top_logprobs and not scored:
+    with_logprobs = LOGPROBS in wire.include
+    if wire.top_logprobs and not with_logprobs:
         raise BadRequest(f'top_logprobs: only together with include: ["{LOGPROBS}"]', param="top_logprobs")
     if "stream_options" in wire.model_fields_set and not wire.stream:
         raise BadRequest("stream_options: only together with stream: true", param="stream_options")
-    asked = GenerationRequest(
+    generation = GenerationRequest(
         field="input",
         prompts=(ChatMessages(tuple(template_messages(wire))),),
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p),
         max_tokens=wire.max_output_tokens,
         limit_field="max_output_tokens",
-        logprobs=wire.top_logprobs if scored else -1,
+        logprobs=wire.top_logprobs if with_logprobs else -1,
         grammar=convert_format(wire.text.format, "text.format"),
     )
-    return ChatPrompt(asked, read_response_tools(wire), read_effort(wire))
+    return ChatPrompt(generation, read_response_tools(wire), read_effort(wire))
 
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:
-    offered = (
+    tools = (
         make_tool(each.name, each.description, each.parameters, f"tools[{index}].parameters")
         for index, each in enumerate(wire.tools)
     )
-    choice, only, named = read_tool_choice(wire.tool_choice)
-    return check_tools(ToolOptions(tuple(offered), choice, only, wire.parallel_tool_calls), named)
+    choice, only, field = read_tool_choice(wire.tool_choice)
+    return check_tools(ToolOptions(tuple(tools), choice, only, wire.parallel_tool_calls), field)
 
 
 def read_tool_choice(choice: ToolMode | ChosenTool | AllowedTools) -> tuple[ChoiceMode, frozenset[str], str]:
-    """What may or must be called, which tools alone, and where that stands."""
+    """The mode, the chosen tools, and the field that names them."""
     match choice:
         case ToolMode(type=kind):
             return kind, frozenset(), "tool_choice"
@@ -72,14 +70,14 @@ def read_tool_choice(choice: ToolMode | ChosenTool | AllowedTools) -> tuple[Choi
             return mode, frozenset(each.name for each in allowed), "tool_choice.tools"
 
 
-def read_effort(wire: ResponseRequest) -> Thinks:
+def read_effort(wire: ResponseRequest) -> ReasoningSettings:
     effort = wire.reasoning.effort
     mode: Literal["", "on", "off"] = "off" if effort == "none" else "on" if effort else ""
-    return Thinks(mode, EFFORT_BUDGETS.get(effort, -1), effort, "reasoning.effort")
+    return ReasoningSettings(mode, EFFORT_BUDGETS.get(effort, -1), effort, "reasoning.effort")
 
 
 def template_messages(wire: ResponseRequest) -> list[dict[str, Any]]:
-    """BadRequest names what stands where it cannot."""
+    """The messages for the chat template.  Raises BadRequest for an item in a wrong place."""
     check_arguments(
         (item.arguments, f"input[{index}].arguments")
         for index, item in enumerate(wire.input)
@@ -96,8 +94,9 @@ def template_messages(wire: ResponseRequest) -> list[dict[str, Any]]:
         else:
             messages += [convert_item(item, f"input[{index}]", names) for index, item in items]
     if messages[-1].get("tool_calls"):
-        raise BadRequest("input: its end calls tools, and nothing says what came of it", param="input")
-    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":  # templates know one
+        raise BadRequest("input: the last items call tools, and their results are missing", param="input")
+    # templates take one system message
+    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":
         messages[0]["content"] += "\n" + messages.pop(1)["content"]
     return messages
 
@@ -109,22 +108,22 @@ def is_assistant_item(item: InputItem) -> bool:
 
 
 def convert_item(item: InputItem, where: str, names: dict[str, str]) -> dict[str, Any]:
-    """Templates know developers as the system."""
+    """A message for the chat template.  The role "developer" becomes "system"."""
     if isinstance(item, MessageItem):
         return {"role": "system" if item.role == "developer" else item.role, "content": join_text(item.content)}
     assert isinstance(item, FunctionOutput), "the rest is the assistant's"
     if item.call_id not in names:
         field = f"{where}.call_id"
         raise BadRequest(f"{field}: no function_call before it has the id {item.call_id[:60]!r}", param=field)
-    called = {"tool_call_id": item.call_id, "name": names[item.call_id]}
-    return {"role": "tool", "content": join_text(item.output), **called}
+    call_fields = {"tool_call_id": item.call_id, "name": names[item.call_id]}
+    return {"role": "tool", "content": join_text(item.output), **call_fields}
 
 
 def assistant_message(run: Sequence[tuple[int, InputItem]]) -> dict[str, Any]:
-    said = [join_text(item.content) for _, item in run if isinstance(item, MessageItem)]
+    texts = [join_text(item.content) for _, item in run if isinstance(item, MessageItem)]
     thoughts = [reasoning_text(item) for _, item in run if isinstance(item, ReasoningItem)]
     calls = [convert_call(item, f"input[{index}]") for index, item in run if isinstance(item, FunctionCall)]
-    message = {"role": "assistant", "content": "\n".join(said)}
+    message = {"role": "assistant", "content": "\n".join(texts)}
     thoughts = [text for text in thoughts if text]
     return (
         message
@@ -147,7 +146,8 @@ def join_text(parts: Sequence[ContentPart]) -> str:
 
 
 def echo_request(wire: ResponseRequest) -> dict[str, Any]:
-    """What a response says of how it was asked for."""
+    """The request's fields that a response repeats."""
+    choice = wire.tool_choice
     return {
         "model": wire.model,
         "instructions": wire.instructions or None,
@@ -158,9 +158,7 @@ def echo_request(wire: ResponseRequest) -> dict[str, Any]:
         "top_logprobs": wire.top_logprobs,
         "text": {"format": dump_set_fields(wire.text.format), "verbosity": "medium"},
         "tools": [dump_set_fields(tool) for tool in wire.tools],
-        "tool_choice": wire.tool_choice.type
-        if isinstance(wire.tool_choice, ToolMode)
-        else dump_set_fields(wire.tool_choice),
+        "tool_choice": choice.type if isinstance(choice, ToolMode) else dump_set_fields(choice),
         "parallel_tool_calls": wire.parallel_tool_calls,
         "reasoning": {"effort": wire.reasoning.effort or None, "summary": None},
         "truncation": "disabled",

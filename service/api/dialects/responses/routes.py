@@ -1,8 +1,4 @@
-"""The dialect of OpenAI's responses: items in, items out, nothing kept, under /v1/responses.
-
-Its wire objects are `responses_wire`, what they ask `responses_read`, its answers `responses_write`; here is only the
-way between them.
-"""
+"""Routes of OpenAI's responses API, under /v1/responses.  Nothing is stored."""
 
 import time
 import uuid
@@ -32,13 +28,13 @@ async def responses(request: Request) -> Response:
 async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo_request(wire))
-    *_, utterances = await start_chat(request, wire, model, read_response(wire), call.id)
+    *_, deltas = await start_chat(request, wire, model, read_response(wire), call.id)
     if wire.stream:
-        told = ResponseEvents(call)
-        return await EventStream.open(
-            encode_events(stream_items(told, utterances), told.failure_event, spell=encode_named_event)
-        )
-    parts = await collect_answer(claim_scores(request, utterances))
+        response_events = ResponseEvents(call)
+        items = stream_items(response_events, deltas)
+        chunks = encode_events(items, response_events.failure_event, encode=encode_named_event)
+        return await EventStream.open(chunks)
+    parts = await collect_answer(claim_scores(request, deltas))
     return await write_json(parts, lambda: write_response(call, parts))
 
 

@@ -1,7 +1,7 @@
-"""What the dialect of OpenAI's responses is asked: its wire objects.
+"""Wire objects of OpenAI's responses API.
 
-Knows no engine and no answer.  The one idea: a field of the real API is done, or harmless, or refused by name at any
-value that asks for something.  Nothing is kept between two calls, so whatever refers to an earlier one is refused.
+A field of the real API is supported, or has no effect here, or is rejected by name at any value that would change the
+answer.  Nothing is stored, so fields that refer to earlier responses are rejected.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +15,8 @@ from ...shared.tagged_unions import TaggedUnion
 
 MAX_ITEMS, MAX_PARTS, MAX_TOOLS = 4096, 256, 1024
 LOGPROBS = "message.output_text.logprobs"
-Includable = Literal[  # the others ask for what comes of tools and images that are refused, and for what is hidden
+# Only the first has an effect; the others belong to unsupported tools, to images and to encrypted reasoning.
+Includable = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "file_search_call.results",
@@ -27,10 +28,10 @@ Includable = Literal[  # the others ask for what comes of tools and images that 
 ]
 DIRECT_CALLER: NeutralValues = {"caller": ({"type": "direct"},), "namespace": ("",)}
 
-ItemStatus = Literal["", "in_progress", "completed", "incomplete"]  # harmless, of what comes back from an answer
+ItemStatus = Literal["", "in_progress", "completed", "incomplete"]  # ignored: it comes back from an earlier answer
 
 
-# What goes in: text and earlier items
+# Input: text and earlier items
 
 
 class InputCacheBreakpoint(Wire):
@@ -41,11 +42,11 @@ class InputCacheBreakpoint(Wire):
 class InputText(Wire):
     type: Literal["input_text"]
     text: str
-    prompt_cache_breakpoint: InputCacheBreakpoint = InputCacheBreakpoint()  # harmless: what is stored is found anyway
+    prompt_cache_breakpoint: InputCacheBreakpoint = InputCacheBreakpoint()  # no effect: prefixes are always cached
 
 
 class OutputText(Wire):
-    """As an answer has it."""
+    """Text of an earlier answer."""
 
     type: Literal["output_text"]
     text: str
@@ -63,7 +64,7 @@ class Refusal(Wire):
 
 
 def parts_validator(kind: str) -> Any:
-    """A string is short for one part of a text of this kind."""
+    """A validator: a string stands for one text part of type `kind`."""
 
     def parts(content: Any) -> Any:
         if isinstance(content, str):
@@ -131,7 +132,7 @@ class SummaryText(Wire):
 
 
 class ReasoningItem(Wire):
-    """What was thought, in the open; its summary where only that is known."""
+    """Earlier reasoning as plain text, or its summary."""
 
     unsupported: ClassVar[NeutralValues] = {"encrypted_content": ("",)}
 
@@ -151,7 +152,7 @@ ITEM_UNION = TaggedUnion((MessageItem, FunctionCall, FunctionOutput, ReasoningIt
 
 
 def as_items(given: Any) -> Any:
-    """A string is short for one message of the user."""
+    """A string stands for one user message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if isinstance(given, list):
@@ -159,11 +160,11 @@ def as_items(given: Any) -> Any:
     raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of items"})
 
 
-# How it is to be answered
+# Options
 
 
 class ResponseTool(Wire):
-    """Arguments keep to the schema, `strict` or not."""
+    """Arguments follow the schema, `strict` or not."""
 
     unsupported: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),
@@ -191,7 +192,7 @@ class AllowedTools(Wire):
 
 
 class ToolMode(Wire):
-    """What stands as a word on the wire."""
+    """A choice that is a string in the body."""
 
     type: Literal["none", "auto", "required"]
 
@@ -225,11 +226,11 @@ class ReasoningOptions(Wire):
 
 
 class ResponseStreamOptions(Wire):
-    include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
+    include_obfuscation: bool = False  # ignored: padding against traffic analysis
 
 
 class ResponseCacheOptions(Wire):
-    """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
+    """No effect: every prefix that comes again is found in the cache, as long as there is room for it."""
 
     unsupported: ClassVar[NeutralValues] = {"comparison_response_id": (), "prewarm": (False,)}
 
@@ -274,8 +275,8 @@ class ResponseRequest(EngineRequest):
     reasoning: ReasoningOptions = ReasoningOptions()
     stream: bool = False
     stream_options: ResponseStreamOptions = ResponseStreamOptions()
-    # harmless: nothing of the answer depends on them
-    max_tool_calls: Count = 0  # of tools that run here, and there are none
+    # ignored: the answer does not depend on them
+    max_tool_calls: Count = 0  # a limit on built-in tools, of which there are none
     metadata: Annotated[dict[str, str], max_items(16)] = Field(default_factory=dict)
     prompt_cache_key: str = ""
     prompt_cache_options: ResponseCacheOptions = ResponseCacheOptions()

@@ -1,7 +1,6 @@
-"""The dialect of text-embeddings-inference: predict, embed in its three forms, rerank, similarity, tokens and info.
+"""Routes of text-embeddings-inference: predict, embed in three forms, rerank, similarity, tokens and info.
 
-Its wire objects and what they ask are `tei_wire`, its answers `tei_write`; here is only the way between them.  They
-name no model: they go to /models/{name}/..., or to the root when exactly one served model fits.
+Each route also exists below a model's name, /models/{name}/...; without a name exactly one served model must fit.
 """
 
 from collections.abc import Callable, Collection, Coroutine
@@ -29,7 +28,7 @@ from ...shared.dialect import (
 from ...shared.encoding_calls import collect_replies, json_response, reply_response, reply_size, start_replies
 from ...shared.json_body import parse_body, receive_body, run_by_size
 from ...shared.streaming import JsonResponse, PartsResponse, run_while_connected
-from ..tokens import routes as tokens
+from ..tokens import routes as token_routes
 from .wire import (
     DecodeRequest,
     EmbedAllRequest,
@@ -70,15 +69,15 @@ router = APIRouter(tags=["text-embeddings-inference"])
 
 
 def add_post_routes(path: str, kind: type[W], summary: str) -> Callable[[RouteWork[W]], RouteWork[W]]:
-    """A route whose body is a `kind`, and the same below a model's name."""
+    """Add a route whose body is a `kind`, and the same route below a model's name."""
 
     def routed(work: RouteWork[W]) -> RouteWork[W]:
         async def route(request: Request) -> Response:
             wire = await read_body(request, kind)
             return await run_while_connected(request, work(request, wire))
 
-        for address, said in ((path, summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
-            router.post(address, openapi_extra=describe_body(kind), summary=said, name=work.__name__)(route)
+        for address, text in ((path, summary), (f"/models/{{name:path}}{path}", "The same of one model.")):
+            router.post(address, openapi_extra=describe_body(kind), summary=text, name=work.__name__)(route)
         return work
 
     return routed
@@ -90,27 +89,27 @@ def find_model(request: Request, tasks: Collection[Task]) -> Model:
     return record_model(request, registry.resolve(name, tasks) if name else registry.resolve_only(tasks))
 
 
-@add_post_routes("/predict", PredictRequest, "The labels of texts, likeliest first.")
+@add_post_routes("/predict", PredictRequest, "The labels of texts, most likely first.")
 async def predict(request: Request, wire: PredictRequest) -> Response:
     model = find_model(request, CLASSIFIERS)
-    asked = read_predict(wire)
-    answers = await start_replies(request, wire, model, asked)
-    return await reply_response(request, answers, predict_writer(model.labels, wire), len(asked.inputs))
+    encoding = read_predict(wire)
+    answers = await start_replies(request, wire, model, encoding)
+    return await reply_response(request, answers, predict_writer(model.labels, wire), len(encoding.inputs))
 
 
 @add_post_routes("/embed", EmbedRequest, "Texts as vectors.")
 async def embed(request: Request, wire: EmbedRequest) -> Response:
-    model, asked = find_model(request, EMBEDDERS), read_embed(wire)
+    model, encoding = find_model(request, EMBEDDERS), read_embed(wire)
     return await reply_response(
-        request, await start_replies(request, wire, model, asked), vector_writer(model), len(asked.inputs)
+        request, await start_replies(request, wire, model, encoding), vector_writer(model), len(encoding.inputs)
     )
 
 
 @add_post_routes("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
 async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
-    model, asked = find_model(request, EMBEDDERS), read_token_form(wire, "tokens")
+    model, encoding = find_model(request, EMBEDDERS), read_token_form(wire, "tokens")
     return await reply_response(
-        request, await start_replies(request, wire, model, asked), TOKEN_VECTOR_WRITER, len(asked.inputs)
+        request, await start_replies(request, wire, model, encoding), TOKEN_VECTOR_WRITER, len(encoding.inputs)
     )
 
 
@@ -118,23 +117,23 @@ async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
     "/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that fills in masks (SPLADE)."
 )
 async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
-    model, asked = find_model(request, SPARSE_EMBEDDERS), read_token_form(wire, "words")
+    model, encoding = find_model(request, SPARSE_EMBEDDERS), read_token_form(wire, "words")
     return await reply_response(
-        request, await start_replies(request, wire, model, asked), SPARSE_WRITER, len(asked.inputs)
+        request, await start_replies(request, wire, model, encoding), SPARSE_WRITER, len(encoding.inputs)
     )
 
 
 @add_post_routes("/rerank", TeiRerankRequest, "Texts by how well they answer a query.")
 async def rerank(request: Request, wire: TeiRerankRequest) -> Response:
     model = find_model(request, rerank_tasks(request))
-    asked = read_rerank_pairs(wire) if model.task == "rank" else read_rerank_query(wire)
-    answers = await collect_replies(await start_replies(request, wire, model, asked), ScoreOutput)
+    encoding = read_rerank_pairs(wire) if model.task == "rank" else read_rerank_query(wire)
+    answers = await collect_replies(await start_replies(request, wire, model, encoding), ScoreOutput)
 
-    def told() -> Any:
+    def write() -> Any:
         ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosine_similarities(answers)
         return write_ranks(wire, ranks)
 
-    return await json_response(sum(map(reply_size, answers)), told)
+    return await json_response(sum(map(reply_size, answers)), write)
 
 
 @add_post_routes("/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors.")
@@ -145,10 +144,8 @@ async def similarity(request: Request, wire: SimilarityRequest) -> Response:
     return await json_response(sum(map(reply_size, answers)), lambda: cosine_similarities(answers))
 
 
-TOKEN_ENTRY_BYTES = (
-    600  # bytes for each token that is listed: as the library has it, as an object, and as it is written
-)
-TOKENIZE_BODY = describe_body(TokenizeRequest, *tokens.TOKENIZE_KINDS)
+TOKEN_ENTRY_BYTES = 600  # bytes of each listed token: in the tokenizer's result, as a Python object, and as JSON
+TOKENIZE_BODY = describe_body(TokenizeRequest, *token_routes.TOKENIZE_KINDS)
 
 
 @router.post(
@@ -158,9 +155,9 @@ TOKENIZE_BODY = describe_body(TokenizeRequest, *tokens.TOKENIZE_KINDS)
 async def tokenize(request: Request) -> Response:
     content = await receive_body(request)
     value = await parse_body(content)
-    prompt = tokens.read_tokenize(value)
+    prompt = token_routes.read_tokenize(value)
     if prompt is not None:
-        return await run_while_connected(request, tokens.answer_tokens(request, prompt))
+        return await run_while_connected(request, token_routes.answer_tokens(request, prompt))
     wire = await run_by_size(len(content), lambda: TokenizeRequest.read(value))
     return await run_while_connected(request, answer_tokenize(request, wire))
 
@@ -173,18 +170,16 @@ async def answer_tokenize(request: Request, wire: TokenizeRequest) -> Response:
         encodings = await server(request).text.tokenize(model, texts, special=special, terms=terms)
     claim = request_context(request).claim
     claim.grow(TOKEN_ENTRY_BYTES * sum(map(len, encodings)), "the list of tokens")
-    # a long text has as many entries as tokens: not on the event loop
+    # a long text has very many tokens: write them on a thread
     return await run_on_thread(lambda: PartsResponse(write_tokenize(model, texts, encodings, claim)))
 
 
 @add_post_routes("/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = find_model(request, default_tasks(request))
-    asked = Decoding(wire.rows, plain=wire.skip_special_tokens)
-    found = await server(request).text.decode(
-        model, asked, request_context(request).claim, request_context(request).terms
-    )
-    return await json_response(len(found) + sum(map(len, found)) // 8, lambda: found)
+    context, decoding = request_context(request), Decoding(wire.rows, plain=wire.skip_special_tokens)
+    texts = await server(request).text.decode(model, decoding, context.claim, context.terms)
+    return await json_response(len(texts) + sum(map(len, texts)) // 8, lambda: texts)
 
 
 @router.get("/info", summary="What the model is, and the limits of the server.")
@@ -195,13 +190,20 @@ async def info(request: Request) -> Response:
 
 
 def rerank_tasks(request: Request) -> Collection[Task]:
-    """A named model may do it either way; without a name it is the only one made for it, or else the only embedder."""
+    """The tasks that can rerank.
+
+    A named model may be a cross-encoder or an embedder.  Without a name it is the only cross-encoder, or else the only
+    embedder.
+    """
     made = any(model.task == "rank" for model in authorized_models(request).models())
     return ("rank",) if made and "name" not in request.path_params else RANKERS
 
 
 def default_tasks(request: Request) -> Collection[Task]:
-    """A named model may be any; without a name it is the only encoder, or the only model if no encoder is served."""
+    """The tasks that a model may have.
+
+    A named model may have any.  Without a name it is the only encoder, or the only model if no encoder is served.
+    """
     encoders = any(model.task in ENCODERS for model in authorized_models(request).models())
     return ENCODERS if encoders and "name" not in request.path_params else get_args(Task)
 

@@ -1,6 +1,6 @@
-"""What text-embeddings-inference is asked: its wire objects, and what they ask of a model.
+"""Wire objects of text-embeddings-inference, and the requests they are read into.
 
-Knows no routes.  The source of names and defaults is that server's own openapi.json.
+Names and defaults are those of its openapi.json.
 """
 
 from typing import Annotated, ClassVar
@@ -39,7 +39,7 @@ ManyTexts = Annotated[list[str], Field(fail_fast=True), max_items(MAX_TEXTS)]
 
 
 class BatchRequest(EngineRequest, TruncateOptions):
-    """Of many texts, one that cannot be read may fail alone."""
+    """A request with many texts; with `partial` an invalid text fails alone."""
 
     partial: bool = False
 
@@ -109,20 +109,20 @@ class DecodeRequest(Wire):
 
     @property
     def rows(self) -> list[list[int]]:
-        alone = [id for id in self.ids if isinstance(id, int)]
-        return [alone] if alone else [row for row in self.ids if isinstance(row, list)]
+        ids = [id for id in self.ids if isinstance(id, int)]
+        return [ids] if ids else [row for row in self.ids if isinstance(row, list)]
 
 
 def read_predict(wire: PredictRequest) -> EncodingRequest:
     given = wire.inputs
-    alone = [given] if isinstance(given, str) else [part for part in given if isinstance(part, str)]
-    rows = [alone] if alone else [part for part in given if isinstance(part, list)]
+    single = [given] if isinstance(given, str) else [part for part in given if isinstance(part, str)]
+    rows = [single] if single else [part for part in given if isinstance(part, list)]
     inputs = tuple(row[0] if len(row) == 1 else (row[0], row[1]) for row in rows)
     return EncodingRequest(field="inputs", inputs=inputs, raw=wire.raw_scores, truncate=wire.side, partial=wire.partial)
 
 
 def is_single(wire: PredictRequest) -> bool:
-    """Whether the inputs are one text or pair, which is answered without a list around it."""
+    """Whether there is one text or pair, which is answered without a list around it."""
     return isinstance(wire.inputs, str) or any(isinstance(part, str) for part in wire.inputs)
 
 
@@ -151,23 +151,28 @@ def read_token_form(wire: EmbedAllRequest | EmbedSparseRequest, form: OutputForm
 
 
 def read_rerank_pairs(wire: TeiRerankRequest) -> EncodingRequest:
-    """For a model that looks at pairs."""
+    """For a cross-encoder: pairs of query and text."""
     names, pairs = item_paths("texts", wire.texts), tuple((wire.query, text) for text in wire.texts)
     return EncodingRequest(field="texts", inputs=pairs, names=names, raw=wire.raw_scores, truncate=wire.side)
 
 
 def read_rerank_query(wire: TeiRerankRequest) -> EncodingRequest:
-    """For one that does not: the query first."""
+    """For an embedder: the query comes first."""
     names = ("query", *item_paths("texts", wire.texts))
     return EncodingRequest(field="texts", inputs=(wire.query, *wire.texts), names=names, unit=True, truncate=wire.side)
 
 
 def read_similarity(wire: SimilarityRequest) -> EncodingRequest:
-    """The source first."""
+    """The source sentence comes first."""
     compared = wire.inputs
     names = ("inputs.source_sentence", *item_paths("inputs.sentences", compared.sentences))
     inputs = (compared.source_sentence, *compared.sentences)
-    how = wire.parameters
+    options = wire.parameters
     return EncodingRequest(
-        field="inputs.sentences", inputs=inputs, names=names, unit=True, prompt=how.prompt_name, truncate=how.side
+        field="inputs.sentences",
+        inputs=inputs,
+        names=names,
+        unit=True,
+        prompt=options.prompt_name,
+        truncate=options.side,
     )

@@ -1,4 +1,4 @@
-"""How text-embeddings-inference answers.  Its token offsets count bytes of UTF-8."""
+"""Writes the responses of text-embeddings-inference.  Its token offsets count bytes of UTF-8."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -51,7 +51,7 @@ def error_type(error: PolyheadError) -> str:
 
 
 def tei_status(error: PolyheadError) -> int:
-    """A body that is no such object is 422, one that is too much is 413; what the model cannot do, or fails at, 424."""
+    """An invalid body is 422, one that is too large 413; what the model cannot do, or fails at, is 424."""
     match error:
         case StepFailed() | WrongTask():
             return 424
@@ -83,7 +83,7 @@ def write_ranks(wire: TeiRerankRequest, values: Sequence[float]) -> list[dict[st
 def write_tokenize(
     model: Model, texts: Sequence[str], encodings: Sequence[Encoding], claim: MemoryClaim
 ) -> list[bytes]:
-    """JSON, in parts: a list of tokens for each text.  `claim` grows by the names of its special tokens."""
+    """JSON in parts: a list of tokens for each text."""
     parts = list[bytes]()
     for text, encoding in zip(texts, encodings, strict=True):
         special = [id for id, is_special in zip(encoding.ids, encoding.special, strict=True) if is_special]
@@ -93,11 +93,11 @@ def write_tokenize(
 
 
 def write_tokens(text: str, encoding: Encoding, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """`names` are those of special tokens."""
-    borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
+    """The tokens of one text; `names` are the special tokens by id."""
+    borders = [0, *accumulate(len(char.encode()) for char in text)]  # character offset -> byte offset
     last = len(text)
     for id, special, (start, stop) in zip(encoding.ids, encoding.special, encoding.offsets, strict=True):
-        start, stop = min(start, last), min(stop, last)  # a suffix of the vocabulary's own is no part of the text
+        start, stop = min(start, last), min(stop, last)  # a tokenizer may add a suffix that is not part of the text
         place = {"start": None, "stop": None} if special else {"start": borders[start], "stop": borders[stop]}
         yield {"id": id, "text": names[id] if special else text[start:stop], "special": special, **place}
 
@@ -123,7 +123,7 @@ def write_info(model: Model, settings: Settings) -> dict[str, Any]:
 
 
 def generation_info(model: Model, settings: Settings) -> dict[str, Any]:
-    """What text-generation-inference says beside that."""
+    """The fields that text-generation-inference has in addition."""
     return {
         "model_pipeline_tag": "text2text-generation" if model.generation_defaults else "text-generation",
         "max_best_of": MAX_BEST_OF,
@@ -165,10 +165,9 @@ def vector_writer(model: Model) -> ReplyWriter:
     )
 
 
-TOKEN_VECTOR_WRITER = ReplyWriter(
-    write_one=lambda answer: as_float32(answer.rows), write_error=write_tei_error
-)  # [T, W]
+# rows: [T, W]
+TOKEN_VECTOR_WRITER = ReplyWriter(write_one=lambda answer: as_float32(answer.rows), write_error=write_tei_error)
 SPARSE_WRITER = ReplyWriter(
-    write_one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.words),
+    write_one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.weights),
     write_error=write_tei_error,
 )

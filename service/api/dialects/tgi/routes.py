@@ -1,8 +1,7 @@
-"""The dialect of text-generation-inference: /generate and /generate_stream.
+"""Routes of text-generation-inference: /generate and /generate_stream, also below /models/{name}.
 
-Its parameters are `generation_wire`, its answers `generation_write`; here are the routes, and the statuses that errors
-have.  The only model that generates is asked, the one that is called by `adapter_id`, or /models/{name}/generate.  Its
-POST / is Hugging Face's (`hf`), its /info that of text-embeddings-inference (`tei`), which says what both do.
+Without a name the only generator answers, or the adapter in `adapter_id`.  POST / belongs to the `hf` dialect, /info to
+`tei`, whose response has the fields of both servers.
 """
 
 import uuid
@@ -15,10 +14,9 @@ from starlette.responses import Response
 from ....core.errors import BadRequest, Expired, PolyheadError, StepFailed, Stopped
 from ....core.model import Model
 from ....text.detokenizer import collect_answers
-from ...shared import generation_calls as generating
+from ...shared import generation_calls
 from ...shared.dialect import Dialect, EngineRequest, authorized_models, describe_body, read_body, record_model
-from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters
-from ...shared.hf_generation import read_hf_parameters as asked
+from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters, read_hf_parameters
 from ...shared.hf_generation_write import stream_events, write_answers, write_hf_error
 from ...shared.sampling_options import option_error
 from ...shared.streaming import EventStream, encode_events, run_while_connected
@@ -54,24 +52,28 @@ async def answer_generation(request: Request, wire: TgiGenerateRequest, *, strea
             PARAMETERS_PREFIX, "num_return_sequences", "there is one answer here; POST /models/{name} gives several"
         )
     model, call = find_model(request, wire.parameters.adapter_id), f"generate-{uuid.uuid4().hex}"
-    continuation = generating.set_default_length(request, asked((wire.inputs,), wire.parameters, stream=stream))
-    count, answers = await generating.start_answers(request, wire, model, continuation, call)
+    generation = generation_calls.set_default_length(
+        request, read_hf_parameters((wire.inputs,), wire.parameters, stream=stream)
+    )
+    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if stream:
-        parts = stream_events(wire.parameters, model, wire.inputs, answers, continuation.token_limit)
+        parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
         return await EventStream.open(encode_events(parts, write_hf_error))
-    pieces = await collect_answers(count, generating.claim_scores(request, answers))
-    return await generating.write_json(pieces, lambda: write_answers(wire.parameters, model, wire.inputs, pieces)[0])
+    pieces = await collect_answers(count, generation_calls.claim_scores(request, answers))
+    return await generation_calls.write_json(
+        pieces, lambda: write_answers(wire.parameters, model, wire.inputs, pieces)[0]
+    )
 
 
 def find_model(request: Request, adapter: str) -> Model:
     registry, name = authorized_models(request), request.path_params.get("name", "")
     if adapter:
-        return record_model(request, generating.resolve_adapter(registry, name, adapter))
+        return record_model(request, generation_calls.resolve_adapter(registry, name, adapter))
     return record_model(request, registry.resolve(name, ["generate"]) if name else registry.resolve_only(["generate"]))
 
 
 def tgi_status(error: PolyheadError) -> int:
-    """What is wrong with a request is 422, what went wrong with an answer 424."""
+    """An invalid request is 422, a failed answer 424."""
     match error:
         case BadRequest():
             return 422

@@ -1,1 +1,1 @@
-"""Tokens of prompts and texts, in vLLM's words: /tokenize and /detokenize."""
+"""Tokens of prompts and texts, in vLLM's format: /tokenize and /detokenize."""

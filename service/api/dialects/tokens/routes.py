@@ -1,7 +1,7 @@
-"""Prompts as the model gets them, in vLLM's words: as tokens, and back; a conversation as its template writes it.
+"""Tokenizes prompts and conversations as the model gets them, and detokenizes, in vLLM's format.
 
-Its POST /tokenize has the address of text-embeddings-inference's (`tei`), and errors in its form there, in OpenAI's
-elsewhere.  The one idea: a conversation is read as if it were to be answered, so what is shown is what would be.
+POST /tokenize shares its address with text-embeddings-inference (`tei`) and has its error format there; the other
+routes have OpenAI's.  A conversation is read as if it were to be answered, so the result is exactly the prompt.
 """
 
 from typing import Annotated, Any, get_args
@@ -37,7 +37,7 @@ router = APIRouter(tags=["tokens"])
 
 
 class PromptRequest(Wire):
-    """A text, with the special tokens that the model wants round it."""
+    """A text; the model's special tokens are added around it."""
 
     model: str = ""
     prompt: str
@@ -46,7 +46,7 @@ class PromptRequest(Wire):
 
 
 class ConversationRequest(ChatRequest):
-    """A chat's whole body."""
+    """The body of a chat request."""
 
     model: str = ""
     return_token_strs: bool = False
@@ -62,24 +62,24 @@ TOKENIZE_KINDS = (PromptRequest, ConversationRequest)
 
 
 def read_tokenize(value: Any) -> TokenizeInput | None:
-    """None if what came is of neither kind."""
+    """The wire object; None if the body is of neither kind."""
     if isinstance(value, dict) and "messages" in value:
         return ConversationRequest.read(value)
     return PromptRequest.read(value) if isinstance(value, dict) and "prompt" in value else None
 
 
 async def answer_tokens(request: Request, wire: TokenizeInput) -> Response:
-    """What POST /tokenize answers."""
+    """The response of POST /tokenize."""
     model = find_model(request, wire.model)
     with request_context(request).time_tokenising():
         _, ids = await encode_prompt(request, model, wire)
-    # a long text has as many entries as tokens: not on the event loop
+    # a long text has very many tokens: write them on a thread
     claim = request_context(request).claim
     return await run_on_thread(lambda: PartsResponse([dumps_sliced(write_tokens(model, wire, ids, claim))]))
 
 
 async def encode_prompt(request: Request, model: Model, wire: TokenizeInput) -> tuple[str, list[int]]:
-    """Its text and its tokens.  A template has written the special ones itself."""
+    """The prompt's text and token ids.  A chat template writes the special tokens itself."""
     text, terms = server(request).text, request_context(request).terms
     if isinstance(wire, PromptRequest):
         return await text.render_prompt(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
@@ -111,8 +111,8 @@ async def detokenize(request: Request) -> Response:
 
 async def answer_detokenize(request: Request, wire: DetokenizeRequest) -> Response:
     model, terms = find_model(request, wire.model), request_context(request).terms
-    asked = Decoding([wire.tokens], "tokens")
-    [text] = await server(request).text.decode(model, asked, request_context(request).claim, terms)
+    decoding = Decoding([wire.tokens], "tokens")
+    [text] = await server(request).text.decode(model, decoding, request_context(request).claim, terms)
     return await run_on_thread(lambda: PartsResponse([dumps_sliced({"prompt": text})]))
 
 

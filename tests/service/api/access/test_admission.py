@@ -1,4 +1,4 @@
-"""Who is let in, who is told to wait and how long; deadlines and priorities as they come over the wire."""
+"""Admission: which requests are admitted, the Retry-After of others, deadlines and priorities in header and body."""
 
 import asyncio
 import math
@@ -124,7 +124,7 @@ def test_a_place_is_given_back_whatever_happens() -> None:
 
 
 def test_with_enough_tokens_in_flight_nobody_is_let_in(talker: Model) -> None:
-    """Known before the body is read."""
+    """The request is rejected before its body is read."""
     app = application(Registry([talker], echo), max_tokens_in_flight=100)
     engine_of(app).tokens = 100
     [refused] = ask(app, ("/v1/completions", b"{"))
@@ -146,7 +146,7 @@ def test_a_call_that_goes_over_the_bound_is_refused_once_it_is_tokens(talker: Mo
     assert not registry.requests
     assert metric(app, 'polyhead_requests_total{model="talker",outcome="rejected",task="generate"}') == 1
     assert ask(app, ("/v1/completions", asked | {"prompt": list(range(3, 13))}))[0].status_code == 200
-    engine_of(app).tokens = 0  # nobody is there who could leave: one call is always let in
+    engine_of(app).tokens = 0  # no request is in flight: one call is always admitted
     assert ask(app, ("/v1/completions", asked | {"prompt": [list(range(3, 53))] * 3}))[0].status_code == 200
 
 
@@ -211,7 +211,7 @@ def test_one_clients_thousand_do_not_shut_out_another(talker: Model) -> None:
 
 
 class Hand:
-    """A clock that is moved by hand."""
+    """A clock that the test moves."""
 
     now = 100.0
 
@@ -260,7 +260,7 @@ def test_after_a_pause_the_rate_is_measured_anew() -> None:
 
 
 def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> None:
-    """A request of so many tokens comes and goes."""
+    """A request with so many tokens is submitted and ends."""
     with admission.admit(owner):
         admission.add_submitted(owner, each)
         load.tokens += each
@@ -416,7 +416,7 @@ def test_what_is_being_tokenised_expires_at_the_deadline(talker: Model, monkeypa
 
 
 def test_nothing_is_submitted_after_the_deadline(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even what became tokens in time."""
+    """Not even a request whose tokenisation ended in time."""
     registry = Registry([talker], echo)
     app = application(registry)
     tokenised = server_of(app).text._run

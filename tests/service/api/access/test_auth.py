@@ -1,4 +1,4 @@
-"""Who may ask what: every route, with every kind of key, refused in the words of the dialect that owns it."""
+"""Access rules: every route with every kind of key; rejections have the format of the dialect that owns the path."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ FILL = {"name": "open", "alias": "open", "version": "1", "task": "text-generatio
 
 
 def keys_file(folder: Path, **keys: dict[str, Any]) -> str:
-    """Keys called as their names."""
+    """A keys file in which each key is equal to its name."""
     said = {name: {"hash": "sha256:" + sha256(name.encode()).hexdigest(), **fields} for name, fields in keys.items()}
     (folder / "keys.yaml").write_bytes(orjson.dumps(said))  # JSON is YAML
     return str(folder / "keys.yaml")
@@ -49,7 +49,7 @@ def served(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tin
 
 @pytest.fixture
 def app(served: list[Model], tmp_path: Path) -> FastAPI:
-    """Every key lacks one scope, that it is named after; and one has them all, but not all models."""
+    """Each key lacks the scope that it is named after; one more key has all scopes, but not all models."""
     keys = {f"no-{scope}": {"scopes": [other for other in SCOPES if other != scope]} for scope in SCOPES}
     keys |= {"all": {"scopes": list(SCOPES)}, "narrow": {"scopes": list(SCOPES), "models": ["open", "nobody"]}}
     settings = {"keys_file": keys_file(tmp_path, **keys), "metrics_access": "key"}
@@ -57,7 +57,7 @@ def app(served: list[Model], tmp_path: Path) -> FastAPI:
 
 
 def routes(app: FastAPI) -> Iterator[tuple[str, Route]]:
-    """Every route once for every verb."""
+    """Every route, once for each method."""
     for route in app.routes:
         found = getattr(route, "routes", None) or getattr(route, "original_router", None) or [route]
         for each in getattr(found, "routes", found):
@@ -78,7 +78,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def message(path: str, answer: httpx.Response) -> str:
-    """What an error says, in the shape of the dialect that owns the path, and nothing else."""
+    """The error message in the format of the dialect that owns the path; the body contains nothing else."""
     said = answer.json()
     match find_dialect(path).name:
         case "Anthropic":
@@ -105,7 +105,7 @@ def message(path: str, answer: httpx.Response) -> str:
 
 
 def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: FastAPI) -> None:
-    """A new route is decided about here, by whoever adds it."""
+    """A new route has to be added to the table here."""
     public = {"/", "/livez", "/startupz", "/readyz", "/health", "/docs", "/docs/{name}"}
     public |= {"/v2/health/live", "/v2/health/ready", "/web/{name}"}
     found = {(method, route.path): required_access(route.path, method) for method, route in routes(app)}
@@ -253,7 +253,7 @@ def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Re
 
 
 def let_in(path: str) -> int:
-    """The status of what is answered; this registry's model says numbers that are no words, and nothing explains it."""
+    """The status of the answer.  This registry's model returns numbers instead of words, and cannot be explained."""
     if path == "/v1/explain":
         return 409
     return 500 if path.endswith("embed_sparse") else 200
@@ -287,7 +287,7 @@ def test_every_route_that_asks_a_model_is_tried_above(app: FastAPI) -> None:
 
 
 def matching(app: FastAPI, method: str, path: str) -> Iterator[Route]:
-    """The route that answers: the first, as the router has it."""
+    """The first route that matches, as in the router."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
     for verb, route in routes(app):
         if verb == method and isinstance(route, APIRoute) and route.matches(scope)[0].value == 2:
@@ -311,7 +311,7 @@ def test_what_is_not_there_is_said_so_only_of_names_that_the_key_may_use(app: Fa
 
 
 def test_an_error_names_only_models_that_the_key_may_use(served: list[Model], tmp_path: Path) -> None:
-    """On every route, with every model's name, one that is not there, and none."""
+    """On every route, with the name of every model, with an unknown name, and without a name."""
     keys = keys_file(tmp_path, some={"models": ["open", "words", "nobody*"]}, all={})
     app = application(Registry(served, echo), keys_file=keys)
     others = [model.name for model in served if model.name not in ("open", "words")]
@@ -404,7 +404,7 @@ def test_a_key_that_has_spent_its_minute_is_told_when_to_come_again(served: list
     free = posted(app, "free", one)["/v1/completions"]
     assert free.status_code == 200
     assert not [name for name in free.headers if "ratelimit" in name]
-    page = app.state.server.metrics.page("")[0].decode()
+    page = app.state.server.metrics.render("")[0].decode()
     assert f'polyhead_rejections_total{{code="rate_limit_exceeded"}} {2.0 * len(BODIES)}' in page
 
 

@@ -1,4 +1,4 @@
-"""Keys against a real server: what the official clients raise, what is counted, and a file that changes meanwhile."""
+"""Keys on a real server: what the official clients raise, what is counted, and a keys file that changes meanwhile."""
 
 import logging
 import time
@@ -26,7 +26,7 @@ COUNTED = {"model": "chat", "prompt": [40] * 30, "max_tokens": 50, "ignore_eos":
 
 
 class Served(Process):
-    """With keys that are called as their names."""
+    """A server whose keys are equal to their names."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.file = folder / "keys.yaml"
@@ -74,7 +74,7 @@ def test_errors_are_the_openai_clients_own(server: Served) -> None:
     assert gpt(server, "full").chat.completions.create(**TALK, max_tokens=1).choices
     with pytest.raises(openai.AuthenticationError):
         gpt(server, "wrong").chat.completions.create(**TALK)
-    with pytest.raises(openai.PermissionDeniedError, match="'looker' may not ask models"):
+    with pytest.raises(openai.PermissionDeniedError, match="'looker' may not use models"):
         gpt(server, "looker").chat.completions.create(**TALK)
     with pytest.raises(openai.PermissionDeniedError, match="'narrow' may not use the model chat") as caught:
         gpt(server, "narrow").chat.completions.create(**TALK)
@@ -89,7 +89,7 @@ def test_errors_are_the_anthropic_clients_own(server: Served) -> None:
     assert claude(server, "full").messages.create(**TALK, max_tokens=1).content
     with pytest.raises(anthropic.AuthenticationError) as unknown:
         claude(server, "wrong").messages.create(**TALK, max_tokens=1)
-    with pytest.raises(anthropic.PermissionDeniedError, match="'looker' may not ask models") as scoped:
+    with pytest.raises(anthropic.PermissionDeniedError, match="'looker' may not use models") as scoped:
         claude(server, "looker").messages.create(**TALK, max_tokens=1)
     with pytest.raises(anthropic.PermissionDeniedError, match="'narrow' may not use the model chat") as shut:
         claude(server, "narrow").messages.count_tokens(**TALK)
@@ -114,7 +114,7 @@ def test_a_minute_is_over_for_either_client(server: Served) -> None:
 
 
 def test_prompts_and_answers_are_paid_for_streamed_or_not(server: Served) -> None:
-    """80 tokens of 100, twice: the second is let in by what is left, and leaves a debt."""
+    """80 tokens of 100, twice: the second request is admitted by what is left, and leaves a debt."""
     began = time.monotonic()
     assert server.ask("thrifty").is_success
     assert server.ask("thrifty", stream=True).is_success
@@ -156,7 +156,7 @@ def test_the_file_is_read_again_when_it_changes_and_only_if_it_can_be_used(serve
     server.until(lambda: server_get(server, "/v1/models", "next").is_success)
     assert server_get(server, "/v1/models", "full").status_code == 401
     server.file.write_text("next: {hash: x}")
-    server.until(lambda: "the keys stay as they were: " in server.log)
+    server.until(lambda: "the keys are unchanged: " in server.log)
     assert server_get(server, "/v1/models", "next").is_success
     server.file.unlink()
     server.until(lambda: "No such file or directory" in server.log)
@@ -171,8 +171,8 @@ def test_the_file_is_read_again_when_it_changes_and_only_if_it_can_be_used(serve
     ("host", "key", "whom", "warned"),
     [
         ("127.0.0.1", "", "for this machine only", False),
-        ("0.0.0.0", "", "for whoever reaches it", True),
-        ("0.0.0.0", "x", "for whoever reaches it", False),
+        ("0.0.0.0", "", "for all machines that reach it", True),
+        ("0.0.0.0", "x", "for all machines that reach it", False),
     ],
 )
 def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
@@ -183,7 +183,7 @@ def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
     with closing(bind_socket(host, 0)) as listener, caplog.at_level(logging.INFO, "polyhead"):
         process.ServerProcess(Settings(host=host), app, listener).log_address()
     assert f"{whom}; loading models" in caplog.text
-    assert ("no key is asked for: whoever reaches it may use the models" in caplog.text) is warned
+    assert ("no key is required: every client that reaches it may use the models" in caplog.text) is warned
 
 
 def test_a_server_whose_keys_cannot_be_read_does_not_begin(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Requests of web pages: hosts, origins, types of bodies, and CORS where allowed.  tests/browser asks a browser."""
+"""Requests of web pages: hosts, origins, content types, and CORS where it is allowed.  tests/browser uses a browser."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -63,7 +63,7 @@ def every_route(app: FastAPI) -> Iterator[tuple[str, str]]:
 
 
 def message(path: str, answer: httpx.Response) -> str:
-    """What an error says in the shape of the dialect that owns the path."""
+    """The error message in the format of the dialect that owns the path."""
     said = answer.json()
     match find_dialect(path).name:
         case "rerank":
@@ -130,7 +130,7 @@ def test_a_server_of_this_machine_answers_to_its_names(local: Process, host: str
     ],
 )
 def test_a_server_of_this_machine_answers_to_no_other_name(local: Process, host: str) -> None:
-    """Whatever is asked for, before the key and the body are looked at."""
+    """On every route, before the key and the body are checked."""
     for first in ("GET /livez HTTP/1.1", "GET /docs HTTP/1.1", "GET /metrics HTTP/1.1", "GET /nowhere HTTP/1.1"):
         answer = asked(local, f"Host: {host}", first=first)
         assert answer.status == 421
@@ -274,7 +274,7 @@ def preflight(app: FastAPI, origin: str, path: str = "/v1/chat/completions", **m
 
 
 def shared(answer: httpx.Response, origin: str = FRIEND) -> bool:
-    """Whether a page of `origin` may read the answer and the headers that clients look at."""
+    """Whether a page of `origin` may read the answer and the headers that clients use."""
     exposed = {name.strip().lower() for name in answer.headers.get("access-control-expose-headers", "").split(",")}
     assert answer.headers.get_list("access-control-allow-origin") in ([origin], [])
     assert {"x-request-id", "retry-after", "x-ratelimit-remaining-tokens"} <= exposed or not exposed - {""}
@@ -319,7 +319,7 @@ def test_what_is_no_preflight_is_none(talker: Model) -> None:
 
 
 def test_an_allowed_page_reads_every_answer(talker: Model) -> None:
-    """Answers, streams and errors of every stage."""
+    """Answers, streams, and errors of every stage."""
     app = cors(talker, api_key="s3cret", max_body_bytes=2000)
 
     @app.get("/v1/fault")

@@ -1,4 +1,4 @@
-"""Bodies that come slowly: they take no place in flight, their bytes are bounded, and the slowest makes room."""
+"""Bodies that arrive slowly: they take no permit, their bytes are limited, and the slowest is aborted to make room."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def port_of(server: Process) -> int:
 
 
 def begun(port: int, length: int, sent: bytes) -> socket.socket:
-    """A connection on which the server waits for a body of so many bytes; `sent` is what it has got of it."""
+    """A connection on which the server waits for a body of so many bytes, of which it has received `sent`."""
     client = connected(port)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
     head += b"Content-Length: %d\r\n\r\n" % length
@@ -55,7 +55,7 @@ def begun(port: int, length: int, sent: bytes) -> socket.socket:
 
 
 def closed(client: socket.socket) -> Said:
-    """What is answered before the server closes."""
+    """What is answered before the server closes the connection."""
     [answer] = answers(heard(client))
     assert answer.headers["connection"] == "close"
     return answer
@@ -65,7 +65,7 @@ def closed(client: socket.socket) -> Said:
 
 
 def test_bodies_that_are_not_whole_take_no_place(tiny_generator: Path) -> None:
-    """More of them than there are places, with a byte of a hundred each: a whole request is answered beside them."""
+    """More incomplete bodies than permits, with one byte of a hundred each: a complete request is answered."""
     with serving(tiny_generator) as server, ExitStack() as held:
         for _ in range(300):
             held.enter_context(begun(port_of(server), 100, b"{"))
@@ -161,15 +161,15 @@ def test_bytes_of_all_bodies_are_bounded() -> None:
             bodies.append(held.enter_context(receiving.open_body()))
             receiving.add_bytes(bodies[-1], PROGRESS_BYTES)
             assert receiving.held_bytes <= 10 * PROGRESS_BYTES
-        assert [body.given_up for body in bodies] == [True] * 10 + [False] * 10
+        assert [body.is_aborted for body in bodies] == [True] * 10 + [False] * 10
         receiving.remove(bodies[10])
         receiving.add_bytes(bodies[11], PROGRESS_BYTES)
-        assert not bodies[11].given_up
+        assert not bodies[11].is_aborted
     assert (receiving.held_bytes, len(receiving)) == (0, 0)
 
 
 def test_a_server_keeps_so_many_bytes_of_bodies(tiny_generator: Path) -> None:
-    """Eight of the largest size; the ninth ends the first with an answer, and a whole one is answered beside them."""
+    """Eight bodies of the largest size; the ninth aborts the first, and a complete one is answered meanwhile."""
     with serving(tiny_generator) as server, ExitStack() as held:
         port = port_of(server)
         bodies = [held.enter_context(begun(port, LIMIT, b" " * (LIMIT - 1))) for _ in range(FULL_BODIES + 2)]

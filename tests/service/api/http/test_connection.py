@@ -1,4 +1,4 @@
-"""One connection at a time, before small applications: who waits, who makes room, how answers leave."""
+"""Single connections with small applications: who waits, who is closed to make room, how answers are framed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,11 +22,11 @@ LEAVING = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Served:
-    """An application behind our connections; `refused` has the statuses of what it never saw."""
+    """An application behind our connections; `refused` has the statuses of requests that never reached it."""
 
     def __init__(self, app: Any, **limits: Any) -> None:
         self.refused: list[int] = []
-        known = {"header_seconds": 30, "keep_alive_seconds": 30, "write_seconds": 30, "most": 100} | limits
+        known = {"header_seconds": 30, "keep_alive_seconds": 30, "write_seconds": 30, "max_connections": 100} | limits
         self.edge = ConnectionLimits(
             write_error=write_openai_error, count_refused=self.refused.append, count_cut_off=int, **known
         )
@@ -65,7 +65,7 @@ def run(app: Any, content: bytes, **limits: Any) -> bytes:
 
 
 def replying(*parts: bytes, status: int = 200, length: bool = False, pause: float = 0) -> App:
-    """An application that says `parts`, with a pause before each."""
+    """An application that sends `parts`, with a pause before each."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % sum(map(len, parts)))] if length else []
@@ -147,11 +147,11 @@ def test_an_answer_that_breaks_off_has_no_end() -> None:
     assert asyncio.run(one()).endswith(b"3\r\none\r\n")
 
 
-# Who waits
+# Waiting
 
 
 def test_who_sends_ahead_is_held_back() -> None:
-    """What nobody has asked for yet stays with the client: of a body, and of requests in a row."""
+    """Input that the application has not read stays with the client: of a body, and of pipelined requests."""
 
     async def sleeping(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(3600)
@@ -183,17 +183,17 @@ def test_who_sends_ahead_is_held_back() -> None:
 
 async def newest(served: Served) -> Connection:
     async with asyncio.timeout(120):
-        while not any(one.exchange for one in served.state.connections):  # type: ignore[union-attr]
+        while not any(one.cycle for one in served.state.connections):  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
-    return next(one for one in served.state.connections if one.exchange)  # type: ignore[union-attr, return-value]
+    return next(one for one in served.state.connections if one.cycle)  # type: ignore[union-attr, return-value]
 
 
-# Who makes room
+# Making room
 
 
 def test_whoever_is_silent_longest_makes_room() -> None:
     async def one() -> tuple[list[bytes], bytes, int]:
-        served = Served(replying(b"here", length=True), most=3)
+        served = Served(replying(b"here", length=True), max_connections=3)
         async with served.listening() as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             idle[1][1].write(b"GET / HT")
@@ -220,7 +220,7 @@ def test_where_nobody_is_silent_no_more_are_let_in() -> None:
         await replying(b"here", length=True)(scope, receive, send)
 
     async def one() -> tuple[bytes, bytes]:
-        served = Served(waiting, most=1)
+        served = Served(waiting, max_connections=1)
         async with served.listening() as port:
             first = asyncio.create_task(told(port, LEAVING))
             await newest(served)
@@ -264,7 +264,7 @@ def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> 
             half[1].write(GET[:5])
             await asyncio.sleep(0.05)
             for connection in list(served.state.connections):
-                connection.part()  # type: ignore[union-attr]
+                connection.stop_keep_alive()  # type: ignore[union-attr]
             assert await asyncio.wait_for(idle[0].read(), 120) == b""
             half[1].write(GET[5:])
             new[1].write(GET)

@@ -1,4 +1,4 @@
-"""What it costs a real server to listen: to a body in many pieces, and to more connections than it may have."""
+"""The cost of input on a real server: a body in many pieces, and more connections than are allowed."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def server(tiny_generator: Path) -> Iterator[Process]:
 
 
 def test_a_million_chunks_of_one_byte_cost_what_they_carry(server: Process) -> None:
-    """Of a server that has read as much in one piece; and whoever asks meanwhile is answered in between."""
+    """Compared with a server that has read as much in one piece; other requests are answered meanwhile."""
     port = int(server.url.rpartition(":")[2])
     assert [one.status for one in said(port, post(GO_ON.rjust(COUNT)))] == [200]
     content = chunked(*(b"1\r\n%c\r\n" % byte for byte in GO_ON.rjust(COUNT)), LAST)
@@ -50,7 +50,9 @@ main()
 
 
 def test_a_system_that_gives_few_files_serves_whoever_asks(tiny_generator: Path) -> None:
-    """Three hundred say nothing where two hundred files may be open: who asks is answered, beside them and after."""
+    """Three hundred silent connections where two hundred files may be open: requests are answered, meanwhile and
+    afterwards.
+    """
     process = Process(f"chat={tiny_generator}", "--cache-tokens", "4096", entry=("-c", LOW))
     process.ready()
     port = int(process.url.rpartition(":")[2])

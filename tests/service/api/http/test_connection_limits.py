@@ -1,4 +1,4 @@
-"""What crowds of connections may cost: requests in a turn of the loop, unread answers, and memory for bodies."""
+"""The cost of many connections: request starts in a turn of the event loop, unread answers, and memory for bodies."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ import pytest
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import MAX_STARTS, Heads
+from polyhead.service.api.http.connection_limits import MAX_STARTS, IncompleteHeads
 from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
@@ -40,7 +40,7 @@ def blocked(served: Served, count: int) -> bool:
 
 
 async def unread(port: int, content: bytes) -> socket.socket:
-    """A client that asks and reads nothing."""
+    """A client that sends a request and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -55,7 +55,7 @@ async def unread(port: int, content: bytes) -> socket.socket:
 
 @pytest.mark.parametrize("pipelined", [1, 3])
 def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
-    """However many connections have one ready; all of them are answered."""
+    """However many connections have a request ready; all of them are answered."""
     crowd, turn, begun = 6 * MAX_STARTS, 0, Counter[int]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -64,7 +64,7 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
 
     async def one() -> None:
         nonlocal turn
-        served = Served(app, most=2 * crowd)
+        served = Served(app, max_connections=2 * crowd)
         server = await asyncio.get_running_loop().create_server(served.connection, "127.0.0.1", 0, backlog=crowd)
         with ExitStack() as held:
             for _ in range(crowd):  # all of them before the server runs
@@ -86,7 +86,7 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
 
 
 def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
-    """The application waits until the client has taken the last of them."""
+    """The application waits until the client has read the last piece."""
     done = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -119,14 +119,16 @@ def test_chunks_of_a_large_answer_are_whole() -> None:
 
 
 def test_whoever_does_not_read_for_longest_makes_room() -> None:
-    """More than may be open ask for two answers each and read none; another is answered, and only the first goes."""
+    """More clients than connections send two requests each and read nothing; another one is answered, and only the
+    first is disconnected.
+    """
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = b"here" if scope["path"] == "/small" else b"x" * LARGE
         await replying(body, length=True)(scope, receive, send)
 
     async def one() -> tuple[bytes, bool, int]:
-        served = Served(app, most=3)
+        served = Served(app, max_connections=3)
         async with served.listening() as port:
             clients = []
             for count in range(1, 4):
@@ -239,7 +241,7 @@ def test_an_empty_line_may_come_in_two_segments() -> None:
 
 
 def test_a_whole_body_is_not_asked_for() -> None:
-    """Its application listens for the client to leave, once it has the body."""
+    """Its application waits for the client to disconnect after it has read the body."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -258,7 +260,7 @@ def test_a_whole_body_is_not_asked_for() -> None:
 
 
 def test_slower_bodies_make_room_where_memory_is_short(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow bodies have nearly all memory for requests.  Another request is answered, and the slowest of them ends."""
+    """Slow bodies hold nearly all memory for requests.  Another one is answered, and the slowest is aborted."""
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
     headroom = cast(AppState, app.state.server).headroom
     monkeypatch.setattr(headroom, "_free_bytes", 0)  # so that there is the least
@@ -299,7 +301,7 @@ def test_whole_requests_do_not_make_room_for_bodies() -> None:
 
 
 def test_bodies_are_bounded_by_memory_too() -> None:
-    """Though one of the largest size is always taken."""
+    """One body of the largest size is always accepted."""
     receiving = IncomingBodies(8000, lambda: 0)
     with ExitStack() as held:
         first, second = (held.enter_context(receiving.open_body()) for _ in range(2))
@@ -310,24 +312,24 @@ def test_bodies_are_bounded_by_memory_too() -> None:
 
 
 def test_incomplete_heads_are_bounded_together() -> None:
-    """Of more than there is room for, the one that was begun first is dropped; the others go on."""
+    """If there are too many bytes, the oldest incomplete head is dropped; the others go on."""
     begun = GET[:-2] + b"x: " + b"y" * 2000
 
     async def act() -> None:
-        served = Served(replying(b"ok", length=True), heads=Heads(most=3 * len(begun) - 1))
+        served = Served(replying(b"ok", length=True), heads=IncompleteHeads(most=3 * len(begun) - 1))
         async with served.listening() as port:
             clients = []
             for kept in (1, 2, 2):
                 clients.append(await asyncio.open_connection("127.0.0.1", port))
                 clients[-1][1].write(begun)
                 expected = kept * len(begun)
-                await until(lambda expected=expected: served.edge.heads.held == expected)  # type: ignore[misc]
+                await until(lambda expected=expected: served.edge.heads.held_bytes == expected)  # type: ignore[misc]
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(clients[0][0].read(), 120) == b""
             for reader, writer in clients[1:]:
                 writer.write(b"\r\nConnection: close\r\n\r\n")
                 assert (await asyncio.wait_for(reader.read(), 120)).endswith(b"ok")
-            assert served.edge.heads.held == 0
+            assert served.edge.heads.held_bytes == 0
             for _, writer in clients:
                 writer.close()
 

@@ -1,6 +1,6 @@
-"""The edge of the server, over raw sockets: what is no request, what is too much, what comes too slowly, and by whom.
+"""Framing over raw sockets: what is no request, what is too large, and what comes too slowly.
 
-One real server for all of it, with short times.  Every refusal is an answer: a status, a body in OpenAI's shape, an id,
+One real server with short timeouts.  Every rejection is an answer: a status, a body in OpenAI's format, a request id,
 and the end of the connection.
 """
 
@@ -49,7 +49,7 @@ def posting(*fields: bytes, body: bytes = b"") -> bytes:
 
 
 def fields(count: int, size: int = 0) -> list[bytes]:
-    """So many besides Host, which make all of them so many bytes together, their ends included."""
+    """So many fields besides Host, which have so many bytes together, with their line ends."""
     names = [b"x-%d: " % number for number in range(count)]
     names[-1] += b"a" * max(size - len(HOST) - sum(len(name) + 2 for name in names), 0)
     return names
@@ -155,7 +155,7 @@ def test_refusals_are_counted_and_logged(server: Process, port: int) -> None:
     asked = answer.headers["x-request-id"]
     [line] = server.until(lambda: [line for line in server.lines if line.get("request_id") == asked])
     assert line["message"].startswith("505 127.0.0.1:")
-    assert "HTTP/2.0 is not spoken here; HTTP/1.1 is" in line["message"]
+    assert "HTTP/2.0 is not supported; HTTP/1.1 is" in line["message"]
     assert line["level"] == "info"
 
 
@@ -304,7 +304,7 @@ def test_what_is_announced_too_large_is_refused_before_it_comes(port: int) -> No
 
 @pytest.mark.parametrize("framed", [lambda body: post(body), lambda body: chunked(chunk(body), LAST)])
 def test_who_sends_all_of_it_first_still_reads_why_not(port: int, framed: Any) -> None:
-    """Its answer is not lost in a reset, and nothing of what it sent is kept."""
+    """The answer is not lost in a reset, and nothing of the rest of the body is kept."""
     [answer] = said(port, framed(b" " * (8 << 20)))
     assert answer.status == 413
 
@@ -331,7 +331,7 @@ def seconds_until_closed(client: socket.socket, began: float) -> tuple[float, by
 
 
 def test_who_keeps_silent_or_is_slow_is_not_waited_for(server: Process, port: int) -> None:
-    """And none of it moves a stream that takes longer than any of it."""
+    """None of it affects a stream that takes longer than all of these timeouts."""
     beginnings = {
         "silence": (SHORT, b""),
         "empty lines": (SHORT, b"\r\n\r\n"),

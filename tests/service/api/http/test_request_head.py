@@ -1,6 +1,7 @@
-"""Heads and bodies as they are read, beside another reader of HTTP: whatever is taken here is taken there, and alike.
+"""The parsers of heads and bodies compared with another HTTP parser: both accept the same requests, and read them
+alike.
 
-Every byte of a few good requests is left out, doubled and exchanged for each of those that have a meaning somewhere.
+Every byte of a few valid requests is removed, doubled, and replaced by each byte with a meaning.
 """
 
 from collections.abc import Iterator
@@ -75,7 +76,7 @@ def test_no_head_is_taken_that_others_refuse_or_read_otherwise(head: bytes) -> N
 
 
 def decoded(content: bytes, size: int) -> bytes | None:
-    """What a body carries, read in pieces of such a size; nothing if it is none or doesn't end."""
+    """The content of a body that is read in pieces of such a size; nothing if it is invalid or does not end."""
     reader, buffer, body = ChunkedBody(), bytearray(), bytearray()
     try:
         for start in range(0, len(content), size):

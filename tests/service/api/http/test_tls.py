@@ -1,4 +1,4 @@
-"""HTTPS by the server itself, and clients behind proxies: real processes and real handshakes."""
+"""HTTPS of the server itself, and clients behind proxies: real processes and real handshakes."""
 
 import json
 import signal
@@ -86,7 +86,7 @@ def test_requests_and_streams_over_tls(
 def test_a_request_sent_with_the_end_of_the_handshake_is_answered(
     launch: Callable[..., Process], files: tuple[str, str], trusting: ssl.SSLContext, tiny_classifier: Path
 ) -> None:
-    """The client's last handshake message and its first requests lie in one segment."""
+    """The client's last handshake message and its first requests are in one segment."""
     server = launch(f"judge={tiny_classifier}", "--tls-cert", files[0], "--tls-key", files[1])
     client_of(server, trusting).close()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

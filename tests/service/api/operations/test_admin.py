@@ -1,4 +1,4 @@
-"""Models loaded, reloaded, renamed and unloaded while others are served, through /admin."""
+"""Models that are loaded, reloaded, renamed and unloaded through /admin, while others serve."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ Act = Callable[["Client"], Coroutine[Any, Any, None]]
 
 
 class Client:
-    """Asks as the administrator under /admin, and as anybody elsewhere."""
+    """Sends requests with the admin key under /admin, and without a key elsewhere."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
@@ -46,14 +46,14 @@ class Client:
         return [model["name"] for model in (await self.ask("GET", "/admin/models")).json()["models"]]
 
     async def changing(self) -> None:
-        """Until a model is being changed, half way."""
+        """Wait until an operation is half way."""
         change = None
         while not change or not change.get("progress", 1):
             await asyncio.sleep(0.005)
             change = (await self.ask("GET", "/admin/models")).json()["change"]
 
     async def received(self, count: int) -> None:
-        """Until the engine has had so many requests for `chat`."""
+        """Wait until the engine has received so many requests for `chat`."""
         while float(await self.metric('polyhead_requests_received_total{model="chat"') or 0) < count:
             await asyncio.sleep(0.005)
 
@@ -63,7 +63,7 @@ class Client:
 
 
 def serving(act: Act, models: dict[str, Path], **settings: Any) -> None:
-    """`act` upon a server whose models are loaded."""
+    """Run `act` on a server whose models are loaded."""
 
     async def run() -> None:
         settled = asyncio.Event()
@@ -83,7 +83,7 @@ def serving(act: Act, models: dict[str, Path], **settings: Any) -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
-    """From when it is called, a load stops half way until the event is set; the engine's thread goes on."""
+    """After this call, a load stops half way until the event is set; the engine's thread goes on."""
     real = loader.checkpoint.prepare
 
     def hold() -> threading.Event:
@@ -103,14 +103,14 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
 
 @asynccontextmanager
 async def during(client: Client, asked: Coroutine[Any, Any, httpx.Response]) -> AsyncIterator[asyncio.Task[Any]]:
-    """While a change goes on that was asked for."""
+    """While a requested operation runs."""
     task = asyncio.create_task(asked)
     await client.changing()
     yield task
     await task
 
 
-# Who may
+# Authorization
 
 
 def test_without_its_key_there_is_no_administration(tiny_classifier: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_refused_with_its_parts(tiny_classifier: Path, tiny
 
 
 def test_while_a_model_loads(tiny_classifier: Path, tiny_generator: Path, held: Any) -> None:
-    """The others go on, the server stays ready, and nothing else can be changed."""
+    """The other models serve, the server stays ready, and no other operation is accepted."""
 
     async def act(client: Client) -> None:
         go_on = held()
@@ -521,7 +521,7 @@ def test_aliases(tiny_generator: Path, other_generator: Path) -> None:
 
 @pytest.fixture
 def large_generator(tmp_path: Path) -> Path:
-    """100 MiB in float32."""
+    """A generator of 100 MiB in float32."""
     tokenizer = checkpoints.byte_level_bpe()
     config = LlamaConfig(
         vocab_size=50_000,
@@ -550,7 +550,7 @@ def slow_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_streams_go_on_while_100_mib_are_read(
     tiny_generator: Path, large_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The longest wait for a token is a step of the new model that warms up, not the three seconds of reading."""
+    """The longest wait for a token is a step of the new model's warm-up, not the three seconds of reading."""
     gaps: list[float] = []
     took: list[float] = []
 

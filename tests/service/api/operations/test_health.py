@@ -1,4 +1,4 @@
-"""What the probes say, and why; a real server's probes under load are at the end."""
+"""The answers of the probes and their reasons; the probes of a real server under load are at the end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def app(talker: Model) -> FastAPI:
 
 
 def states(app: FastAPI, named: Mapping[str, LoadState]) -> None:
-    """As if these were the models, all of the settings."""
+    """Pretend that these are the models, all of them in the settings."""
     server = app.state.server
     cast(Any, server.registry).states = lambda: named
     known = server.settings.model_copy(update={"models": dict.fromkeys(named, "./tiny")})
@@ -64,7 +64,7 @@ def test_ready_is_after_all_are_loaded_and_while_all_are_well(
 
 
 def test_models_beside_those_of_the_settings_do_not_take_it_out_of_service(app: FastAPI) -> None:
-    """Who loads one more by hand sees there what becomes of it."""
+    """An administrator who loads one more model sees its state there."""
     states(app, {"a": WELL})
     more = {"a": WELL, "b": LoadState("loading", 0.1), "c": LoadState("broken", reason="x")}
     cast(Any, app.state.server.registry).states = lambda: more

@@ -1,4 +1,4 @@
-"""How the playground is served: which files, with which headers, to whom; what it does is looked at in a browser."""
+"""How the web pages are served: which files, with which headers, to which clients.  tests/browser tests the pages."""
 
 import asyncio
 import re
@@ -112,7 +112,7 @@ def test_it_can_be_switched_off() -> None:
 
 
 def test_the_reference_is_of_the_package_alone() -> None:
-    """It loads nothing of another origin, needs no key, and stays where the playground is switched off."""
+    """It loads nothing from another origin, needs no key, and is served even if the playground is switched off."""
     app = application(Registry([], echo), playground=False, api_key="s3cret")
     page = call(app, "GET", "/docs", headers=BROWSER)
     assert page.content == (WEB_FOLDER / "docs.html").read_bytes()
@@ -187,7 +187,7 @@ def test_files_are_short_and_name_only_each_other() -> None:
 
 
 def reached(page: str) -> set[str]:
-    """The files that `page` is made of, itself included."""
+    """The files that `page` uses, including itself."""
     found, left = set[str](), [page]
     while left:
         name = left.pop()

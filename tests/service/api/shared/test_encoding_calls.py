@@ -1,4 +1,4 @@
-"""How answers of many texts are written: what is claimed for it, on which thread, and what is dropped."""
+"""How answers for many texts are written: which memory is claimed, on which thread, and what is dropped."""
 
 import asyncio
 import threading
@@ -50,8 +50,8 @@ Replies = AsyncGenerator[EncoderOutput | PolyheadError, None]
 
 
 def asking(headroom: Headroom = UNBOUNDED_HEADROOM, accept: str = "") -> Any:
-    """What of a request is looked at."""
-    state = SimpleNamespace(visit=SimpleNamespace(claim=MemoryClaim(headroom)))
+    """The parts of a request that are used."""
+    state = SimpleNamespace(context=SimpleNamespace(claim=MemoryClaim(headroom)))
     return SimpleNamespace(state=state, headers={"accept": accept})
 
 
@@ -170,7 +170,7 @@ def test_items_of_an_iterator_are_dropped_once_they_are_written() -> None:
 
 
 class Counted(list[float]):
-    """How often it is gone through."""
+    """Counts how often it is iterated."""
 
     passes = 0
 

@@ -1,4 +1,4 @@
-"""What an explanation costs the server: the threads that its text is read on, and the memory that is claimed for it."""
+"""The cost of an explanation: the threads on which its text is tokenised, and the memory that is claimed."""
 
 import asyncio
 import threading
@@ -44,9 +44,9 @@ PROMPTS: list[tuple[str, Any]] = [
 
 
 class Registry(scripted.Registry):
-    """Has a network that explains."""
+    """A registry whose models can be explained."""
 
-    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
+    async def load_explainer(self, model: Model) -> Mapping[str, tuple[int, int]]:
         return {"self": (LAYERS, HEADS)}
 
 

@@ -1,6 +1,6 @@
-"""docs/dialects.md says of every field of every dialect what becomes of it; here each of its rows is tried.
+"""docs/dialects.md lists every field of every dialect with its effect; each row of its tables is tested here.
 
-Which fields there are is known from the wire objects, and from the types of the official clients.
+The fields are known from the wire objects and from the types of the official clients.
 """
 
 import copy
@@ -58,10 +58,10 @@ def unread(wire: Wire) -> object:
 
 @dataclass(frozen=True)
 class Section:
-    """A table: of the fields of `kind` that no other section's base of it has.
+    """A table: the fields of `kind` without those that are in the table of its base.
 
-    `wire` and `body` try them, `kind` itself where there is no `wire`; they stand in the object called `inside`, if
-    that has a name.  `read` is what the dialect makes of it.  `official` are fields that the dialect's client knows.
+    `wire` and `body` are used to test them, `kind` itself if there is no `wire`; the fields are in the object `inside`,
+    if that has a name.  `read` is the dialect's reader.  `official` are fields that the dialect's client has.
     """
 
     kind: type[Wire]
@@ -114,7 +114,7 @@ def typed(*kinds: Any) -> set[str]:
 
 
 def inner(kind: type[Wire], wire: type[Wire], read: Callable[[Any], object], body: Any = None) -> Section:
-    """Of the parameters of `wire`."""
+    """The class of the parameters of `wire`."""
     return Section(kind, {"parameters": {}} | (body or TASK), read, wire, "parameters")
 
 
@@ -389,7 +389,7 @@ def test_a_row_says_what_becomes_of_a_field(row: Row) -> None:
 
 
 def told(name: str) -> set[str]:
-    """The fields of a section, and of those that are of a base of its kind."""
+    """The fields of a section, and those of its base classes."""
     kind = SECTIONS[name].kind
     sections = {other for other, section in SECTIONS.items() if issubclass(kind, section.kind)}
     return {row.field.replace("[]", "") for row in ROWS if row.section in sections}
@@ -400,7 +400,7 @@ def names(kind: type[Wire]) -> set[str]:
 
 
 def fields(kind: type[Wire]) -> Iterator[str]:
-    """By their names on the wire; of an object within that has no section of its own, its fields too."""
+    """By their names in JSON; an object inside without a section of its own adds its fields, too."""
     yield from kind.unsupported
     for name, field in kind.model_fields.items():
         place = field.alias or name
@@ -411,7 +411,7 @@ def fields(kind: type[Wire]) -> Iterator[str]:
 
 
 def within(annotation: Any) -> Iterator[type[Wire]]:
-    """The wire objects that a field may be, or a list of."""
+    """The wire objects that a field may contain, alone or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, Wire):
         yield annotation
     for part in get_args(annotation):
@@ -434,7 +434,7 @@ def test_every_table_is_tried() -> None:
 
 
 def test_every_wire_object_has_its_table() -> None:
-    """Or is within one, or the base of one."""
+    """Or it is part of one that has, or its base."""
     known = {base for kind in KINDS for base in kind.mro()}
     for kind in [kind for kind in known if isinstance(kind, type) and issubclass(kind, Wire)]:
         known |= reached(kind)

@@ -1,4 +1,4 @@
-"""One answer of very many tokens, or with very many log-probabilities, is worked on in slices and written aside."""
+"""One answer of very many tokens, or with very many log-probabilities, is processed in slices and written aside."""
 
 import asyncio
 import threading
@@ -86,7 +86,7 @@ def step_of(stream: Stream, first: int) -> list[HandleEvent]:
 def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_them() -> None:
     async def run() -> None:
         deliveries, [stream, other], over = EventDelivery(), streams(2), list[str]()
-        one, another = (Any, FakeGenerator)  # keys, no more
+        one, another = (Any, FakeGenerator)  # used only as keys
         deliveries.add(one, step_of(stream, 0), lambda: over.append("first"))
         deliveries.add(one, [*step_of(stream, LONG), (stream, Done("length", 3))], lambda: over.append("second"))
         deliveries.add(another, [(other, GeneratedToken(1)), (other, Done("length", 3))], lambda: over.append("other"))
@@ -147,7 +147,7 @@ def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.Monke
 
 
 class Ready:
-    """A source whose events are all there."""
+    """A source whose events are all available."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events, self.timing = events, RequestTiming()
@@ -254,21 +254,21 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
         {"inputs": "The fox", "parameters": {"max_new_tokens": 2}},
         {"parameters": {"max_new_tokens": 40, "details": True, "top_n_tokens": 5}},
         tgi,
-        "answered",
+        "write_answers",
     ),
     "hf": (
         "/models/chat",
         {"inputs": "The fox", "parameters": {"max_new_tokens": 2}},
         {"parameters": {"max_new_tokens": 40, "details": True, "top_n_tokens": 5}},
-        hf.said,
-        "write_generate",
+        hf.hf_write,
+        "write_hf_generate",
     ),
     "oip": (
         "/v2/models/chat/generate",
         {"text_input": "The fox", "parameters": {"max_tokens": 2, "temperature": 0}},
         {"parameters": {"max_tokens": 100, "temperature": 0, "details": True}},
         oip,
-        "write_text",
+        "write_text_response",
     ),
     "anthropic": (
         "/v1/messages",
@@ -284,7 +284,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
 def test_a_large_answer_is_written_on_a_thread(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """However few answers there are; a small one is written at once."""
+    """However few answers there are; a small one is written on the event loop."""
     path, small, large, module, name = CALLS[call]
     where, real = list[bool](), getattr(module, name)
 
@@ -344,12 +344,12 @@ def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.M
 
 
 class Keeping:
-    """A call whose log-probabilities take of `free` bytes for requests, or of the least there always is."""
+    """A call with `free` bytes, or the minimum, for its log-probabilities."""
 
     def __init__(self, free: int = 1 << 40) -> None:
         self.headroom = Headroom(free)
         self.claim, self.came, self.closed = MemoryClaim(self.headroom), list[AnswerDelta](), False
-        self.request: Any = SimpleNamespace(state=SimpleNamespace(visit=SimpleNamespace(claim=self.claim)))
+        self.request: Any = SimpleNamespace(state=SimpleNamespace(context=SimpleNamespace(claim=self.claim)))
 
     def keep(self, parts: Sequence[AnswerDelta], repeated: int = 1) -> None:
         async def source() -> AsyncGenerator[tuple[int, AnswerDelta], None]:

@@ -1,4 +1,4 @@
-"""The Anthropic dialect against models that answer as scripted: what is read, what is written, streams, errors."""
+"""The Anthropic dialect with scripted models: reading, writing, streams, errors."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def app(talker: Model) -> FastAPI:
 
 
 def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
-    """An application whose model says `text` and ends with its own stop token, or otherwise."""
+    """An application whose model generates `text` and ends with its own stop token, or otherwise."""
     tokens = spoken(text, model.tokenizer)
     registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
     return application(registry), registry
@@ -72,7 +72,7 @@ def messages_of(talk: ChatPrompt) -> list[dict[str, Any]]:
 
 
 def sse(response: httpx.Response) -> list[dict[str, Any]]:
-    """The data of every event; the line above it says its type."""
+    """The data of every event; the line above it has its type."""
     assert response.headers["content-type"].startswith("text/event-stream")
     events = []
     for event in response.text.removesuffix("\n\n").split("\n\n"):
@@ -216,10 +216,13 @@ def user(*blocks: Any) -> dict[str, Any]:
             user(RESULT | {"content": [{"type": "image"}]}),
             'messages[0].content[0].content[0].type: "image" is not supported',
         ),
-        ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages: the last turn calls tools, and nothing"),
+        (
+            {"messages": [{"role": "assistant", "content": [USE]}]},
+            "messages: the last turn calls tools, and their results",
+        ),
         (
             {"messages": [{"role": "assistant", "content": [USE]}, {"role": "assistant", "content": "so"}]},
-            "messages: the last turn calls tools, and nothing",
+            "messages: the last turn calls tools, and their results",
         ),
         ({"tools": [{"type": "bash_20250124"}]}, 'tools[0].type: "bash_20250124" is not supported by this server'),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name: "),
@@ -321,7 +324,7 @@ def test_more_is_asked_for_than_the_context_leaves(talker: Model) -> None:
 
 
 def accumulated(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The blocks that events tell of, and their end; every block begins and ends once, one after the other."""
+    """The blocks that the events describe, and their end; every block begins and ends once, one after the other."""
     start, ping, *middle, delta, stop = events
     assert (start["type"], ping["type"], delta["type"], stop["type"]) == (
         *("message_start", "ping"),

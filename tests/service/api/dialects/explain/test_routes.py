@@ -1,4 +1,4 @@
-"""Why a model answers so, over HTTP: of every task, told of tokens and of the caller's own characters, in bounds."""
+"""Explanations over HTTP: for every task, by token and by the characters of the client's text, within limits."""
 
 import base64
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def explain(server: Process, model: str, **asked: Any) -> Any:
 
 
 def goal(model: str, method: str) -> dict[str, Any]:
-    """Where what is answered is left to chance, or answers nothing by itself."""
+    """A target where the answer is random, or has no score of its own."""
     if model == "tagger" and method != "attention":
         return {"target": {"start": 2, "end": 6}}
     return {"target": {"text": "a bad film"}} if model == "vectors" and method in ATTRIBUTES else {}
@@ -209,7 +209,7 @@ def test_an_explanation_beside_an_answer(server: Process) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_answer_of_no_tokens_has_no_attributions(server: Process, method: str) -> None:
-    """The first token drawn is the one that ends the answer."""
+    """The first sampled token is the one that ends the answer."""
     body = {"model": "talker", "prompt": INPUTS["talker"], "allowed_token_ids": [7], "stop_token_ids": [7]}
     told = ask(server, "/v1/completions", body | {"explain": {"method": method}})
     assert told.status_code == 200, told.text
@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("judge", {"heads": [4]}, 400, "heads: the network has 4, counted from 0, got 4"),
     ("judge", {"method": "occlusion", "target": {"label": "nice"}}, 400, "has no label 'nice'; there are: "),
     ("judge", {"target": {"start": 1, "end": 2}}, 400, "target.start: a model of the task classify is not asked so"),
-    ("judge", {"dtype": "float16"}, 400, "dtype: float16 is told only as encoding base64"),
+    ("judge", {"dtype": "float16"}, 400, "dtype: float16 needs the encoding base64"),
     ("judge", {"method": "occlusion", "baseline": "eos"}, 400, "baseline: judge has no token for eos"),
     ("judge", {"method": "occlusion", "baseline": "zero"}, 400, "baseline: what is hidden must be a token"),
     ("judge", {"input": [{"role": "user", "content": "a"}]}, 400, "input: judge reads a text or two"),
@@ -254,15 +254,15 @@ def test_what_cannot_be_explained_is_refused(
 def test_options_that_do_not_fit_an_answer(server: Process) -> None:
     for path, body, words in (
         ("/models/judge", {"inputs": [TEXT, TEXT]}, "explain: one input at a time"),
-        ("/v1/completions", {"model": "talker", "prompt": "a", "n": 2}, "explain: one answer, whole, is explained"),
-        ("/v1/completions", {"model": "talker", "prompt": "a", "stream": True}, "explain: one answer, whole"),
+        ("/v1/completions", {"model": "talker", "prompt": "a", "n": 2}, "explain: needs one complete answer"),
+        ("/v1/completions", {"model": "talker", "prompt": "a", "stream": True}, "explain: needs one complete answer"),
     ):
         answer = ask(server, path, body | {"explain": {}})
         assert (answer.status_code, words in answer.text) == (400, True), answer.text
 
 
 def test_a_server_may_explain_nothing(folders: dict[str, Path]) -> None:
-    """The route is not there, and the option is refused before anything is computed."""
+    """The route does not exist, and the option is rejected before anything is computed."""
     process = Process(*(f"{name}={folders[name]}" for name in ("judge", "talker")), "--explain", "false")
     process.ready()
     off = "this server explains no answers: its setting explain is off"
@@ -337,7 +337,7 @@ def test_where_pieces_stand_in_what_a_template_was_given() -> None:
 
 
 def test_each_piece_is_looked_at_once() -> None:
-    """Of many messages, the places of a long prompt are not found by going through all of it for each."""
+    """With many messages, the positions in a long prompt are found without scanning all of it for each message."""
     seen = 0
 
     class Counted(bytes):

@@ -1,4 +1,4 @@
-"""The dialect of Hugging Face's tasks against scripted models: which task, what shape, what is refused."""
+"""The dialect of Hugging Face's tasks with scripted models: task selection, formats, errors."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -407,7 +407,7 @@ def test_tokens_take_their_parts_of_the_text() -> None:
 
 
 def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]) -> None:
-    """What might have begun a stop string is shown later than the token that it is of."""
+    """Text that might begin a stop string is sent later than its token."""
 
     async def pieces() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
         yield 0, AnswerDelta("x", (TokenLogprobs(ScoredToken(b"xab", 0), 0, (), 5),))

@@ -1,4 +1,4 @@
-"""Hugging Face's tasks of models that read a text and write another, against scripted ones."""
+"""Hugging Face's text2text tasks with scripted models."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ DRAWS = GenerationDefaults(
 
 @pytest.fixture
 def registry(tiny_generator: Path) -> Registry:
-    return Registry([model(tiny_generator, "writer", "generate", customs=SEARCHES, chat=None)], echo)
+    return Registry([model(tiny_generator, "writer", "generate", generation_defaults=SEARCHES, chat=None)], echo)
 
 
 @pytest.fixture

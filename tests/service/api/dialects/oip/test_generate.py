@@ -1,4 +1,4 @@
-"""The generate extension of the Open Inference Protocol, and its options, against scripted models."""
+"""The generate extension of the Open Inference Protocol, and its options, with scripted models."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: tensors in and beside JSON, on scripted models; Triton's client on a real server."""
+"""The Open Inference Protocol: tensors in JSON and binary, with scripted models; Triton's client on a real server."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The OpenAI dialect against models that answer as scripted: what is read, what is written, streams, errors."""
+"""The OpenAI dialect with scripted models: reading, writing, streams, errors."""
 
 import asyncio
 import base64
@@ -83,7 +83,7 @@ def scripting(models: list[Model], *events: Any) -> tuple[FastAPI, Registry]:
 
 
 def sse(response: httpx.Response) -> list[Any]:
-    """The data of every event; [DONE] as it is."""
+    """The data of every event; [DONE] is kept as it is."""
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.text.endswith("\n\n")
     lines = [event.removeprefix("data: ") for event in response.text.removesuffix("\n\n").split("\n\n")]
@@ -451,7 +451,7 @@ def test_an_error_after_the_first_byte_ends_the_stream(models: list[Model]) -> N
 @pytest.mark.parametrize("words", ["", "some text"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_client_that_goes_aborts_its_request(models: list[Model], path: str, words: str, stream: bool) -> None:
-    """Also while it is queued, with nothing to send yet."""
+    """Also while the request is queued and there is nothing to send yet."""
     events = [*spoken(words, models[0].tokenizer), WAIT]
     app, registry = scripting(models, *events)
 
@@ -495,7 +495,7 @@ def test_a_batch_is_aborted_as_a_whole(models: list[Model]) -> None:
 
 
 def test_a_slow_client_is_waited_for(models: list[Model]) -> None:
-    """What is not sent is not asked for: the next event is fetched when the last one has left."""
+    """The next event is fetched only after the last one was sent."""
     app, registry = scripting(models, *spoken("a long story", models[0].tokenizer), Done("stop", 1, 1))
 
     async def read_slowly() -> None:

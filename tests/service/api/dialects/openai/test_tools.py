@@ -1,4 +1,4 @@
-"""Tools, thoughts and the beginning of an answer in OpenAI's chat: what is read, and what is written of an answer."""
+"""Tools, reasoning and answer prefixes in OpenAI's chat: reading and writing."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ Told = Callable[..., tuple[Registry, list[httpx.Response]]]
 
 @pytest.fixture
 def told(tiny_generator: Path) -> Told:
-    """Asks a model with a template that always says the same."""
+    """Sends requests to a model whose template always writes the same."""
 
     def ask_it(said: str, *wires: Any, template: str = QWEN3) -> tuple[Registry, list[httpx.Response]]:
         chat = ChatTemplate(template, bos_token="", eos_token="")
@@ -62,7 +62,7 @@ def chunks(response: httpx.Response) -> list[Any]:
 
 
 def assembled(response: httpx.Response, index: int) -> dict[str, Any]:
-    """What a client makes of deltas."""
+    """The message that a client assembles from the deltas."""
     said: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
     for chunk in chunks(response):

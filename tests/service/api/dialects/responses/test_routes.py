@@ -1,4 +1,4 @@
-"""OpenAI's responses by models that answer as scripted: what is read and written, streams, errors."""
+"""OpenAI's responses API with scripted models: reading, writing, streams, errors."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def thinker(tiny_generator: Path) -> Model:
 
 
 def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
-    """An application whose model says `text` and ends with its own stop token, or otherwise."""
+    """An application whose model generates `text` and ends with its own stop token, or otherwise."""
     tokens = spoken(text, model.tokenizer)
     registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
     return application(registry), registry
@@ -56,7 +56,7 @@ def messages_of(talk: ChatPrompt) -> list[dict[str, Any]]:
 
 
 def sse(response: httpx.Response) -> list[dict[str, Any]]:
-    """The data of every event, numbered from 0; the line above it says its type."""
+    """The data of every event, numbered from 0; the line above it has its type."""
     assert response.headers["content-type"].startswith("text/event-stream")
     events = []
     for event in response.text.removesuffix("\n\n").split("\n\n"):
@@ -168,7 +168,7 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
         ),
         ({"input": [RETURNED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
         ({"input": [RETURNED, CALLED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
-        ({"input": [CALLED]}, "input: its end calls tools, and nothing says what came of it"),
+        ({"input": [CALLED]}, "input: the last items call tools, and their results are missing"),
         ({"input": [CALLED | {"arguments": "["}]}, "input[0].arguments: must be a JSON object as text, got '['"),
         (
             {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
@@ -300,7 +300,7 @@ def test_an_answer_that_was_cut_is_incomplete(talker: Model) -> None:
 
 
 @pytest.mark.parametrize("end", [Done("length", 9, 3), Failed(StepFailed("it broke"))])
-@pytest.mark.parametrize("text", ["A fox", "["])  # what may be the beginning of calls is told at the end
+@pytest.mark.parametrize("text", ["A fox", "["])  # text that may begin a tool call is sent at the end
 def test_of_an_answer_that_was_cut_only_the_last_item_is(thinker: Model, text: str, end: Any) -> None:
     app, _ = saying(thinker, f"<think>So,</think>{text}", end)
     [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "stream": True}))
@@ -344,7 +344,7 @@ def test_log_probabilities(talker: Model) -> None:
 
 
 def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that events tell of: each is added, grows, is done, one after the other."""
+    """The items that the events describe: each is added, grows, is done, one after the other."""
     created, progress, *middle, end = events
     assert (created["type"], progress["type"]) == ("response.created", "response.in_progress")
     assert created["response"]["status"] == "in_progress"

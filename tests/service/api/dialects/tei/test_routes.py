@@ -1,4 +1,4 @@
-"""The dialect of text-embeddings-inference against models that answer as scripted."""
+"""The dialect of text-embeddings-inference with scripted models."""
 
 import asyncio
 import json
@@ -210,7 +210,7 @@ def test_a_list_of_tokens_has_room_before_it_is_written(app: FastAPI, monkeypatc
 def test_names_of_special_tokens_have_room_and_others_are_not_made(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name may be much longer than the text that became its token."""
+    """A token's name may be much longer than the text of the token."""
     body = {"inputs": ["a good film"] * 2}
     monkeypatch.setattr(Encoding, "pieces", None)
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)

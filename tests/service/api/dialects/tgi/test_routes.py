@@ -1,4 +1,4 @@
-"""The dialect of text-generation-inference against scripted models: what is read, what is said, how it is refused."""
+"""The dialect of text-generation-inference with scripted models: reading, writing, errors."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_beams_and_tries() -> None:
         ({"best_of": 2, "num_return_sequences": 2, "do_sample": True}, "parameters.best_of: answers with one of them"),
         ({"num_return_sequences": 2}, "parameters.num_return_sequences: would all be the same"),
         ({"num_return_sequences": 3, "num_beams": 2}, "parameters.num_return_sequences: a search 2 wide"),
-        ({"num_beams": 2, "temperature": 0.5}, "parameters.num_beams: a beam search draws nothing"),
+        ({"num_beams": 2, "temperature": 0.5}, "parameters.num_beams: a beam search does not sample"),
         ({"length_penalty": 2}, "parameters.length_penalty: only together with num_beams"),
         ({"allowed_token_ids": []}, "parameters.allowed_token_ids: must not be empty"),
         ({"bad_words_ids": [[]]}, "bad_words_ids[0]: must have at least 1 item"),
@@ -253,7 +253,7 @@ def test_a_stream_of_tokens(app: FastAPI, models: list[Model]) -> None:
     assert "".join(event["token"]["text"] for event in kept) == "The quick"
 
 
-# Who is asked, and what goes wrong
+# Model selection and errors
 
 
 def test_adapters_by_their_names(app: FastAPI, registry: Registry, models: list[Model]) -> None:

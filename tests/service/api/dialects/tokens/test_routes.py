@@ -1,4 +1,4 @@
-"""Prompts as tokens and back, in vLLM's words, and the prompt that a conversation becomes."""
+"""Tokenize and detokenize in vLLM's format, and the prompt that a conversation becomes."""
 
 from pathlib import Path
 from typing import Any
