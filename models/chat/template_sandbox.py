@@ -80,35 +80,35 @@ class _LimitedCodeGenerator(CodeGenerator):
         try:
             self.writeline("pass")
             for node in nodes:
-                self.writeline("environment.tick()")
+                self.writeline("environment.count_step()")
                 self.visit(node, frame)
         except CompilerExit:
             pass
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.made(")
+        self.write("environment.measure(")
         super().visit_List(node, frame)
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.made(")
+        self.write("environment.measure(")
         super().visit_Dict(node, frame)
         self.write(")")
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.made(" if node.ctx == "load" else "")
+        self.write("environment.measure(" if node.ctx == "load" else "")
         super().visit_Tuple(node, frame)
         self.write(")" if node.ctx == "load" else "")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        self.write("environment.joined((")
+        self.write("environment.concatenate((")
         for part in node.nodes:
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
-        self.write("(environment.tick() or ")
+        self.write("(environment.count_step() or ")
         super().visit_Compare(node, frame)
         self.write(")")
 
@@ -121,9 +121,9 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_unchanged"), [], [], body).set_lineno(line)
 
-    def _same(self, caller: Macro) -> str:
+    def _unchanged(self, caller: Macro) -> str:
         return caller()
 
 
@@ -149,7 +149,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._budget = _RenderBudget()
         extensions = [_TokenLimit, _GenerationTag, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, cache_size=0)
-        self.finalize = self.made
+        self.finalize = self.measure
         self.filters = {name: self._limit_function(function) for name, function in FILTERS.items()}
         self.tests = {name: self._limit_function(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         self.globals = {"range": self.globals["range"], **GLOBALS}
@@ -158,14 +158,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Start the clock of one rendering or compilation in this thread."""
         self._budget.start()
 
-    def tick(self) -> None:
+    def count_step(self) -> None:
         """Count a step; every 16th step checks the clock, because the check takes longer than most steps."""
         meter = self._budget
         meter.steps = steps = meter.steps + 1
         if not steps % 16:
             meter.check()
 
-    def made(self, value: Any) -> Any:
+    def measure(self, value: Any) -> Any:
         """Measure a value that a step has made, and return it. Raises TemplateError beyond a limit."""
         meter = self._budget
         meter.steps = steps = meter.steps + 1
@@ -176,13 +176,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             meter.check()
         return value
 
-    def joined(self, parts: Sequence[Any]) -> str:
+    def concatenate(self, parts: Sequence[Any]) -> str:
         check_size(value_size(parts))
-        return cast(str, self.made("".join(map(str, parts))))
+        return cast(str, self.measure("".join(map(str, parts))))
 
     def concat(self, parts: Sequence[str]) -> str:  # type: ignore[override]  # what blocks and macros wrote
         check_size(sum(map(len, parts)))
-        return cast(str, self.made("".join(parts)))
+        return cast(str, self.measure("".join(parts)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
@@ -191,23 +191,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
             check_size(max(repetition_size(left, right), repetition_size(right, left)))
         elif operator == "**":
             check_size(power_size(left, right))
-        return self.made(super().call_binop(context, operator, left, right))
+        return self.measure(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        self.tick()
+        self.count_step()
         item = super().getitem(obj, argument)
-        return self.made(item) if isinstance(argument, slice) else item
+        return self.measure(item) if isinstance(argument, slice) else item
 
     def call(self, context: Context, function: Any, /, *args: Any, **options: Any) -> Any:
         method = getattr(function, "__wrapped__", function)
         if isinstance(method, BuiltinMethodType | MethodType):
             args = method_arguments(method.__self__, method.__name__, args, options)
-        return self.made(super().call(context, function, *args, **options))
+        return self.measure(super().call(context, function, *args, **options))
 
     def _limit_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def bounded(*args: Any, **options: Any) -> Any:
-            self.tick()
-            return self.made(function(*args, **options))
+            self.count_step()
+            return self.measure(function(*args, **options))
 
         return bounded

@@ -50,7 +50,7 @@ class GlimpseNetwork(nn.Module):
     def forward(self, questions: GridQuestions) -> tuple[Tensor, Glimpse]:
         """Return scores [N, digits], and the glimpse."""
         glimpse = self.look(questions.colours, questions.cells, torch.ones(questions.cells.shape[:2], dtype=torch.bool))
-        return self.answer(glimpse.seen), glimpse
+        return self.answer(glimpse.context), glimpse
 
 
 def train_network(looker: GlimpseNetwork, steps: int, size: int = 64, seed: int = 0) -> list[float]:

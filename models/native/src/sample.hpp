@@ -35,7 +35,7 @@ struct Sample {
 
 namespace {
 
-constexpr int CHUNK = 64;          // tokens that share one maximum or sum
+constexpr int CHUNK = 64;                  // tokens that share one maximum or sum
 constexpr float MIN_TEMPERATURE = 1e-4f;   // the lowest temperature; lower ones are raised to it
 constexpr float LOWEST_EXPONENT = -126.f;  // exponents of two below it give the weight 0
 constexpr float LOG2_E = 1.44269504f;

@@ -147,7 +147,7 @@ def answered(loaded: Checkpoint, executor: Executor) -> torch.Tensor:
     head: Any = loaded.head
     encodings = loaded.tokenizer.encode_batch(TEXTS)
     rows = pack_texts([Encode("text", tuple(e.ids), segments=tuple(e.segments)) for e in encodings])
-    wanted, starts = head.wanted(rows.starts)
+    wanted, starts = head.needed_rows(rows.starts)
     rows.output_rows.extend(wanted)
     out: torch.Tensor = head(executor.step(rows), starts)
     return out
@@ -197,7 +197,7 @@ def test_a_decoder_that_embeds_by_its_last_token(name: str, tmp_path: Path) -> N
         checkpoints.write_json(folder / "modules.json", listed)
         loaded, theirs = load(str(folder)), tf.AutoModel.from_pretrained(folder).eval()
         assert loaded.task == "embed"
-        got = loaded.head.close(answered(loaded, TorchExecutor(loaded.network)))
+        got = loaded.head.postprocess(answered(loaded, TorchExecutor(loaded.network)))
         last = [theirs(torch.tensor([e.ids])).last_hidden_state[0, -1] for e in loaded.tokenizer.encode_batch(TEXTS)]
         assert float((got - torch.nn.functional.normalize(torch.stack(last), dim=-1)).abs().max()) < CLOSE
         vectors.append(got)
@@ -279,7 +279,7 @@ def test_company_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Pa
 def test_deterministic_mode_refuses_scores_that_it_does_not_hold(tmp_path: Path) -> None:
     make, kind, _ = CASES["deberta"]
     loaded = load(str(saved(make, kind, tmp_path)))
-    with pytest.raises(InvarianceError, match="scores of distances' vectors"):
+    with pytest.raises(InvarianceError, match="products with distance vectors"):
         make_invariant(loaded.network, loaded.head)
 
 

@@ -234,7 +234,7 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
 @torch.no_grad()
 def test_a_head_answers_the_same_from_the_rows_it_wants(head: Any) -> None:
     states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
-    rows, narrowed = head.wanted(starts)
+    rows, narrowed = head.needed_rows(starts)
     assert torch.equal(head(states[rows], narrowed), head(states, starts))
 
 
@@ -251,7 +251,7 @@ def test_a_head_answers_the_same_from_the_rows_it_wants(head: Any) -> None:
 def test_heads_in_half_precision(head: Any) -> None:
     """The executor's states are float32 whatever the network's precision is."""
     states = torch.randn(4, CONFIG.width)
-    rows, starts = head.wanted([0, 3, 4])
+    rows, starts = head.needed_rows([0, 3, 4])
     exact = head(states[rows], starts)
     half = deepcopy(head).to(torch.bfloat16)(states[rows], starts)
     assert half.dtype == torch.float32

@@ -30,7 +30,7 @@ def answers(loaded: Checkpoint, texts: list[Any] = TEXTS) -> torch.Tensor:
     encodings = loaded.tokenizer.encode_batch(texts)
     batch = RaggedBatch.of([e.ids for e in encodings], [e.segments for e in encodings])
     head: Any = loaded.head
-    out: torch.Tensor = head.close(head(loaded.network(batch), list(batch.starts)))
+    out: torch.Tensor = head.postprocess(head(loaded.network(batch), list(batch.starts)))
     return out
 
 
@@ -191,7 +191,7 @@ def test_input_limits(tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path
 def test_scores_become_probabilities_as_the_checkpoint_asks(
     tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], closing: str
 ) -> None:
-    assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.closing == closing
+    assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.score_activation == closing
 
 
 def test_labels_keep_the_order_of_their_numbers(tiny_classifier: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_bert_is_an_embedder_that_pools_as_the_file_says(tmp_path: Path, number:
     assert encoding.ids == tokenizer("A good film")["input_ids"]
     with torch.inference_mode():
         got = loaded.network(RaggedBatch.of([encoding.ids]))
-        vector = loaded.head.close(loaded.head(got, [0, len(encoding.ids)]))
+        vector = loaded.head.postprocess(loaded.head(got, [0, len(encoding.ids)]))
         assert float((got - model(torch.tensor([encoding.ids])).last_hidden_state[0]).abs().max()) < 1e-5
     assert float(vector.norm()) == pytest.approx(1.0, abs=1e-6)
 

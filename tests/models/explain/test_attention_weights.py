@@ -175,7 +175,7 @@ def test_a_recurrent_network_shows_its_alignment(options: dict[str, Any]) -> Non
 
 def test_what_has_no_attention_says_so() -> None:
     network = recurrent(attention="none")
-    with pytest.raises(UnsupportedError, match="no attention to be seen"):
+    with pytest.raises(UnsupportedError, match="it has no attention;"):
         explained(
             explain(
                 InstrumentedNetwork(network, network), ExplanationRequest(InputTokens((0, 7), source=(5,)), "attention")

@@ -53,7 +53,7 @@ def test_integrated_gradients_are_those_of_captum(kind: str, kept: frozenset[int
     theirs, watched = both(kind, tmp_path)
     table, goals = CASES[kind]
     nothing = [token if row in kept else PAD for row, token in enumerate(TOKENS)]
-    found = explained(explain(watched, asked("integrated_gradients", goals, steps=STEPS, baseline=PAD, kept=kept)))
+    found = explained(explain(watched, asked("integrated_gradients", goals, steps=STEPS, baseline=PAD, kept_rows=kept)))
     for goal, got in zip(goals, found.attributions, strict=True):
         method = LayerIntegratedGradients(
             lambda ids, goal=goal: cells(theirs(ids).logits, goal), theirs.get_submodule(table)
@@ -162,7 +162,7 @@ def test_segments_are_read_and_not_moved(tmp_path: Path) -> None:
 def test_what_is_lost_with_a_hidden_token_is_its_own(kind: str, tmp_path: Path) -> None:
     theirs, watched = both(kind, tmp_path)
     _, goals = CASES[kind]
-    found = explained(explain(watched, asked("occlusion", goals, baseline=PAD, kept=KEPT))).attributions
+    found = explained(explain(watched, asked("occlusion", goals, baseline=PAD, kept_rows=KEPT))).attributions
     for goal, got in zip(goals, found, strict=True):
         expected = [0.0]
         for row in range(1, len(TOKENS) - 1):
@@ -178,7 +178,9 @@ def test_a_window_is_hidden_at_once_and_shares_what_is_lost(tmp_path: Path) -> N
     """Three rows between those that are kept, and two more: windows of two at 1 and 2, and at 5."""
     watched = both("bert", tmp_path)[1]
     kept = frozenset({0, 4, 7})
-    (got,) = explained(explain(watched, asked("occlusion", [[(0, 1)]], baseline=PAD, kept=kept, window=2))).attributions
+    (got,) = explained(
+        explain(watched, asked("occlusion", [[(0, 1)]], baseline=PAD, kept_rows=kept, window=2))
+    ).attributions
     lost = []
     for rows in ((1, 2), (2, 3), (5, 6)):
         hidden = tuple(PAD if at in rows else token for at, token in enumerate(TOKENS))

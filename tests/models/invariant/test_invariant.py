@@ -390,7 +390,7 @@ def test_a_machine_whose_batched_products_do_is_refused(monkeypatch: pytest.Monk
 
 def test_what_nobody_thought_of_is_found_by_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     network, head = wide()
-    turn = network.rotaries[0].turns
+    turn = network.rotaries[0].rotation
     monkeypatch.setattr(
         network.rotaries[0], "rotation", lambda at, dtype: [part + 1e-4 * len(at) for part in turn(at, dtype)]
     )

@@ -140,7 +140,7 @@ def test_what_needs_one_width_says_so(name: str) -> None:
 
 
 def test_places_are_counted() -> None:
-    with pytest.raises(ValueError, match="say how many"):
+    with pytest.raises(ValueError, match="give their number"):
         SCORE_FUNCTIONS["location"](ScoreWidths(query=5, key=5))
     score, query, _ = drawn("location")
     with pytest.raises(ValueError, match="10 keys are more than the 9 places"):

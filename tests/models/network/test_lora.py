@@ -108,7 +108,7 @@ def test_every_head_of_an_encoder(tiny_embedder: Path, tmp_path: Path, kind: str
     model = cast(Any, auto).from_pretrained(tiny_embedder)
     merged = adapted(model, tmp_path, task_type=kind, target_modules=EVERYWHERE)
     found, lora, head = laid(tiny_embedder, tmp_path)
-    assert found.what.head.task == task
+    assert found.description.head.task == task
     with torch.inference_mode():
         wanted = merged(torch.tensor([IDS]))
         wanted = wanted[field] if field else torch.stack((wanted["start_logits"], wanted["end_logits"]), -1)
@@ -359,7 +359,7 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
         trunk.plan_adapter(tmp_path / "other")
     adapted(classifier(tiny_generator), tmp_path / "judge", task_type="SEQ_CLS", target_modules=["q_proj"])
     talking = BaseModel(describe_source(str(tiny_generator)))
-    with pytest.raises(UnsupportedError, match=r"it is to classify.*is to generate.*load it merged"):
+    with pytest.raises(UnsupportedError, match=r"its task is classify.*is generate.*load it merged"):
         talking.plan_adapter(tmp_path / "judge")
     name = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_{}.weight"
 

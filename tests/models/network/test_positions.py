@@ -154,7 +154,7 @@ def test_vectors_learn_from_all_their_distances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "reason"), [("alibi", "scores have a bias"), ("relative", "keys and values differ")]
+    ("position", "reason"), [("alibi", "scores have a bias"), ("relative", "keys and values depend")]
 )
 def test_what_cannot_compute_them_says_so(position: str, reason: str) -> None:
     config = CONFIGS[position]
@@ -172,5 +172,5 @@ def test_a_bias_is_held_to_the_bit_and_vectors_are_refused() -> None:
     together = made(RaggedBatch.of(SEQUENCES))
     assert torch.allclose(together, plain(RaggedBatch.of(SEQUENCES)), atol=1e-5)
     assert torch.equal(together, torch.cat([made(RaggedBatch.of([sequence])) for sequence in SEQUENCES]))
-    with pytest.raises(InvarianceError, match="scores of distances' vectors"):
+    with pytest.raises(InvarianceError, match="products with distance vectors"):
         make_invariant(network(CONFIGS["relative"]), LanguageHead(CONFIGS["relative"]))

@@ -394,10 +394,14 @@ def test_the_size_of_blocks_decides_who_attends(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch):
-        loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), body=LLAMA, suited=None, writing=None)
+        loaded: Any = SimpleNamespace(
+            network=network(LLAMA), head=head(LLAMA), decoder_config=LLAMA, default_precision=None, decoding=None
+        )
         executor: Any = build_executor(loaded, Settings(max_running=8), blocks=5)
         assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE_TOKENS, 5, 6)
-        headless: Any = SimpleNamespace(network=network(LLAMA), head=None, body=LLAMA, suited=None, writing=None)
+        headless: Any = SimpleNamespace(
+            network=network(LLAMA), head=None, decoder_config=LLAMA, default_precision=None, decoding=None
+        )
         encoder: Any = build_executor(headless, Settings())
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
         grouped: Any = build_executor(loaded, Settings(block_size=16), blocks=5)
@@ -405,7 +409,7 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    size: Any = SimpleNamespace(weights=lambda dtype: 1000, passing=lambda dtype: 0, tokenizer=0)
+    size: Any = SimpleNamespace(weight_bytes=lambda dtype: 1000, temporary_bytes=lambda dtype: 0, tokenizer=0)
     chat = ModelSize(
         "chat", replace(LLAMA, vocab_size=50_000), "generate", 0, 1024, size, DefaultPrecision("float32", "")
     )

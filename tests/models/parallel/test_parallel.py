@@ -224,7 +224,7 @@ def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
 
     class Own:
         block_size = block_count = 4
-        group = SimpleNamespace(tell=lambda words: told.append(words[:2]))
+        group = SimpleNamespace(broadcast_message=lambda words: told.append(words[:2]))
 
         def check(self, rows: StepInput) -> None:
             if rows.tokens[0] < 0:

@@ -445,4 +445,4 @@ def test_fused_and_transposed_matrices_are_refused(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=4, n_positions=64)
     checkpoints.save(GPT2LMHeadModel(config), tokenizer, tmp_path / "gpt2")
     result = polyhead("quantize", str(tmp_path / "gpt2"), str(tmp_path / "out"))
-    assert "gpt2 keeps matrices transposed" in result.stderr
+    assert "gpt2 stores matrices transposed" in result.stderr
