@@ -36,6 +36,7 @@ struct Sample {
 namespace {
 
 constexpr int CHUNK = 64;                  // tokens that share one maximum or sum
+constexpr float LARGEST = 3.4028234664e38f;  // a changed logit is at most this: infinite ones have no difference
 constexpr float MIN_TEMPERATURE = 1e-4f;   // the lowest temperature; lower ones are raised to it
 constexpr float LOWEST_EXPONENT = -126.f;  // exponents of two below it give the weight 0
 constexpr float LOG2_E = 1.44269504f;
@@ -81,7 +82,7 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
             required = d.typical_p * total_;
         }
         const int index = sample_by_weight(d.uniform);
-        if (!typical && !nucleus) return index;
+        if (index < 0 || !typical && !nucleus) return index;
         return sample_until_allowed(index, typical ? buffer_ : weights_, required, UniformNumbers(d.uniform));
     }
 
@@ -151,8 +152,8 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
             if (d.changed[k] >= d.words) continue;
             float& x = buffer_[d.changed[k]];
             x += add[k];
-            if (factor[k] != 1.f) x = x < 0.f ? x * factor[k] : x / factor[k];
-            x += more[k];
+            if (factor[k] != 1.f) x = x < 0.f ? x * factor[k] : std::min(x / factor[k], LARGEST);
+            x = std::min(x + more[k], LARGEST);
         }
     }
 
@@ -222,7 +223,7 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
             index = i;
             if (left < w[i]) break;
         }
-        return last * CHUNK + index;
+        return index < 0 ? -1 : last * CHUNK + index;  // -1: no weight is above 0
     }
 
     // Samples until the tokens that are better by `keys` have less than the required weight.
@@ -238,6 +239,7 @@ class RowSampler {  // samples one row; holds scratch for its logits and weights
     float least_weight_of(double required) {
         std::vector<float> falling;
         std::copy_if(weights_, weights_ + padded_vocabulary_, std::back_inserter(falling), [](float w) { return w > 0.f; });
+        if (falling.empty()) return 0.f;
         std::sort(falling.begin(), falling.end(), std::greater<>());
         size_t i = 0;
         for (double before = falling[0]; i + 1 < falling.size() && before < required; before += falling[i]) ++i;

@@ -258,3 +258,16 @@ def test_a_stop_token_that_came_stays_banned_once_answers_may_end(stops: set[int
     logits = random_logits(1)
     found = process_logits(logits, [after(request, [7, 8]).after_drafts(())])[0]
     assert found.isneginf().nonzero().flatten().tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("means", runnable_targets())
+@pytest.mark.parametrize("way", [Sampling(top_p=0.9), Sampling(typical_p=0.9), Sampling(typical_p=0.9, top_p=0.5)])
+@pytest.mark.parametrize("largest", [3e38, -3e38, 1.0])
+def test_logits_that_a_penalty_would_make_infinite(means: str, way: Sampling, largest: float) -> None:
+    """Infinite logits have no difference: no token would have a weight, and none could be sampled."""
+    request = asked(replace(way, repetition_penalty=0.01), [3, 5, 9])
+    logits = torch.full((1, WORDS), -1.0)
+    logits[0, [3, 5, 9]] = largest
+    rows = [SampleRow(0, request.sampling, u / 20, after(request, []).after_drafts(())) for u in range(20)]
+    found = {token for token, _ in compiled(means).sample(logits, rows)}
+    assert found <= {3, 5, 9} if largest > 0 else found <= set(range(WORDS)) - {3, 5, 9}
