@@ -3,7 +3,7 @@ size of a result is bounded from the arguments before it is computed; the bound 
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..core.errors import TemplateError
 MAX_CHARACTERS = 1_000_000  # of a value, or of the rendered text, at most; an item of a list counts as ITEM_SIZE
 ITEM_SIZE = 8
 MAX_INTEGER_BITS = 8192
+KEY_SIZE = 64  # of an item that `unique` remembers, in the work of a rendering
 
 MAX_SEARCH_LENGTH = (
     100  # characters of a set to strip, or of a text searched from the end: those searches take quadratic time
@@ -142,8 +143,53 @@ def _check_search(args: tuple[Any, ...]) -> None:
         )
 
 
-def _dict(*args: Any, **values: Any) -> dict[Any, Any]:
-    return dict(*args, **values)
+class _Key:
+    """A dictionary key that counts comparisons. A template can make thousands of numbers of one hash; each insertion
+    compares a key with all earlier keys of its hash."""
+
+    __slots__ = ("_environment", "_value")
+
+    def __init__(self, environment: Any, value: Any) -> None:
+        self._environment, self._value = environment, value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        self._environment.tick()
+        return isinstance(other, _Key) and bool(self._value == other._value)
+
+
+@jinja2.pass_environment
+def _unique(environment: Any, value: Any, case_sensitive: bool = False, attribute: Any = None) -> Iterator[Any]:
+    """Jinja's `unique` that counts its comparisons and what it remembers."""
+    read_key = filters.make_attrgetter(
+        environment, attribute, postprocess=None if case_sensitive else filters.ignore_case
+    )
+    seen = set[_Key]()
+    for item in value:
+        key = _Key(environment, read_key(item))
+        if key not in seen:
+            environment.add_work(KEY_SIZE)
+            seen.add(key)
+            yield item
+
+
+def _read_pairs(environment: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `dict` with pairs read into a list, after their keys were compared with a count."""
+    if len(args) != 1 or isinstance(args[0], dict):
+        return args
+    pairs: list[tuple[Any, Any]] = []
+    seen = set[_Key]()
+    for key, value in args[0]:
+        seen.add(_Key(environment, key))
+        pairs.append((key, value))
+    return (pairs,)
+
+
+@jinja2.pass_environment
+def _dict(environment: Any, /, *args: Any, **values: Any) -> dict[Any, Any]:
+    return dict(*_read_pairs(environment, args), **values)
 
 
 def _raise_exception(message: Any) -> None:
@@ -215,7 +261,7 @@ def _round(value: Any, precision: int = 0, method: Any = "common") -> float:
 # Jinja's own filters, without those that no chat template uses and those that are replaced above.
 _ALLOWED_FILTERS = (
     "abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
-    "reject rejectattr reverse safe select selectattr sort string title truncate unique upper wordcount"
+    "reject rejectattr reverse safe select selectattr sort string title truncate upper wordcount"
 )
 FILTERS: dict[str, Callable[..., Any]] = {
     **{name: filters.FILTERS[name] for name in _ALLOWED_FILTERS.split()},
@@ -227,6 +273,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "round": _round,
     "tojson": _tojson,
     "trim": _trim,
+    "unique": _unique,
 }
 
 
@@ -251,8 +298,13 @@ def _check_name(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace holds no names that begin with an underscore: {name!r}")
 
 
+@jinja2.pass_environment
+def _namespace(environment: Any, /, *args: Any, **values: Any) -> _Namespace:
+    return _Namespace(*_read_pairs(environment, args), **values)
+
+
 GLOBALS: dict[str, Callable[..., Any]] = {
-    "namespace": _Namespace,
+    "namespace": _namespace,
     "dict": _dict,
     "raise_exception": _raise_exception,
     "strftime_now": _strftime_now,

@@ -2,16 +2,16 @@
 
 A template can be stopped only between two steps of Python, so every single step must be short, which holds if its
 values are small. So each result is measured; where a step can multiply (`*`, `%`, `replace`, `join`, ...) its result is
-bounded before (template_functions.py); and the compiled template checks the clock at every statement. Lists and
-dictionaries are immutable, so a measured size stays valid. No file is read: `include`, `import` and `extends` have no
-loader.
+bounded before (template_functions.py); and the compiled template checks the clock at every statement, and at every item
+of a filter that gives its items one by one. Lists and dictionaries are immutable, so a measured size stays valid. No
+file is read: `include`, `import` and `extends` have no loader.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, GeneratorType, MethodType
 from typing import Any, cast
 
 import jinja2
@@ -112,6 +112,13 @@ class _LimitedCodeGenerator(CodeGenerator):
         super().visit_Compare(node, frame)
         self.write(")")
 
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
+        """The test of `for ... if ...` runs for many items in one step, so it begins with a comparison, which ticks."""
+        if node.test is not None:
+            comparison = nodes.Compare(nodes.Const(0), [nodes.Operand("eq", nodes.Const(0))])
+            node.test = nodes.And(comparison, node.test)
+        super().visit_For(node, frame)
+
 
 class _GenerationTag(Extension):
     """`{% generation %}` marks the assistant's text for training; here it has no effect."""
@@ -165,6 +172,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if not steps % 16:
             meter.check()
 
+    def add_work(self, size: int) -> None:
+        """Count a step that keeps `size` characters outside of the template's values."""
+        self._budget.work += size
+        self.count_step()
+
     def measure(self, value: Any) -> Any:
         """Measure a value that a step has made, and return it. Raises TemplateError beyond a limit."""
         meter = self._budget
@@ -208,6 +220,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(function)
         def bounded(*args: Any, **options: Any) -> Any:
             self.count_step()
-            return self.measure(function(*args, **options))
+            value = self.measure(function(*args, **options))
+            return self._limit_items(value) if isinstance(value, GeneratorType) else value
 
         return bounded
+
+    def _limit_items(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The items of a filter that runs only when they are read, each counted as a step."""
+        for item in items:
+            self.count_step()
+            yield item

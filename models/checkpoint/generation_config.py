@@ -51,6 +51,9 @@ IGNORED_FIELDS = re.compile(
     "target_lookbehind|transformers_version|use_"
 )  # prefixes of fields that do not change the output
 DEFAULT_TOP_K = 50  # transformers' default
+MAX_BANNED_TOKENS = 4096  # different ones, as many as a request may ban; published models have about a hundred
+MAX_FORCED_TOKENS = 64  # first or last tokens of an answer; published models have one
+MAX_SHOWN = 100  # characters of a value in a message
 log = getLogger(__name__)
 
 
@@ -70,12 +73,12 @@ def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig)
     fields, file = read_generation_fields(folder, config)
     check_fields(fields, file)
     how = parse_config(str(file), lambda: build_decoding_config(fields, read_eos_tokens(fields, config), decoder))
-    tokens = sorted(
-        {*how.stop_tokens, *how.forced_first, *how.forced_last, *how.banned_tokens, read_start_token(folder, config)}
-    )
-    if tokens and not 0 <= tokens[0] <= tokens[-1] < decoder.vocab_size:
+    tokens = {*how.stop_tokens, *how.forced_first, *how.forced_last, *how.banned_tokens}
+    tokens.add(read_start_token(folder, config))
+    if outside := sorted(token for token in tokens if not 0 <= token < decoder.vocab_size):
+        named = shorten(outside)
         raise CheckpointError(
-            f"it names tokens {tokens}, the network knows 0 to {decoder.vocab_size - 1}", file=str(file)
+            f"it names tokens {named}; the network has the tokens 0 to {decoder.vocab_size - 1}", file=str(file)
         )
     return how
 
@@ -124,8 +127,8 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
         stop_tokens=stops,
         max_tokens=max(min(int(longest), decoder.max_positions), 1),
         min_tokens=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
-        forced_first=token_ids(given.get("forced_bos_token_id")),
-        forced_last=token_ids(given.get("forced_eos_token_id")),
+        forced_first=read_forced_tokens(given, "forced_bos_token_id"),
+        forced_last=read_forced_tokens(given, "forced_eos_token_id"),
         banned_tokens=read_banned_tokens(given, stops),
         no_repeat_ngram=int(given.get("no_repeat_ngram_size", 0)),
         renormalize=bool(given.get("renormalize_logits", False)),
@@ -146,13 +149,33 @@ def token_ids(ids: object) -> tuple[int, ...]:
         return ()
     found = ids if isinstance(ids, list) else [ids]
     if not all(type(each) is int for each in found):
-        raise ValueError(f"{ids!r} is no token id and no list of them")
+        raise ValueError(f"{shorten(ids)} is no token id and no list of them")
     return tuple(found)
 
 
+def shorten(value: object) -> str:
+    """The value as a message shows it, cut to MAX_SHOWN characters."""
+    shown = repr(value)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+
+
+def read_forced_tokens(given: JsonObject, key: str) -> tuple[int, ...]:
+    tokens = token_ids(given.get(key))
+    if len(tokens) > MAX_FORCED_TOKENS:
+        raise CheckpointError(f"{key} has {len(tokens)} tokens; {MAX_FORCED_TOKENS} are the most")
+    return tokens
+
+
 def read_banned_tokens(given: JsonObject, stops: frozenset[int]) -> tuple[int, ...]:
-    """Tokens that are never generated; an end token cannot be banned as a bad word."""
-    tokens = [token_ids(word) for word in given.get("bad_words_ids", ())]
-    if any(len(word) != 1 for word in tokens):
+    """Tokens that are never generated, each once; an end token cannot be banned as a bad word. Every request prepares
+    them, so at most MAX_BANNED_TOKENS are allowed."""
+    words = [token_ids(word) for word in given.get("bad_words_ids", ())]
+    if any(len(word) != 1 for word in words):
         raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
-    return (*(token for (token,) in tokens if token not in stops), *token_ids(given.get("suppress_tokens")))
+    bad_words = (token for (token,) in words if token not in stops)
+    tokens = tuple(dict.fromkeys((*bad_words, *token_ids(given.get("suppress_tokens")))))
+    if len(tokens) > MAX_BANNED_TOKENS:
+        raise CheckpointError(
+            f"bad_words_ids and suppress_tokens have {len(tokens)} different tokens; {MAX_BANNED_TOKENS} are the most"
+        )
+    return tokens

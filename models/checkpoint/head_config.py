@@ -21,7 +21,7 @@ from ..network.transformer import Transformer
 from .description import HeadDescription
 from .folder_files import FolderParts, JsonObject, parse_config, read_json
 from .generation_config import read_decoding_config, read_start_token
-from .tensor_files import has_same_bytes
+from .tensor_files import TensorEntry, has_same_bytes
 
 OUTPUT, TOKENS, BIAS = "head.output.weight", "tokens.weight", "head.bias"
 EMBEDDING_COPIES = ("head.copied.encoder.weight", "head.copied.decoder.weight")  # of the tokens' embeddings, one a side
@@ -52,17 +52,24 @@ log = getLogger(__name__)
 
 def generation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """The head of a generator: logits over the vocabulary. The output matrix may be tied to the token embedding."""
-    return language_head(config, is_tied(parts)), config.max_positions
+    return language_head(config, is_tied(parts, config)), config.max_positions
 
 
-def is_tied(parts: FolderParts) -> bool:
+def is_tied(parts: FolderParts, config: ModelConfig) -> bool:
     """Whether the output matrix is tied to the token embedding."""
     names = checkpoint_names(parts, (OUTPUT, TOKENS))
     tied = bool(parts.config.get("tie_word_embeddings", OUTPUT not in names))
     if len(names) == 2 and tied:
         # Both exist: as in transformers, they are tied only if their numbers are equal.
-        tied = has_same_bytes(parts.entries[names[OUTPUT]], parts.entries[names[TOKENS]])
+        tied = is_embedding_copy(parts.entries[names[OUTPUT]], parts.entries[names[TOKENS]], config)
     return tied
+
+
+def is_embedding_copy(copy: TensorEntry, tokens: TensorEntry, config: ModelConfig) -> bool:
+    """Whether `copy` has the numbers of the token embedding. Tensors of another shape than the network's embedding are
+    not read: their size has no bound, and the network is refused for them later."""
+    expected = (config.vocab_size, config.embedding_width or config.width)
+    return copy.shape == tokens.shape == expected and has_same_bytes(copy, tokens)
 
 
 def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
@@ -71,12 +78,12 @@ def translation_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescr
     names = checkpoint_names(parts, (TOKENS, BIAS, *EMBEDDING_COPIES))
     for copy in EMBEDDING_COPIES:
         if copy in names and not (
-            TOKENS in names and has_same_bytes(parts.entries[names[copy]], parts.entries[names[TOKENS]])
+            TOKENS in names and is_embedding_copy(parts.entries[names[copy]], parts.entries[names[TOKENS]], config)
         ):
             message = "the two sides have embeddings of their own; only one vocabulary for both is known"
             raise UnsupportedError(message, file=file, tensor=names[copy])
     both = parse_config(file, lambda: parts.spec.decoder(parts.config, read_start_token(parts.path, parts.config)))
-    tied = is_tied(parts)
+    tied = is_tied(parts, config)
     decoder = replace(both.decoder, has_cross_attention=True)
     both = replace(both, encoder=config, decoder=decoder, tied=tied, output_bias=BIAS in names)
 
@@ -207,7 +214,7 @@ def span_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription,
 def mask_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """Logits over the vocabulary for every token. The output matrix may be tied to the token embedding."""
     check_sparse_pooling(parts.path)
-    tied, activation = is_tied(parts), parts.spec.activation or config.activation
+    tied, activation = is_tied(parts, config), parts.spec.activation or config.activation
 
     def build(network: Transformer) -> nn.Module:
         return MaskHead(network.config, activation, network.tokens if tied else None)

@@ -200,7 +200,7 @@ def test_configurations_that_cannot_be_followed(
         ({"bad_words_ids": [[5, 6]]}, "bad_words_ids of several tokens"),
         ({"early_stopping": "soon"}, "early_stopping 'soon' is not true, false or never"),
         ({"forced_bos_token_id": "0"}, "'0' is no token id"),
-        ({"decoder_start_token_id": 999}, "it names tokens .*999.*the network knows 0 to 383"),
+        ({"decoder_start_token_id": 999}, r"it names tokens \[999\]; the network has the tokens 0 to 383"),
         ({"num_beams": [4]}, "wrong kind"),
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
     ],

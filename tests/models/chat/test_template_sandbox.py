@@ -83,6 +83,9 @@ ODD = (
     "{{ 'a-b'.split('-') }}{{ '{} {:>4}'.format('x', 5) }}{{ messages[-1].content[:3] }}{{ (1, 2)|last }}{{ range(3)|list }}"
     "{{ 'x' if tools is none else 'y' }}{{ documents is none }}{{ undefined_thing }}{{ '<b>'|e ~ '<' }}{{ 3 in [1, 2, 3] }}"
     "{% set block %}{{ messages|length }}!{% endset %}{{ block|center(9) }}{% for k, v in {'a': 1}|items %}{{ k }}{{ v }}{% endfor %}"
+    "{{ messages|unique(attribute='role')|map(attribute='content')|list }}{{ ['b', 'B', 1, 1.0, none]|unique|list }}"
+    "{{ ['b', 'B']|unique(true)|list }}{{ 'y' if [1]|select('string') else 'n' }}{{ dict([['k', 1], ('l', 2)], m=3) }}"
+    "{{ dict({'k': 1}, environment=2) }}{{ namespace({'k': 1}, l=2).k }}{{ namespace([('k', 1)]).k }}"
 )
 TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "tools": TOOLS, "turns": TURNS, "odd": ODD}
 
@@ -188,6 +191,16 @@ BOMBS = {
     "sorting": "{% for i in range(99999) %}{% set b = range(50000) | sort %}{% endfor %}",
     "comparing": "{% set a = range(50000) | list %}{% set b = range(50000) | list %}"
     "{% for i in range(99999) if a == b and a == b %}{% endfor %}",
+    "unique of unique": "{% set ns = namespace(g=range(99999)) %}{% for i in range(300) %}{% set ns.g = ns.g | unique %}"
+    "{% endfor %}{{ ns.g | max }}",
+    "select of select": "{% set ns = namespace(g=range(99999)) %}{% for i in range(400) %}{% set ns.g = ns.g | select %}"
+    "{% endfor %}{% for i in range(9) %}{{ ns.g | max }}{% endfor %}",
+    "unique of one hash": "{% set m = 2 ** 61 - 1 %}{{ range(0, m * 40000, m) | unique | list | length }}",
+    "dictionary of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = dict(range(0, m * 15000, m) | groupby('real')) %}",
+    "namespace of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = namespace(range(0, m * 15000, m) | groupby('real')) %}",
+    "long test of a loop": "{% for i in range(1, 99999) if "
+    + " and ".join(["(" + " and ".join(["i.real"] * 50) + ")"] * 40)
+    + " %}{% endfor %}",
     "recursion": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
     "recursive loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
 }
@@ -199,6 +212,14 @@ def test_no_template_is_long_or_big(bomb: str) -> None:
     with pytest.raises(TemplateError, match="chat template"):
         ChatTemplate(BOMBS[bomb]).render([USER])
     assert time.thread_time() - started < 2
+
+
+def test_what_unique_remembers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ range(100) | unique | list | length }}")
+    assert template.render([USER]) == "100"
+    monkeypatch.setattr("polyhead.models.chat.template_functions.KEY_SIZE", 1_000_000)
+    with pytest.raises(TemplateError, match="64,000,000 characters in all"):
+        template.render([USER])
 
 
 def test_limit_of_the_text_written() -> None:

@@ -1,0 +1,69 @@
+"""Limits of the default decoding rules in a checkpoint: every request prepares them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.models.checkpoint.generation_config import MAX_BANNED_TOKENS, MAX_FORCED_TOKENS, read_decoding_config
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.seq2seq.decoding import DecodingConfig
+
+WORDS = 8192
+DECODER = ModelConfig(
+    vocab_size=WORDS,
+    width=8,
+    depth=1,
+    heads=2,
+    kv_heads=2,
+    head_width=4,
+    mlp_width=8,
+    max_positions=64,
+    causal=True,
+)
+
+
+def read(folder: Path, **fields: Any) -> DecodingConfig:
+    fields = {"decoder_start_token_id": 0, "eos_token_id": 1, **fields}
+    (folder / "generation_config.json").write_text(json.dumps(fields), "utf-8")
+    return read_decoding_config(folder, {}, DECODER)
+
+
+def test_banned_tokens_are_kept_once(tmp_path: Path) -> None:
+    found = read(tmp_path, bad_words_ids=[[7], [1], [7]], suppress_tokens=[5] * 100_000 + [7, 9])
+    assert found.banned_tokens == (7, 5, 9)
+
+
+def test_banned_tokens_are_limited(tmp_path: Path) -> None:
+    most = list(range(2, 2 + MAX_BANNED_TOKENS))
+    assert read(tmp_path, suppress_tokens=most).banned_tokens == tuple(most)
+    for fields in (
+        {"suppress_tokens": [*most, WORDS - 1]},
+        {"bad_words_ids": [[token] for token in (*most, WORDS - 1)]},
+        {"bad_words_ids": [[WORDS - 1]], "suppress_tokens": most},
+    ):
+        with pytest.raises(CheckpointError, match="suppress_tokens have 4097 different tokens; 4096 are the most"):
+            read(tmp_path, **fields)
+
+
+@pytest.mark.parametrize("key", ["forced_bos_token_id", "forced_eos_token_id"])
+def test_forced_tokens_are_limited(tmp_path: Path, key: str) -> None:
+    read(tmp_path, **{key: [5] * MAX_FORCED_TOKENS})
+    with pytest.raises(CheckpointError, match=f"{key} has 65 tokens; 64 are the most"):
+        read(tmp_path, **{key: [5] * (MAX_FORCED_TOKENS + 1)})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        ([WORDS, -1], rf"it names tokens \[-1, {WORDS}\]; the network has the tokens 0 to {WORDS - 1}"),
+        (list(range(WORDS, WORDS + 4000)), r"it names tokens \[8192, 8193, .*\.\.\.; the network"),
+        (["5"] * 100_000, r"\['5', '5', .*\.\.\. is no token id and no list of them"),
+    ],
+)
+def test_messages_name_the_tokens_and_stay_short(tmp_path: Path, tokens: list[Any], problem: str) -> None:
+    with pytest.raises(CheckpointError, match=problem) as raised:
+        read(tmp_path, suppress_tokens=tokens)
+    assert len(str(raised.value)) < 300 + len(str(tmp_path))
