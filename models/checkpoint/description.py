@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..architectures.family import MAX_LAYERS
 from ..chat import ChatTemplate
-from ..core.errors import CheckpointError, EncodingError
+from ..core.errors import CheckpointError, EncodingError, UnsupportedError
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
@@ -44,6 +45,7 @@ MIN_DISTANCES = 4  # buckets: near and far ones, before and after
 MAX_SINUSOIDS = 1 << 24  # numbers of sinusoidal positions, which are computed and not limited by a file
 # With the special tokens around a text and around a pair.
 PROBE_TEXTS: tuple[Text, ...] = ("", "word", ("word", "word"))
+LAYER_NAME = re.compile(r"(^|\.)(blocks\.\d+|layers)\.")  # in our names; "layers" in those of recurrent networks
 MAX_NAMED = 5  # tensors named in a message; the others are counted
 NamedPieces = list[tuple[str, Tensor]]
 CutFunction = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
@@ -131,6 +133,7 @@ class SkipInitialization(TorchFunctionMode):
 def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     """The network and the head on the meta device: shapes without memory.
 
+    Layers that share parameters have one set of tensors, so their number is not compared with that of the tensors.
     CheckpointError if they cannot be built, or if the tokenizer's output does not fit the network.
     """
     for config in (description.config, *description.head.decoder_configs):
@@ -138,15 +141,33 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
             raise CheckpointError(
                 f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=description.file
             )
-        if config.depth > len(description.entries):
-            raise CheckpointError(
-                f"it describes {config.depth} layers, but the files hold {len(description.entries)} tensors",
-                file=description.file,
-            )
+    depth = max(config.depth for config in (description.config, *description.head.decoder_configs))
+    check_depth(description.file, depth, depth if description.config.shared else count_layer_tensors(description))
     check_tokenizer_fits(description)
     with torch.device("meta"), SkipInitialization():
         network = description.build_network() if description.build_network else Transformer(description.config)
         return network, description.head.build(network)
+
+
+def check_depth(file: str, depth: int, held: int) -> None:
+    """CheckpointError for more layers than `held`, the count of the files' tensors of layers, or than MAX_LAYERS.
+
+    A layer takes memory as soon as it is built, even on the meta device.
+    """
+    if depth > held:
+        raise CheckpointError(f"it describes {depth} layers, but the files hold {held} tensors of layers", file=file)
+    if depth > MAX_LAYERS:
+        raise UnsupportedError(
+            f"it describes {depth} layers; networks of {MAX_LAYERS} at most are known here", file=file
+        )
+
+
+def count_layer_tensors(description: Description) -> int:
+    """Count of the tensors of the files that belong to layers and hold at least one number."""
+    filled = ((name, entry) for name, entry in description.entries.items() if math.prod(entry.shape))
+    return sum(
+        any(LAYER_NAME.search(ours) for ours, _ in translate_shape(description, name, entry)) for name, entry in filled
+    )
 
 
 def check_tokenizer_fits(description: Description) -> None:

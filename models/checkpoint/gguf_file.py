@@ -28,6 +28,7 @@ from .tensor_files import TensorEntry
 FREQUENCIES = "rope_freqs.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANKS = 4
+MAX_HEAD_WIDTH = 1 << 14  # features of a head with rope factors; published heads have 512 at most
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 log = getLogger(__name__)
 
@@ -97,11 +98,15 @@ def infer_rope_scaling(entry: TensorEntry, hf: Json, fields: Json) -> Json:
     """Llama 3's rotary scaling, inferred from the factors that the file has for every frequency.
 
     The converter writes the factors, not the parameters. Only the largest factor and the published constants are tried.
+    The factors are read while the file is described, before its memory is estimated, so their number is limited.
     """
     width = hf["head_dim"]
     if entry.shape != (width // 2,):
         message = f"its shape is {list(entry.shape)}, but the head width asks for {[width // 2]}"
         raise CheckpointError(message, file=str(entry.file), tensor=FREQUENCIES)
+    if width > MAX_HEAD_WIDTH:
+        message = f"the head width is {width}; such factors are read for heads of {MAX_HEAD_WIDTH} features at most"
+        raise UnsupportedError(message, file=str(entry.file), tensor=FREQUENCIES)
     factors = entry.read(torch.float32, torch.device("cpu"))
     if bool((factors == 1).all()):
         return {}

@@ -33,8 +33,8 @@ FOUND = {
 @dataclass(frozen=True)
 class LoadSize:
     """Counts of numbers: in the network (tied ones once), in the largest tensor that is copied to another layout, in
-    the largest that is read whole and then cut, and in the largest that is computed while it is read (merged with an
-    adapter, or multiplied by scales). `tokenizer` is in bytes.
+    the largest that is read whole and then cut. `computed`: the most float32 numbers beside the network while
+    one tensor is computed (merged with an adapter, or multiplied by scales). `tokenizer` is in bytes.
 
     `head`: numbers in the head, those shared with the network included. `tied`: a generator whose output matrix is the
     token embedding. `bits`: see models.native.step_memory.
@@ -44,7 +44,7 @@ class LoadSize:
     head: int
     rearranged: int
     cut: int
-    merged: int
+    computed: int
     tokenizer: int
     tied: bool
     bits: Mapping[str, float]
@@ -56,7 +56,7 @@ class LoadSize:
     def temporary_bytes(self, dtype: torch.dtype) -> int:
         """Bytes needed in addition while the weights are read."""
         return (
-            max(self.rearranged, self.cut) * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE_BYTES
+            max(self.rearranged, self.cut) * dtype.itemsize + self.computed * torch.float32.itemsize + 2 * PIECE_BYTES
         )
 
 
@@ -75,7 +75,7 @@ def estimate_load(description: Description) -> LoadSize:
             (prod(each.shape) for name, each in entries.items() if _is_cut_after_read(description, name, each, cuts)),
             default=0,
         ),
-        merged=max(map(_merge_size, entries.values()), default=0),
+        computed=max(map(_count_computed, entries.values()), default=0),
         tokenizer=max(description.tokenizer.vocab_size * TOKEN, description.tokenizer.text_size * CHARACTER_BYTES),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
@@ -100,8 +100,13 @@ def _is_cut_after_read(description: Description, name: str, entry: TensorEntry, 
     )
 
 
-def _merge_size(entry: TensorEntry) -> int:
-    return prod(entry.shape) if isinstance(entry, MergedEntry | CompressedEntry) else 0
+def _count_computed(entry: TensorEntry) -> int:
+    """Count of float32 numbers that exist while the tensor is computed: itself, a second copy, and A and B of an
+    adapter."""
+    if not isinstance(entry, MergedEntry | CompressedEntry):
+        return 0
+    sides = entry.pair if isinstance(entry, MergedEntry) else ()
+    return 2 * prod(entry.shape) + sum(prod(side.shape) for side in sides)
 
 
 def _stored_bits(entry: TensorEntry) -> int | None:

@@ -49,6 +49,8 @@ LIMITED: JsonObject = {
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 MAX_PATTERNS = 1024  # of ranks, and as many of alphas
+MAX_RANK = 1 << 13  # of a matrix that is merged; A and B are read whole
+PRODUCTS = 1 << 28  # multiplications of B @ A between two calls of the progress callback
 MAX_ALPHA = 1e9  # a larger value is an error
 log = getLogger(__name__)
 
@@ -85,10 +87,19 @@ class MergedEntry(TensorEntry):
     def size(self) -> int:
         return self.base.size
 
+    @property
+    def read_size(self) -> int:
+        return self.base.read_size + sum(side.read_size for side in self.pair)
+
     def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
-        a, b = (side.read(torch.float32, device) for side in self.pair)
-        update = a.t() @ b.t() if self.transposed else b @ a
-        return self.base.read(torch.float32, device, advanced).add_(update, alpha=self.scale).to(dtype)
+        a, b = (side.read(torch.float32, device, advanced) for side in self.pair)
+        left, right = (a.t(), b.t()) if self.transposed else (b, a)
+        out = self.base.read(torch.float32, device, advanced)
+        rows = max(PRODUCTS // max(right.numel(), 1), 1)
+        for some, factors in zip(out.split(rows), left.split(rows), strict=True):
+            some.addmm_(factors, right, alpha=self.scale)
+            advanced(0)
+        return out.to(dtype)
 
 
 def is_adapter(path: Path) -> bool:
@@ -173,6 +184,9 @@ def order_pair(sides: Mapping[str, TensorEntry]) -> tuple[TensorEntry, TensorEnt
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         message = f"shapes {list(a.shape)} of A and {list(b.shape)} of B do not multiply"
         raise CheckpointError(message, file=str(a.file), tensor=a.name)
+    if not 1 <= (rank := a.shape[0]) <= MAX_RANK:
+        message = f"its rank is {rank}; ranks from 1 to {MAX_RANK} are read; merge the adapter with peft"
+        raise UnsupportedError(message, file=str(a.file), tensor=a.name)
     return a, b
 
 

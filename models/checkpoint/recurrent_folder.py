@@ -4,6 +4,7 @@ and parameters are stored under the network's own names, and all of them are rea
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import orjson
@@ -16,7 +17,7 @@ from ..network.model_config import ModelConfig
 from ..recurrent import RecurrentConfig, RecurrentTranslator
 from ..seq2seq.decoding import DecodingConfig
 from ..tokenizer import Tokenizer
-from .description import Description, HeadDescription, SkipInitialization, join_names
+from .description import LAYER_NAME, Description, HeadDescription, SkipInitialization, check_depth, join_names
 from .folder import list_tensors
 from .folder_files import FolderCheck, JsonObject, accept_folder, read_json
 from .tensor_files import TensorEntry, check_readable
@@ -106,9 +107,8 @@ def parse_recurrent_config(file: str, content: JsonObject) -> RecurrentConfig:
 
 def check_entries(file: str, config: RecurrentConfig, entries: Mapping[str, TensorEntry]) -> None:
     """CheckpointError unless the entries are exactly the network's parameters."""
-    if config.depth > len(entries):
-        message = f"it describes {config.depth} layers, but the files hold {len(entries)} tensors"
-        raise CheckpointError(message, file=file)
+    held = sum(1 for name, entry in entries.items() if LAYER_NAME.search(name) and prod(entry.shape))
+    check_depth(file, config.depth, held)
     with torch.device("meta"), SkipInitialization():
         network = RecurrentTranslator(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}

@@ -69,10 +69,15 @@ class TensorEntry:
         assert self.encoding is not None
         return prod(self.shape) // self.encoding.items * self.encoding.size
 
+    @property
+    def read_size(self) -> int:
+        """Bytes that are read for it, from all its files."""
+        return self.size
+
     def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
         """The whole tensor in new memory. CheckpointError if the file ends early or cannot be read.
 
-        `advanced` is called with the bytes of every piece.
+        `advanced` is called with the bytes of every piece, and with 0 after a piece of other work.
         """
         assert self.encoding is not None
         out = torch.empty(self.shape, dtype=dtype, device=device)

@@ -34,7 +34,7 @@ class WeightReader:
             for ours, _ in translate_shape(description, name, entry):
                 if ours in self._parameters:
                     self._entries[self._parameters[ours]] = name, entry
-        self._total, self._done = sum(entry.size for entry in entries.values()), 0
+        self._total, self._done = sum(entry.read_size for entry in entries.values()), 0
         progress(0, self._total)
 
     def load(self, part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class WeightReader:
                 parameter = nn.Parameter(piece.contiguous())
                 for owner, leaf in self._owners[self._parameters[ours]]:
                     owner.register_parameter(leaf, parameter)
-        self._done = before + entry.size
+        self._done = before + entry.read_size
 
 
 def parameter_owners(network: Transformer, head: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:

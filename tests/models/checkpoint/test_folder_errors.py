@@ -11,9 +11,11 @@ import pytest
 import torch
 import transformers as tf
 
+from polyhead.models.architectures.family import MAX_LAYERS
+from polyhead.models.checkpoint import describe_source, load
 from polyhead.models.checkpoint import folder as folder_of
-from polyhead.models.checkpoint import load
 from polyhead.models.checkpoint import tensor_files as tensors
+from polyhead.models.checkpoint.description import build_on_meta
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
@@ -63,6 +65,38 @@ def test_configurations_that_cannot_be_followed(
     with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
         load(str(folder))
     assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "depth", "sentence"),
+    [
+        ("stranger.{}.weight", 1, 100, "100 layers, but the files hold 18 tensors of layers"),
+        ("model.layers.{}.stranger.weight", 0, 100, "100 layers, but the files hold 18 tensors of layers"),
+        ("model.layers.{}.stranger.weight", 1, MAX_LAYERS + 1, "1025 layers; networks of 1024 at most"),
+    ],
+)
+def test_layers_are_not_built_without_their_tensors(
+    tiny_generator: Path, tmp_path: Path, name: str, size: int, depth: int, sentence: str
+) -> None:
+    """Each layer takes memory even before its numbers are read."""
+
+    def add_strangers(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {name.format(number): torch.zeros(size) for number in range(depth)}
+
+    folder = with_tensors(tiny_generator, tmp_path / "deep", add_strangers)
+    edited(folder, folder, num_hidden_layers=depth)
+    with pytest.raises(CheckpointError, match=sentence):
+        build_on_meta(describe_source(str(folder)))
+
+
+def test_layers_that_share_their_tensors_may_be_many(tmp_path: Path) -> None:
+    """ALBERT has one set of tensors, and its large models have more layers than the set has tensors."""
+    config = tf.AlbertConfig(vocab_size=400, hidden_size=32, num_hidden_layers=24, num_attention_heads=4)
+    folder = checkpoints.save(tf.AlbertModel(config), checkpoints.word_piece(), tmp_path / "albert")
+    assert len(build_on_meta(describe_source(str(folder)))[0].blocks) == 24
+    edited(folder, folder, num_hidden_layers=MAX_LAYERS + 1)
+    with pytest.raises(CheckpointError, match="1025 layers; networks of 1024 at most"):
+        build_on_meta(describe_source(str(folder)))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\xff"])

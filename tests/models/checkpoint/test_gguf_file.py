@@ -13,7 +13,7 @@ import transformers as tf
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
-from polyhead.models.checkpoint import Checkpoint, describe_source, load
+from polyhead.models.checkpoint import Checkpoint, describe_source, gguf_file, load
 from polyhead.models.checkpoint import tensor_files as tensors
 from polyhead.models.checkpoint.gguf_header import ENCODINGS, read_header
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
@@ -97,6 +97,18 @@ def test_rope_scaling_from_metadata_and_from_factors(tmp_path: Path) -> None:
     path = gguf_files.write(tmp_path / "longrope.gguf", "llama", fields, tensors_of)
     with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight.*Llama 3"):
         load(str(path))
+
+
+def test_rope_factors_of_a_very_wide_head_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's own head width does not bound them: a sparse file states any width and takes no room."""
+    width = gguf_file.MAX_HEAD_WIDTH + 2
+    weights = gguf_files.converted("llama", llama()) | {"rope_freqs.weight": torch.ones(width // 2)}
+    fields = {**gguf_files.decoder_metadata(llama().config), "attention.key_length": width}
+    fields |= {"attention.value_length": width, "rope.dimension_count": width}
+    path = gguf_files.write(tmp_path / "wide.gguf", "llama", fields, weights)
+    monkeypatch.setattr(tensors.TensorEntry, "read", None)
+    with pytest.raises(UnsupportedError, match=rf"rope_freqs\.weight.*head width is {width}.*16384 features at most"):
+        describe_source(str(path))
 
 
 def test_qwen_equals_transformers(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from polyhead.models.checkpoint import hub, load
+from polyhead.models.checkpoint import describe_source, hub, load, merged_adapter
+from polyhead.models.checkpoint.load_estimate import estimate_load
+from polyhead.models.checkpoint.tensor_files import read_safetensors
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import RaggedBatch
 from tests.support import checkpoints
@@ -251,3 +253,61 @@ def test_a_truncated_adapter(plain: tuple[Path, Path]) -> None:
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors.*truncated"):
         load(f"{plain[0]}+{plain[1]}")
+
+
+@pytest.mark.parametrize("rank", [0, merged_adapter.MAX_RANK + 1])
+def test_a_rank_out_of_range_is_refused(plain: tuple[Path, Path], rank: int) -> None:
+    base, adapter = plain
+    query = "base_model.model.bert.encoder.layer.0.attention.self.query"
+
+    def resize(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{query}.lora_A.weight"] = torch.zeros(rank, 32)
+        tensors[f"{query}.lora_B.weight"] = torch.zeros(32, rank)
+
+    retensor(adapter, resize)
+    edit(adapter, rank_pattern={"layer.0.attention.self.query": rank})
+    with pytest.raises(UnsupportedError, match=rf"lora_A.*its rank is {rank}; ranks from 1 to 8192 are read"):
+        describe_source(f"{base}+{adapter}")
+
+
+def test_the_memory_of_both_sides_is_counted(tiny_classifier: Path, tmp_path: Path) -> None:
+    """A large rank makes the two sides larger than the matrix that they update."""
+    sizes = {}
+    for rank in (4, 5000):
+        settings = {"task_type": "SEQ_CLS", "target_modules": ["query"], "r": rank}
+        adapted(classifier(tiny_classifier), tmp_path / str(rank), **settings)
+        size = estimate_load(describe_source(f"{tiny_classifier}+{tmp_path / str(rank)}"))
+        sizes[rank] = size.temporary_bytes(torch.float32)
+    assert sizes[5000] - sizes[4] == (5000 - 4) * (32 + 32) * 4
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_progress_while_a_matrix_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
+    """Other models compute between two calls, so no piece of the work may be long."""
+    sides, base = {"a": torch.randn(6, 8), "b": torch.randn(10, 6)}, torch.randn(10, 8)
+    base = base.t().contiguous() if transposed else base
+    save_file({"base": base, **sides}, tmp_path / "some.safetensors")
+    entries = read_safetensors(tmp_path / "some.safetensors")
+    whole, pair = entries["base"], (entries["a"], entries["b"])
+    place = (whole.file, "base", "F32", whole.shape, whole.start, whole.encoding)
+    entry = merged_adapter.MergedEntry(*place, whole, pair, 0.5, transposed)
+    monkeypatch.setattr(merged_adapter, "PRODUCTS", 3 * (60 if transposed else 48))
+    pieces: list[int] = []
+    merged = entry.read(torch.float32, torch.device("cpu"), pieces.append)
+    update = 0.5 * sides["b"] @ sides["a"]
+    assert float((merged - base - (update.t() if transposed else update)).abs().max()) < 1e-5
+    rows = 8 if transposed else 10
+    assert pieces == [6 * 8 * 4, 10 * 6 * 4, 10 * 8 * 4, *[0] * -(-rows // 3)]
+    assert sum(pieces) == entry.read_size
+
+
+def test_progress_of_a_merged_checkpoint_goes_up_to_the_end(plain: tuple[Path, Path]) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    for source in (str(plain[0]), f"{plain[0]}+{plain[1]}"):
+        calls = seen.setdefault(source, [])
+        load(source, progress=lambda done, total, calls=calls: calls.append((done, total)))
+        assert calls == sorted(calls)
+        assert calls[-1][0] == calls[-1][1]
+    alone, merged = (calls[-1][1] for calls in seen.values())
+    sides = [each for name, each in load_file(plain[1] / "adapter_model.safetensors").items() if "lora_" in name]
+    assert merged == alone + sum(side.nbytes for side in sides)
