@@ -156,7 +156,7 @@ class _Key:
         return hash(self._value)
 
     def __eq__(self, other: object) -> bool:
-        self._environment.tick()
+        self._environment.count_step()
         return isinstance(other, _Key) and bool(self._value == other._value)
 
 
