@@ -175,7 +175,7 @@ def test_a_panic_on_the_engine_s_thread_is_that_call_s_error() -> None:
     serving({}, act)
 
 
-@pytest.mark.parametrize("stage", ["describe", "begin"])
+@pytest.mark.parametrize("stage", ["describe_source", "prepare"])
 def test_a_panic_while_a_model_is_described_or_read_breaks_that_model(
     tiny_classifier: Path, tiny_ranker: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -209,7 +209,7 @@ def test_a_panic_while_an_explanation_s_network_is_read(tiny_classifier: Path, m
 
 
 def test_a_panic_over_one_mask_fails_that_answer_alone() -> None:
-    walks = [SimpleNamespace(fill=lambda _: True), SimpleNamespace(fill=panic)]
+    walks = [SimpleNamespace(fill_mask=lambda _: True), SimpleNamespace(fill_mask=panic)]
     talks: list[Any] = [Talked(walk) for walk in walks]
     made = build_masks(talks, 40)
     assert list(made.row_of) == talks[:1]
@@ -218,13 +218,13 @@ def test_a_panic_over_one_mask_fails_that_answer_alone() -> None:
 
 class Talked:
     def __init__(self, walk: Any) -> None:
-        self.walk = walk
+        self.guide_state = walk
 
 
 def test_a_panic_over_a_share_is_told_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     words: list[list[Any]] = [[StepCommand.LOAD, 1], [StepCommand.READY, 1]]
-    group = SimpleNamespace(hear=lambda: words.pop(0), confirm=told.append, share=SimpleNamespace(rank=1))
+    group = SimpleNamespace(receive_message=lambda: words.pop(0), all_confirm=told.append, share=SimpleNamespace(rank=1))
     monkeypatch.setattr(follower, "load_share", panic)
     monkeypatch.setattr(follower.ShareRequest, "decode", lambda _: None)
     following = follower.FollowerLoop(group)  # type: ignore[arg-type]
