@@ -291,7 +291,7 @@ def test_the_command_fails_where_a_promise_is_not_kept(
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
     said = polyhead(str(tiny_generator), "--prompts", str(empty))
-    assert (said.exit_code, "holds no prompts" in said.stderr) == (1, True)
+    assert (said.exit_code, "has no prompts" in said.stderr) == (1, True)
     long = tmp_path / "long.txt"
     long.write_text("film " * 500)
     assert "prompt 1 has" in polyhead(str(tiny_generator), "--prompts", str(long)).stderr

@@ -430,7 +430,7 @@ def test_what_a_hub_s_cache_links_to_is_copied(tiny_generator: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("out", "said"), [("dangling", "is a link to what is not there"), ("file/new", "the folder cannot be written")]
+    ("out", "said"), [("dangling", "is a link to a missing path"), ("file/new", "the folder cannot be written")]
 )
 def test_a_folder_that_cannot_be_made_is_said(out: str, said: str, tiny_classifier: Path, tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
