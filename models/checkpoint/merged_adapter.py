@@ -96,8 +96,8 @@ class MergedEntry(TensorEntry):
         left, right = (a.t(), b.t()) if self.transposed else (b, a)
         out = self.base.read(torch.float32, device, advanced)
         rows = max(PRODUCTS // max(right.numel(), 1), 1)
-        for some, factors in zip(out.split(rows), left.split(rows), strict=True):
-            some.addmm_(factors, right, alpha=self.scale)
+        for first in range(0, len(out), rows):
+            out[first : first + rows].addmm_(left[first : first + rows], right, alpha=self.scale)
             advanced(0)
         return out.to(dtype)
 
