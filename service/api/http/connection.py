@@ -313,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.close()
 
     def abort_if_sent(self) -> None:
-        """Abort a TLS connection that is closing, unless bytes are unsent: then wait on, as long as the client reads."""
+        """Abort a TLS connection that is closing; while bytes are unsent, `check_write_progress` limits the wait."""
         if self.writable.is_set():
             self.transport.abort()
         else:
