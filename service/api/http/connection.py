@@ -70,6 +70,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        # Read now: a TLS transport has no addresses once its socket is lost.
+        self.client = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
+        self.server = (transport.get_extra_info("sockname") or ("unknown", 0))[:2]
+        self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         # Writing pauses as soon as a byte waits: plain transports compare with >, those of TLS with >=.
         self.transport.set_write_buffer_limits(1 if self.scheme == "https" else 0, 0)
         room = self.limits.make_room(self.state.connections)
@@ -91,11 +95,6 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.abort()
             return
         self.buffer += self.limits.read_buffer[:count]
-        self.process_buffer()
-
-    def add_early_bytes(self, data: bytes) -> None:
-        """Process bytes that were received before the transport had this protocol, during a TLS handshake."""
-        self.buffer += data
         self.process_buffer()
 
     def eof_received(self) -> None:
@@ -208,8 +207,8 @@ class Connection(asyncio.BufferedProtocol):
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": head.version,
-            "server": self.transport.get_extra_info("sockname")[:2],
-            "client": self.transport.get_extra_info("peername")[:2],
+            "server": self.server,
+            "client": self.client,
             "scheme": self.scheme,
             "method": head.method,
             "root_path": "",
@@ -219,10 +218,6 @@ class Connection(asyncio.BufferedProtocol):
             "headers": head.fields,
             "state": self.app_state.copy(),
         }
-
-    @property
-    def scheme(self) -> str:
-        return "https" if self.transport.get_extra_info("sslcontext") else "http"
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
@@ -240,11 +235,11 @@ class Connection(asyncio.BufferedProtocol):
         if not cycle.reader.complete:
             self.start_linger()
         elif cycle.closes_connection or self.closing:
-            self.transport.close()
+            self.close()
         else:
             self.cycle, self.idle = None, True
             self.limits.silent_since[self] = time.monotonic()
-            self.start_read_timer(self.limits.keep_alive_seconds, self.transport.close)
+            self.start_read_timer(self.limits.keep_alive_seconds, self.close)
             self.loop.call_soon(self.continue_reading)  # process what came meanwhile
 
     def finish_task(self, cycle: RequestResponseCycle, task: asyncio.Task[None]) -> None:
@@ -301,7 +296,28 @@ class Connection(asyncio.BufferedProtocol):
             message = f"the header was not complete within {self.limits.header_seconds:g} s"
             self.send_error(UnreadableRequest(408, message))
         else:
-            self.transport.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close once everything is sent.
+
+        A TLS client has LINGER_SECONDS to answer the closing message, unless another connection needs the room.
+        """
+        if self.transport.is_closing():
+            return
+        self.stop_read_timer()
+        if self.scheme == "https":
+            self.leave_queues()
+            self.limits.lingering[self] = None
+            self.start_read_timer(LINGER_SECONDS, self.abort_if_sent)
+        self.transport.close()
+
+    def abort_if_sent(self) -> None:
+        """Abort a TLS connection that is closing; while bytes are unsent, `check_write_progress` limits the wait."""
+        if self.writable.is_set():
+            self.transport.abort()
+        else:
+            self.start_read_timer(LINGER_SECONDS, self.abort_if_sent)
 
     def start_linger(self) -> None:
         """Discard what the client still sends for a while, so that the client reads the answer and sees no reset."""
@@ -313,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
         self.limits.silent_since.pop(self, None)
         self.limits.lingering[self] = None
         self.transport.resume_reading()
-        self.start_read_timer(LINGER_SECONDS, self.transport.close)
+        self.start_read_timer(LINGER_SECONDS, self.close)
         if self.writable.is_set():
             self.end_output()
 
@@ -347,13 +363,13 @@ class Connection(asyncio.BufferedProtocol):
         """Close when idle; the answer under way is the last.  Called when the server leaves a load balancer."""
         self.closing = True
         if self.idle and self.cycle is None and not self.buffer:
-            self.transport.close()
+            self.close()
 
     def shutdown(self) -> None:
         """Called by the server: the answer under way is the last, and an incomplete body is not waited for."""
         self.closing = True
         if self.cycle is None or self.lingering:
-            self.transport.close()
+            self.close()
         elif not self.cycle.reader.complete:
             self.cycle.fail(Unavailable("the server is shutting down", retry_after=1))
 
@@ -383,5 +399,4 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def address(self) -> str:
-        host, port, *_ = self.transport.get_extra_info("peername") or ("unknown", 0)
-        return f"{host}:{port}"
+        return "{}:{}".format(*self.client)

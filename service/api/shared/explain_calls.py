@@ -74,6 +74,9 @@ def convert_message(message: ExplainMessage) -> dict[str, str]:
 def read_explain_input(wire: ExplainRequest, model: Model) -> ExplainInput:
     """The input.  Raises BadRequest if the model's task does not read this kind of input."""
     if isinstance(wire.input, str):
+        if model.task == "span":
+            message = f"input: {model.name} answers questions; give a list of two texts, the question and its context"
+            raise BadRequest(message, param="input")
         return wire.input
     texts = [each for each in wire.input if isinstance(each, str)]
     if model.task == "generate" and not texts:

@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.connection_limits import ConnectionLimits
+from polyhead.service.api.http.request_head import read_head
 from polyhead.service.api.shared.openai_errors import write_openai_error
 from tests.support.raw import answers, chunk, chunked, post
 from tests.support.scripted import Registry, application, echo, model
@@ -179,6 +180,30 @@ def test_who_sends_ahead_is_held_back() -> None:
             return [await kept_of(served, port, begin) for begin in begins]
 
     assert max(asyncio.run(both())) <= 1 << 17
+
+
+class LostTransport(asyncio.Transport):
+    """A transport that has addresses until its socket is lost, as one of TLS."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._extra.get(name, default)  # type: ignore[attr-defined]
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+def test_a_request_has_its_addresses_after_its_socket_is_lost() -> None:
+    async def one() -> dict[str, Any]:
+        transport = LostTransport({"peername": ("10.0.0.7", 5), "sockname": ("10.0.0.1", 443), "sslcontext": True})
+        connection = Served(echo).connection()
+        connection.connection_made(transport)
+        transport._extra.clear()  # type: ignore[attr-defined]
+        assert connection.address == "10.0.0.7:5"
+        connection.stop_read_timer()
+        return connection.build_scope(read_head(GET))
+
+    scope = asyncio.run(one())
+    assert (scope["client"], scope["server"], scope["scheme"]) == (("10.0.0.7", 5), ("10.0.0.1", 443), "https")
 
 
 async def newest(served: Served) -> Connection:

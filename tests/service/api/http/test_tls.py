@@ -1,19 +1,29 @@
 """HTTPS of the server itself, and clients behind proxies: real processes and real handshakes."""
 
+import asyncio
+import contextlib
 import json
 import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from polyhead.service.api.http.connection import Connection
+from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, Handshake, RecordCounter, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.server.process import certificate_of
+from tests.service.api.http.test_connection import Served, replying
 from tests.support.processes import PATIENCE, Process
+from tests.support.scripted import until
 
 TEXT = {"inputs": "a fox"}
 
@@ -176,3 +186,184 @@ def test_only_trusted_proxies_name_a_client(
 def test_what_is_no_address_of_a_proxy_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="must be an IP address or a network"):
         Settings(proxy_headers=value)
+
+
+# Limits of TLS connections
+
+
+class KeyUpdates:
+    """Encrypts TLS 1.3 records of a client whose first traffic secret is in `key_log` (RFC 8446, sections 4.6.3, 7)."""
+
+    def __init__(self, key_log: Path) -> None:
+        fields = (line.split() for line in key_log.read_text().splitlines())
+        self.secret = next(bytes.fromhex(line[2]) for line in fields if line[0] == "CLIENT_TRAFFIC_SECRET_0")
+        self.hash = {32: hashes.SHA256(), 48: hashes.SHA384()}[len(self.secret)]
+        self.sent = 0  # records under the current secret
+
+    def derive(self, label: bytes, length: int) -> bytes:
+        name = b"tls13 " + label
+        info = length.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
+        return HKDFExpand(self.hash, length, info).derive(self.secret)
+
+    def encrypt(self, content: bytes, kind: int) -> bytes:
+        nonce = (int.from_bytes(self.derive(b"iv", 12), "big") ^ self.sent).to_bytes(12, "big")
+        header = b"\x17\x03\x03" + (len(content) + 17).to_bytes(2, "big")
+        self.sent += 1
+        key = AESGCM(self.derive(b"key", 16 if len(self.secret) == 32 else 32))
+        return header + key.encrypt(nonce, content + bytes([kind]), header)
+
+    def update_key(self) -> bytes:
+        record = self.encrypt(b"\x18\0\0\1\0", 22)
+        self.secret, self.sent = self.derive(b"traffic upd", len(self.secret)), 0
+        return record
+
+
+class RawClient:
+    """A TLS client that sends the records itself."""
+
+    def __init__(self, server: Process, context: ssl.SSLContext) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+        self.raw = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), PATIENCE)
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self.raw.sendall(self.outgoing.read())
+                self.incoming.write(self.raw.recv(1 << 16))
+        self.raw.sendall(self.outgoing.read())
+
+    def read(self) -> bytes:
+        """The next data; empty at the end of the connection."""
+        while True:
+            try:
+                return self.tls.read(1 << 16)
+            except ssl.SSLWantReadError:
+                try:
+                    received = self.raw.recv(1 << 16)
+                except ConnectionError:
+                    return b""
+                if not received:
+                    return b""
+                self.incoming.write(received)
+            except ssl.SSLZeroReturnError:
+                return b""
+
+
+@pytest.fixture
+def logging_keys(authority: trustme.CA, tmp_path: Path) -> ssl.SSLContext:
+    """A client's context for TLS 1.3 with AES that writes its secrets to `keys.txt`."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.keylog_filename = str(tmp_path / "keys.txt")
+    return context
+
+
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_a_client_that_only_updates_its_keys_is_disconnected(
+    launch: Callable[..., Process],
+    files: tuple[str, str],
+    trusting: ssl.SSLContext,
+    logging_keys: ssl.SSLContext,
+    tiny_classifier: Path,
+    tmp_path: Path,
+    with_data: bool,
+) -> None:
+    server = launch(f"judge={tiny_classifier}", "--tls-cert", files[0], "--tls-key", files[1])
+    client_of(server, trusting).close()
+    client = RawClient(server, logging_keys)
+    records = KeyUpdates(tmp_path / "keys.txt")
+    for _ in range(2):  # few are allowed
+        client.raw.sendall(b"".join(records.update_key() for _ in range(20)) + records.encrypt(REQUEST, 23))
+        assert client.read().startswith(b"HTTP/1.1 200")
+    data = records.encrypt(REQUEST[:1], 23) if with_data else b""
+    client.raw.sendall(data + b"".join(records.update_key() for _ in range(64)))
+    assert client.read() == b""
+    server.until(lambda: any("too many TLS records without data: 127.0.0.1:" in str(line) for line in server.lines))
+
+
+def test_many_small_records_of_a_request_are_answered(
+    launch: Callable[..., Process],
+    files: tuple[str, str],
+    trusting: ssl.SSLContext,
+    tiny_classifier: Path,
+) -> None:
+    server = launch(f"judge={tiny_classifier}", "--tls-cert", files[0], "--tls-key", files[1])
+    client_of(server, trusting).close()
+    client = RawClient(server, trusting)
+    body = b'{"inputs": "a fox' + b" " * 5000 + b'"}'
+    content = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    content += b"Content-Length: %d\r\n\r\n" % len(body) + body + REQUEST * 200
+    for byte in content:
+        client.tls.write(bytes([byte]))
+    client.raw.sendall(client.outgoing.read())
+    answer = b""
+    while answer.count(b"HTTP/1.1 200 OK") < 201:
+        piece = client.read()
+        assert piece, answer[-500:]
+        answer += piece
+
+
+def test_a_client_that_does_not_answer_the_closing_message_makes_room(
+    launch: Callable[..., Process], files: tuple[str, str], trusting: ssl.SSLContext, tiny_classifier: Path
+) -> None:
+    limits = ("--max-connections", "8", "--write-seconds", "600")
+    server = launch(f"judge={tiny_classifier}", "--tls-cert", files[0], "--tls-key", files[1], *limits)
+    client_of(server, trusting).close()
+    clients = [RawClient(server, trusting) for _ in range(8)]
+    for client in clients:
+        client.tls.write(REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        client.raw.sendall(client.outgoing.read())
+    for client in clients:
+        assert client.read().startswith(b"HTTP/1.1 200")
+    with httpx.Client(base_url=server.url, verify=trusting, timeout=PATIENCE) as another:
+        assert another.get("/livez").status_code == 200
+    for client in clients:  # without need for room, too, they are closed
+        client.raw.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionError):
+            while client.raw.recv(1 << 12):
+                pass
+
+
+def test_buffers_of_a_tls_connection_are_small(files: tuple[str, str], trusting: ssl.SSLContext) -> None:
+    async def one() -> None:
+        served = Served(replying(b"one", length=True))
+        handshakes: list[Handshake] = []
+
+        def accept() -> Handshake:
+            handshakes.append(Handshake(read_certificate(*files), served.connection, served.state, served.edge))
+            return handshakes[-1]
+
+        server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+            writer.write(REQUEST)
+            assert await reader.readuntil(b"one")
+            [connection] = served.state.connections
+            assert isinstance(connection, Connection)
+            assert len(handshakes[0].get_buffer(1 << 20)) == RECEIVE_BYTES
+            assert cast(Any, connection.transport).get_read_buffer_limits()[1] == RECEIVE_BYTES
+            writer.close()
+            await until(lambda: not served.state.connections)
+
+    asyncio.run(one())
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1000])
+def test_records_are_counted_however_they_are_cut(step: int) -> None:
+    stream = b"".join(b"\x17\x03\x03" + size.to_bytes(2, "big") + bytes(size) for size in [0, 1, 300, 5, 0] * 60)
+    records, pieces = RecordCounter(), list[bytes]()
+    for first in range(0, len(stream), step):
+        before = records.count
+        for piece in records.split(stream[first : first + step]):
+            pieces.append(piece)
+            assert records.count - before <= MAX_CONTROL_RECORDS
+            before = records.count
+    assert records.count == 300
+    assert b"".join(pieces) == stream

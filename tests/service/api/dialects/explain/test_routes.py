@@ -236,6 +236,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("vectors", {"method": "occlusion"}, 400, "target.text: a vector is explained by what it is compared with"),
     ("talker", {"target": {"text": "fox " * 200}}, 400, "the model takes 256"),
     ("talker", {"input": "fox " * 30}, 413, "at most 48 are explained"),
+    ("reader", {"input": "a b"}, 400, "input: reader answers questions; give a list of two texts"),
+    ("reader", {"input": "a", "method": "attention"}, 400, "input: reader answers questions; give a list of two texts"),
     ("talker", {"input": ["a", "b"]}, 400, "input: talker reads a text or messages"),
     ("talker", {"method": "integrated_gradients", "steps": 1000, "max_tokens": 20}, 413, "; ask for at most "),
     ("talker", {"method": "integrated_gradients", "steps": 1000, "max_tokens": 20}, 413, "GFLOP, at most 100 are"),
