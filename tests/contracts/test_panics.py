@@ -224,7 +224,9 @@ class Talked:
 def test_a_panic_over_a_share_is_told_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     words: list[list[Any]] = [[StepCommand.LOAD, 1], [StepCommand.READY, 1]]
-    group = SimpleNamespace(receive_message=lambda: words.pop(0), all_confirm=told.append, share=SimpleNamespace(rank=1))
+    group = SimpleNamespace(
+        receive_message=lambda: words.pop(0), all_confirm=told.append, share=SimpleNamespace(rank=1)
+    )
     monkeypatch.setattr(follower, "load_share", panic)
     monkeypatch.setattr(follower.ShareRequest, "decode", lambda _: None)
     following = follower.FollowerLoop(group)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ RESERVED = re.compile(r"(^|\.)example(\.com)?$", re.IGNORECASE)  # for documenta
 
 # What goes over a bound, and why it may.
 MANY_ARGUMENTS = {
-    "models/checkpoint/gguf_header.py:_place": "partially applied: whoever calls it gives one",
+    "models/checkpoint/gguf_header.py:_build_entry": "partially applied: whoever calls it gives one",
     "service/cli/main.py:key": "each is an option of the command",
     "service/cli/checkpoint_commands.py:explain": "each is an option of the command",
     "models/native/native_executor.py:__init__": "all but the network and its head by keyword, each with a default",
