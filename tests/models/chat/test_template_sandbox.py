@@ -196,8 +196,8 @@ BOMBS = {
     "select of select": "{% set ns = namespace(g=range(99999)) %}{% for i in range(400) %}{% set ns.g = ns.g | select %}"
     "{% endfor %}{% for i in range(9) %}{{ ns.g | max }}{% endfor %}",
     "unique of one hash": "{% set m = 2 ** 61 - 1 %}{{ range(0, m * 40000, m) | unique | list | length }}",
-    "dictionary of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = dict(range(0, m * 15000, m) | groupby('real')) %}",
-    "namespace of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = namespace(range(0, m * 15000, m) | groupby('real')) %}",
+    "dictionary of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = dict(range(0, m * 11000, m) | groupby('real')) %}",
+    "namespace of one hash": "{% set m = 2 ** 61 - 1 %}{% set d = namespace(range(0, m * 11000, m) | groupby('real')) %}",
     "long test of a loop": "{% for i in range(1, 99999) if "
     + " and ".join(["(" + " and ".join(["i.real"] * 50) + ")"] * 40)
     + " %}{% endfor %}",
