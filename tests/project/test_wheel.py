@@ -55,6 +55,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def without_path() -> dict[str, str]:
+    """The environment, but for a PYTHONPATH that would hide what is installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def test_it_holds_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {re.sub(r"^polyhead-.*\.dist-info$", "dist-info", name.split("/")[0]) for name in names} == {
@@ -70,12 +75,11 @@ def test_it_holds_one_package(wheel: Path) -> None:
 
 
 def test_it_serves_beside_others_of_the_folders_names(installed: Path, tiny_classifier: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen(
         [installed / "bin" / "polyhead", *COMMAND, f"judge={tiny_classifier}"],
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=without_path(),
         cwd=tmp_path,
     )
     try:
@@ -105,4 +109,4 @@ def test_modules_have_the_installed_name(installed: Path) -> None:
         "assert not {'models', 'service', 'training'} & set(sys.modules)\n"
         f"assert sys.modules['polyhead'].__file__.startswith({str(installed)!r})\n"
     )
-    subprocess.run([installed / "bin" / "python", "-P", "-c", code], check=True)
+    subprocess.run([installed / "bin" / "python", "-P", "-c", code], check=True, env=without_path())

@@ -513,7 +513,7 @@ def test_check_reads_no_weights_and_is_quick(middling_generator: Path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "name what is to be checked"),
+        ([], 2, "name a model to check"),
         (["/nowhere"], 1, "/nowhere: there is no such folder"),
         (["/nowhere", "--prot", "1"], 2, "no setting is called 'prot'"),
     ],
@@ -538,4 +538,4 @@ def test_check_goes_on_after_a_refused_source(tiny_generator: Path, tiny_classif
     nowhere, broken, spam = result.stderr.splitlines()
     assert nowhere.startswith("polyhead: model: /nowhere: there is no such folder")
     assert broken.startswith(f"polyhead: cut: {cut / 'model.safetensors'}: ")
-    assert spam == "polyhead: cut:spam: cut, which it is laid over, is refused itself"
+    assert spam == "polyhead: cut:spam: cut, its base model, cannot be loaded"
