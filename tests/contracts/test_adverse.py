@@ -228,12 +228,12 @@ said = os.dup(2)
 full = os.open(sys.argv[1], os.O_WRONLY)
 os.dup2(full, 1); os.dup2(full, 2)
 from polyhead.service.server import process
-listen = process.bound
+listen = process.bind_socket
 def bound(host, port):
     listener = listen(host, port)
     os.write(said, b"http://%s:%d\\n" % (host.encode(), listener.getsockname()[1]))
     return listener
-process.bound = bound
+process.bind_socket = bound
 from polyhead.service.cli import main as cli
 sys.argv = ["polyhead", "serve", *sys.argv[2:]]
 cli.app()

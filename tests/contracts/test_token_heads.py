@@ -154,7 +154,7 @@ def test_only_the_rows_asked_for(tagger: Path, tiny_embedder: Path) -> None:
     vector, part = answered(worker(tiny_embedder), read(text, rows=(0,)), read(text))
     assert vector.values != pytest.approx(part.values), "a head that pools, pools over these"
     for wrong in ((40,), (3, 3), (4, 3), (-1, 2)):
-        with pytest.raises(BadRequest, match="of the 40 tokens, in their order"):
+        with pytest.raises(BadRequest, match="rows must be ascending and below the 40 tokens"):
             reader.validate(read(text, rows=wrong))
 
 
