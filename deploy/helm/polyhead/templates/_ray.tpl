@@ -109,7 +109,7 @@ proxy_location: EveryNode
 http_options: {host: 0.0.0.0, port: 8000}
 applications:
   - name: polyhead
-    import_path: service.fleet.ray_app:application
+    import_path: polyhead.service.fleet.ray_app:application
     route_prefix: /
     args:
       {{- include "polyhead.rayArgs" . | fromYaml | toYaml | nindent 6 }}
