@@ -3,6 +3,8 @@
 What is closed in manifests.py was held against the whole definition of KubeRay 1.6 and 1.7, which is a megabyte.
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from polyhead.service.fleet.deployment_settings import split_settings
 from polyhead.service.fleet.frames import LEAVE_TIMEOUT_S
 from polyhead.service.server.process import EXIT_SECONDS
 from tests.support.manifests import Manifest, pods_of, rendered, template, validate
+from tests.support.places import ROOT
 
 MODELS = {"chat": "/models/a", "chat:tone": "/models/b", "mood": "/models/m", "spam": "/models/s"}
 PLAIN: Manifest = {"config": {"models": MODELS}, "ray": {"enabled": True}, "models": {"claim": "checkpoints"}}
@@ -89,6 +92,17 @@ def test_ray_serve_takes_its_configuration(values: Manifest) -> None:
     assert taken.applications[0].import_path == "polyhead.service.fleet.ray_app:application"
     known = schema.DeploymentSchema.model_fields.keys()
     assert all(options.keys() <= known for options in deployments(values).values())
+
+
+@both
+def test_the_code_that_it_names_exists(values: Manifest) -> None:
+    """`module:name` of the application and of the policy; a module that needs Ray is looked for as a file."""
+    named = re.findall(r"\bpolyhead(?:\.\w+)+:\w+", of(values)["RayService"]["spec"]["serveConfigV2"])
+    assert named
+    for module, _, name in (each.partition(":") for each in named):
+        source = (ROOT / Path(*module.split(".")[1:])).with_suffix(".py").read_text("utf-8")
+        assert re.search(rf"^(class|def) {name}\b|^{name}\b.* = ", source, re.MULTILINE), f"{module}:{name}"
+    assert not re.search(r": service\.", of(values)["RayService"]["spec"]["serveConfigV2"])
 
 
 @pytest.mark.parametrize(("given", "complaint"), REFUSED.items(), ids=REFUSED.keys())

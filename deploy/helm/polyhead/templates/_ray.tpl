@@ -84,7 +84,7 @@ autoscaling_config:
   upscale_delay_s: 5
   downscale_delay_s: {{ .Values.autoscaling.downAfterSeconds }}
   policy:
-    policy_function: service.fleet.autoscaling:ByTokens
+    policy_function: polyhead.service.fleet.autoscaling:QueuedTokensPolicy
     policy_kwargs: {target: {{ .Values.autoscaling.tokens }}}
 {{- end }}
 
