@@ -24,50 +24,27 @@ from .beam_groups import SearchStep
 from .logits_processors import process_logits
 from .request_state import RequestState
 from .sampler import NO_SCORE, Sampler, SampleRow, TokenScore, score_tokens
-from .scheduler import Chunk, TokenSequence, logits_row_count
+from .scheduler import Chunk, TokenSequence
+
+States = Mapping[TokenSequence, RequestState]  # the request of each scheduled sequence
 
 
-@dataclass(frozen=True, slots=True)
-class LogitsSlice:
-    """A chunk of a step, its request, and its rows of the logits: `row_count` rows from `first_row` on."""
-
-    chunk: Chunk
-    state: RequestState
-    first_row: int
-    row_count: int
-
-    @property
-    def next_token_row(self) -> int:
-        """The row after the last token that is not a draft: the next token is sampled from it."""
-        return self.first_row + self.row_count - 1 - self.chunk.draft
-
-
-def slice_logits(chunks: Sequence[Chunk], states: Mapping[TokenSequence, RequestState]) -> list[LogitsSlice]:
-    """Assign rows of the step's logits to the chunks: see `logits_row_count`."""
-    slices, first = [], 0
-    for chunk in chunks:
-        count = logits_row_count(chunk)
-        slices.append(LogitsSlice(chunk, states[chunk.sequence], first, count))
-        first += count
-    return slices
-
-
-def build_step_input(slices: Sequence[LogitsSlice], block_size: int) -> StepInput:
+def build_step_input(chunks: Sequence[Chunk], block_size: int) -> StepInput:
     """Concatenate the chunks to the input of an executor's step."""
     tokens: list[int] = []
     positions: list[int] = []
     output_rows: list[int] = []
     starts, tables = [0], []
-    for each in slices:
-        chunk, sequence = each.chunk, each.chunk.sequence
+    for chunk in chunks:
+        sequence = chunk.sequence
         end = sequence.computed + chunk.count
         tokens += sequence.tokens[sequence.computed : end] + sequence.draft[: chunk.draft]
         positions += range(sequence.computed, end + chunk.draft)
         starts.append(len(tokens))
         tables.append(sequence.blocks[: -(-(end + chunk.draft) // block_size)])
-        output_rows += range(len(tokens) - each.row_count, len(tokens))
-    adapters = [each.chunk.sequence.adapter for each in slices]
-    sources = [each.chunk.sequence.source for each in slices]
+        output_rows += range(len(tokens) - chunk.row_count, len(tokens))
+    adapters = [chunk.sequence.adapter for chunk in chunks]
+    sources = [chunk.sequence.source for chunk in chunks]
     return StepInput(
         tokens,
         positions,
@@ -161,13 +138,13 @@ def build_masks(states: Sequence[RequestState], vocab_size: int) -> TokenMasks:
     return masks
 
 
-def guided_states(slices: Sequence[LogitsSlice]) -> list[RequestState]:
+def guided_states(chunks: Sequence[Chunk], states: States) -> list[RequestState]:
     """The requests that sample a token in this step and have a guide."""
     return [
         state
-        for each in slices
-        if each.chunk.is_last
-        for state in sampling_states(each.state)
+        for chunk in chunks
+        if chunk.is_last
+        for state in sampling_states(states[chunk.sequence])
         if state.guide_state is not None
     ]
 
@@ -179,18 +156,18 @@ def sampling_states(state: RequestState) -> list[RequestState]:
     return [state, *state.followers] if state.search is None and state.request.max_tokens else []
 
 
-def pending_samples(slices: Sequence[LogitsSlice], masks: TokenMasks) -> list[PendingSample]:
+def pending_samples(chunks: Sequence[Chunk], states: States, masks: TokenMasks) -> list[PendingSample]:
     return [
-        PendingSample(state, each.next_token_row, tuple(each.chunk.sequence.draft[: each.chunk.draft]))
-        for each in slices
-        if each.chunk.is_last
-        for state in sampling_states(each.state)
+        PendingSample(state, chunk.next_token_row, tuple(chunk.sequence.draft[: chunk.draft]))
+        for chunk in chunks
+        if chunk.is_last
+        for state in sampling_states(states[chunk.sequence])
         if state not in masks.failed
     ]
 
 
 def sample_tokens(
-    logits: Tensor, slices: Sequence[LogitsSlice], argmax: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
+    logits: Tensor, pending: list[PendingSample], argmax: Sequence[int] | None, masks: TokenMasks, sampler: Sampler
 ) -> dict[RequestState, list[tuple[int, TokenScore]]]:
     """The sampled tokens and scores of each request: one, and one more for each token of the draft that was accepted.
 
@@ -198,7 +175,6 @@ def sample_tokens(
     known.
     """
     sampled: dict[RequestState, list[tuple[int, TokenScore]]] = {}
-    pending = pending_samples(slices, masks)
     while pending:
         greedy = [-1 if argmax is None or not sample.is_plain_greedy else argmax[sample.row] for sample in pending]
         rows = [sample.to_sample_row(masks) for sample, token in zip(pending, greedy, strict=True) if token < 0]
@@ -214,45 +190,47 @@ def sample_tokens(
 
 
 def find_nonfinite(
-    slices: Sequence[LogitsSlice],
+    chunks: Sequence[Chunk],
     finite: Sequence[bool],
     tables: Sequence[Sequence[int]],
     nonfinite_blocks: AbstractSet[int],
-) -> set[RequestState]:
-    """The requests whose logits, keys or values contain NaN or infinity.
+) -> set[TokenSequence]:
+    """The sequences whose logits, keys or values contain NaN or infinity.
 
     `finite` says of each row of logits whether it is finite, `nonfinite_blocks` are the cache blocks with such values.
     """
     return {
-        each.state
-        for each, table in zip(slices, tables, strict=True)
-        if not all(finite[each.first_row : each.first_row + each.row_count]) or not nonfinite_blocks.isdisjoint(table)
+        chunk.sequence
+        for chunk, table in zip(chunks, tables, strict=True)
+        if not all(finite[chunk.first_row : chunk.first_row + chunk.row_count])
+        or not nonfinite_blocks.isdisjoint(table)
     }
 
 
-def score_prompt(each: LogitsSlice, logits: Tensor) -> list[TokenScore]:
+def score_prompt(chunk: Chunk, state: RequestState, logits: Tensor) -> list[TokenScore]:
     """The scores of those prompt tokens that follow the tokens of the chunk and have none yet."""
-    state, sequence = each.state, each.chunk.sequence
+    sequence = chunk.sequence
     if sequence.computed >= sequence.scored_prefix:
         return []
     begin = max(sequence.computed, len(state.prompt_scores))
-    rows = range(begin, min(sequence.computed + each.chunk.count, sequence.scored_prefix - 1))
-    first = each.first_row - sequence.computed
+    rows = range(begin, min(sequence.computed + chunk.count, sequence.scored_prefix - 1))
+    first = chunk.first_row - sequence.computed
     scored = logits[first + rows.start : first + rows.stop]
     tokens = [sequence.tokens[row + 1] for row in rows]
     return score_tokens(scored, tokens, [state.request.prompt_logprobs] * len(rows)) if rows else []
 
 
 def advance_searches(
-    slices: Sequence[LogitsSlice], logits: Tensor
+    chunks: Sequence[Chunk], states: States, logits: Tensor
 ) -> list[tuple[RequestState, dict[TokenSequence, Tensor], SearchStep | None]]:
     """For each beam search in the step: the logits [V] after some of its beams, and its next step once all beams have
     logits.
     """
     rows: dict[RequestState, dict[TokenSequence, Tensor]] = {}
-    for each in slices:
-        if each.state.search is not None and each.chunk.is_last and each.state.request.max_tokens:
-            rows.setdefault(each.state, {})[each.chunk.sequence] = logits[each.next_token_row].clone()
+    for chunk in chunks:
+        state = states[chunk.sequence]
+        if state.search is not None and chunk.is_last and state.request.max_tokens:
+            rows.setdefault(state, {})[chunk.sequence] = logits[chunk.next_token_row].clone()
     return [(state, new_logits, advance_search(state, new_logits)) for state, new_logits in rows.items()]
 
 

@@ -132,8 +132,6 @@ class EncoderWorker:
             computed = perf_counter()
             found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
-        for handle in batch:
-            handle.timing.started = began
         report = StepReport(
             model=self.model,
             task=self.task,
@@ -148,7 +146,7 @@ class EncoderWorker:
         )
         events = self._collect_events(found)
         self._batch = []  # a handle refers to its worker, whose memory must be freed as soon as it is dropped
-        return StepResult(events, report)
+        return StepResult(events, report, batch, began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         error = StepFailed("the step that computed this request failed")

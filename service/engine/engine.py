@@ -49,9 +49,10 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._inbox: deque[tuple[Callable[[], None], int]] = deque()  # with the cost of each; both threads
         self._wake, self._step_credits = threading.Event(), StepCredits()  # both threads
-        self._last_progress = perf_counter()  # both threads: when the engine last made progress
+        self._last_progress = 0.0  # when the engine last made progress; engine thread writes
+        self._work_since = perf_counter()  # when the first of the open requests was submitted; loop thread writes
         self._stopping = False  # loop thread writes
-        self._fatal_error = ""  # why the engine cannot compute any more; any thread writes
+        self._fatal_error = ""  # why the engine cannot compute any more; written once, by any thread
         self._is_asleep = False  # engine thread writes
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
         self._fair_scheduler, self._throttle = (
@@ -104,7 +105,8 @@ class Engine:
         """Seconds since the last progress while a request is open, without pauses of the process; otherwise 0."""
         if not self._streams or self.idle:
             return 0.0
-        return max(perf_counter() - self._last_progress - self._pause_detector.paused_since(self._last_progress), 0.0)
+        since = max(self._last_progress, self._work_since)
+        return max(perf_counter() - since - self._pause_detector.paused_since(since), 0.0)
 
     def failing(self) -> list[str]:
         """Models whose last self-test failed."""
@@ -210,7 +212,7 @@ class Engine:
             worker.validate(request)
         streams = [Stream(request, contexts[request.adapter]) for request in requests]
         if streams and not self._streams:
-            self._last_progress = perf_counter()  # progress before these requests does not count
+            self._work_since = perf_counter()
         for stream in streams:
             self._streams[stream] = worker
             self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
@@ -268,6 +270,8 @@ class Engine:
 
     def _deliver_step(self, worker: Worker, step: StepResult) -> None:
         report = step.report
+        for handle in step.started:
+            handle.timing.started = step.began
         for adapter, context in self._contexts.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
             self._running[context] = report.adapters.get(adapter, 0) if adapter else own
@@ -304,7 +308,7 @@ class Engine:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)
-            while not (self._stopping or self._fatal_error):
+            while not (self._stopping or self._fatal_error or self._loop.is_closed()):
                 self._wake.clear()  # before reading the inbox, so that nothing sent later is missed
                 self._run_inbox()
                 if not self._run_step() and not self._inbox:
@@ -417,7 +421,5 @@ class Engine:
 
     def _post_to_loop(self, function: Callable[[], None]) -> None:
         """Run `function` on the event loop.  Without a loop there is nothing left to do, and the thread stops."""
-        if self._loop.is_closed():
-            self._stopping = True
-        else:
+        if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)

@@ -103,12 +103,11 @@ class ExplainWorker:
         return late
 
     def step(self) -> StepResult:
-        began, waited = perf_counter(), list[float]()
+        began, started = perf_counter(), list[RequestHandle]()
         while (new_handle := self._next_to_start()) is not None:
             self._current = new_handle
             self._start(new_handle)
-            new_handle.timing.started = began
-            waited.append(began - new_handle.submitted)
+            started.append(new_handle)
         self._current = handle = self._next_handle()
         request, turn = self._requests[handle], perf_counter()
         events = self._advance(handle)
@@ -126,9 +125,9 @@ class ExplainWorker:
             sample_s=0.0,
             running=len(self._rotation),
             waiting=self._requests.waiting,
-            queue_s=waited,
+            queue_s=[began - each.submitted for each in started],
         )
-        return StepResult([(handle, event) for event in events], report)
+        return StepResult([(handle, event) for event in events], report, started, began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         blamed, self._current = self._current, None

@@ -19,15 +19,14 @@ from polyhead.models.network.lora import Lora
 from ..core.errors import BadRequest, PolyheadError, StepFailed
 from ..core.request import Done, Failed, Generate, GeneratedToken, PromptScores, Request, Sampling, Task
 from .batch_sampling import (
-    LogitsSlice,
     MaskBuilder,
     advance_searches,
     build_step_input,
     find_nonfinite,
     guided_states,
+    pending_samples,
     sample_tokens,
     score_prompt,
-    slice_logits,
 )
 from .beam_groups import SearchStep
 from .block_allocator import BlockAllocator, BlockCopy
@@ -35,7 +34,7 @@ from .fault_bisection import FaultBisector
 from .request_groups import RequestGroups
 from .request_state import RequestState, StepTimes
 from .sampler import NO_SCORE, Sampler, TokenScore, TorchSampler, finite_rows
-from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence
+from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence, number_rows
 from .speculation import DraftRequest, Speculation
 from .worker import HandleEvent, RequestHandle, StepReport, StepResult, WarmupRequest, deadline_error
 
@@ -64,10 +63,9 @@ class GeneratorWorker:
         self.model = model
         self._executor = executor
         self._blocks = BlockAllocator(executor.block_count, executor.block_size)
-        self._scheduler = Scheduler(
-            self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk
+        self._groups = RequestGroups(
+            Scheduler(self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk)
         )
-        self._groups = RequestGroups(self._scheduler)
         self._plan = EMPTY_PLAN  # of the current step
         self._copies: list[BlockCopy] = []  # to be made before the next step is computed
         self.speculation = Speculation(0, token_budget)  # drafts nothing, unless the loader replaces it
@@ -81,7 +79,7 @@ class GeneratorWorker:
 
     @property
     def has_work(self) -> bool:
-        return len(self._groups.states) > len(self._scheduler.paused)
+        return len(self._groups.states) > len(self._groups.scheduler.paused)
 
     @property
     def capacity(self) -> int:
@@ -105,8 +103,7 @@ class GeneratorWorker:
                 f"more than the {self.capacity} tokens the cache of {self.model!r} holds",
                 param="max_tokens",
             )
-        if width > self._scheduler.sequence_budget:
-            most = self._scheduler.sequence_budget
+        if width > (most := self._groups.scheduler.sequence_budget):
             raise BadRequest(f"best_of: {self.model!r} searches at most {most} wide, got {width}", param="best_of")
 
     def attach(self, lora: Lora) -> int:
@@ -135,60 +132,58 @@ class GeneratorWorker:
         self._groups.abort(handle)
 
     def pause(self, handle: RequestHandle) -> None:
-        if state := self._groups.state_of(handle):
-            self._scheduler.pause(state.sequence)
+        self._groups.pause(handle)
 
     def resume(self, handle: RequestHandle) -> None:
-        if state := self._groups.state_of(handle):
-            self._scheduler.resume(state.sequence)
+        self._groups.resume(handle)
 
     def expire(self, now: float) -> list[HandleEvent]:
         events: list[HandleEvent] = []
-        for sequence in self._scheduler.expired(now):
-            if sequence in self._groups.states:  # not removed with another sequence of its request
-                state = self._groups.states[sequence]
-                late = [(handle, Failed(deadline_error(handle, now))) for handle in state.handles if handle]
-                self._groups.remove(state)
-                events += late
+        for state in self._groups.expired(now):
+            events += [(handle, Failed(deadline_error(handle, now))) for handle in state.handles if handle]
+            self._groups.remove(state)
         return events
 
     def step(self) -> StepResult:
-        plan = self._next_plan()
-        slices = slice_logits(plan.chunks, self._groups.states)
-        rows = build_step_input(slices, self._blocks.size)
+        plan, states = self._next_plan(), self._groups.states
+        number_rows(plan.chunks)
+        rows = build_step_input(plan.chunks, self._blocks.size)
         began = perf_counter()
         with torch.inference_mode():
             if self._copies:
                 self._executor.copy(self._copies)
                 self._copies = []
-            self._mask_builder.start(guided_states(slices), self._vocab_size)
+            self._mask_builder.start(guided_states(plan.chunks, states), self._vocab_size)
             logits = self._executor.step(rows)  # [M, V]
             self._vocab_size = logits.size(1)
             argmax = self._executor.argmax
             finite = finite_rows(logits) if argmax is None else [token >= 0 for token in argmax]
-            nonfinite = find_nonfinite(slices, finite, rows.block_tables, self._executor.nonfinite_blocks)
-            valid = [each for each in slices if each.state not in nonfinite]
+            failed = find_nonfinite(plan.chunks, finite, rows.block_tables, self._executor.nonfinite_blocks)
+            nonfinite = {states[sequence] for sequence in failed}
+            valid = [chunk for chunk in plan.chunks if states[chunk.sequence] not in nonfinite]
             computed = perf_counter()
             masks = self._mask_builder.wait(self._vocab_size)
-            sampled = sample_tokens(logits, valid, argmax, masks, self.sampler)
-            scores = [score_prompt(each, logits) for each in valid]
-            search_steps = advance_searches(valid, logits)
+            sampled = sample_tokens(logits, pending_samples(valid, states, masks), argmax, masks, self.sampler)
+            scores = [score_prompt(chunk, states[chunk.sequence], logits) for chunk in valid]
+            search_steps = advance_searches(valid, states, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed any state: where it raises, the step can be tried again.
-        times = self._record_starts(began)
+        started = self._take_started()
+        times = StepTimes(queue=[began - state.submitted for state in started])
         if len(rows.output_rows) == len(rows.tokens):  # a step without prompts
             self.speculation.record_step(len(rows.tokens), computed - began)
         events = self._commit(nonfinite)
-        for each, scored in zip(valid, scores, strict=True):
-            events += self._finish_prompt(each, scored)
+        for chunk, scored in zip(valid, scores, strict=True):
+            events += self._finish_prompt(chunk, scored)
         for state, tokens in sampled.items():
             events += self._append_tokens(state, tokens, times)
         for state, new_logits, search_step in search_steps:
             events += self._advance_search(state, new_logits, search_step, times)
         for state, error in masks.failed.items():
             events += self._end_request(state, Failed(error))
-        return StepResult(events, self._report(plan, padding, (computed - began, ended - computed), times))
+        report = self._report(plan, padding, (computed - began, ended - computed), times)
+        return StepResult(events, report, [handle for state in started for handle in state.handles if handle], began)
 
     def blame_failed_step(self) -> list[HandleEvent]:
         """End the request that makes the step fail, once it is alone; all requests if the step had no chunks."""
@@ -214,7 +209,6 @@ class GeneratorWorker:
             self._blocks.release(block)
 
     def check_invariants(self) -> None:
-        self._scheduler.check()
         self._groups.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
@@ -233,18 +227,20 @@ class GeneratorWorker:
         """The next part of a failed step, or else a new plan."""
         self._plan = EMPTY_PLAN
         while self._bisector:
-            chunks = [chunk for chunk in self._bisector.next_batch() if chunk.sequence in self._scheduler.running]
+            running = self._groups.scheduler.running
+            chunks = [chunk for chunk in self._bisector.next_batch() if chunk.sequence in running]
             if chunks:
                 self._plan = replace(EMPTY_PLAN, chunks=chunks)
                 return self._plan
         self._speculate()
-        self._plan = self._scheduler.schedule()
+        self._plan = self._groups.schedule()
         self._copies += self._plan.copies
         return self._plan
 
     def _speculate(self) -> None:
         """Set the drafts of decoding sequences."""
-        decoding = [sequence for sequence in self._scheduler.running if sequence.uncomputed == 1 and sequence.computed]
+        running = self._groups.scheduler.running
+        decoding = [sequence for sequence in running if sequence.uncomputed == 1 and sequence.computed]
         states = [
             state
             for state in map(self._groups.states.__getitem__, decoding)
@@ -261,37 +257,31 @@ class GeneratorWorker:
         for state, draft in zip(states, drafts, strict=True):
             state.sequence.draft = draft
 
-    def _record_starts(self, now: float) -> StepTimes:
-        """Note the start of requests that take part in a step for the first time, and how long they waited."""
-        times = StepTimes()
-        for chunk in self._plan.chunks:
-            state = self._groups.states[chunk.sequence]
-            if not state.started:
-                state.started = True
-                times.queue.append(now - state.submitted)
-                for handle in filter(None, state.handles):
-                    handle.timing.started = now
-        return times
+    def _take_started(self) -> list[RequestState]:
+        """The requests that take part in a step for the first time."""
+        states = dict.fromkeys(self._groups.states[chunk.sequence] for chunk in self._plan.chunks)
+        started = [state for state in states if not state.started]
+        for state in started:
+            state.started = True
+        return started
 
     def _commit(self, nonfinite: set[RequestState]) -> list[HandleEvent]:
         """Commit what was computed.  Requests with non-finite values end, and their blocks are not reused."""
         events: list[HandleEvent] = []
-        chunks = self._plan.chunks
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
         for state in nonfinite:
             for sequence in state.sequences:
                 self._blocks.unpublish(sequence.blocks)
             events += self._end_request(state, Failed(error))
-        self._scheduler.commit(
-            [chunk for chunk in chunks if chunk.sequence in self._groups.states] if nonfinite else chunks
-        )
+        self._groups.commit(self._plan.chunks)
         return events
 
-    def _finish_prompt(self, each: LogitsSlice, scores: Sequence[TokenScore]) -> list[HandleEvent]:
+    def _finish_prompt(self, chunk: Chunk, scores: Sequence[TokenScore]) -> list[HandleEvent]:
         """After a chunk of a prompt: keep its scores; after the last, start the requests that waited for the prompt."""
-        state, request = each.state, each.state.request
+        state = self._groups.states[chunk.sequence]
+        request = state.request
         state.prompt_scores += scores
-        if not each.chunk.is_last or state.generated_count:
+        if not chunk.is_last or state.generated_count:
             return []
         events: list[HandleEvent] = []
         if request.prompt_logprobs >= 0:
@@ -316,7 +306,7 @@ class GeneratorWorker:
                 break
             accepted += 1
         times.accepted += accepted
-        self._scheduler.advance(sequence, accepted)
+        self._groups.accept_draft(state, accepted)
         return events + self._append_forced(state, times)
 
     def _append_forced(self, state: RequestState, times: StepTimes) -> list[HandleEvent]:
@@ -389,6 +379,7 @@ class GeneratorWorker:
         return [(handle, event) for handle in handles if handle]
 
     def _report(self, plan: StepPlan, padding: int, seconds: tuple[float, float], times: StepTimes) -> StepReport:
+        scheduler = self._groups.scheduler
         return StepReport(
             model=self.model,
             task=self.task,
@@ -397,13 +388,11 @@ class GeneratorWorker:
             padding=padding,
             forward_s=seconds[0],
             sample_s=seconds[1],
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
             drafted=sum(chunk.draft for chunk in plan.chunks),
             accepted=times.accepted,
-            adapters=Counter(each.adapter for each in self._scheduler.running if each.adapter)
-            if self._adapters
-            else {},
+            adapters=Counter(each.adapter for each in scheduler.running if each.adapter) if self._adapters else {},
             blocks_total=self._blocks.count,
             blocks_used=self._blocks.used_count,
             preemptions=plan.preemptions,

@@ -1,27 +1,31 @@
 """The requests that are being generated: by sequence, by handle, and in groups that share a prompt.
 
+`RequestGroups` owns the scheduler: all changes of scheduled sequences go through it.
+
 Of a group, the leader computes the prompt.  The followers are not scheduled until it is computed, then they start from
 a fork of its sequence.  If the leader is aborted, the next request leads.
 """
 
+from collections.abc import Sequence
+
 from ..core.request import Generate
 from .beam_groups import Beam, SearchStep
 from .request_state import RequestState
-from .scheduler import Scheduler, TokenSequence
+from .scheduler import Chunk, Scheduler, StepPlan, TokenSequence
 from .worker import RequestHandle
 
 
 class RequestGroups:
-    """`states` maps each scheduled sequence to its request; a beam search has one entry for each of its beams."""
+    """`states` maps each scheduled sequence to its request; a beam search has one entry for each of its beams.
+
+    `scheduler` may be read from outside, and is changed only here.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.states: dict[TokenSequence, RequestState] = {}
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._by_handle: dict[RequestHandle, RequestState] = {}
         self._leaders: dict[str, RequestState] = {}  # by group, until the prompt is computed
-
-    def state_of(self, handle: RequestHandle) -> RequestState | None:
-        return self._by_handle.get(handle)
 
     def add(self, handle: RequestHandle) -> None:
         request = handle.request
@@ -49,6 +53,31 @@ class RequestGroups:
         elif not any(state.handles):
             self.remove(state)
 
+    def pause(self, handle: RequestHandle) -> None:
+        """Compute no more of a request until it is resumed.  An unknown one is no error, in both."""
+        if state := self._by_handle.get(handle):
+            self.scheduler.pause(state.sequence)
+
+    def resume(self, handle: RequestHandle) -> None:
+        if state := self._by_handle.get(handle):
+            self.scheduler.resume(state.sequence)
+
+    def expired(self, now: float) -> list[RequestState]:
+        """Requests whose deadline has passed, for the caller to remove."""
+        late = self.scheduler.expired(now)
+        return list(dict.fromkeys(self.states[sequence] for sequence in late if sequence in self.states))
+
+    def schedule(self) -> StepPlan:
+        return self.scheduler.schedule()
+
+    def commit(self, chunks: Sequence[Chunk]) -> None:
+        """Count the chunks of requests that have not ended as computed, without their drafts."""
+        self.scheduler.commit([chunk for chunk in chunks if chunk.sequence in self.states])
+
+    def accept_draft(self, state: RequestState, count: int) -> None:
+        """Count `count` tokens of a draft, which were computed with the last chunk, as computed."""
+        self.scheduler.advance(state.sequence, count)
+
     def start_followers(self, state: RequestState) -> list[RequestState]:
         """The prompt of `state` is computed: start its followers.  Returns all of the group, the leader first."""
         if self._leaders.get(state.request.group) is state:
@@ -57,7 +86,7 @@ class RequestGroups:
         for follower in followers:
             follower.started = True
             self.states[follower.sequence] = follower
-            self._scheduler.fork(state.sequence, follower.sequence)
+            self.scheduler.fork(state.sequence, follower.sequence)
         return [state, *followers]
 
     def replace_beams(self, state: RequestState, step: SearchStep) -> None:
@@ -78,16 +107,16 @@ class RequestGroups:
             elif spare:
                 sequence = spare.pop()
                 sequence.tokens = list(parent.tokens)
-                self._scheduler.copy_progress(sequence, parent)
+                self.scheduler.copy_progress(sequence, parent)
             else:
                 sequence = parent.copy_uncomputed()
                 self.states[sequence] = state
-                self._scheduler.fork(parent, sequence)
+                self.scheduler.fork(parent, sequence)
             if processor is not None and sequence is not parent:
                 processor = processor.fork()
             after.append(Beam(sequence, choice.score, token_scores, processor=processor))
         for sequence in spare:
-            self._scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
             del self.states[sequence]
         for beam, (choice, _) in zip(after, step.continuations, strict=True):
             beam.sequence.tokens.append(choice.token)
@@ -98,7 +127,7 @@ class RequestGroups:
     def remove(self, state: RequestState) -> None:
         """Remove a request.  If it led a group, its first follower leads from now on."""
         for sequence in state.sequences:
-            self._scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
             del self.states[sequence]
         for handle in state.handles:
             if handle:
@@ -111,7 +140,8 @@ class RequestGroups:
             self._make_leader(first)
 
     def check(self) -> None:
-        """Assert that no ended request is kept."""
+        """Assert that no block is leaked and no ended request is kept."""
+        self.scheduler.check()
         assert self.states or not (self._by_handle or self._leaders), "a request is kept that has no sequence"
 
     def _make_leader(self, state: RequestState) -> None:
@@ -119,4 +149,4 @@ class RequestGroups:
         if state.request.group:
             self._leaders[state.request.group] = state
         self.states[state.sequence] = state
-        self._scheduler.add(state.sequence)
+        self.scheduler.add(state.sequence)

@@ -27,7 +27,8 @@ resumed.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from operator import attrgetter
@@ -72,17 +73,25 @@ class TokenSequence:
         return len(self.tokens) - self.computed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Chunk:
-    """The next `count` tokens of a sequence, and the first `draft` of its draft.
+    """What one step computes of a sequence: its next `count` tokens, and the first `draft` of its draft.
 
-    `is_last`: all its tokens are computed after this chunk.
+    `is_last`: all its tokens are computed after this chunk.  Its logits are `row_count` rows of the step's, from
+    `first_row` on; both are set by `number_rows`.
     """
 
     sequence: TokenSequence
     count: int
     is_last: bool
     draft: int = 0
+    first_row: int = 0
+    row_count: int = 0
+
+    @property
+    def next_token_row(self) -> int:
+        """The row after the last token that is not a draft: the next token is sampled from it."""
+        return self.first_row + self.row_count - 1 - self.draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,14 @@ class StepPlan:
     preemptions: int
     cached_tokens: int
     copies: list[BlockCopy]
+
+
+def number_rows(chunks: Iterable[Chunk]) -> None:
+    """Assign the rows of a step's logits to its chunks, in order."""
+    first = 0
+    for chunk in chunks:
+        chunk.first_row, chunk.row_count = first, logits_row_count(chunk)
+        first += chunk.row_count
 
 
 def logits_row_count(chunk: Chunk) -> int:
@@ -332,11 +349,11 @@ class Scheduler:
 
     def _plan_drafts(self, chunks: list[Chunk], budget: int) -> None:
         """Add drafts to the chunks, as many tokens as fit without taking room from others."""
-        for index, chunk in enumerate(chunks):
+        for chunk in chunks:
             sequence = chunk.sequence
             count = min(len(sequence.draft), budget, self.chunk - chunk.count) if chunk.is_last else 0
             if count and self.blocks.allocate(sequence.blocks, sequence.slot_count + count, spare=len(self.running)):
-                chunks[index] = replace(chunk, draft=count)
+                chunk.draft = count
                 budget -= count
 
     def _reuse_prefix(self, sequence: TokenSequence) -> int:

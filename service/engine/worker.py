@@ -4,7 +4,7 @@ A worker is one way of batching (token by token, or whole texts) for one model. 
 thread calls it.  It returns events with the handles of their requests, so that one step is one delivery.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
@@ -20,7 +20,7 @@ FinishReason = Literal["", "stop", "length", "encoded", "explained"]
 class RequestTiming:
     """The course of a request, for logs and traces.  Times are those of `time.perf_counter`; 0: not yet.
 
-    Used on the event loop thread, except `started`, which the engine thread writes.
+    Used on the event loop thread only.
     """
 
     submitted: float = field(default_factory=perf_counter)
@@ -150,10 +150,14 @@ def submission_error(error: Exception) -> PolyheadError:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: events in order, and the report."""
+    """The result of a step: events in order, the report, and the requests that were computed for the first time, which
+    the step began at `began` (`time.perf_counter`).
+    """
 
     events: list[HandleEvent]
     report: StepReport
+    started: Sequence[RequestHandle]
+    began: float
 
 
 class Worker(Protocol):

@@ -189,7 +189,7 @@ def tried(worker: GeneratorWorker) -> int:
             raised += 1
             for ticket, event in worker.blame_failed_step():
                 ticket.receive(event)
-        worker._scheduler.check()
+        worker._groups.scheduler.check()
     worker.check_invariants()
     return raised
 
@@ -266,7 +266,7 @@ def test_keys_that_are_no_numbers_end_a_request_in_the_middle_of_its_prompt() ->
     worker = generator(executor, prefill_chunk=4)
     bad, good = ask(worker, generate([*range(12)]), generate([1, 2]))
     turn(worker)
-    executor.nonfinite_blocks = {next(iter(worker._scheduler.running)).blocks[1]}
+    executor.nonfinite_blocks = {next(iter(worker._groups.scheduler.running)).blocks[1]}
     turn(worker)
     executor.nonfinite_blocks = set()
     finish(worker)
@@ -318,7 +318,7 @@ def test_a_step_that_fails_before_it_is_known_whose_it_is_fails_all(monkeypatch:
     worker = generator(FakeGenerator(), sequence_budget=2)
     tickets = ask(worker, *[generate([index]) for index in range(4)])
     turn(worker)
-    monkeypatch.setattr(worker._scheduler, "schedule", lambda: 1 / 0)
+    monkeypatch.setattr(worker._groups.scheduler, "schedule", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         worker.step()
     for ticket, event in worker.blame_failed_step():
@@ -480,7 +480,7 @@ def storm(seed: int) -> dict[str, int]:
             except RuntimeError:
                 for ticket, event in worker.blame_failed_step():
                     ticket.receive(event)
-        worker._scheduler.check()
+        worker._groups.scheduler.check()
     worker.check_invariants()
     assert worker._blocks.used_count == 0
     for ticket in tickets:
