@@ -94,9 +94,9 @@ def opened(chosen: Settings) -> tuple[Checkpoint, Executor, Sampler]:
         yield
         free_weights(part)
 
-    make_deterministic(loaded, chosen)
+    make_deterministic(loaded, chosen, place)
     blocks = SEQUENCES * -(-(CONTEXT + 1) // place.block_size)
-    return loaded, build_executor(loaded, chosen, blocks, held), build_sampler(place)
+    return loaded, build_executor(loaded, chosen, place, blocks, held), build_sampler(place)
 
 
 def caught_up(run: Executor, tokens: list[int]) -> StepInput:

@@ -39,13 +39,14 @@ def served(run: Run) -> tuple[Model, EncoderWorker]:
         yield
         free_weights(part)
 
-    make_deterministic(loaded, chosen)
-    executor = build_executor(loaded, chosen, held=held)
+    placement = choose_placement(chosen, loaded.default_precision, loaded.config)
+    make_deterministic(loaded, chosen, placement)
+    executor = build_executor(loaded, chosen, placement, held=held)
     tokens, head = chosen.encoder_step_tokens, cast(OutputHead, loaded.head)
     worker = EncoderWorker(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
     worker.warm_up()
     trim_heap()
-    return build_model(NEED, loaded, choose_placement(chosen, loaded.default_precision, loaded.config)), worker
+    return build_model(NEED, loaded, placement), worker
 
 
 def reader(model: Model, worker: EncoderWorker) -> Answer:

@@ -98,7 +98,7 @@ def load_checkpoint(settings: Settings) -> Checkpoint:
     placement = choose_placement(settings)
     torch.set_num_threads(placement.torch_threads)
     loaded = load(next(iter(settings.models.values())), dtype=placement.dtype, device=placement.device)
-    make_deterministic(loaded, settings)
+    make_deterministic(loaded, settings, placement)
     return loaded
 
 
@@ -213,12 +213,13 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
     batches = shuffle_batches(len(needs))
     placement = choose_placement(settings)
     size, sampler = placement.block_size, build_sampler(placement)
-    large_cache = build_executor(loaded, settings, sum(math.ceil(need / size) for need in needs))
+    large_cache = build_executor(loaded, settings, placement, sum(math.ceil(need / size) for need in needs))
     largest = max(sum(needs[number] for number in batch) for batch in batches)
     fixed = placement.instructions or placement.kernel is not None  # the block size then changes the order of sums
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
+    small_placement = choose_placement(small)
     small_cache = build_executor(
-        loaded, small, math.ceil(max(*needs, largest // CACHE_DIVISOR) / choose_placement(small).block_size)
+        loaded, small, small_placement, math.ceil(max(*needs, largest // CACHE_DIVISOR) / small_placement.block_size)
     )
 
     def worker(executor: Executor = large_cache, **budgets: Any) -> Callable[[], Worker]:
@@ -238,7 +239,7 @@ def generator_conditions(loaded: Checkpoint, settings: Settings, requests: Seque
 
 
 def encoder_conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
-    executor, head = build_executor(loaded, settings), cast(OutputHead, loaded.head)
+    executor, head = build_executor(loaded, settings, choose_placement(settings)), cast(OutputHead, loaded.head)
 
     def worker(**budgets: int) -> Callable[[], Worker]:
         return lambda: EncoderWorker(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)

@@ -208,10 +208,10 @@ class QualityMeasurement:
             yield
             free_weights(part)
 
-        make_deterministic(loaded, settings)
+        make_deterministic(loaded, settings, placement)
         longest = max(len(passage.tokens) for step in steps for passage in step)
         blocks = math.ceil(longest / placement.block_size) if loaded.task == "generate" else 0
-        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, blocks, held))
+        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, placement, blocks, held))
         for number, step in enumerate(steps):
             report_progress(f"{placement.precision}: steps", number, len(steps))
             answers, states = run_batch(loaded, executor, step)

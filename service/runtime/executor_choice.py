@@ -27,17 +27,18 @@ from polyhead.models.seq2seq.protocol import Seq2Seq
 from ..config.settings import Settings
 from ..engine.native_sampling import CompiledSampler
 from ..engine.sampler import Sampler, TorchSampler
-from .placement import Placement, choose_placement
+from .placement import Placement
 
 
-def make_deterministic(loaded: Checkpoint, settings: Settings, yield_turn: Callable[[], None] = lambda: None) -> None:
+def make_deterministic(
+    loaded: Checkpoint, settings: Settings, placement: Placement, yield_turn: Callable[[], None] = lambda: None
+) -> None:
     """Replace the operations whose result depends on the rest of the batch, as far as the settings ask for it. Called
     before the executor is built.
 
     Networks for the compiled step are already batch-invariant, except for their head. `yield_turn` is called between
     two parts of long work. Raises UnsupportedError for encoder-decoders with the setting `deterministic`.
     """
-    placement = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding and settings.deterministic:
         message = "deterministic: networks that read one text and write another are not held to the bit; serve it apart"
         raise UnsupportedError(message, file=loaded.source)
@@ -73,13 +74,14 @@ def executor_name(placement: Placement, config: ModelConfig) -> str:
     return "torch-varlen" if choose_kernel(placement, config) else "torch"
 
 
-def build_executor(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: LoadPart = nullcontext) -> Executor:
+def build_executor(
+    loaded: Checkpoint, settings: Settings, placement: Placement, blocks: int = 0, held: LoadPart = nullcontext
+) -> Executor:
     """Build the executor of a loaded checkpoint. `blocks`: blocks of a generator's cache, 0 for an encoder.
 
     The compiled step packs its own weights, one part of the network after the other; `held` is a context manager that
     has the unpacked weights of a part in memory.
     """
-    placement = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding:
         network = cast(Seq2Seq, loaded.head)
         sizes = {

@@ -33,7 +33,7 @@ from ..engine.engine import Engine
 from ..engine.explain_worker import ExplainWorker
 from ..engine.head_outputs import OutputHead
 from .explain_cost import CHUNK_TOKENS, GIGA, WorkLimit, explainer_memory_need
-from .load_task import LoadTask, ignore_progress
+from .load_task import LoadTask
 from .loader import Loader, yielding_progress
 from .memory_budget import MemoryNeed, ModelSize, measure_model
 
@@ -189,11 +189,14 @@ class ExplainerCache:
             loading.check()
             self._engine.yield_turn()
 
+        def build() -> ExplainWorker:
+            worker = self._build_worker(model, description, yielding_progress(yield_turn, loading))
+            worker.warm_up(yield_turn)
+            return worker
+
         with ExitStack() as undo:
             undo.callback(self._budget.release, need)
-            progress = yielding_progress(yield_turn, loading.check, ignore_progress)
-            worker = await loading.on_engine(self._engine, lambda: self._build_worker(model, description, progress))
-            await loading.on_engine(self._engine, lambda: worker.warm_up(yield_turn))
+            worker = await loading.on_engine(self._engine, build)
             undo.pop_all()
         return worker
 

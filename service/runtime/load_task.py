@@ -24,19 +24,15 @@ T = TypeVar("T")
 log = logging.getLogger("polyhead.loading")
 
 
-def ignore_progress(fraction: float) -> None:
-    """The progress callback of loads whose progress is not shown."""
-
-
 class LoadTask:
-    """Used on the event loop thread; `check` and `report_progress` may be called on any thread.
+    """Used on the event loop thread; `check` may be called on any thread.
 
     `seconds` is the limit of all calls of `run` together; 0: no limit. `stage` is a phrase such as "was being
-    described".
+    described", and `fraction` the share of the weights that is read. The thread that does the work writes both.
     """
 
-    def __init__(self, name: str, seconds: float, report: Callable[[float], None] = ignore_progress) -> None:
-        self.name, self.report_progress, self.stage = name, report, WAITING_STAGE
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name, self.stage, self.fraction = name, WAITING_STAGE, 0.0
         self.is_running, self.finished = False, asyncio.Event()  # the code that began the load sets the event
         self._seconds, self._seconds_left = seconds, seconds or math.inf
         self._error: PolyheadError | None = None  # the reason it was ended

@@ -43,7 +43,7 @@ from ..resources import machine
 from ..resources.process_info import trim_heap
 from .draft_choice import choose_draft_model
 from .executor_choice import build_executor, build_sampler, choose_kernel, make_deterministic
-from .load_task import GRACE_S, LoadTask, ignore_progress
+from .load_task import GRACE_S, LoadTask
 from .memory_budget import MemoryBudget, MemoryNeed, ModelSize, adapter_memory_need, measure_model, memory_limit
 from .placement import Placement, choose_placement, native_step_obstacle
 from .rank_processes import DistributedModel, RankProcesses, check_adapter_allowed
@@ -56,10 +56,10 @@ STAGES = {  # the phrase for each stage in errors and in the log
     "read and pack": "was being read and packed",
     "warm up": "was being warmed up",
 }
+TEST_PHRASE = "was being tested for what its precision costs"  # a part of "read and pack"
 READ_SLICE_S = 0.02  # seconds the engine's thread reads before the other models may compute
 
 ExecutorHook = Callable[[Executor], Executor]
-LoadProgress = Callable[[float], None]
 log = logging.getLogger("polyhead.loader")
 
 
@@ -70,16 +70,20 @@ class DescribedModel:
     source: str
     description: Description
     size: ModelSize
+    placement: Placement
     draft: Description | None = None
 
 
 @dataclass(frozen=True)
 class UnmergedAdapter:
-    """An adapter whose description was read, and not its weights, and the memory that it needs."""
+    """An adapter whose description was read, and not its weights, the memory that it needs, and where its base model
+    is.
+    """
 
     source: str
     plan: LoraPlan
     need: MemoryNeed
+    placement: Placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +97,19 @@ class LoadedModel:
     need: MemoryNeed
     base_model: BaseModel
     distributed: DistributedModel | None = None  # if several processes compute it together
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltModel:
+    """What the engine's thread makes of a described model. `cost` is that of its precision, if there is one (see
+    `self_test`).
+    """
+
+    checkpoint: Checkpoint
+    worker: Worker
+    cost: float | None
+    read_seconds: float
+    warm_seconds: float
 
 
 class PrecisionCostError(Exception):
@@ -139,10 +156,7 @@ class Loader:
                 self._settings,
             )
             draft = choose_draft_model(loading.name, description, self._settings, self.tokenizer_check.check_folder)
-            size = measure_model(loading.name, description, draft, self._settings.tensor_parallel)
-            # Raises now what is impossible, before other models are planned.
-            choose_placement(self._settings, size.default_precision, size.config)
-            return DescribedModel(source, description, size, draft)
+            return self._place(loading.name, source, description, draft)
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
@@ -154,7 +168,7 @@ class Loader:
             check_adapter_allowed(loading.name, self._settings)
             plan = base.plan_adapter(self.source_policy.locate(source))
             placement = choose_placement(self._settings, base.description.default_precision, base.description.config)
-            return UnmergedAdapter(source, plan, adapter_memory_need(loading.name, plan, placement))
+            return UnmergedAdapter(source, plan, adapter_memory_need(loading.name, plan, placement), placement)
 
         with self._time_stage(loading, "describe"):
             return await run_on_daemon_thread(read)
@@ -179,11 +193,9 @@ class Loader:
 
     def _attach_on_engine(self, loading: LoadTask, adapter: UnmergedAdapter, base: LoadedModel) -> int:
         """Read the adapter's weights and attach them; returns its number. Called on the engine's thread."""
-        description = base.base_model.description
-        placement = choose_placement(self._settings, description.default_precision, description.config)
-        lora, head = base.base_model.load_adapter(adapter.plan, placement.dtype, placement.device)
+        lora, head = base.base_model.load_adapter(adapter.plan, adapter.placement.dtype, adapter.placement.device)
         if isinstance(base.worker, EncoderWorker):
-            if head is not None and placement.instructions:
+            if head is not None and adapter.placement.instructions:
                 make_head_invariant(head, self._proven_sizes)
             loading.check()
             return base.worker.attach(
@@ -206,7 +218,7 @@ class Loader:
             return await self._load(loading, described, others, kept)
         except PrecisionCostError as error:
             description = prefer_float32(described.description, error.placement, error.cost, self._settings)
-            described = await run_on_daemon_thread(lambda: self._with_description(described, description))
+            described = await run_on_daemon_thread(lambda: self._place_again(described, description))
         except InsufficientMemory as error:  # the cost was known from an earlier self-test
             if described.description.preferred_precision is None:
                 raise
@@ -234,13 +246,20 @@ class Loader:
             error.message,
         )
         stored = await run_on_daemon_thread(
-            lambda: self._with_description(described, replace(described.description, preferred_precision=None))
+            lambda: self._place_again(described, replace(described.description, preferred_precision=None))
         )
         return await self._load(loading, stored, others, kept, strict=False)
 
-    def _with_description(self, described: DescribedModel, description: Description) -> DescribedModel:
-        size = measure_model(described.size.name, description, described.draft, self._settings.tensor_parallel)
-        return replace(described, description=description, size=size)
+    def _place(
+        self, name: str, source: str, description: Description, draft: Description | None = None
+    ) -> DescribedModel:
+        """Measure and place a model. Raises now what is impossible, before other models are planned."""
+        size = measure_model(name, description, draft, self._settings.tensor_parallel)
+        placement = choose_placement(self._settings, size.default_precision, size.config)
+        return DescribedModel(source, description, size, placement, draft)
+
+    def _place_again(self, described: DescribedModel, description: Description) -> DescribedModel:
+        return self._place(described.size.name, described.source, description, described.draft)
 
     async def _load(
         self,
@@ -254,7 +273,7 @@ class Loader:
         """Load with the description's default precision. Raises PrecisionCostError if that costs too much and `strict`
         is true.
         """
-        placement = choose_placement(self._settings, described.size.default_precision, described.size.config)
+        placement = described.placement
         if placement.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.size.name, describe_precision(described.size.default_precision))
         if self.placement.instructions and not placement.instructions:
@@ -264,7 +283,7 @@ class Loader:
                 describe_torch_fallback(unsupported_reason(described.size.config), self.placement),
             )
         self.tokenizer_check.close()
-        need, began = self.budget.plan(described.size, others, kept), time.perf_counter()
+        need = self.budget.plan(described.size, others, kept)
         part, in_place = None, choose_kernel(placement, described.size.config) is not None
         if self._ranks is not None:
             part = self._ranks.new_model(described.source, self.source_policy, need, placement, in_place=in_place)
@@ -273,58 +292,72 @@ class Loader:
             undo.callback(self.budget.release, need)
             if part is not None:
                 undo.push_async_callback(self._engine.call, part.drop)
-            loaded, worker, cost = await self._read_and_pack(loading, described, need, part)
-            if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
-                raise PrecisionCostError(placement, cost)
-            read = time.perf_counter()
-            with self._time_stage(loading, "warm up"):
-                await loading.on_engine(self._engine, lambda: worker.warm_up(self._yield_callback(loading)))
-                await self._engine.call(trim_heap)  # else the allocator keeps as much memory again as was read
-            self._engine.add_worker(worker, self._settings.weights.get(need.name, 1.0))
+            tests = await self._prepare_tests(loading, described, need)
+            built = await loading.on_engine(
+                self._engine, lambda: self._build(loading, described, need, part, tests, strict=strict)
+            )
+            if isinstance(built, PrecisionCostError):
+                raise built
+            self._engine.add_worker(built.worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        model = build_model(need, loaded, placement)
+        self.stage_seconds["read and pack"] += built.read_seconds
+        self.stage_seconds["warm up"] += built.warm_seconds
+        model, loaded = build_model(need, built.checkpoint, placement), built.checkpoint
         how = f"{placement.precision} by {model.executor}" + (
-            f", {describe_cost(cost, described.description)}" if cost is not None else ""
+            f", {describe_cost(built.cost, described.description)}" if built.cost is not None else ""
         )
-        times = read - began, time.perf_counter() - read
-        facts = need.name, loaded.family, loaded.task, how, need.weights / 2**20, *times
+        facts = need.name, loaded.family, loaded.task, how, need.weights / 2**20, built.read_seconds, built.warm_seconds
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
-        return LoadedModel(model, worker, need, BaseModel(described.description), part)
+        return LoadedModel(model, built.worker, need, BaseModel(described.description), part)
 
-    async def _read_and_pack(
-        self, loading: LoadTask, described: DescribedModel, need: MemoryNeed, part: DistributedModel | None
-    ) -> tuple[Checkpoint, Worker, float | None]:
-        """Return the checkpoint, a worker that is not warmed up yet, and the measured cost of its precision if there is
-        one (see `self_test`).
-        """
-        placement, test = (
-            choose_placement(self._settings, described.size.default_precision, described.size.config),
-            None,
-        )
-        engine = self._engine
+    async def _prepare_tests(
+        self, loading: LoadTask, described: DescribedModel, need: MemoryNeed
+    ) -> Sequence[SelfTest]:
+        """Return the test of what the precision costs; none if nothing is to be tested. It hashes the weights."""
+        if not is_tested(described.placement):
+            return []
+        longest = need.cache_tokens or described.description.max_tokens
         with self._time_stage(loading, "read and pack"):
-            drafter = await loading.on_engine(engine, lambda: self._build_drafter(loading, described, need))
-            if is_tested(placement):
-                longest = need.cache_tokens or described.description.max_tokens
-                loading.stage = "was being tested for what its precision costs"
-                test = await run_on_daemon_thread(
-                    lambda: SelfTest(described.description, placement, self._settings, longest, loading.check)
-                )
-                await loading.on_engine(
-                    engine, lambda: test.compute_reference(self._progress_callback(loading, ignore_progress))
-                )
-                await engine.call(trim_heap)
-                loading.stage = STAGES["read and pack"]
-            loaded = await loading.on_engine(
-                engine, lambda: self._read_checkpoint(loading, described, loading.report_progress, part)
+            loading.stage = TEST_PHRASE
+            test = await run_on_daemon_thread(
+                lambda: SelfTest(described.description, described.placement, self._settings, longest, loading.check)
             )
-            worker = await loading.on_engine(
-                engine,
-                lambda: self._build_worker(
-                    need, loaded, drafter, self._build_executor(loading, need, loaded, part, test)
-                ),
-            )
-        return loaded, worker, test.cost if test is not None else None
+        return [test]
+
+    def _build(
+        self,
+        loading: LoadTask,
+        described: DescribedModel,
+        need: MemoryNeed,
+        part: DistributedModel | None,
+        tests: Sequence[SelfTest],
+        *,
+        strict: bool,
+    ) -> BuiltModel | PrecisionCostError:
+        """Read and pack the weights, and warm up the worker. Called on the engine's thread.
+
+        Returns an error if the precision costs too much and `strict` is true. It is not raised here: its traceback
+        would hold the weights.
+        """
+        began, loading.stage = time.perf_counter(), STAGES["read and pack"]
+        drafter = self._build_drafter(loading, described, need)
+        for test in tests:
+            loading.stage = TEST_PHRASE
+            test.compute_reference(yielding_progress(self._yield_callback(loading), loading))
+            trim_heap()
+            loading.stage = STAGES["read and pack"]
+        loaded = self._read_checkpoint(loading, described, part)
+        executor = self._build_executor(loading, described.placement, need, loaded, part)
+        for test in tests:
+            test.compare(executor)
+        worker = self._build_worker(described.placement, need, loaded, drafter, self._executor_hook(executor))
+        cost = next((test.cost for test in tests), None)
+        if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
+            return PrecisionCostError(described.placement, cost)
+        read, loading.stage = time.perf_counter(), STAGES["warm up"]
+        worker.warm_up(self._yield_callback(loading))
+        trim_heap()  # else the allocator keeps as much memory again as was read
+        return BuiltModel(loaded, worker, cost, read - began, time.perf_counter() - read)
 
     @contextmanager
     def _time_stage(self, loading: LoadTask, stage: str) -> Iterator[None]:
@@ -360,10 +393,13 @@ class Loader:
         source, size = settings.drafts[name], described.size.draft
         assert size is not None
         # A draft model is never distributed over several processes.
-        loaded = self._read_checkpoint(loading, DescribedModel(source, described.draft, size), ignore_progress, None)
+        placement = choose_placement(settings, size.default_precision, size.config)
+        loaded = self._read_checkpoint(
+            loading, DescribedModel(source, described.draft, size, placement), None, is_shown=False
+        )
         words = min(loaded.config.vocab_size, described.size.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
-        executor = self._build_executor(loading, need, loaded, None)
+        executor = self._executor_hook(self._build_executor(loading, placement, need, loaded, None))
         return DraftModel(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
     def _yield_callback(self, loading: LoadTask) -> Callable[[], None]:
@@ -377,20 +413,17 @@ class Loader:
 
         return yield_turn
 
-    def _progress_callback(self, loading: LoadTask, report: LoadProgress) -> Callable[[int, int], None]:
-        return yielding_progress(self._yield_callback(loading), loading.check, report)
-
     def _read_checkpoint(
-        self, loading: LoadTask, described: DescribedModel, report: LoadProgress, part: DistributedModel | None
+        self, loading: LoadTask, described: DescribedModel, part: DistributedModel | None, *, is_shown: bool = True
     ) -> Checkpoint:
         """Read a checkpoint. For the compiled step the weights themselves are read later, as they are packed. Called on
         the engine's thread, as are the next two.
         """
+        placement, yield_turn = described.placement, self._yield_callback(loading)
+        progress = yielding_progress(yield_turn, loading, is_shown=is_shown)
         if part is not None:
-            return part.read(described.description, self._progress_callback(loading, report))
-        placement = choose_placement(self._settings, described.size.default_precision, described.size.config)
+            return part.read(described.description, progress)
         read = checkpoint.prepare if placement.instructions else checkpoint.load_described
-        progress = self._progress_callback(loading, report)
         return read(
             described.source, described.description, dtype=placement.dtype, device=placement.device, progress=progress
         )
@@ -398,13 +431,13 @@ class Loader:
     def _build_executor(
         self,
         loading: LoadTask,
+        placement: Placement,
         need: MemoryNeed,
         loaded: Checkpoint,
         part: DistributedModel | None,
-        test: SelfTest | None = None,
     ) -> Executor:
         if part is not None:
-            return self._executor_hook(part.build_executor(loaded))
+            return part.build_executor(loaded)
         settings, yield_turn = self._settings, self._yield_callback(loading)
 
         @contextmanager
@@ -415,14 +448,11 @@ class Loader:
             trim_heap()  # else the allocator keeps the memory of every part
             yield_turn()
 
-        make_deterministic(loaded, settings, yield_turn)
-        executor = build_executor(loaded, settings, need.blocks, load_part)
-        if test is not None:
-            test.compare(executor)
-        return self._executor_hook(executor)
+        make_deterministic(loaded, settings, placement, yield_turn)
+        return build_executor(loaded, settings, placement, need.blocks, load_part)
 
     def _build_worker(
-        self, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor
+        self, placement: Placement, need: MemoryNeed, loaded: Checkpoint, drafter: DraftModel | None, executor: Executor
     ) -> Worker:
         settings = self._settings
         if not (loaded.decoding or isinstance(loaded.head, LanguageHead)):
@@ -435,24 +465,26 @@ class Loader:
             sequence_budget=settings.max_running,
             prefill_chunk=settings.prefill_chunk,
         )
-        generator.sampler = build_sampler(choose_placement(settings, loaded.default_precision, loaded.decoder_config))
+        generator.sampler = build_sampler(placement)
         if not loaded.decoding:  # any state but the newest is computed again from the beginning
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 
 
 def yielding_progress(
-    yield_turn: Callable[[], None], check: Callable[[], None], report: LoadProgress
+    yield_turn: Callable[[], None], loading: LoadTask, *, is_shown: bool = False
 ) -> Callable[[int, int], None]:
-    """Return a progress callback for code that reads on the engine's thread. It reports the fraction that is read,
-    calls `check` each time, and calls `yield_turn`, which lets other models compute, every READ_SLICE_S seconds.
+    """Return a progress callback for code that reads on the engine's thread. It raises if
+    the load was ended, and calls `yield_turn`, which lets other models compute, every READ_SLICE_S seconds. `is_shown`:
+    the fraction that is read is that of the load.
     """
     yielded_at = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
         nonlocal yielded_at
-        check()
-        report(min(done / total, 1.0) if total else 0.0)
+        loading.check()
+        if is_shown:
+            loading.fraction = min(done / total, 1.0) if total else 0.0
         if time.perf_counter() - yielded_at > READ_SLICE_S:
             yield_turn()
             yielded_at = time.perf_counter()

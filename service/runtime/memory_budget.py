@@ -157,34 +157,73 @@ def adapter_memory_need(name: str, plan: LoraPlan, placement: Placement) -> Memo
     return MemoryNeed(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
 
+class MemoryPrediction:
+    """Predicts the memory of a model, and of its draft model, under some settings.
+
+    Raises what `choose_placement` raises.
+    """
+
+    def __init__(self, model: ModelSize, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        self.placement = choose_placement(settings, model.default_precision, model.config)
+        self.draft = MemoryPrediction(model.draft, settings) if model.draft is not None else None
+
+    def need(self, blocks: int) -> MemoryNeed:
+        """Predict the memory with a cache of so many blocks; the cache of the draft model has as many."""
+        own = self._own_need(blocks)
+        if self.draft is None:
+            return own
+        draft = self.draft.need(blocks)
+        return replace(
+            own,
+            weights=own.weights + draft.weights,
+            cache=own.cache + draft.cache,
+            workspace=own.workspace + draft.workspace,
+            loading=max(draft.loading, own.loading + draft.cache),  # it is read first
+        )
+
+    def smallest_need(self) -> MemoryNeed:
+        """Predict the memory with the smallest useful cache: one full context, or the setting `cache_tokens`."""
+        if not self.model.generates:
+            return self.need(0)
+        return self.need(math.ceil((self.settings.cache_tokens or self.model.context) / self.placement.block_size))
+
+    def max_blocks(self) -> int:
+        """Return the blocks of the largest useful cache, or of the one that the setting `cache_tokens` asks for."""
+        model, settings = self.model, self.settings
+        if not model.generates:
+            return 0
+        useful = settings.max_running * model.context
+        if self.placement.device.type == "cpu":
+            useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
+        return math.ceil((settings.cache_tokens or useful) / self.placement.block_size)
+
+    def _own_need(self, blocks: int) -> MemoryNeed:
+        """The memory without the draft model."""
+        model, placement = self.model, self.placement
+        largest = largest_step(model, self.settings, placement, blocks)
+        parts = (
+            native_parts(model, placement, largest)
+            if placement.instructions
+            else torch_parts(model, self.settings, placement, largest)
+        )
+        return MemoryNeed(
+            name=model.name,
+            weights=parts.weights,
+            cache=blocks * parts.block if model.generates else 0,
+            workspace=model.checkpoint_size.tokenizer + parts.computing,
+            loading=model.checkpoint_size.tokenizer + parts.loading,
+            blocks=blocks,
+            block_size=placement.block_size,
+        )
+
+
 def memory_need(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
-    """Predict the memory of a model with a cache of so many blocks, and of its draft model, whose cache has as many."""
-    own = memory_need_without_draft(model, settings, blocks)
-    if model.draft is None:
-        return own
-    draft = memory_need_without_draft(model.draft, settings, blocks)
-    return replace(
-        own,
-        weights=own.weights + draft.weights,
-        cache=own.cache + draft.cache,
-        workspace=own.workspace + draft.workspace,
-        loading=max(draft.loading, own.loading + draft.cache),  # it is read first
-    )
+    return MemoryPrediction(model, settings).need(blocks)
 
 
-def memory_need_without_draft(model: ModelSize, settings: Settings, blocks: int) -> MemoryNeed:
-    placement = choose_placement(settings, model.default_precision, model.config)
-    largest = largest_step(model, settings, blocks)
-    parts = native_parts(model, placement, largest) if placement.instructions else torch_parts(model, settings, largest)
-    return MemoryNeed(
-        name=model.name,
-        weights=parts.weights,
-        cache=blocks * parts.block if model.generates else 0,
-        workspace=model.checkpoint_size.tokenizer + parts.computing,
-        loading=model.checkpoint_size.tokenizer + parts.loading,
-        blocks=blocks,
-        block_size=placement.block_size,
-    )
+def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
+    return MemoryPrediction(model, settings).smallest_need()
 
 
 @dataclass(frozen=True)
@@ -199,11 +238,11 @@ class MemoryParts:
     loading: int
 
 
-def torch_parts(model: ModelSize, settings: Settings, largest: LargestStep) -> MemoryParts:
-    config, placement = model.config, choose_placement(settings, model.default_precision, model.config)
-    dtype, block = placement.dtype, block_bytes(config, placement.block_size, placement.dtype)
+def torch_parts(model: ModelSize, settings: Settings, placement: Placement, largest: LargestStep) -> MemoryParts:
+    config, dtype = model.config, placement.dtype
+    block = block_bytes(config, placement.block_size, dtype)
     if model.encoder_config is not None:
-        return seq2seq_parts(model, model.encoder_config, settings, largest)
+        return seq2seq_parts(model, model.encoder_config, placement, largest)
     states = largest.rows * config.width * FLOAT_BYTES
     computing = max(forward_bytes(config, dtype, largest), states + head_output_bytes(model, largest))
     if model.generates:
@@ -221,11 +260,11 @@ def torch_parts(model: ModelSize, settings: Settings, largest: LargestStep) -> M
     )
 
 
-def seq2seq_parts(model: ModelSize, encoder: ModelConfig, settings: Settings, largest: LargestStep) -> MemoryParts:
+def seq2seq_parts(model: ModelSize, encoder: ModelConfig, placement: Placement, largest: LargestStep) -> MemoryParts:
     """Bytes of an encoder-decoder. Encoder states and decoder tokens take blocks of the same size; a state exists twice
     while it grows.
     """
-    config, placement = model.config, choose_placement(settings, model.default_precision, model.config)
+    config = model.config
     read = replace(largest, rows=max(MAX_SOURCE_TOKENS, model.context), context=model.context, cached=False)
     computing = max(forward_bytes(encoder, placement.dtype, read), forward_bytes(config, placement.dtype, largest))
     logits = largest.sequences * config.vocab_size * FLOAT_BYTES
@@ -280,8 +319,7 @@ def max_sampling_bytes(model: ModelSize, largest: LargestStep, placement: Placem
     return sampling_bytes(rows, model.config.vocab_size, logit_bytes, sorts=sorts)
 
 
-def largest_step(model: ModelSize, settings: Settings, blocks: int) -> LargestStep:
-    placement = choose_placement(settings, model.default_precision, model.config)
+def largest_step(model: ModelSize, settings: Settings, placement: Placement, blocks: int) -> LargestStep:
     in_place = choose_kernel(placement, model.config) is not None
     if model.generates:
         return LargestStep(
@@ -301,25 +339,6 @@ def largest_step(model: ModelSize, settings: Settings, blocks: int) -> LargestSt
         invariant=settings.deterministic,
         in_place=in_place,
     )
-
-
-def smallest_need(model: ModelSize, settings: Settings) -> MemoryNeed:
-    """Predict the memory with the smallest useful cache: one full context, or the setting `cache_tokens`."""
-    if not model.generates:
-        return memory_need(model, settings, 0)
-    return memory_need(
-        model, settings, math.ceil((settings.cache_tokens or model.context) / choose_placement(settings).block_size)
-    )
-
-
-def max_blocks(model: ModelSize, settings: Settings) -> int:
-    """Return the blocks of the largest useful cache, or of the one that the setting `cache_tokens` asks for."""
-    if not model.generates:
-        return 0
-    useful = settings.max_running * model.context
-    if choose_placement(settings).device.type == "cpu":
-        useful = min(useful, max(model.context, CPU_CACHE_TOKENS))
-    return math.ceil((settings.cache_tokens or useful) / choose_placement(settings).block_size)
 
 
 def memory_limit(settings: Settings, device: torch.device) -> int:
@@ -347,18 +366,17 @@ class MemoryBudget:
         If memory is short, its cache is made smaller. As far as possible, `others`, which are loaded later, are left
         the least that they need, and `kept` bytes are left free.
         """
-        smallest = smallest_need(model, self._settings)
+        prediction = MemoryPrediction(model, self._settings)
+        smallest, blocks = prediction.smallest_need(), prediction.max_blocks()
         if smallest.total > self.free:
             raise InsufficientMemory(self.describe_shortage(model, smallest))
-        blocks = max_blocks(model, self._settings)
         if blocks <= smallest.blocks:
             return smallest
         spare = self.free - kept - smallest.total - sum(smallest_need(other, self._settings).total for other in others)
         room = smallest.total + max(spare, 0) // (1 + sum(other.generates for other in others))
-        blocks = search_highest(
-            smallest.blocks, blocks, lambda count: memory_need(model, self._settings, count).total <= room
+        return prediction.need(
+            search_highest(smallest.blocks, blocks, lambda count: prediction.need(count).total <= room)
         )
-        return memory_need(model, self._settings, blocks)
 
     def reserve(self, need: MemoryNeed) -> None:
         self._reserved.append(need)

@@ -14,6 +14,7 @@ from ..config.settings import Settings, SettingsError
 from ..core.errors import BadRequest, Cancelled, PolyheadError, Stopped, client_message, first_line, redact_locations
 from ..core.model import LoadState
 from ..core.names import NAME_PATTERN, base_model_name, is_name
+from .load_task import LoadTask
 
 Phase = Literal["loading", "draining", "over"]
 # Logged as one sentence; any other error is logged with its traceback.
@@ -23,18 +24,20 @@ log = logging.getLogger("polyhead.registry")
 
 
 class ModelOperation:
-    """`name` is the model's, `description` a phrase for messages. Used on the event loop thread, but for `fraction`."""
+    """`name` is the model's, `description` a phrase for messages. Used on the event loop thread."""
 
     def __init__(self, name: str, description: str) -> None:
         self.name, self.description = name, description
         self.phase: Phase = "loading"
-        self.fraction = 0.0  # of the file that is read; written on the engine's thread
+        self.load: LoadTask | None = None  # the load that it waits for, once that has begun
         self.error: PolyheadError | None = None
         self._finished = asyncio.Event()
         self._task: asyncio.Task[None] | None = None  # asyncio keeps only a weak reference
 
-    def report_progress(self, fraction: float) -> None:
-        self.fraction = fraction
+    @property
+    def fraction(self) -> float:
+        """The share of the weights that is read."""
+        return self.load.fraction if self.load is not None else 0.0
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run `work`, which raises PolyheadErrors only, as a task of its own."""

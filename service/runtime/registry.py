@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from polyhead.models.checkpoint.unmerged_adapter import BaseModel
@@ -33,7 +34,7 @@ from ..engine.engine import Engine, Stream
 from ..engine.worker import Worker
 from .explain_models import ExplainerCache
 from .load_task import LoadTask
-from .loader import DescribedModel, ExecutorHook, LoadedModel, Loader, LoadProgress, UnmergedAdapter
+from .loader import DescribedModel, ExecutorHook, LoadedModel, Loader, UnmergedAdapter
 from .model_resolver import ModelResolver
 from .operation import ModelOperation, base_model_error, check_name, check_setting_names, log_failure, operation_error
 
@@ -54,7 +55,7 @@ class ModelObserver(Protocol):
 
 
 class ModelRegistry:
-    """Used on the event loop thread. The engine's thread writes to it too: one state at a time, which is atomic."""
+    """Used on the event loop thread only."""
 
     def __init__(
         self, engine: Engine, settings: Settings, told: ModelObserver, executed: ExecutorHook = lambda it: it
@@ -83,7 +84,11 @@ class ModelRegistry:
         return list(self._states)
 
     def states(self) -> Mapping[str, LoadState]:
-        return dict(self._states)
+        return {name: self._state(name) for name in self._states}
+
+    def _state(self, name: str) -> LoadState:
+        state = self._states[name]
+        return replace(state, fraction=self._load_tasks[name].fraction) if state.phase == "loading" else state
 
     def models(self) -> list[Model]:
         """The models that are ready."""
@@ -126,7 +131,7 @@ class ModelRegistry:
         return self._resolver().resolve_only(tasks)
 
     def _resolver(self) -> ModelResolver:
-        return ModelResolver(self._states, self.models(), self._unavailable_error, self._aliases)
+        return ModelResolver(self.states(), self.models(), self._unavailable_error, self._aliases)
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Stream]:
         with name_model_in_errors(model):
@@ -159,7 +164,7 @@ class ModelRegistry:
         described: dict[str, DescribedModel] = {}
         adapters: dict[str, UnmergedAdapter] = {}
         seconds = self._settings.load_seconds
-        self._load_tasks = {name: LoadTask(name, seconds, self._progress_callback(name)) for name in self._sources}
+        self._load_tasks = {name: LoadTask(name, seconds) for name in self._sources}
         for name in list(self._load_tasks):
             if not base_model_name(name):
                 await self._run_first_load(name, lambda one: self._describe_first(one, described))
@@ -171,12 +176,6 @@ class ModelRegistry:
         for name in list(adapters):
             await self._run_first_load(name, lambda one: self._attach_first(one, adapters))
         operation.phase = "over"
-
-    def _progress_callback(self, name: str) -> LoadProgress:
-        def report(fraction: float) -> None:
-            self._states[name] = LoadState("loading", fraction)
-
-        return report
 
     async def _run_first_load(self, name: str, work: Callable[[LoadTask], Coroutine[Any, Any, None]]) -> None:
         """Run one stage of a model's first load. Any error, also one that a checkpoint causes in a library, marks only
@@ -222,7 +221,7 @@ class ModelRegistry:
     async def _load_first(
         self, loading: LoadTask, described: dict[str, DescribedModel], adapters: Mapping[str, UnmergedAdapter]
     ) -> None:
-        loading.report_progress(0.0)
+        self._states[loading.name] = LoadState("loading")
         model = described.pop(loading.name)
         remaining = self._states.keys()  # without those that were cancelled meanwhile
         kept = sum(other.need.total for name, other in adapters.items() if name in remaining)
@@ -355,7 +354,7 @@ class ModelRegistry:
 
     async def _load(self, operation: ModelOperation, source: str, drain_s: float, base: str) -> None:
         old = [self._loaded_models[operation.name]] if operation.name in self._loaded_models else []
-        loading = LoadTask(operation.name, self._settings.load_seconds, operation.report_progress)
+        loading = operation.load = LoadTask(operation.name, self._settings.load_seconds)
         self._load_tasks[operation.name] = loading
         try:
             served = await loading.run(self._load_or_attach(loading, source, base))
@@ -415,7 +414,7 @@ class ModelRegistry:
         served = self._loaded_models.get(name)
         task, memory = (served.model.task, served.need.total) if served else (None, 0)
         aliases, explaining = tuple(self._aliases_of(name)), self._explainers.held_bytes(name)
-        return ServedName(name, self._sources[name], self._states[name], task, memory, aliases, explaining)
+        return ServedName(name, self._sources[name], self._state(name), task, memory, aliases, explaining)
 
     def _aliases_of(self, name: str) -> list[str]:
         return [alias for alias, target in self._aliases.items() if target == name]
@@ -435,7 +434,7 @@ class ModelRegistry:
         if name not in self._states:
             names = (*self._states, *self._aliases)
             return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").with_names(names)
-        state = self._states[name]
+        state = self._state(name)
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.reason}")
         share = f", {state.fraction:.0%} is read" if state.phase == "loading" else ", others are loaded first"
@@ -443,6 +442,7 @@ class ModelRegistry:
 
     def _retry_after(self) -> int:
         """Estimate the seconds until all models are loaded, if loading continues at the rate so far."""
-        done = sum(1.0 if state.is_final else state.fraction for state in self._states.values()) / len(self._states)
+        states = self.states().values()
+        done = sum(1.0 if state.is_final else state.fraction for state in states) / len(states)
         elapsed = time.monotonic() - self._started
         return min(max(math.ceil(elapsed * (1 - done) / max(done, 0.01)), 1), MAX_RETRY_S)

@@ -22,6 +22,7 @@ from polyhead.service.core.request import Encode, Failed, TokenCandidates, Token
 from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.engine.head_outputs import VOCABULARY_ROWS
 from polyhead.service.runtime.executor_choice import build_executor, make_deterministic
+from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.service.runtime.test_registry import serving
 from tests.support import checkpoints
@@ -58,13 +59,14 @@ def settings(executor: str = "torch", **given: Any) -> Settings:
 
 def worker(folder: Path, how: Settings | None = None, **budgets: int) -> EncoderWorker:
     loaded, how = checkpoint.load(str(folder)), how or settings()
-    make_deterministic(loaded, how)
+    make_deterministic(loaded, how, choose_placement(how))
     return encoder(loaded, how, **budgets)
 
 
 def encoder(loaded: Checkpoint, how: Settings, **budgets: int) -> EncoderWorker:
     head: Any = loaded.head
-    return EncoderWorker(build_executor(loaded, how), head, model="reader", task=loaded.task, **budgets)
+    executor = build_executor(loaded, how, choose_placement(how))
+    return EncoderWorker(executor, head, model="reader", task=loaded.task, **budgets)
 
 
 def answered(worker: EncoderWorker, *requests: Encode) -> list[Any]:

@@ -16,6 +16,7 @@ from polyhead.models.seq2seq.decoding import DecodingConfig, GeneratedSequence, 
 from polyhead.service.config.settings import Settings
 from polyhead.service.runtime.executor_choice import make_deterministic
 from polyhead.service.runtime.memory_budget import measure_model
+from polyhead.service.runtime.placement import choose_placement
 from tests.support.edits import edited, with_tensors
 from tests.support.translators import KINDS, translator
 
@@ -244,4 +245,4 @@ def test_what_is_held_to_the_bit_is_not_served_so(made: Made) -> None:
     model = measure_model("model", describe_source(source))
     assert (model.task, model.config.causal) == ("generate", True)
     with pytest.raises(UnsupportedError, match="deterministic: networks that read one text and write another"):
-        make_deterministic(load(source), Settings(deterministic=True))
+        make_deterministic(load(source), Settings(deterministic=True), choose_placement(Settings(deterministic=True)))

@@ -397,14 +397,16 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         loaded: Any = SimpleNamespace(
             network=network(LLAMA), head=head(LLAMA), decoder_config=LLAMA, default_precision=None, decoding=None
         )
-        executor: Any = build_executor(loaded, Settings(max_running=8), blocks=5)
+        chosen = Settings(max_running=8)
+        executor: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), blocks=5)
         assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE_TOKENS, 5, 6)
         headless: Any = SimpleNamespace(
             network=network(LLAMA), head=None, decoder_config=LLAMA, default_precision=None, decoding=None
         )
-        encoder: Any = build_executor(headless, Settings())
+        encoder: Any = build_executor(headless, Settings(), choose_placement(Settings(), config=LLAMA))
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
-        grouped: Any = build_executor(loaded, Settings(block_size=16), blocks=5)
+        chosen = Settings(block_size=16)
+        grouped: Any = build_executor(loaded, chosen, choose_placement(chosen, config=LLAMA), blocks=5)
         assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
 
 
