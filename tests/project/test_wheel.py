@@ -105,7 +105,7 @@ def test_it_serves_beside_others_of_the_folders_names(installed: Path, tiny_clas
 def test_modules_have_the_installed_name(installed: Path) -> None:
     code = (
         "import sys, polyhead.service.cli.main, polyhead.service.server.assembly\n"
-        "import polyhead.training.recipes.finetune_recipe\n"
+        "import polyhead.training.recipes.commands\n"
         "assert not {'models', 'service', 'training'} & set(sys.modules)\n"
         f"assert sys.modules['polyhead'].__file__.startswith({str(installed)!r})\n"
     )

@@ -17,13 +17,13 @@ from polyhead.training.data import samples
 from polyhead.training.export.finetuned_folder import FinetunedModel, save_finetuned
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.schedule import TrainingPlan
-from polyhead.training.loop.trainer import RunFolder
-from polyhead.training.networks.base_model import write_tiny_base
-from polyhead.training.recipes import commands as follow
-from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.networks.base_model import BaseModelSpec, find_base_folder, write_tiny_base
+from polyhead.training.recipes import commands
+from polyhead.training.recipes.finetune_run import build_modules
+from polyhead.training.recipes.recipe import read_recipe, split_corpus
 from polyhead.training.tasks.sources import TASK_SOURCES
 from polyhead.training.tasks.task import TaskTraining
-from tests.support.recipes import RECIPES, command, tried
+from tests.support.recipes import RECIPES, command, finetuned, tried
 
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if '\nrun = "bert"' in path.read_text())
 ADAPTED = "spam"
@@ -53,10 +53,10 @@ def test_what_was_learned_is_what_transformers_reads(name: str, runs: Path) -> N
 
 def test_a_generator_learns_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its matrices are written transposed again, and its last token's state is scored."""
-    chosen = recipe.read_recipe(RECIPES / "bert-single.toml")
+    chosen = read_recipe(RECIPES / "bert-single.toml")
     chosen = replace(chosen, architecture="GPT2ForSequenceClassification")
-    monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
-    recipe.run(tmp_path / "gpt.toml", tmp_path, quick=True)
+    monkeypatch.setattr(commands, "read_recipe", lambda _: chosen)
+    commands.train(tmp_path / "gpt.toml", tmp_path, smoke=True)
     ours = load(str(tmp_path / "model"))
     theirs = tf.GPT2ForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     ids = ours.tokenizer.encode("The lamp is on").ids
@@ -87,24 +87,20 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
 
         monkeypatch.setattr(TaskTraining, "losses", ending)
         with pytest.raises(KeyboardInterrupt):
-            recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True)
+            commands.train(RECIPES / f"{name}.toml", tmp_path / name, smoke=True)
         assert not (tmp_path / name / made).exists()
-        recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True, resume=True)
+        commands.train(RECIPES / f"{name}.toml", tmp_path / name, smoke=True, resume=True)
         assert (tmp_path / name / made).read_bytes() == (runs / name / made).read_bytes()
 
 
 def test_a_tiny_network_learns_where_answers_stand(trunk: Path, tmp_path: Path) -> None:
     """Of every sentence two things are asked, so the question decides."""
-    chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-span.toml"))
+    chosen = read_recipe(RECIPES / "bert-span.toml").smoke_recipe()
     chosen = replace(chosen, dropout=0.0, plan=TrainingPlan(epochs=12, rate=1e-2))
-    corpus, threads = samples.span_questions(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    result = recipe.train_and_measure(
-        chosen, trunk, recipe.split_corpus(chosen.data, corpus), corpus, RunFolder(tmp_path)
-    )
-    torch.set_num_threads(threads)
-    assert result.held_out["exact"] > 0.9
-    assert set(result.held_out) == {"loss", "exact", "F1", "how", "when"}
+    corpus = samples.span_questions()
+    result = finetuned(chosen, trunk, split_corpus(chosen.data, corpus), corpus, tmp_path)
+    assert result["held_out"]["exact"] > 0.9
+    assert set(result["held_out"]) == {"loss", "exact", "F1", "how", "when"}
 
 
 # ---- trunks
@@ -119,10 +115,10 @@ def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begun(trunk: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    chosen = recipe.read_recipe(RECIPES / "bert-single.toml")
+    chosen = read_recipe(RECIPES / "bert-single.toml")
     chosen = replace(chosen, trunk=replace(chosen.trunk, **changes))
-    learner = recipe.prepare_model(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
-    return learner.network.state_dict(), learner.head.state_dict()
+    network, head, _ = build_modules(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
+    return network.state_dict(), head.state_dict()
 
 
 def test_it_begins_with_what_was_pretrained_unless_it_is_fresh(trunk: Path) -> None:
@@ -141,9 +137,9 @@ def test_it_begins_with_what_was_pretrained_unless_it_is_fresh(trunk: Path) -> N
 
 def test_a_trunk_is_what_another_run_made(trunk: Path, tmp_path: Path) -> None:
     runs = trunk.parents[1]
-    assert recipe.find_base_folder(recipe.BaseModelSpec(run="bert"), tmp_path, runs) == trunk
+    assert find_base_folder(BaseModelSpec(run="bert"), tmp_path, runs) == trunk
     with pytest.raises(RecipeError, match=r"trunk\.run: .*does not exist; train the recipe 'gpt' first"):
-        recipe.find_base_folder(recipe.BaseModelSpec(run="gpt"), tmp_path, runs)
+        find_base_folder(BaseModelSpec(run="gpt"), tmp_path, runs)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +157,16 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str | Non
     assert old in text
     (tmp_path / "some.toml").write_text(text.replace(old, new))
     if complaint is None:
-        assert recipe.read_recipe(tmp_path / "some.toml").dropout == 0
+        assert read_recipe(tmp_path / "some.toml").dropout == 0
     else:
         with pytest.raises(RecipeError, match=rf"some\.toml: {complaint}"):
-            recipe.read_recipe(tmp_path / "some.toml")
+            read_recipe(tmp_path / "some.toml")
 
 
 def test_what_nobody_can_write_is_refused_before_it_is_learned(trunk: Path) -> None:
-    chosen = replace(recipe.read_recipe(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
+    chosen = replace(read_recipe(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
     with pytest.raises(RecipeError, match=r"'BertForNextSentencePrediction' of family 'bert' can be adapted with lora"):
-        recipe.prepare_model(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
+        build_modules(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
     with pytest.raises(
         RecipeError, match="'T5ForConditionalGeneration' is of no family that can be trained here: bert, gpt2"
     ):
@@ -202,7 +198,7 @@ def test_what_a_run_links_to_is_not_copied(tmp_path: Path) -> None:
     model.mkdir(parents=True)
     secret.write_text("secret")
     (model / "vocab.txt").symlink_to(secret)
-    follow.export(tmp_path / "run", tmp_path / "out")
+    commands.export(tmp_path / "run", tmp_path / "out")
     assert (tmp_path / "out" / "vocab.txt").is_symlink()
 
 
@@ -213,8 +209,8 @@ def test_a_run_is_exported(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_written_does_as_well_as_what_was_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-tags.toml"))
-    monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
+    chosen = read_recipe(RECIPES / "bert-tags.toml").smoke_recipe()
+    monkeypatch.setattr(commands, "read_recipe", lambda _: chosen)
     monkeypatch.setitem(
         TASK_SOURCES, "brown", replace(TASK_SOURCES["brown"], read_corpus=lambda _: samples.tagged_sentences())
     )  # type: ignore[index]

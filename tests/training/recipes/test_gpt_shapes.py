@@ -25,7 +25,9 @@ from polyhead.training.loop.schedule import TrainingPlan
 from polyhead.training.loop.trainer import add_gradients
 from polyhead.training.networks.base_model import write_tiny_base
 from polyhead.training.networks.delimiter_tokens import add_delimiters
-from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.recipes import commands
+from polyhead.training.recipes.finetune_run import auxiliary_losses
+from polyhead.training.recipes.recipe import read_recipe
 from polyhead.training.tasks import paraphrases
 from polyhead.training.tasks.auxiliary import LanguageModelLoss, special_tokens
 from polyhead.training.tasks.choice_task import ChoiceTask
@@ -36,7 +38,7 @@ from polyhead.training.tasks.task import TaskTraining, score_batch
 from polyhead.training.tasks.text_reader import TextReader
 from tests.support.processes import Process
 
-RECIPES = Path(recipe.__file__).parent
+RECIPES = Path(commands.__file__).parent
 NAMES = ("classify", "entail", "similar", "choose")
 ONE, OTHER = (
     ["The lamp is on.", "A window is off tonight", "here"],
@@ -66,7 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What the recipes make in their smoke form, but for its weights."""
     root, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
     for name in NAMES:
-        recipe.run(RECIPES / f"gpt-{name}.toml", root / name, quick=True)
+        commands.train(RECIPES / f"gpt-{name}.toml", root / name, smoke=True)
         spread(root / name / "model")
     torch.set_num_threads(threads)
     return {name: root / name / "model" for name in NAMES}
@@ -86,7 +88,7 @@ def logits(folder: Path, first: list[str], second: list[str] | None = None) -> t
 
 @pytest.mark.parametrize("name", ["classify", "entail"])
 def test_what_pretraining_and_the_next_token_are_worth_is_asked_all_else_being_the_same(name: str) -> None:
-    chosen, fresh, alone = (recipe.read_recipe(RECIPES / f"gpt-{name}{how}.toml") for how in ("", "-fresh", "-alone"))
+    chosen, fresh, alone = (read_recipe(RECIPES / f"gpt-{name}{how}.toml") for how in ("", "-fresh", "-alone"))
     assert chosen.auxiliary == 0.5
     assert chosen.trunk.delimited
     assert fresh == replace(chosen, trunk=replace(chosen.trunk, fresh=True))
@@ -187,9 +189,9 @@ def test_a_step_cut_into_batches_loses_the_same(task: TaskTraining[Any]) -> None
 
 
 def test_only_a_generator_tells_the_next_token(tiny_embedder: Path) -> None:
-    chosen = recipe.read_recipe(RECIPES / "gpt-classify.toml")
+    chosen = read_recipe(RECIPES / "gpt-classify.toml")
     with pytest.raises(RecipeError, match=r"auxiliary: .* only generators can predict the next one"):
-        recipe.auxiliary_losses(chosen, load(str(tiny_embedder)))
+        auxiliary_losses(chosen, load(str(tiny_embedder)))
 
 
 # ---- both orders
@@ -233,7 +235,7 @@ def test_an_adapter_cannot_say_that_both_orders_are_read(tmp_path: Path) -> None
     text = (RECIPES / "gpt-similar.toml").read_text().replace("dropout = 0.1", "").replace("fresh = false", "")
     (tmp_path / "x.toml").write_text(text + '\n[lora]\nrank = 2\nalpha = 4.0\ntargets = ["mlp.up"]\n')
     with pytest.raises(RecipeError, match="lora: an adapter has no field for how paraphrases are read"):
-        recipe.read_recipe(tmp_path / "x.toml")
+        read_recipe(tmp_path / "x.toml")
 
 
 # ---- what is written

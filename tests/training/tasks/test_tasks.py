@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from polyhead.training.data.examples import Corpus, Example, Split, group_names,
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.lora_training import LoraConfig
 from polyhead.training.loop.schedule import TrainingPlan
-from polyhead.training.loop.trainer import RunFolder
-from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.networks.base_model import BaseModelSpec
+from polyhead.training.recipes.recipe import FinetuneData, FinetuneRecipe, read_recipe
 from polyhead.training.tasks import pair_task as pairs
 from polyhead.training.tasks import span_task as spans
 from polyhead.training.tasks.label_task import LabelItem, LabelTask
@@ -31,8 +32,9 @@ from polyhead.training.tasks.span_task import SpanTask
 from polyhead.training.tasks.tag_task import TagTask, build_item
 from polyhead.training.tasks.task import score_batch
 from polyhead.training.tasks.text_reader import EncodedText, TextReader
+from tests.support import recipes
 
-ALL = sorted((Path(recipe.__file__).parent).glob("*.toml"))
+ALL = sorted(recipes.RECIPES.glob("*.toml"))
 RECIPES = [path for path in ALL if "[lora]" in path.read_text()]
 TARGETS = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
 PLAIN = b"""From fork-admin@example.com  Thu Aug 22 12:36:23 2002
@@ -251,28 +253,16 @@ def test_every_label_has_its_precision_and_recall() -> None:
 # ---- tags
 
 
-def tiny_recipe(architecture: str, source: str, **plan: float) -> recipe.FinetuneRecipe:
-    return recipe.FinetuneRecipe(
+def tiny_recipe(architecture: str, source: str, **plan: float) -> FinetuneRecipe:
+    return FinetuneRecipe(
         architecture=architecture,
         seed=3,
         threads=1,
-        trunk=recipe.BaseModelSpec(name="tiny", folder=Path()),
-        data=recipe.FinetuneData(source=source, batch=16),
+        trunk=BaseModelSpec(name="tiny", folder=Path()),
+        data=FinetuneData(source=source, batch=16),
         lora=LoraConfig(rank=4, alpha=8, targets=TARGETS),
         plan=TrainingPlan(**{"epochs": 8, "rate": 1e-2, **plan}),  # type: ignore[arg-type]
     )
-
-
-def followed(
-    chosen: recipe.FinetuneRecipe, folder: Path, split: Split, labels: tuple[str, ...], out: Path
-) -> recipe.FinetuneResult:
-    """On one thread: for matrices this small a second one costs more than it brings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return recipe.train_and_measure(chosen, folder, split, Corpus([], labels), RunFolder(out))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def spoken(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
@@ -292,22 +282,23 @@ def spoken(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
 
 
 @pytest.fixture(scope="module")
-def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.FinetuneResult, Checkpoint]:
+def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Checkpoint]:
     split = Split(spoken(900, 0), spoken(10, 1), spoken(80, 2))
     chosen = tiny_recipe("BertForTokenClassification", "brown")
-    result = followed(chosen, tiny_embedder, split, ("DET", "NOUN", "VERB"), tmp_path_factory.mktemp("tags"))
-    return result, load(f"{tiny_embedder}+{result.made}")
+    corpus = Corpus([], ("DET", "NOUN", "VERB"))
+    result = recipes.finetuned(chosen, tiny_embedder, split, corpus, tmp_path_factory.mktemp("tags"))
+    return result, load(f"{tiny_embedder}+{result['adapter']}")
 
 
-def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[recipe.FinetuneResult, Checkpoint]) -> None:
+def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[dict[str, Any], Checkpoint]) -> None:
     result, _ = tagger
-    assert set(result.held_out) == {"loss", "accuracy", "film", "dog"}
-    assert result.held_out["accuracy"] > 0.92
-    assert 0.4 < result.baselines["commonest tag of the word"] < 0.8
-    assert result.baselines["words not learned"] == 0
+    assert set(result["held_out"]) == {"loss", "accuracy", "film", "dog"}
+    assert result["held_out"]["accuracy"] > 0.92
+    assert 0.4 < result["baselines"]["commonest tag of the word"] < 0.8
+    assert result["baselines"]["words not learned"] == 0
 
 
-def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.FinetuneResult, Checkpoint]) -> None:
+def test_a_written_tagger_answers_for_every_token(tagger: tuple[dict[str, Any], Checkpoint]) -> None:
     _, served = tagger
     assert served.task == "tag"
     assert served.labels == ("DET", "NOUN", "VERB")
@@ -321,10 +312,10 @@ def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.FinetuneR
     assert [served.labels[int(said[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
 
 
-def test_peft_reads_the_same_tags(tagger: tuple[recipe.FinetuneResult, Checkpoint], tiny_embedder: Path) -> None:
+def test_peft_reads_the_same_tags(tagger: tuple[dict[str, Any], Checkpoint], tiny_embedder: Path) -> None:
     result, served = tagger
     base = BertForTokenClassification.from_pretrained(tiny_embedder, num_labels=3)
-    theirs = PeftModel.from_pretrained(base, str(result.made)).eval()
+    theirs = PeftModel.from_pretrained(base, result["adapter"]).eval()
     ids = served.tokenizer.encode("the filmshot do-good").ids
     batch = RaggedBatch.of([ids])
     with torch.no_grad():
@@ -408,12 +399,12 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
     examples = described(240)
     split = Split(examples[:150], examples[150:195], examples[195:])
     chosen = tiny_recipe("BertForSequenceClassification", "leads", epochs=1)
-    result = followed(chosen, tiny_embedder, split, ("RELEVANCE",), tmp_path)
-    assert {"MRR", "recall@1", "recall@5", "loss"} == set(result.held_out)
-    baseline = result.baselines
+    result = recipes.finetuned(chosen, tiny_embedder, split, Corpus([], ("RELEVANCE",)), tmp_path)
+    assert {"MRR", "recall@1", "recall@5", "loss"} == set(result["held_out"])
+    baseline = result["baselines"]
     assert baseline["by lot MRR"] == pytest.approx(sum(1 / rank for rank in range(1, 21)) / 20)
     assert 0 <= baseline["embeddings recall@1"] <= baseline["embeddings MRR"] <= 1
-    served = load(f"{tiny_embedder}+{result.made}")
+    served = load(f"{tiny_embedder}+{result['adapter']}")
     assert served.task == "rank"
     items = PairTask().items(split.held_out, TextReader(served.tokenizer, 256, may_truncate=False))
     packed = PairTask().pack(items[:1], TextReader(served.tokenizer, 256, may_truncate=False), learning=False)
@@ -495,32 +486,30 @@ def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_read(path: Path) -> None:
-    read = recipe.read_recipe(path)
+    read = read_recipe(path)
     assert read.data.source in TASK_SOURCES
     assert read.trunk.package == quickstart.ENCODER.package
 
 
 def test_every_source_is_learned_by_some_recipe() -> None:
-    learned = {recipe.read_recipe(path).data.source for path in ALL if "[trunk]" in path.read_text()}
+    learned = {read_recipe(path).data.source for path in ALL if "[trunk]" in path.read_text()}
     assert learned == set(TASK_SOURCES)
 
 
 def test_an_architecture_without_the_head_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split(spoken(4, 0), spoken(4, 1), spoken(4, 2))
     with pytest.raises(RecipeError, match=r"'BertForSequenceCl.*can tag; there are: BertForTokenClassification"):
-        recipe.train_and_measure(
+        recipes.finetuned(
             tiny_recipe("BertForSequenceClassification", "brown"),
             tiny_embedder,
             split,
             Corpus([], ("A",)),
-            RunFolder(tmp_path),
+            tmp_path,
         )
 
 
 def test_more_than_the_trunk_reads_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     chosen = tiny_recipe("BertForTokenClassification", "brown")
-    wrong = recipe.FinetuneRecipe(**{**vars(chosen), "data": recipe.FinetuneData(source="brown", most_tokens=257)})
+    wrong = FinetuneRecipe(**{**vars(chosen), "data": FinetuneData(source="brown", most_tokens=257)})
     with pytest.raises(RecipeError, match=r"data\.most_tokens: 257 is more than the trunk reads, 256"):
-        recipe.train_and_measure(
-            wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), Corpus([], ("A",)), RunFolder(tmp_path)
-        )
+        recipes.finetuned(wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), Corpus([], ("A",)), tmp_path)
