@@ -1,4 +1,4 @@
-"""Every family equals the reference implementation on tiny random checkpoints: whole, packed, and over the cache."""
+"""Every family equals the reference implementation on tiny random checkpoints: unpacked, packed, and over the cache."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -66,7 +66,7 @@ CONFIG = FAMILIES["bert"].config(CASES["bert"][0].to_dict())
 
 
 def build(name: str) -> tuple[Any, Transformer, LanguageHead | None]:
-    """The reference model with wild weights, and ours holding the same ones."""
+    """The reference model with large random weights, and our network and head with the same weights."""
     torch.manual_seed(0)
     config, kind = CASES[name]
     config._attn_implementation = "eager"
@@ -95,7 +95,7 @@ def reference(theirs: Any, sequence: list[int], head: LanguageHead | None) -> to
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_whole_and_packed(name: str) -> None:
+def test_packed_sequences_equal_the_reference(name: str) -> None:
     theirs, ours, head = build(name)
     states = ours(RaggedBatch.of(SEQUENCES))
     packed = states if head is None else head(states)
@@ -108,7 +108,7 @@ def test_whole_and_packed(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_chunked_over_the_cache(name: str, block_size: int) -> None:
+def test_chunks_over_the_cache_equal_the_reference(name: str, block_size: int) -> None:
     """Chunks of several sequences mixed with single tokens, in scattered blocks, equal the whole forward."""
     theirs, ours, head = build(name)
     executor = TorchExecutor(ours, head, block_count=40, block_size=block_size)
@@ -152,7 +152,7 @@ SEQUENCE_HEADS = {
 
 @pytest.mark.parametrize("name", SEQUENCE_HEADS)
 @torch.no_grad()
-def test_sequence_heads(name: str) -> None:
+def test_sequence_heads_equal_the_reference(name: str) -> None:
     config, kind = SEQUENCE_HEADS[name]
     theirs = kind(config).eval()
     for parameter in theirs.parameters():
@@ -174,14 +174,14 @@ def test_sequence_heads(name: str) -> None:
 
 
 def test_families_and_head_names_match_the_reference() -> None:
-    """Every architecture we claim is a class of the reference implementation."""
+    """Every architecture of our tables is a class of the reference implementation."""
     for family in FAMILIES.values():
         for architecture in family.heads:
             assert hasattr(tf, architecture), (family.name, architecture)
 
 
-def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
-    """Values that are no numbers stay with the sequence that made them, even when its block changes hands."""
+def test_a_block_that_held_nan_is_clean_for_the_next_sequence() -> None:
+    """NaN stays with the sequence that computed it, also when its block is given to another sequence."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=4, block_size=4)
     fresh = executor.step(StepInput([5, 6], [0, 1], [0, 2], [[2]], [1]))
@@ -191,16 +191,18 @@ def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
     assert not executor.nonfinite_blocks
     assert executor.step(StepInput([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
     assert executor.nonfinite_blocks == {2}
-    assert executor.step(StepInput([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()  # it reads its own NaN
+    assert (
+        executor.step(StepInput([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()
+    )  # it reads the NaN of its own earlier tokens
     assert executor.nonfinite_blocks == {2, 3}
     with torch.no_grad():
         ours.tokens.weight[7] = kept
     assert torch.equal(executor.step(StepInput([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
-    assert executor.nonfinite_blocks == {3}, "until somebody starts it anew"
+    assert executor.nonfinite_blocks == {3}, "until another sequence starts the block again"
 
 
-def test_a_chunk_that_goes_bad_names_its_blocks_at_once() -> None:
-    """In the middle of a prompt, before any logits are wanted; a neighbour's blocks are not named."""
+def test_blocks_of_a_chunk_that_is_not_finite_are_reported_at_once() -> None:
+    """In the middle of a prompt, before any logits are requested. Blocks of other sequences are not reported."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=8, block_size=4)
     with torch.no_grad():
@@ -214,7 +216,7 @@ def test_a_chunk_that_goes_bad_names_its_blocks_at_once() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
+def test_output_rows_have_the_states_of_a_full_step(name: str) -> None:
     _, ours, _ = build(name)
     batch = RaggedBatch.of(SEQUENCES)
     for wanted in ([0, 9, 12, 17], [8], list(range(len(batch.tokens)))):
@@ -232,7 +234,7 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
     ],
 )
 @torch.no_grad()
-def test_a_head_answers_the_same_from_the_rows_it_wants(head: Any) -> None:
+def test_a_head_gives_the_same_output_from_its_needed_rows_only(head: Any) -> None:
     states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
     rows, narrowed = head.needed_rows(starts)
     assert torch.equal(head(states[rows], narrowed), head(states, starts))
@@ -258,8 +260,8 @@ def test_heads_in_half_precision(head: Any) -> None:
     assert torch.allclose(half, exact, atol=0.05)
 
 
-def test_a_neighbour_that_is_no_number_stays_alone() -> None:
-    """A long sequence of NaN beside short ones, whose tables are padded to its length."""
+def test_nan_does_not_reach_other_sequences() -> None:
+    """A long sequence of NaN beside a short one, whose block table is padded to its length."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=8, block_size=4)
     alone = executor.step(StepInput([5, 6], [0, 1], [0, 2], [[6]], [1]))
@@ -289,7 +291,7 @@ SPARSE = {
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_absent_keys_mean_what_they_mean_to_the_reference(name: str) -> None:
+def test_missing_keys_have_the_defaults_of_the_reference(name: str) -> None:
     given, window = SPARSE[name]
     theirs = tf.AutoConfig.for_model(name, **given)
     sizes = ("vocab_size", "intermediate_size", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers")
@@ -304,8 +306,8 @@ def test_absent_keys_mean_what_they_mean_to_the_reference(name: str) -> None:
         assert ours.window_rope_base == rope["sliding_attention"]["rope_theta"]
 
 
-def test_nobody_wanted() -> None:
-    """A step of a chunk that does not end its prompt."""
+def test_a_step_without_output_rows_returns_no_logits() -> None:
+    """The step of a chunk that does not complete its prompt."""
     _, ours, head = build("llama")
     executor = TorchExecutor(ours, head, block_count=2, block_size=4)
     assert executor.step(StepInput([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)

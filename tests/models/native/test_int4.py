@@ -42,7 +42,7 @@ from tests.models.native.test_step import (
 )
 from tests.support import gguf_files
 
-pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
 SETS = runnable_targets()
 

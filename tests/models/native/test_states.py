@@ -17,7 +17,7 @@ from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of, tables, texts
 
-pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
 LENGTHS = (1, 17, 150)  # the last in two panels
 BLOCKS = 160

@@ -31,7 +31,7 @@ from tests.models.native.test_step import LLAMA
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
-compiled = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+compiled = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
 
 def polyhead(*arguments: str) -> Any:
