@@ -18,7 +18,7 @@ from ..objectives.objective import Objective, measure_objective
 from ..objectives.translation import TranslationObjective
 from ..objectives.translation_scores import score_translations
 from ..tasks.sources import TASK_SOURCES, TEXT_SOURCES
-from ..tasks.task import measure_task as measure_lesson
+from ..tasks.task import measure_task
 from . import finetune_recipe as recipe
 from . import network_recipe as whole
 
@@ -86,4 +86,4 @@ def evaluate_task(folder: Path, data_file: Path) -> dict[str, float]:
     served, task = load(f"{base}{folder}"), source.create_task(corpus.labels)
     reader = recipe.build_reader(read.data, served)
     items = task.items(recipe.split_corpus(read.data, corpus).held_out, reader)
-    return measure_lesson(task, served.network, served.head, reader, items)
+    return measure_task(task, served.network, served.head, reader, items)

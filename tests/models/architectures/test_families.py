@@ -1,8 +1,7 @@
 """Every family equals the reference implementation on tiny random checkpoints: unpacked, packed, and over the cache."""
 
-from copy import deepcopy
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import transformers as tf
 from polyhead.models.architectures import FAMILIES, rename_weight
 from polyhead.models.executors.contract import StepInput
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.network.heads import LabelScoring, LanguageHead, MaskHead, Pooler, Pooling, SequenceHead, TokenHead
+from polyhead.models.network.heads import LanguageHead, SequenceHead
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 
@@ -180,40 +179,6 @@ def test_families_and_head_names_match_the_reference() -> None:
             assert hasattr(tf, architecture), (family.name, architecture)
 
 
-def test_a_block_that_held_nan_is_clean_for_the_next_sequence() -> None:
-    """NaN stays with the sequence that computed it, also when its block is given to another sequence."""
-    _, ours, head = build("llama")
-    executor = TorchExecutor(ours, head, block_count=4, block_size=4)
-    fresh = executor.step(StepInput([5, 6], [0, 1], [0, 2], [[2]], [1]))
-    with torch.no_grad():
-        kept = ours.tokens.weight[7].clone()
-        ours.tokens.weight[7] = float("nan")
-    assert not executor.nonfinite_blocks
-    assert executor.step(StepInput([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
-    assert executor.nonfinite_blocks == {2}
-    assert (
-        executor.step(StepInput([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()
-    )  # it reads the NaN of its own earlier tokens
-    assert executor.nonfinite_blocks == {2, 3}
-    with torch.no_grad():
-        ours.tokens.weight[7] = kept
-    assert torch.equal(executor.step(StepInput([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
-    assert executor.nonfinite_blocks == {3}, "until another sequence starts the block again"
-
-
-def test_blocks_of_a_chunk_that_is_not_finite_are_reported_at_once() -> None:
-    """In the middle of a prompt, before any logits are requested. Blocks of other sequences are not reported."""
-    _, ours, head = build("llama")
-    executor = TorchExecutor(ours, head, block_count=8, block_size=4)
-    with torch.no_grad():
-        ours.tokens.weight[7] = float("inf")
-    bad, good = [5, 6, 5, 6, 5, 7, 5, 6], [8, 9, 8, 9]
-    positions = [*range(8), *range(4)]
-    executor.step(StepInput([*bad, *good], positions, [0, 8, 12], [[1, 4], [6]], []))
-    assert 4 in executor.nonfinite_blocks
-    assert 6 not in executor.nonfinite_blocks
-
-
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_output_rows_have_the_states_of_a_full_step(name: str) -> None:
@@ -222,64 +187,6 @@ def test_output_rows_have_the_states_of_a_full_step(name: str) -> None:
     for wanted in ([0, 9, 12, 17], [8], list(range(len(batch.tokens)))):
         narrowed = ours(replace(batch, output_rows=torch.tensor(wanted)))
         assert torch.allclose(narrowed, ours(batch)[wanted], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        *(SequenceHead(CONFIG, 3, LabelScoring(kind), "softmax") for kind in ("cls", "mean", "last")),
-        TokenHead(CONFIG, 3, "softmax"),
-        MaskHead(CONFIG, "gelu"),
-        *(Pooler(kind, True) for kind in get_args(Pooling)),
-    ],
-)
-@torch.no_grad()
-def test_a_head_gives_the_same_output_from_its_needed_rows_only(head: Any) -> None:
-    states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
-    rows, narrowed = head.needed_rows(starts)
-    assert torch.equal(head(states[rows], narrowed), head(states, starts))
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        SequenceHead(CONFIG, 3, LabelScoring(), "softmax"),
-        TokenHead(CONFIG, 3, "softmax"),
-        MaskHead(CONFIG, "gelu"),
-        Pooler("mean", True),
-    ],
-)
-@torch.no_grad()
-def test_heads_in_half_precision(head: Any) -> None:
-    """The executor's states are float32 whatever the network's precision is."""
-    states = torch.randn(4, CONFIG.width)
-    rows, starts = head.needed_rows([0, 3, 4])
-    exact = head(states[rows], starts)
-    half = deepcopy(head).to(torch.bfloat16)(states[rows], starts)
-    assert half.dtype == torch.float32
-    assert torch.allclose(half, exact, atol=0.05)
-
-
-def test_nan_does_not_reach_other_sequences() -> None:
-    """A long sequence of NaN beside a short one, whose block table is padded to its length."""
-    _, ours, head = build("llama")
-    executor = TorchExecutor(ours, head, block_count=8, block_size=4)
-    alone = executor.step(StepInput([5, 6], [0, 1], [0, 2], [[6]], [1]))
-    with torch.no_grad():
-        ours.tokens.weight[7] = float("nan")
-    for order in ([0, 1], [1, 0]):
-        members = [([7] * 12, [0, 1, 2]), ([5, 6], [3])]
-        rows = StepInput([], [], [0], [], [])
-        for n in order:
-            tokens, table = members[n]
-            rows.tokens.extend(tokens)
-            rows.positions.extend(range(len(tokens)))
-            rows.starts.append(len(rows.tokens))
-            rows.block_tables.append(table)
-            rows.output_rows.append(len(rows.tokens) - 1)
-        logits = executor.step(rows)
-        assert logits[order.index(0)].isnan().any()
-        assert torch.allclose(logits[order.index(1)], alone[0], atol=1e-5)
 
 
 SPARSE = {
@@ -304,10 +211,3 @@ def test_missing_keys_have_the_defaults_of_the_reference(name: str) -> None:
     assert ours.rope_base == rope.get("full_attention", rope)["rope_theta"]
     if "sliding_attention" in rope:
         assert ours.window_rope_base == rope["sliding_attention"]["rope_theta"]
-
-
-def test_a_step_without_output_rows_returns_no_logits() -> None:
-    """The step of a chunk that does not complete its prompt."""
-    _, ours, head = build("llama")
-    executor = TorchExecutor(ours, head, block_count=2, block_size=4)
-    assert executor.step(StepInput([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)

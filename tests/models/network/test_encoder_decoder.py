@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
 from polyhead.models.network.encoder_decoder import INITIAL_CAPACITY, EncoderDecoder, TransformerState
 from polyhead.models.network.model_config import EncoderDecoderConfig, ModelConfig
-from polyhead.models.network.positions import DistanceBias, sinusoids
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.seq2seq.decoding import DecodingConfig, generate
@@ -193,21 +192,6 @@ def test_the_first_transformer_has_about_65_million_parameters() -> None:
     with torch.device("meta"):
         network = EncoderDecoder(Transformer(half), config)
     assert sum(parameter.numel() for parameter in network.parameters()) == pytest.approx(65e6, rel=0.04)
-
-
-def test_sines_and_cosines_are_interleaved_or_in_halves() -> None:
-    table = sinusoids(50, 8, halves=False)
-    assert table[0].tolist() == [0, 1] * 4
-    assert table[7, 4:6].tolist() == pytest.approx([0.0699428, 0.9975510], abs=1e-6)  # sin and cos of 7 / 10000^(4/8)
-    assert torch.equal(sinusoids(50, 8, halves=True), torch.cat((table[:, ::2], table[:, 1::2]), dim=1))
-
-
-def test_causal_distance_buckets_cover_only_earlier_positions() -> None:
-    bias = DistanceBias(8, 16, 1, causal=True)
-    kinds = bias.bucket(torch.tensor([-3, -1, 0, 1, 2, 3, 4, 6, 9, 15, 16, 99])).tolist()
-    assert kinds == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
-    both = DistanceBias(8, 16, 1).bucket(torch.tensor([-3, 3])).tolist()
-    assert both[0] - both[1] == 4
 
 
 @pytest.mark.parametrize("beams", [1, 3])

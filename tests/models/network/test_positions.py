@@ -17,7 +17,7 @@ from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.positions import LinearBias
+from polyhead.models.network.positions import DistanceBias, LinearBias, sinusoids
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.network.varlen import is_supported
@@ -174,3 +174,18 @@ def test_deterministic_mode_supports_alibi_and_refuses_vectors() -> None:
     assert torch.equal(together, torch.cat([made(RaggedBatch.of([sequence])) for sequence in SEQUENCES]))
     with pytest.raises(InvarianceError, match="products with distance vectors"):
         make_invariant(network(CONFIGS["relative"]), LanguageHead(CONFIGS["relative"]))
+
+
+def test_sines_and_cosines_are_interleaved_or_in_halves() -> None:
+    table = sinusoids(50, 8, halves=False)
+    assert table[0].tolist() == [0, 1] * 4
+    assert table[7, 4:6].tolist() == pytest.approx([0.0699428, 0.9975510], abs=1e-6)  # sin and cos of 7 / 10000^(4/8)
+    assert torch.equal(sinusoids(50, 8, halves=True), torch.cat((table[:, ::2], table[:, 1::2]), dim=1))
+
+
+def test_causal_distance_buckets_cover_only_earlier_positions() -> None:
+    bias = DistanceBias(8, 16, 1, causal=True)
+    kinds = bias.bucket(torch.tensor([-3, -1, 0, 1, 2, 3, 4, 6, 9, 15, 16, 99])).tolist()
+    assert kinds == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
+    both = DistanceBias(8, 16, 1).bucket(torch.tensor([-3, 3])).tolist()
+    assert both[0] - both[1] == 4

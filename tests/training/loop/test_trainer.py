@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from polyhead.training.loop import journal, packing, trainer
+from polyhead.training.loop import journal, trainer
 from polyhead.training.loop import loss_plot as plot
 from polyhead.training.loop import saved_runs as saved
 from polyhead.training.loop.errors import RecipeError
-from polyhead.training.loop.packing import pack_items
 from polyhead.training.loop.schedule import TrainingPlan
 from polyhead.training.loop.trainer import BEST_FILE, RUN_FILE, RunFolder, train
 
@@ -200,68 +197,6 @@ def test_an_unknown_figure_and_a_nan_loss_are_errors(tmp_path: Path) -> None:
     task.x[0] = torch.nan
     with pytest.raises(RecipeError, match=r"plan\.rate: in step \d+ the loss is nan"):
         train(task, TrainingPlan(epochs=1, rate=0.1), RunFolder(tmp_path))
-
-
-def test_rates_follow_their_schedules() -> None:
-    steps = 100
-    linear = [TrainingPlan(epochs=1, rate=1, warm_up=0.1).rate_factor(step, steps) for step in (0, 9, 10, 55, 99)]
-    assert linear == pytest.approx([0.1, 1.0, 1.0, 0.5, 1 / 90])
-    vaswani = TrainingPlan(epochs=1, rate=1, schedule="inverse-sqrt", warm_up_steps=4000)
-    width = 512
-    for step in (1, 100, 4000, 16000):
-        theirs = width**-0.5 * min(step**-0.5, step * 4000**-1.5)
-        assert vaswani.rate_factor(step - 1, 0) * (width * 4000) ** -0.5 == pytest.approx(theirs)
-    constant = TrainingPlan(epochs=1, rate=1, schedule="constant", warm_up_steps=2)
-    assert [constant.rate_factor(step, steps) for step in (0, 1, 2, 99)] == [0.5, 1, 1, 1]
-
-
-def test_autocast_is_used_only_if_configured() -> None:
-    x = torch.ones(2, 2)
-    for precision, kind in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        with TrainingPlan(epochs=1, rate=1, precision=precision).autocast(torch.device("cpu")):  # type: ignore[arg-type]
-            assert (x @ x).dtype == kind
-
-
-@pytest.mark.parametrize("neighbours", [2, 3, 32])
-@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=60), most=st.integers(80, 200), seed=st.integers())
-@settings(max_examples=60, deadline=None)
-def test_batches_contain_every_item_once_within_the_limit(
-    neighbours: int, sizes: list[int], most: int, seed: int
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "NEIGHBOURS", neighbours)
-        check_batches(sizes, most, seed)
-
-
-def check_batches(sizes: list[int], max_tokens: int, seed: int) -> None:
-    batches = pack_items(range(len(sizes)), sizes, max_tokens, random.Random(seed))
-    assert sorted(itertools.chain(*batches)) == list(range(len(sizes)))
-    tokens = [sum(sizes[row] for row in batch) for batch in batches]
-    assert max(tokens) <= max_tokens
-    assert min(tokens) > 0
-    assert len(batches) == len(pack_items(range(len(sizes)), sizes, max_tokens, random.Random(seed + 1)))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_last_item_of_a_batch_fits(seed: int) -> None:
-    """Two batches of 70 tokens would suffice for 140 tokens only if every item had one token."""
-    sizes = [19, 20, 20, 20, 20, 20, 21]
-    batches = pack_items(list(range(7)), sizes, 84, random.Random(seed))
-    assert max(sum(sizes[row] for row in batch) for batch in batches) <= 84
-
-
-def test_items_of_similar_length_are_batched_in_random_order() -> None:
-    sizes = [1 + row % 20 for row in range(2000)]
-    batches = pack_items(list(range(2000)), sizes, 120, random.Random(0))
-    spread = [max(sizes[row] for row in batch) - min(sizes[row] for row in batch) for batch in batches]
-    assert sum(spread) / len(spread) < 3  # 17 in random order
-    means = [sum(sizes[row] for row in batch) / len(batch) for batch in batches]
-    assert means != sorted(means)
-
-
-def test_too_small_a_batch_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"data\.tokens: 20 is too few for items of up to 10 tokens; take 40"):
-        pack_items(["a"], [10], 20, random.Random(0))
 
 
 def test_the_loss_is_plotted_or_the_missing_package_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

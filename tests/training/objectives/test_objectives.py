@@ -16,7 +16,6 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.training.data import vocabulary_training as vocabulary
 from polyhead.training.data.examples import Example
 from polyhead.training.loop import entropy
-from polyhead.training.loop.dropout import apply_dropout
 from polyhead.training.networks.named_networks import build_encoder, build_generator
 from polyhead.training.networks.network_size import TransformerSize
 from polyhead.training.objectives import masked
@@ -325,19 +324,6 @@ def test_translations_are_trained_by_teacher_forcing(tokenizers: dict[str, Token
     torch.testing.assert_close(part.mean_loss(), expected)
     first = network.readout(RaggedBatch.of([items[0].source]), RaggedBatch.of([[1, *items[0].target[:-1]]]))
     torch.testing.assert_close(part.states[: counts[0]], first)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_dropout_zeroes_a_share_and_scales_the_rest(share: float) -> None:
-    x = torch.ones(333, 301, requires_grad=True)
-    dropped = apply_dropout(x, share)
-    assert set(dropped.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
-    by_place = (dropped == 0).flatten()[:100_000].view(-1, 4).float().mean(dim=0)  # by position in a draw of four
-    assert by_place.tolist() == pytest.approx([share] * 4, abs=0.02)
-    assert not torch.equal(dropped, apply_dropout(x, share))
-    dropped.sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, dropped)
 
 
 def test_dropout_is_applied_in_training_only(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
