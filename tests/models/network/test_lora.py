@@ -176,7 +176,7 @@ def test_adapters_of_disentangled_attention_must_be_merged(tmp_path: Path) -> No
     make, kind, _ = CASES["deberta-classifier"]
     base = saved(make, kind, tmp_path / "base")
     adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=["value_proj"])
-    with pytest.raises(UnsupportedError, match=r"distances.*load it merged"):
+    with pytest.raises(UnsupportedError, match=r"distance scores.*load it merged"):
         load_adapter_parts(base, tmp_path / "a")
 
 
