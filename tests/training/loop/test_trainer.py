@@ -181,7 +181,7 @@ def test_it_ends_at_the_limit_of_time(tmp_path: Path, monkeypatch: pytest.Monkey
     task = Regression()
     train(task, TrainingPlan(epochs=9, rate=0.1, minutes=0.4), RunFolder(tmp_path))
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["step"], task.asked) == (4, 1)
+    assert (last["step"], task.evaluations) == (4, 1)
 
 
 def test_it_ends_at_the_limit_of_steps(tmp_path: Path) -> None:
