@@ -38,7 +38,7 @@ from polyhead.service.text.detokenizer import (
     TokenLogprobs,
     stream_answer,
 )
-from tests.contracts.test_slices import Beats
+from tests.contracts.test_slices import TurnCounter
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 from tests.support.engine_fakes import Ask, FakeGenerator, generate
@@ -58,20 +58,20 @@ def talker(tiny_generator: Path) -> Model:
 
 
 def test_all_events_of_a_search_are_delivered_in_slices(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats()
-    monkeypatch.setattr(Stream, "receive", beats.count("received", Stream.receive))
+    turns = TurnCounter()
+    monkeypatch.setattr(Stream, "receive", turns.count("received", Stream.receive))
     asked = {"prompt": PROMPT, "max_tokens": 50, "ignore_eos": True, "logprobs": 2}
     search = {"use_beam_search": True, "n": 8, "best_of": 8, "temperature": 0}
 
     async def act(client: Client) -> None:
-        beats.beat()
+        turns.count_turn()
         answer = await client.ask("POST", "/v1/completions", {"model": "chat", **asked, **search})
         assert answer.status_code == 200, answer.text[:300]
         assert [len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"]] == [50] * 8
 
     served(act, {"chat": tiny_generator})
-    assert beats.total["received"] >= 8 * 51
-    assert beats.most["received"] <= SLICE_SIZE
+    assert turns.total["received"] >= 8 * 51
+    assert turns.most["received"] <= SLICE_SIZE
 
 
 def streams(count: int) -> list[Stream]:
@@ -159,9 +159,9 @@ class Ready:
     def close(self, *, answered: bool = False) -> None: ...
 
 
-def read(beats: Beats, begun: Callable[[], Detokenizer], events: Sequence[Event]) -> list[AnswerDelta]:
+def read(turns: TurnCounter, begun: Callable[[], Detokenizer], events: Sequence[Event]) -> list[AnswerDelta]:
     async def run() -> list[AnswerDelta]:
-        beats.beat()
+        turns.count_turn()
         found = [piece async for piece in stream_answer(begun, Ready(events))]
         await asyncio.sleep(0)
         return found
@@ -170,29 +170,29 @@ def read(beats: Beats, begun: Callable[[], Detokenizer], events: Sequence[Event]
 
 
 def test_tokens_that_are_all_there_become_text_in_slices(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats()
-    monkeypatch.setattr(Detokenizer, "push", beats.count("pushed", Detokenizer.push))
+    turns = TurnCounter()
+    monkeypatch.setattr(Detokenizer, "push", turns.count("pushed", Detokenizer.push))
     request = generate(PROMPT, LONG, logprobs=2)
     tokens = [GeneratedToken(5, -1.0, TOP)] * LONG
     found = read(
-        beats, partial(Detokenizer, talker.tokenizer, StopRules(), request), [*tokens, Done("length", 3, LONG)]
+        turns, partial(Detokenizer, talker.tokenizer, StopRules(), request), [*tokens, Done("length", 3, LONG)]
     )
     assert sum(len(piece.logprobs) for piece in found) == LONG
-    assert beats.total["pushed"] == LONG
-    assert beats.most["pushed"] <= TOKENS_PER_SLICE
+    assert turns.total["pushed"] == LONG
+    assert turns.most["pushed"] <= TOKENS_PER_SLICE
 
 
 def test_so_do_the_scores_of_a_prompt(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats()
-    monkeypatch.setattr(Detokenizer, "score_token", beats.count("scored", Detokenizer.score_token))
+    turns = TurnCounter()
+    monkeypatch.setattr(Detokenizer, "score_token", turns.count("scored", Detokenizer.score_token))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
     scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
-    found = read(beats, partial(Detokenizer, talker.tokenizer, StopRules(), request), [scores, Done("length", LONG)])
+    found = read(turns, partial(Detokenizer, talker.tokenizer, StopRules(), request), [scores, Done("length", LONG)])
     assert [len(piece.prompt_logprobs) for piece in found] == [LONG, 0]
     assert found[0].prompt_logprobs[0].token.logprob is None
     assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(talker.tokenizer.stream().push(5))]
-    assert beats.total["scored"] == 3 * LONG - 2
-    assert beats.most["scored"] <= 3 * TOKENS_PER_SLICE
+    assert turns.total["scored"] == 3 * LONG - 2
+    assert turns.most["scored"] <= 3 * TOKENS_PER_SLICE
 
 
 def test_a_failure_table_is_made_once_for_all_answers_of_a_call(
