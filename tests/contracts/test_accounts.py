@@ -214,7 +214,7 @@ def test_received_and_ended_requests_are_equal_when_idle(server: Process) -> Non
     asyncio.run(leave(server.url, "/models/judge/predict", asked, Moment(seconds=0.01)))
     server.until(lambda: server.page.total("requests_received_total", model="judge") > before)
     page = server.rest()
-    received, ended = page.books
+    received, ended = page.received_and_ended
     assert received == ended > 0
     assert page.total("rejections_total") == page.total("requests_total", outcome="rejected")
     assert page.total("kv_blocks_used") == page.total("engine_stalled_seconds") == 0

@@ -18,7 +18,7 @@ import pytest
 from polyhead.service.engine import pause_detector as pulse
 from polyhead.service.engine.pause_detector import PauseDetector
 from tests.support.faults import Fault
-from tests.support.processes import Faulted, Process
+from tests.support.processes import FaultServer, Process
 
 ADMIN = "an admin's key"
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
@@ -102,7 +102,7 @@ def test_a_server_that_was_stopped_goes_on(launched: Callable[..., Process], tin
         server.child.send_signal(signal.SIGSTOP)
         server.child.send_signal(signal.SIGCONT)
     assert complete(url, 4).status_code == 200
-    received, ended = server.rest().books
+    received, ended = server.rest().received_and_ended
     assert received == ended
     assert server.stop() == 0
 
@@ -138,9 +138,9 @@ def test_signals_without_a_handler_change_nothing(launched: Callable[..., Proces
 
 
 def test_when_the_engine_thread_ends_every_request_fails_and_probes_report_it(
-    faulted: Callable[..., Faulted], tiny_generator: Path
+    start_fault_server: Callable[..., FaultServer], tiny_generator: Path
 ) -> None:
-    server = faulted(f"chat={tiny_generator}", "--hang-seconds", "3600")
+    server = start_fault_server(f"chat={tiny_generator}", "--hang-seconds", "3600")
     server.ready()
     url = server.url
     server.arm(Fault("hang"))
@@ -154,7 +154,7 @@ def test_when_the_engine_thread_ends_every_request_fails_and_probes_report_it(
     assert server.get("/livez").status_code == server.get("/readyz").status_code == 503
     again = complete(url, 4)
     assert (again.status_code, "must be restarted" in again.text) == (503, True)
-    received, ended = server.rest().books
+    received, ended = server.rest().received_and_ended
     assert received == ended
     assert "the engine thread has died" in server.log
     assert server.stop() == 0

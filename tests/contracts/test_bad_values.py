@@ -75,4 +75,4 @@ def test_no_value_of_a_numeric_field_causes_a_server_error(server: Process) -> N
             assert call.name in answer.text or b"NaN" in call.body, request
     assert refused > len(found) / 3, "too few of these values are invalid"
     rest = server.rest()
-    assert rest.books[0] == rest.books[1]
+    assert rest.received_and_ended[0] == rest.received_and_ended[1]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
 from tests.support.faults import Fault
-from tests.support.processes import Faulted
+from tests.support.processes import FaultServer
 
 CACHE = 1024  # tokens
 PROMPT, ANSWER = 40, 88
@@ -18,15 +18,17 @@ MEAN_PREEMPTIONS = 1.5  # preemptions of a request, on average
 
 
 @pytest.fixture(scope="module")
-def server(faulted: Callable[..., Faulted], tiny_generator: Path) -> Faulted:
-    return faulted(f"chat={tiny_generator}", "--cache-tokens", str(CACHE), "--deterministic", "true")
+def server(start_fault_server: Callable[..., FaultServer], tiny_generator: Path) -> FaultServer:
+    return start_fault_server(f"chat={tiny_generator}", "--cache-tokens", str(CACHE), "--deterministic", "true")
 
 
-def answered(server: Faulted, bodies: list[dict[str, object]]) -> list[Answer]:
+def answered(server: FaultServer, bodies: list[dict[str, object]]) -> list[Answer]:
     return asyncio.run(together(ask(server.url, COMPLETIONS, body) for body in bodies))
 
 
-def test_a_cache_of_a_quarter_of_the_needed_size_changes_no_answer(server: Faulted, alone: Alone, full: bool) -> None:
+def test_a_cache_of_a_quarter_of_the_needed_size_changes_no_answer(
+    server: FaultServer, alone: Alone, full: bool
+) -> None:
     asked = [completion(prompt, ANSWER) for prompt in prompts(STREAMS * (4 if full else 1), PROMPT, seed=4)]
     for seed, body in enumerate(asked[::2]):
         body |= {"temperature": 1.0, "seed": seed}
@@ -40,7 +42,7 @@ def test_a_cache_of_a_quarter_of_the_needed_size_changes_no_answer(server: Fault
     assert page.total("requests_total", outcome="failed") == 0
 
 
-def test_a_request_that_can_never_fit_is_rejected_at_once_and_delays_no_other(server: Faulted) -> None:
+def test_a_request_that_can_never_fit_is_rejected_at_once_and_delays_no_other(server: FaultServer) -> None:
     """Longer than the cache, or longer than the model's context."""
     server.arm(Fault("slow", seconds=0.002))
     impossible = [completion([201] * prompt, tokens) for prompt, tokens in ((CACHE + 1, 1), (10, CACHE), (200, 57))]
@@ -61,7 +63,7 @@ def test_a_request_that_can_never_fit_is_rejected_at_once_and_delays_no_other(se
     assert {answer.status for answer in crowd} == {200}
 
 
-def test_a_cached_prefix_gives_the_same_answer_as_a_recomputed_one(server: Faulted, alone: Alone) -> None:
+def test_a_cached_prefix_gives_the_same_answer_as_a_recomputed_one(server: FaultServer, alone: Alone) -> None:
     """A prompt whose prefix was computed for other requests is answered like a prompt without cached tokens."""
     prefix, *ends = prompts(9, 64, seed=6)
     bodies = [completion([*prefix, *end[:8]], 16) for end in ends]
@@ -73,7 +75,9 @@ def test_a_cached_prefix_gives_the_same_answer_as_a_recomputed_one(server: Fault
     assert answers[0].text == fresh[0]
 
 
-def test_a_cached_block_is_not_found_after_another_prefix(server: Faulted, exact: Faulted, alone: Alone) -> None:
+def test_a_cached_block_is_not_found_after_another_prefix(
+    server: FaultServer, exact: FaultServer, alone: Alone
+) -> None:
     """The other server has none of these prompts in its cache."""
     one, other, common = prompts(3, 16, seed=16)
     asked = completion([*other, *common, 201], 16)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
-from tests.support.processes import Faulted
+from tests.support.processes import FaultServer
 
 
 @pytest.fixture(scope="module")
-def server(exact: Faulted) -> Faulted:
+def server(exact: FaultServer) -> FaultServer:
     return exact
 
 
@@ -26,7 +26,7 @@ def mixed(count: int) -> list[dict[str, Any]]:
     return made
 
 
-def test_answers_do_not_depend_on_the_batch(server: Faulted, alone: Alone, full: bool) -> None:
+def test_answers_do_not_depend_on_the_batch(server: FaultServer, alone: Alone, full: bool) -> None:
     asked = mixed(200 if full else 80)
     expected = alone(server.url, asked)
     for most in (2, 7, 32):
@@ -34,7 +34,7 @@ def test_answers_do_not_depend_on_the_batch(server: Faulted, alone: Alone, full:
         assert [answer.text for answer in answers] == expected
 
 
-def test_scores_do_not_depend_on_the_batch(server: Faulted, full: bool) -> None:
+def test_scores_do_not_depend_on_the_batch(server: FaultServer, full: bool) -> None:
     """Equal to the last bit."""
     draw = random.Random(15)
     words = ["a", "good", "bad", "film", "dull", "long", "money", "fox", "dog", "the", "was", "beautifully", "shot"]

@@ -12,7 +12,7 @@ import pytest
 from polyhead.models.tokenizer import Tokenizer
 from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
 from tests.support.faults import Fault
-from tests.support.processes import Faulted
+from tests.support.processes import FaultServer
 
 MARK = 250  # the first token of the request that fails
 POISON = 251
@@ -21,12 +21,12 @@ WORD = "money"
 
 
 @pytest.fixture(scope="module")
-def server(exact: Faulted) -> Faulted:
+def server(exact: FaultServer) -> FaultServer:
     return exact
 
 
 @pytest.fixture(autouse=True)
-def no_faults(server: Faulted) -> None:
+def no_faults(server: FaultServer) -> None:
     server.arm()
     server.rest()
 
@@ -34,7 +34,7 @@ def no_faults(server: Faulted) -> None:
 NEIGHBOURS = [completion(prompt, 16) for prompt in prompts(12, 24, seed=3)]
 
 
-def beside(server: Faulted, *failing: dict[str, Any], model: str = "chat") -> tuple[list[Answer], list[Answer]]:
+def beside(server: FaultServer, *failing: dict[str, Any], model: str = "chat") -> tuple[list[Answer], list[Answer]]:
     """The neighbours and the failing requests, all at once."""
 
     async def crowd() -> list[Answer]:
@@ -58,7 +58,7 @@ def failing(first: int = MARK) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "after", [0, 2, 6], ids=["in its first chunk", "in the middle of its prompt", "while it answers"]
 )
-def test_a_request_that_fails_fails_alone(server: Faulted, alone: Alone, kind: Any, after: int) -> None:
+def test_a_request_that_fails_fails_alone(server: FaultServer, alone: Alone, kind: Any, after: int) -> None:
     expected = alone(server.url, NEIGHBOURS)
     server.arm(Fault("slow", seconds=0.002), Fault(kind, token=MARK, after=after))
     asked = failing()
@@ -73,7 +73,7 @@ def test_a_request_that_fails_fails_alone(server: Faulted, alone: Alone, kind: A
     )
 
 
-def test_nan_keys_fail_only_their_request(server: Faulted, alone: Alone) -> None:
+def test_nan_keys_fail_only_their_request(server: FaultServer, alone: Alone) -> None:
     """The keys are computed by the real network; the next request that gets the blocks does not read them."""
     expected = alone(server.url, NEIGHBOURS)
     server.arm(Fault("poison", token=POISON))
@@ -88,7 +88,7 @@ def test_nan_keys_fail_only_their_request(server: Faulted, alone: Alone) -> None
 
 
 @pytest.mark.parametrize("kind", ["raise", "memory"])
-def test_a_single_failed_step_fails_no_request(server: Faulted, alone: Alone, kind: Any) -> None:
+def test_a_single_failed_step_fails_no_request(server: FaultServer, alone: Alone, kind: Any) -> None:
     expected = alone(server.url, NEIGHBOURS)
     server.arm(Fault(kind, after=3, times=1, among=3))  # in a step of one sequence its request would fail
     answers, _ = beside(server)
@@ -96,7 +96,7 @@ def test_a_single_failed_step_fails_no_request(server: Faulted, alone: Alone, ki
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_an_error_after_the_first_byte_is_one_last_event(server: Faulted, alone: Alone, after: int) -> None:
+def test_an_error_after_the_first_byte_is_one_last_event(server: FaultServer, alone: Alone, after: int) -> None:
     asked = failing()
     server.arm(Fault("raise", token=MARK, after=4 + after))  # its prompt takes four chunks
     answers, (wrong,) = beside(server, asked | {"stream": True})
@@ -110,7 +110,7 @@ def test_an_error_after_the_first_byte_is_one_last_event(server: Faulted, alone:
     assert expected.startswith("".join(wrong.deltas))
 
 
-def test_a_text_that_fails_fails_alone(server: Faulted, tiny_classifier: Path) -> None:
+def test_a_text_that_fails_fails_alone(server: FaultServer, tiny_classifier: Path) -> None:
     """The same for encoders, in their dialect."""
     tokenizer = Tokenizer.from_folder(tiny_classifier)
     (mark,) = set(tokenizer.encode(f"my {WORD}").ids) - set(tokenizer.encode("my").ids)
@@ -131,7 +131,7 @@ def test_a_text_that_fails_fails_alone(server: Faulted, tiny_classifier: Path) -
     assert server.get("/readyz").status_code == 200
 
 
-def test_readyz_names_a_model_that_fails_until_it_computes_again(server: Faulted) -> None:
+def test_readyz_names_a_model_that_fails_until_it_computes_again(server: FaultServer) -> None:
     server.arm(Fault("raise"))
     answers, _ = beside(server)
     assert {(answer.status, answer.code) for answer in answers} == {(500, "step_failed")}
@@ -143,4 +143,4 @@ def test_readyz_names_a_model_that_fails_until_it_computes_again(server: Faulted
     assert judged.status == 200
     server.arm()
     server.until(lambda: server.get("/readyz").status_code == 200)
-    assert server.page.books[0] == server.page.books[1]
+    assert server.page.received_and_ended[0] == server.page.received_and_ended[1]

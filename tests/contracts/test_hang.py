@@ -9,14 +9,14 @@ from pathlib import Path
 from polyhead.service.config.settings import Settings
 from tests.support.crowd import COMPLETIONS, Moment, ask, completion, leave
 from tests.support.faults import Fault
-from tests.support.processes import PATIENCE, Faulted
+from tests.support.processes import PATIENCE, FaultServer
 
 STALL, HANG, DRAIN = 0.5, 5.0, 1
 
 
-def test_a_step_that_hangs(faulted: Callable[..., Faulted], tiny_generator: Path) -> None:
+def test_a_step_that_hangs(start_fault_server: Callable[..., FaultServer], tiny_generator: Path) -> None:
     limits = ("--stall-seconds", str(STALL), "--hang-seconds", str(HANG), "--drain-seconds", str(DRAIN))
-    server = faulted(f"chat={tiny_generator}", *limits)
+    server = start_fault_server(f"chat={tiny_generator}", *limits)
     time.sleep(STALL)
     assert server.get("/readyz").status_code == 200, "an idle engine is reported as hanging"
 
@@ -46,12 +46,12 @@ def test_a_step_that_hangs(faulted: Callable[..., Faulted], tiny_generator: Path
     asyncio.run(hung())
     assert server.get("/readyz").status_code == server.get("/livez").status_code == 200
 
-    before = server.page.books[0]
+    before = server.page.received_and_ended[0]
 
     async def leaving() -> None:
         server.arm(Fault("hang"))
         waiting = asyncio.create_task(ask(server.url, COMPLETIONS, completion([201], 1)))
-        await asyncio.to_thread(server.until, lambda: server.page.books[0] > before)
+        await asyncio.to_thread(server.until, lambda: server.page.received_and_ended[0] > before)
         server.child.send_signal(signal.SIGTERM)
         answer = await waiting
         assert (answer.status, answer.code) == (503, "stopped")

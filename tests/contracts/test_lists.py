@@ -65,10 +65,10 @@ def test_lines_are_sent_before_all_texts_are_computed(server: Process) -> None:
 
 
 def test_a_client_that_disconnects_stops_the_remaining_texts(server: Process) -> None:
-    before = server.page.books[0]
+    before = server.page.received_and_ended[0]
     texts = [f"{number} {TEXT}" for number in range(COUNT)]
     with httpx.stream("POST", f"{server.url}/embed", json={"inputs": texts}, headers=LINES, timeout=120) as response:
         next(response.iter_lines())
-    received, ended = server.rest().books
+    received, ended = server.rest().received_and_ended
     assert received == ended
     assert received - before < COUNT

@@ -53,7 +53,7 @@ def loaded_server(server: Process, full: bool) -> Iterator[Process]:
     """The server with 64 running streams and many waiting requests."""
     command = [
         sys.executable,
-        str(ROOT / "tests" / "support" / "scene.py"),
+        str(ROOT / "tests" / "support" / "waiting_clients.py"),
         server.url,
         str(TALKING),
         str(waiting(full)),

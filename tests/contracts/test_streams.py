@@ -16,7 +16,7 @@ from polyhead.service.core.request import Done, Generate, GeneratedToken
 from polyhead.service.text.detokenizer import Detokenizer, StopRules
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion, prompts
 from tests.support.faults import Fault
-from tests.support.processes import Faulted
+from tests.support.processes import FaultServer
 
 FIRST_MARK = 10
 TEXTS = [
@@ -39,7 +39,7 @@ def pieces(tokenizer: Tokenizer) -> dict[bytes, int]:
 
 
 @pytest.fixture(scope="module")
-def server(exact: Faulted) -> Faulted:
+def server(exact: FaultServer) -> FaultServer:
     return exact
 
 
@@ -63,7 +63,7 @@ def cut(text: str, stops: Sequence[str]) -> str:
     return text
 
 
-def both(server: Faulted, asked: Sequence[dict[str, Any]]) -> list[tuple[Answer, Answer]]:
+def both(server: FaultServer, asked: Sequence[dict[str, Any]]) -> list[tuple[Answer, Answer]]:
     """Each answer as a stream and whole."""
 
     async def all_of_them() -> list[Answer]:
@@ -74,7 +74,9 @@ def both(server: Faulted, asked: Sequence[dict[str, Any]]) -> list[tuple[Answer,
     return list(zip(answers[::2], answers[1::2], strict=True))
 
 
-def scripted_answers(server: Faulted, scripts: Sequence[tuple[int, ...]], **others: Any) -> list[tuple[Answer, Answer]]:
+def scripted_answers(
+    server: FaultServer, scripts: Sequence[tuple[int, ...]], **others: Any
+) -> list[tuple[Answer, Answer]]:
     """The answers of the server when the network generates `scripts`."""
     marks = range(FIRST_MARK, FIRST_MARK + len(scripts))
     server.arm(*(Fault("say", token=mark, script=script) for mark, script in zip(marks, scripts, strict=True)))
@@ -86,7 +88,7 @@ def scripted_answers(server: Faulted, scripts: Sequence[tuple[int, ...]], **othe
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 16], ids=lambda most: f"{most} bytes a token")
-def test_characters_are_never_split(server: Faulted, pieces: dict[bytes, int], longest: int) -> None:
+def test_characters_are_never_split(server: FaultServer, pieces: dict[bytes, int], longest: int) -> None:
     scripts = [tokens_of(pieces, text.encode(), lambda: longest) for text in TEXTS]
     for text, (streamed, whole) in zip(TEXTS, scripted_answers(server, scripts), strict=True):
         assert streamed.text == whole.text == text
@@ -94,7 +96,7 @@ def test_characters_are_never_split(server: Faulted, pieces: dict[bytes, int], l
         assert len(streamed.deltas) > len(text) / 4, "text was held back without need"
 
 
-def test_invalid_utf8_is_sent_as_replacement_characters(server: Faulted, pieces: dict[bytes, int]) -> None:
+def test_invalid_utf8_is_sent_as_replacement_characters(server: FaultServer, pieces: dict[bytes, int]) -> None:
     """Incomplete characters at the end and in the middle, and invalid bytes."""
     broken = [b"a\xf0\x9f\x98", b"\xe6\x97b", b"\x80\xbfc", b"\xff\xfe\xf8", "é".encode()[:1] + "日".encode()]
     scripts = [tokens_of(pieces, data, lambda: 1) for data in broken]
@@ -114,7 +116,7 @@ def test_invalid_utf8_is_sent_as_replacement_characters(server: Faulted, pieces:
         ("日本語のテキスト", ["のテ", "語の"]),
     ],
 )
-def test_stop_strings_in_a_stream(server: Faulted, pieces: dict[bytes, int], text: str, stops: list[str]) -> None:
+def test_stop_strings_in_a_stream(server: FaultServer, pieces: dict[bytes, int], text: str, stops: list[str]) -> None:
     scripts = [tokens_of(pieces, text.encode(), lambda longest=longest: longest) for longest in (1, 2, 3, 16)]
     for streamed, whole in scripted_answers(server, scripts, stop=stops):
         assert streamed.text == whole.text == cut(text, stops)
@@ -124,7 +126,7 @@ def test_stop_strings_in_a_stream(server: Faulted, pieces: dict[bytes, int], tex
     assert server.rest()
 
 
-def test_a_streamed_answer_equals_a_whole_one(server: Faulted) -> None:
+def test_a_streamed_answer_equals_a_whole_one(server: FaultServer) -> None:
     """For the tokens of a network with random weights, greedy and seeded."""
     asked = [completion(prompt, 40, ignore_eos=False) for prompt in prompts(16, 12, seed=12)]
     asked += [completion(prompt, 40, temperature=1.0, seed=n) for n, prompt in enumerate(prompts(16, 12, seed=13))]

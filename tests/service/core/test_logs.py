@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from polyhead.service.core import logs
 from tests.support.faults import Fault
-from tests.support.processes import PATIENCE, Faulted
+from tests.support.processes import PATIENCE, FaultServer
 
 KEY, ADMIN = "a-key-that-nobody-may-see", "another-such-key"
 SECRET = "zebra umbrella"
@@ -28,13 +28,15 @@ HOSTILE = f"x\r\n{FORGED}\n{FORGED}\x1b[31m\x9b2J\x85{FORGED}\u2028{FORGED}\u202
 CONSOLE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S|  \| ")
 CLIENT = httpx.Client(timeout=PATIENCE, verify=False)
 COMPLETIONS = "/v1/completions"
-Served = tuple[Faulted, str]
+Served = tuple[FaultServer, str]
 
 
 @pytest.fixture(scope="module", params=["json", "console"])
-def served(request: pytest.FixtureRequest, faulted: Callable[..., Faulted], tiny_generator: Path) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, start_fault_server: Callable[..., FaultServer], tiny_generator: Path
+) -> Iterator[Served]:
     keys = "--api-keys", f"search={KEY}", "--admin-key", ADMIN
-    process = faulted(f"chat={tiny_generator}", *keys, "--log-format", request.param)
+    process = start_fault_server(f"chat={tiny_generator}", *keys, "--log-format", request.param)
     yield process, request.param
     process.child.kill()
     process.child.wait()

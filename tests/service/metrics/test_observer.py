@@ -15,7 +15,7 @@ from polyhead.service.metrics.exposition import openmetrics_text as in_open_metr
 from polyhead.service.metrics.exposition import prometheus_text
 from polyhead.service.metrics.metric_table import SECOND_BUCKETS
 from polyhead.service.metrics.observer import MAX_UNLOADED_MODELS
-from tests.support.eventful import TRACE, Busy, Few, Known, ended, eventful, report
+from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, ended, report
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
@@ -115,7 +115,7 @@ def test_failures_have_a_reason(metrics: Metrics, outcome: RequestOutcome, reaso
 
 
 def test_as_many_failures_as_requests_that_failed_or_expired() -> None:
-    page = families(eventful())
+    page = families(busy_metrics())
     counted = [one for one in page["polyhead_requests"].samples if one.labels["outcome"] in ("failed", "expired")]
     failures = page["polyhead_failures"].samples
     assert sum(one.value for one in failures) == sum(one.value for one in counted) == 3
@@ -162,7 +162,7 @@ def test_how_long_the_server_has_been_stopping(metrics: Metrics) -> None:
 
 def test_open_metrics_leads_from_buckets_to_traces() -> None:
     """Those that a request with a trace fell into, and no others."""
-    page, _ = eventful().render("application/openmetrics-text; version=1.0.0")
+    page, _ = busy_metrics().render("application/openmetrics-text; version=1.0.0")
     found = {
         (sample.name, sample.labels["le"]): sample.exemplar
         for family in open_metrics(page.decode())
@@ -178,7 +178,7 @@ def test_open_metrics_leads_from_buckets_to_traces() -> None:
 
 def test_nothing_is_said_of_an_adapter_that_is_its_models() -> None:
     """Steps are their model's; a page with a hundred adapters stays one that can be read."""
-    page = families(eventful())
+    page = families(busy_metrics())
     told = {
         name
         for name, family in page.items()
@@ -189,7 +189,7 @@ def test_nothing_is_said_of_an_adapter_that_is_its_models() -> None:
 
 
 def test_what_an_adapter_said_stays_when_it_is_gone() -> None:
-    metrics = eventful()
+    metrics = busy_metrics()
     metrics.record_unloaded(Known("chat:dressed"))
     assert value(metrics, "polyhead_model_ready", model="chat:dressed") == 0
     assert value(metrics, "polyhead_requests_total", model="chat:dressed", outcome="aborted") == 1
@@ -232,7 +232,7 @@ def test_two_servers_in_one_process_do_not_add_up(metrics: Metrics) -> None:
 
 
 def test_names_follow_the_conventions() -> None:
-    for name, family in families(eventful()).items():
+    for name, family in families(busy_metrics()).items():
         if not name.startswith("polyhead_"):
             assert name.startswith(("process_", "python_gc_")), name
             continue

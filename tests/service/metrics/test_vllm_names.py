@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from polyhead.service.metrics import Metrics
-from tests.support.eventful import TRACE, Known, eventful
+from tests.support.busy_metrics import TRACE, Known, busy_metrics
 
 # As vLLM's own page has them (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py).  Of gpu_cache_usage_perc and
 # time_per_output_token_seconds it says that newer names are to be used; dashboards still ask for them.
@@ -51,7 +51,7 @@ def borrowed(metrics: Metrics, accept: str = "", parse: Parse = plain_text) -> d
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Metric]:
-    return borrowed(eventful(vllm=True))
+    return borrowed(busy_metrics(vllm=True))
 
 
 def value(page: dict[str, Metric], name: str, **labels: str) -> float:
@@ -66,13 +66,13 @@ def value(page: dict[str, Metric], name: str, **labels: str) -> float:
 def test_names_types_and_labels_are_vllms(accept: str, parse: Parse) -> None:
     found = {
         name: (family.type, frozenset(label for sample in family.samples for label in sample.labels) - {"le"})
-        for name, family in borrowed(eventful(vllm=True), accept, parse).items()
+        for name, family in borrowed(busy_metrics(vllm=True), accept, parse).items()
     }
     assert found == VLLM
 
 
 def test_they_are_there_when_they_are_asked_for() -> None:
-    assert not borrowed(eventful())
+    assert not borrowed(busy_metrics())
 
 
 def test_they_are_there_from_the_start_and_for_generators_only() -> None:
@@ -134,6 +134,6 @@ def test_histograms_are_ours(page: dict[str, Metric], name: str, count: int, tot
 
 
 def test_exemplars_come_along() -> None:
-    page = borrowed(eventful(vllm=True), *FORMATS[1])
+    page = borrowed(busy_metrics(vllm=True), *FORMATS[1])
     samples = page["vllm:time_to_first_token_seconds"].samples
     assert [one.exemplar.labels for one in samples if one.exemplar is not None] == [{"trace_id": TRACE}]

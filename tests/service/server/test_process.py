@@ -21,7 +21,7 @@ from polyhead.service.config.settings import SettingsError
 from polyhead.service.resources.process_info import start_background_task
 from polyhead.service.server.process import bind_socket
 from tests.support.faults import Fault
-from tests.support.processes import PATIENCE, SERVE, Faulted, Process
+from tests.support.processes import PATIENCE, SERVE, FaultServer, Process
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
@@ -201,7 +201,7 @@ def test_a_client_that_does_not_read_cannot_hold_the_exit(
 
 
 def test_a_load_does_not_hold_the_exit(tmp_path: Path, tiny_generator: Path) -> None:
-    server = Faulted(tmp_path, f"chat={tiny_generator}")
+    server = FaultServer(tmp_path, f"chat={tiny_generator}")
     server.arm(Fault("slow", seconds=1))  # every step of the warming up
     try:
         server.until(lambda: "listening on" in server.log)

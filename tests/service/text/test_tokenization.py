@@ -42,7 +42,7 @@ from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
 from polyhead.service.text.prompts import ChatMessages, GenerationRequest
 from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
-from tests.support.scripted import WAIT, Source, model, spoken
+from tests.support.scripted import WAIT, Source, model, token_events
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +391,7 @@ def test_one_stop_string_is_found_where_it_first_ends() -> None:
     logprobs=st.sampled_from([-1, 0, 2]),
 )
 def test_answers_written_token_by_token(talker: Model, text: str, stops: list[str], logprobs: int) -> None:
-    events = spoken(text, talker.tokenizer)
+    events = token_events(text, talker.tokenizer)
     request = Generate("id", (1,), 99, logprobs=logprobs)
     pieces = written(talker.tokenizer, stops, request, [*events, Done("length", 1, len(events))])
     answer = join_answer(pieces)
@@ -421,7 +421,7 @@ def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, scrip
 
 def test_half_a_character_is_never_shown(talker: Model) -> None:
     transcript = Detokenizer(talker.tokenizer, StopRules(), Generate("id", (1,), 9, logprobs=0))
-    ids = [event.id for event in spoken("é🙂", talker.tokenizer)]
+    ids = [event.id for event in token_events("é🙂", talker.tokenizer)]
     assert len(ids) > 2, "the point of this test is characters of several tokens"
     pieces = [transcript.push(GeneratedToken(id, -1.0)) for id in ids]
     assert "".join(piece.text for piece in pieces) == "é🙂"
@@ -429,13 +429,13 @@ def test_half_a_character_is_never_shown(talker: Model) -> None:
 
 
 def test_half_a_character_at_the_end_is_shown_as_what_it_is(talker: Model) -> None:
-    (first, *_) = spoken("🙂", talker.tokenizer)
+    (first, *_) = token_events("🙂", talker.tokenizer)
     pieces = written(talker.tokenizer, (), Generate("id", (1,), 9), [first, Done("length", 1, 1)])
     assert join_answer(pieces).text == talker.tokenizer.decode([first.id])
 
 
 def test_tokens_wait_with_their_text(talker: Model) -> None:
-    events = [GeneratedToken(event.id, -1.0) for event in spoken("xab", talker.tokenizer)]
+    events = [GeneratedToken(event.id, -1.0) for event in token_events("xab", talker.tokenizer)]
     transcript = Detokenizer(talker.tokenizer, StopRules(("ab!",)), Generate("id", (1,), 9, logprobs=0))
     pieces = [transcript.push(event) for event in events]
     assert ("".join(piece.text for piece in pieces), transcript.tail.pending) == ("x", "ab")
@@ -446,7 +446,7 @@ def test_tokens_wait_with_their_text(talker: Model) -> None:
 
 
 def test_tokens_without_text_are_not_lost(talker: Model) -> None:
-    control, *half = talker.tokenizer.bos_id or 0, *(event.id for event in spoken("🙂", talker.tokenizer)[:2])
+    control, *half = talker.tokenizer.bos_id or 0, *(event.id for event in token_events("🙂", talker.tokenizer)[:2])
     script = [*(GeneratedToken(id, -1.0) for id in (control, *half)), Done("length", 1, 3)]
     answer = join_answer(written(talker.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
     assert len(answer.logprobs) == 3
@@ -460,7 +460,7 @@ def test_minus_infinity_is_a_number(talker: Model) -> None:
 
 
 def test_nothing_ends_an_answer_before_its_fewest_tokens(talker: Model) -> None:
-    events = [*spoken("ab ", talker.tokenizer), *spoken("ab ", talker.tokenizer)]
+    events = [*token_events("ab ", talker.tokenizer), *token_events("ab ", talker.tokenizer)]
     script, least = [*events, Done("length", 1, len(events))], len(events) // 2 + 1
     for fewest, text, finish in ((0, "", "stop"), (least, "ab ", "stop"), (99, "ab ab ", "length")):
         request = Generate("id", (1,), 99, sampling=Sampling(min_tokens=fewest))
@@ -486,7 +486,7 @@ def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tu
 
 
 def test_a_stop_string_closes_the_source_as_answered(talker: Model) -> None:
-    script = [*spoken("one two three", talker.tokenizer), WAIT]
+    script = [*token_events("one two three", talker.tokenizer), WAIT]
     (answer,), (source,) = generated(talker, ["two"], script)
     assert (answer.text, answer.finish) == ("one ", "stop")
     assert (source.answered, source.aborted) == (True, False)
@@ -495,15 +495,15 @@ def test_a_stop_string_closes_the_source_as_answered(talker: Model) -> None:
 
 
 def test_several_answers_do_not_wait_for_each_other(talker: Model) -> None:
-    long = [*spoken("a long story", talker.tokenizer), Done("stop", 3, 9, 2)]
-    answers, sources = generated(talker, ["!"], long, [*spoken("b!", talker.tokenizer), WAIT], long)
+    long = [*token_events("a long story", talker.tokenizer), Done("stop", 3, 9, 2)]
+    answers, sources = generated(talker, ["!"], long, [*token_events("b!", talker.tokenizer), WAIT], long)
     assert [answer.text for answer in answers] == ["a long story", "b", "a long story"]
     assert [source.answered for source in sources] == [False, True, False]
     assert answers[0].usage == Usage(3, 9, 2)
 
 
 def test_one_failure_ends_all(talker: Model) -> None:
-    failed = [*spoken("a", talker.tokenizer), Failed(StepFailed("the step failed"))]
+    failed = [*token_events("a", talker.tokenizer), Failed(StepFailed("the step failed"))]
     with pytest.raises(StepFailed, match="the step failed"):
         generated(talker, [], [WAIT], failed, [WAIT])
     with pytest.raises(StepFailed, match="the step failed"):
@@ -513,7 +513,7 @@ def test_one_failure_ends_all(talker: Model) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_closing_the_answers_aborts_the_requests(talker: Model, count: int) -> None:
     async def leave() -> list[Source]:
-        sources = [Source([*spoken("a", talker.tokenizer), WAIT]) for _ in range(count)]
+        sources = [Source([*token_events("a", talker.tokenizer), WAIT]) for _ in range(count)]
         requests = [Generate(f"id-{index}", (1,), 99) for index in range(count)]
         items = stream_answers(talker.tokenizer, StopRules(), requests, submitting(sources))
         await anext(items)

@@ -20,7 +20,7 @@ from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.core.errors import BadRequest, Overloaded, Unavailable
 from polyhead.service.core.model import Model
-from tests.support.scripted import WAIT, Connection, Idle, Registry, application, ask, echo, model, until
+from tests.support.scripted import WAIT, Connection, FakeEngine, Registry, application, ask, echo, model, until
 
 GO_ON = {"model": "talker", "prompt": "The fox"}
 PLENTY = 1 << 40
@@ -41,8 +41,8 @@ def server_of(app: FastAPI) -> AppState:
     return cast(AppState, app.state.server)
 
 
-def engine_of(app: FastAPI) -> Idle:
-    return cast(Idle, server_of(app).engine)
+def engine_of(app: FastAPI) -> FakeEngine:
+    return cast(FakeEngine, server_of(app).engine)
 
 
 def metric(app: FastAPI, sample: str) -> float:
@@ -111,7 +111,7 @@ def test_while_draining_nobody_is_let_in(talker: Model) -> None:
 
 
 def test_a_place_is_given_back_whatever_happens() -> None:
-    admission = Admission(AdmissionLimits(1, PLENTY), Idle())
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine())
     with pytest.raises(ZeroDivisionError), admission.admit():
         raise ZeroDivisionError
     assert admission.in_flight == 0
@@ -154,7 +154,7 @@ def test_a_call_that_goes_over_the_bound_is_refused_once_it_is_tokens(talker: Mo
 
 
 def test_one_key_cannot_take_all_places() -> None:
-    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), FakeEngine(), {"a", "b"})
     with ExitStack() as inside:
         for _ in range(4):
             inside.enter_context(admission.admit("a"))
@@ -167,7 +167,7 @@ def test_one_key_cannot_take_all_places() -> None:
 
 
 def test_one_key_cannot_take_all_tokens() -> None:
-    load = Idle()
+    load = FakeEngine()
     admission = Admission(AdmissionLimits(8, 100, share=0.5), load, {"a", "b"})
     load.tokens, load.owned = 40, {"a": 40}
     with pytest.raises(Overloaded, match="40 tokens for this key are in flight, with 11 more they are over 50"):
@@ -182,7 +182,7 @@ def test_one_key_cannot_take_all_tokens() -> None:
 
 
 def test_a_single_key_has_all() -> None:
-    admission = Admission(AdmissionLimits(8, 100, share=0.5), Idle(), {"default"})
+    admission = Admission(AdmissionLimits(8, 100, share=0.5), FakeEngine(), {"default"})
     with ExitStack() as inside:
         for _ in range(8):
             inside.enter_context(admission.admit("default"))
@@ -221,7 +221,7 @@ class Hand:
 
 def test_the_wait_is_computed_from_the_rate_of_late() -> None:
     clock = Hand()
-    admission = Admission(AdmissionLimits(8, PLENTY), Idle(), clock=clock)
+    admission = Admission(AdmissionLimits(8, PLENTY), FakeEngine(), clock=clock)
     with ExitStack() as inside:
         inside.enter_context(admission.admit())
         for _ in range(2 * RATE_SAMPLES):
@@ -240,7 +240,7 @@ def test_the_wait_is_computed_from_the_rate_of_late() -> None:
 
 def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
     clock = Hand()
-    admission = Admission(AdmissionLimits(1, PLENTY), Idle(), clock=clock)
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine(), clock=clock)
     with admission.admit():
         assert admission.estimate_wait() == 1
         clock.now += 5
@@ -249,7 +249,7 @@ def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
 
 def test_after_a_pause_the_rate_is_measured_anew() -> None:
     clock = Hand()
-    admission = Admission(AdmissionLimits(1, PLENTY), Idle(), clock=clock)
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine(), clock=clock)
     for _ in range(10):
         with admission.admit():
             clock.now += 10
@@ -259,7 +259,7 @@ def test_after_a_pause_the_rate_is_measured_anew() -> None:
         assert admission.estimate_wait() == 2
 
 
-def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> None:
+def tokens_leave(admission: Admission, load: FakeEngine, owner: str, each: int) -> None:
     """A request with so many tokens is submitted and ends."""
     with admission.admit(owner):
         admission.add_submitted(owner, each)
@@ -270,7 +270,7 @@ def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> Non
 
 
 def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
-    clock, load = Hand(), Idle()
+    clock, load = Hand(), FakeEngine()
     admission = Admission(AdmissionLimits(100, 1000), load, clock=clock)
     with admission.admit():
         admission.add_submitted("", 900)
@@ -293,7 +293,7 @@ def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
 
 
 def test_who_is_over_the_share_waits_for_the_own_ones() -> None:
-    clock, load = Hand(), Idle()
+    clock, load = Hand(), FakeEngine()
     admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), load, {"a", "b"}, clock)
     with ExitStack() as inside:
         for _ in range(4):

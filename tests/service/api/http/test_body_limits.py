@@ -19,7 +19,7 @@ from polyhead.service.core.errors import Overloaded, SlowBody
 from polyhead.service.core.model import Model
 from tests.support.processes import Process
 from tests.support.raw import Said, answers, chunk, connected, heard, post, said
-from tests.support.scripted import WAIT, Connection, Idle, Registry, application, echo, model, until
+from tests.support.scripted import WAIT, Connection, FakeEngine, Registry, application, echo, model, until
 
 GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
 TALK = {"model": "talker", "prompt": "The fox"}
@@ -113,7 +113,7 @@ def test_a_route_that_reads_no_body_takes_no_place(tiny_generator: Path) -> None
 
 
 def test_shares_of_keys_count_whole_bodies() -> None:
-    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), FakeEngine(), {"a", "b"})
     with ExitStack() as held:
         places = [held.enter_context(admission.open_permit("a")) for _ in range(20)]
         for place in places[:4]:

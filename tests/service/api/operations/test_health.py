@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.service.core.model import LoadState, Model
-from tests.support.scripted import Idle, Registry, application, ask, echo, model
+from tests.support.scripted import FakeEngine, Registry, application, ask, echo, model
 
 WELL = LoadState("ready", 1.0)
 
@@ -31,8 +31,8 @@ def states(app: FastAPI, named: Mapping[str, LoadState]) -> None:
     object.__setattr__(server, "settings", known)
 
 
-def engine(app: FastAPI) -> Idle:
-    return cast(Idle, app.state.server.engine)
+def engine(app: FastAPI) -> FakeEngine:
+    return cast(FakeEngine, app.state.server.engine)
 
 
 def probe(app: FastAPI, path: str) -> tuple[int, list[str]]:

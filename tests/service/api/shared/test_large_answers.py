@@ -41,7 +41,7 @@ from polyhead.service.text.detokenizer import (
 from tests.contracts.test_slices import TurnCounter
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
-from tests.support.engine_fakes import Ask, FakeGenerator, generate
+from tests.support.engine_fakes import FakeGenerator, RecordingTicket, generate
 from tests.support.scripted import model as scripted_model
 
 PROMPT = [5, 6, 7]
@@ -117,7 +117,7 @@ def test_what_was_closed_meanwhile_receives_no_more() -> None:
 
 
 def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Ask):
+    class Broken(RecordingTicket):
         def receive(self, event: Event) -> None:
             raise RuntimeError("no")
 

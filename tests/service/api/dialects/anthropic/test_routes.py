@@ -29,7 +29,18 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
 from polyhead.service.text.chat_prompt import ChatPrompt
 from polyhead.service.text.prompts import ChatMessages
-from tests.support.scripted import TEMPLATE, WAIT, Connection, Registry, application, ask, echo, model, spoken, until
+from tests.support.scripted import (
+    TEMPLATE,
+    WAIT,
+    Connection,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    token_events,
+    until,
+)
 
 TALK: dict[str, Any] = {"model": "talker", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"name": "find", "description": "d", "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}}}
@@ -56,7 +67,7 @@ def app(talker: Model) -> FastAPI:
 
 def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
     """An application whose model generates `text` and ends with its own stop token, or otherwise."""
-    tokens = spoken(text, model.tokenizer)
+    tokens = token_events(text, model.tokenizer)
     registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
     return application(registry), registry
 
@@ -283,7 +294,7 @@ def test_a_message(talker: Model) -> None:
         "input_tokens": len(request.tokens) - 4,
         "cache_read_input_tokens": 4,
         "cache_creation_input_tokens": 0,
-        "output_tokens": len(spoken("A fox.", talker.tokenizer)),
+        "output_tokens": len(token_events("A fox.", talker.tokenizer)),
         "output_tokens_details": {"thinking_tokens": 0},
         "service_tier": "standard",
     }
@@ -386,7 +397,7 @@ def test_arguments_that_are_cut_off_are_said_as_far_as_they_came(talker: Model) 
 
 def test_a_silent_stream_says_that_it_is_there(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "KEEPALIVE_S", 0.02)
-    app = application(Registry([talker], lambda model, request: [*spoken("A", model.tokenizer), WAIT]))
+    app = application(Registry([talker], lambda model, request: [*token_events("A", model.tokenizer), WAIT]))
 
     async def listened() -> bytes:
         connection = Connection("/v1/messages", json.dumps(TALK | {"stream": True}).encode())

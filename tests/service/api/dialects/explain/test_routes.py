@@ -289,7 +289,7 @@ def test_a_network_that_explains_is_counted_and_goes_with_its_model(server: Proc
     explain(server, "judge")
     page = server.rest()
     assert page.total("engine_steps_total", model="judge", task="explain") > 0
-    received, ended = page.books
+    received, ended = page.received_and_ended
     assert received == ended
 
 

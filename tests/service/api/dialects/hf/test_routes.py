@@ -46,7 +46,7 @@ from polyhead.service.text.answer_spans import SpanOptions
 from polyhead.service.text.detokenizer import AnswerDelta, ScoredToken, TokenLogprobs
 from polyhead.service.text.encoder_inputs import WindowOptions
 from polyhead.service.text.entities import Entity
-from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, spoken, until
+from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, token_events, until
 
 LABELS = ("bad", "so-so", "good")
 SHOT = {"inputs": "a film", "parameters": {"candidate_labels": ["fox", "dog"]}}
@@ -369,7 +369,7 @@ def test_stop_strings_length_and_the_end(app: FastAPI, models: list[Model]) -> N
 
 def test_an_error_in_a_stream_is_its_last_event(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Any:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
 
     (answer,) = ask(application(Registry(models, broken)), ("/models/talker", {"inputs": "a", "stream": True}))
@@ -381,7 +381,7 @@ def test_an_error_in_a_stream_is_its_last_event(models: list[Model]) -> None:
 
 def test_a_client_that_leaves_frees_what_it_held(models: list[Model]) -> None:
     def endless(model: Model, request: Request) -> Any:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield WAIT
         yield Done("stop", 1)
 

@@ -12,7 +12,7 @@ from polyhead.service.api.dialects.oip.wire import TextRequest, read_text_reques
 from polyhead.service.core.errors import StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import BeamSearchOptions, Failed, Generate, Request
-from tests.support.scripted import Registry, application, ask, echo, model, spoken
+from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
 PROMPT = "The quick fox"
 PATH = "/v2/models/org/talker/generate"
@@ -109,7 +109,7 @@ def test_a_stream_says_when_it_is_done(app: FastAPI) -> None:
 
 def test_a_failure_is_the_last_event(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Iterator[Any]:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
 
     assert streamed(application(Registry(models, broken)))[-1] == {"error": "the step failed"}

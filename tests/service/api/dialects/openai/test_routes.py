@@ -49,7 +49,18 @@ from polyhead.service.core.request import (
     Sampling,
 )
 from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
-from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, spoken, until
+from tests.support.scripted import (
+    WAIT,
+    Connection,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    numbers,
+    token_events,
+    until,
+)
 
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
 GO_ON = {"model": "talker", "prompt": "The fox"}
@@ -292,7 +303,7 @@ def test_logprobs_in_both_shapes(app: FastAPI, models: list[Model]) -> None:
 
 
 def test_tokens_that_are_no_text_are_spelled_in_bytes(models: list[Model]) -> None:
-    halves = [GeneratedToken(event.id, -1.0) for event in spoken("🙂", models[0].tokenizer)]
+    halves = [GeneratedToken(event.id, -1.0) for event in token_events("🙂", models[0].tokenizer)]
     app, _ = scripting(models, *halves, Done("stop", 1, len(halves)))
     (response,) = ask(app, ("/v1/completions", GO_ON | {"logprobs": 0}))
     (choice,) = response.json()["choices"]
@@ -439,7 +450,7 @@ def test_an_error_before_the_first_byte_has_its_status(models: list[Model]) -> N
 
 
 def test_an_error_after_the_first_byte_ends_the_stream(models: list[Model]) -> None:
-    app, _ = scripting(models, *spoken("some text", models[0].tokenizer), Failed(StepFailed("the step failed")))
+    app, _ = scripting(models, *token_events("some text", models[0].tokenizer), Failed(StepFailed("the step failed")))
     (response,) = ask(app, ("/v1/completions", GO_ON | {"stream": True}))
     *chunks, last = sse(response)
     assert response.status_code == 200
@@ -452,7 +463,7 @@ def test_an_error_after_the_first_byte_ends_the_stream(models: list[Model]) -> N
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_client_that_goes_aborts_its_request(models: list[Model], path: str, words: str, stream: bool) -> None:
     """Also while the request is queued and there is nothing to send yet."""
-    events = [*spoken(words, models[0].tokenizer), WAIT]
+    events = [*token_events(words, models[0].tokenizer), WAIT]
     app, registry = scripting(models, *events)
 
     async def leave() -> None:
@@ -469,7 +480,7 @@ def test_a_client_that_goes_aborts_its_request(models: list[Model], path: str, w
 
 
 def test_a_slow_client_that_goes_aborts_its_request(models: list[Model]) -> None:
-    app, registry = scripting(models, *spoken("a long story", models[0].tokenizer), WAIT)
+    app, registry = scripting(models, *token_events("a long story", models[0].tokenizer), WAIT)
 
     async def leave() -> None:
         connection = Connection("/v1/completions", json.dumps(GO_ON | {"stream": True}).encode())
@@ -496,7 +507,7 @@ def test_a_batch_is_aborted_as_a_whole(models: list[Model]) -> None:
 
 def test_a_slow_client_is_waited_for(models: list[Model]) -> None:
     """The next event is fetched only after the last one was sent."""
-    app, registry = scripting(models, *spoken("a long story", models[0].tokenizer), Done("stop", 1, 1))
+    app, registry = scripting(models, *token_events("a long story", models[0].tokenizer), Done("stop", 1, 1))
 
     async def read_slowly() -> None:
         connection = Connection("/v1/completions", json.dumps(GO_ON | {"stream": True}).encode())

@@ -14,7 +14,7 @@ from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
 from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
-from tests.support.scripted import Registry, application, ask, model, spoken
+from tests.support.scripted import Registry, application, ask, model, token_events
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -39,7 +39,7 @@ def told(tiny_generator: Path) -> Told:
 
         def script(model: Model, request: Request) -> Iterable[Event]:
             assert isinstance(request, Generate)
-            tokens = [event.id for event in spoken(said, model.tokenizer) if isinstance(event, GeneratedToken)]
+            tokens = [event.id for event in token_events(said, model.tokenizer) if isinstance(event, GeneratedToken)]
             yield from (GeneratedToken(id, -0.5) for id in tokens)
             yield Done("stop", len(request.tokens), len(tokens))
 

@@ -17,7 +17,7 @@ from polyhead.service.core.request import Done, Failed, Generate, Sampling
 from polyhead.service.text.chat_prompt import ChatPrompt
 from polyhead.service.text.prompts import ChatMessages
 from tests.support.dialogue_templates import QWEN3
-from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, spoken
+from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, token_events
 
 ASK: dict[str, Any] = {"model": "talker", "input": "Hi"}
 TOOL = {"type": "function", "name": "find", "description": "d", "parameters": {"type": "object"}, "strict": True}
@@ -39,7 +39,7 @@ def thinker(tiny_generator: Path) -> Model:
 
 def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
     """An application whose model generates `text` and ends with its own stop token, or otherwise."""
-    tokens = spoken(text, model.tokenizer)
+    tokens = token_events(text, model.tokenizer)
     registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
     return application(registry), registry
 
@@ -233,7 +233,7 @@ def test_a_response(talker: Model) -> None:
     [request] = registry.requests
     assert isinstance(request, Generate)
     assert talker.tokenizer.decode(request.tokens) == "<system>Be brief.<user>Hi<assistant>"
-    count = len(spoken("A fox.", talker.tokenizer))
+    count = len(token_events("A fox.", talker.tokenizer))
     part = {"type": "output_text", "text": "A fox.", "annotations": [], "logprobs": []}
     assert said.pop("output") == [
         {

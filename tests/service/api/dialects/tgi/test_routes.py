@@ -23,7 +23,7 @@ from polyhead.service.core.request import (
     Sampling,
 )
 from polyhead.service.text.prompts import GenerationRequest
-from tests.support.scripted import Registry, application, ask, echo, model, spoken
+from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
 PROMPT = "The quick fox"
 
@@ -304,7 +304,7 @@ def test_bad_requests(app: FastAPI, status: int, path: str, body: Any, message: 
 
 def test_a_failure_is_the_generations(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Iterator[Any]:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
 
     app = application(Registry(models, broken))
