@@ -1,4 +1,4 @@
-"""What people do on the tab Attention, and what stands there, in the words of a test."""
+"""Actions of a user on the tab Attention, and what the page shows, for tests."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from tests.support.processes import Process
 
 PATH = "/v1/explain"
 TEXT = "It starts slowly, but I loved every minute of it."
-# Outside the first plane of Unicode: a browser's strings count such characters twice.
+# Beyond the Basic Multilingual Plane: strings of a browser count such characters twice.
 SMILING = "The harbour 🚢 was dull, but I loved the 😀 boats."
 BUSY = ".attn-panel[aria-busy]"
 EXACT = 1e-6
 
 
-def opened(visit: Visit, server: Process, model: str, text: str = TEXT, scheme: str = "light") -> Page:
-    """The tab, about a text."""
+def open_tab(visit: Visit, server: Process, model: str, text: str = TEXT, scheme: str = "light") -> Page:
+    """The tab with a text."""
     page = visit(server, scheme=scheme)
     choose(page, model)
     page.get_by_role("textbox").first.fill(text)
     tab(page, "Attention")
-    drawn(page)
+    wait_until_drawn(page)
     return page
 
 
-def drawn(page: Page) -> None:
-    """What was asked has been answered."""
+def wait_until_drawn(page: Page) -> None:
+    """Wait until the requested weights are shown."""
     expect(page.locator(".attn-place > *").first).to_be_attached(timeout=MANY)
     expect(page.locator(BUSY)).to_have_count(0, timeout=MANY)
     expect(page.locator(".attn-error")).to_have_count(0)
@@ -35,26 +35,26 @@ def drawn(page: Page) -> None:
 
 def view(page: Page, name: str) -> None:
     page.get_by_role("button", name=name, exact=True).click()
-    drawn(page)
+    wait_until_drawn(page)
 
 
 def pick(page: Page, label: str, value: str) -> None:
     page.locator(".attn").get_by_label(label, exact=True).select_option(value)
-    drawn(page)
+    wait_until_drawn(page)
 
 
 def explained(server: Process, model: str, **question: Any) -> Any:
     return ask(server, PATH, {"model": model, "input": TEXT, **question})
 
 
-def told(cells: Locator) -> list[tuple[int, int, float]]:
-    """Row, column and weight of each."""
+def cell_values(cells: Locator) -> list[tuple[int, int, float]]:
+    """Row, column and weight of each cell."""
     found = cells.evaluate_all("(all) => all.map(({ dataset: d }) => [d.row, d.column, d.weight].map(Number))")
     return [(int(row), int(column), weight) for row, column, weight in found]
 
 
-def laid(cells: list[tuple[int, int, float]], shape: tuple[int, int]) -> np.ndarray:
-    """As a matrix, in which each cell stands once."""
+def weight_matrix(cells: list[tuple[int, int, float]], shape: tuple[int, int]) -> np.ndarray:
+    """As a matrix with each cell once."""
     assert len(cells) == len({cell[:2] for cell in cells}) == shape[0] * shape[1]
     matrix = np.full(shape, np.nan)
     for row, column, weight in cells:
@@ -69,7 +69,7 @@ PIECES = """(all) => all.map((mark) => {
 
 
 def check_pieces(page: Page, attribution: Any, texts: list[str]) -> None:
-    """The texts stand there whole, and each piece has the score of its characters."""
+    """The texts are shown completely, and each piece has the score of its characters."""
     assert page.locator(".attn-text").all_text_contents() == texts
     for index, text in enumerate(texts):
         pieces = page.locator(f".attn-text[data-text='{index}'] mark").evaluate_all(PIECES)

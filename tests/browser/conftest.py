@@ -1,9 +1,8 @@
-"""The playground in a real browser, before real servers: `make browser`.
+"""The playground in a real browser with real servers: `make browser`.
 
-Chromium is the system's, or the one that POLYHEAD_CHROMIUM names.  Networks of heads that the quick start has not are
-those that recipes left under runs/, or else what the same recipes make in their smoke form.  Every page is watched:
-whatever it says on its console, and wherever its requests go, is looked at when its test is over.
-"""
+Chromium is that of the system, or the one that POLYHEAD_CHROMIUM names. Networks with heads that the quick start
+lacks are those that recipes left under runs/, or else results of the same recipes in their smoke form. Messages on
+the console of a page and addresses of its requests are checked after its test."""
 
 import os
 import re
@@ -24,17 +23,17 @@ from tests.support.processes import Process
 from tests.support.recipes import tried
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.pop("POLYHEAD_CHROMIUM", "")  # no setting of a server's
+CHROMIUM = os.environ.pop("POLYHEAD_CHROMIUM", "")  # no setting of a server
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a name that was bound to this machine
+    "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a name that resolves to this machine
 )
 SIZE = {"width": 1100, "height": 760}
 PATIENCE_MS = 60_000
 LARGEST_PICTURE = 150_000  # bytes
-# What is served, and the recipe that makes it.
+# The served models, and the recipe of each.
 RECIPES = {
     "tags": "bert-tags",
     "span": "bert-span",
@@ -52,26 +51,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @dataclass
 class Watch:
-    """What a page did that nobody sees; `expected` is what may stand on its console."""
+    """Errors and foreign requests of a page; `expected` may be on its console."""
 
     origin: str
     expected: str = ""
     said: list[str] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
 
-    def hear(self, message: ConsoleMessage) -> None:
+    def record_message(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.said.append(message.text)
 
-    def stumble(self, error: object) -> None:
+    def record_error(self, error: object) -> None:
         self.said.append(str(error))
 
-    def follow(self, request: Request) -> None:
+    def record_request(self, request: Request) -> None:
         self.asked.append(request)
 
     def check(self) -> None:
         unexpected = [said for said in self.said if not (self.expected and re.search(self.expected, said))]
-        assert not unexpected, "on the console"
+        assert not unexpected, "unexpected messages on the console"
         places = {"{0.scheme}://{0.netloc}".format(urlsplit(request.url)) for request in self.asked}
         assert places == {self.origin}, "a request left the origin"
 
@@ -87,7 +86,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Visit]:
-    """Opens pages of a server; `expected` is a pattern of what they may say on their console."""
+    """Opens pages of a server; `expected` is a pattern of allowed messages on the console."""
     opened: list[tuple[Page, Watch]] = []
 
     def go(server: Process, path: str = "/", *, expected: str = "", scheme: str = "light") -> Page:
@@ -95,9 +94,9 @@ def visit(browser: Browser) -> Iterator[Visit]:
         context.set_default_timeout(PATIENCE_MS)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
         page, watch = context.new_page(), Watch(server.url, expected)
-        page.on("console", watch.hear)
-        page.on("pageerror", watch.stumble)
-        page.on("request", watch.follow)
+        page.on("console", watch.record_message)
+        page.on("pageerror", watch.record_error)
+        page.on("request", watch.record_request)
         opened.append((page, watch))
         page.goto(server.url + path)
         return page
@@ -121,7 +120,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 @pytest.fixture(scope="session")
 def locked(tiny_classifier: Path, tiny_embedder: Path) -> Iterator[Process]:
-    """A server that asks for keys: `open-sesame`, and `master` to administer."""
+    """A server that requires keys: `open-sesame`, and `master` for administration."""
     keys = ("--api-key", "open-sesame", "--admin-key", "master", "--model-root", str(tiny_embedder.parent))
     yield from serving(f"judge={tiny_classifier}", *keys)
 
@@ -136,14 +135,14 @@ def serving(*flags: str) -> Iterator[Process]:
 
 
 def trained(recipe: str, folder: Path) -> str:
-    """What a whole run has left, or else a smoke run."""
+    """The result of a complete run of the recipe, or else of a smoke run."""
     whole = ROOT / "runs" / recipe / "model"
     return str(whole if whole.is_dir() else tried([recipe], folder) / recipe / "model")
 
 
 @pytest.fixture(scope="session")
 def picture(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
-    """Takes a screenshot, where a folder is named for them."""
+    """Saves a screenshot, if a folder for them is set."""
     folder = str(request.config.getoption("--pictures"))
 
     def take(page: Page, name: str) -> None:

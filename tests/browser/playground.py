@@ -1,4 +1,4 @@
-"""What people do on the page, in the words of a test."""
+"""Actions of a user on the page, for tests."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def press(page: Page, name: str) -> None:
 
 
 def run(page: Page, name: str) -> Locator:
-    """Submits the form, and its answer once that is there."""
+    """Submit the form and return its answer when it is there."""
     press(page, name)
     expect(page.locator("form.ask").first).to_have_attribute("aria-busy", "false", timeout=MANY)
     expect(page.locator("form.ask .error").first).to_be_hidden()
@@ -32,7 +32,7 @@ def run(page: Page, name: str) -> Locator:
 
 
 def converse(page: Page, words: str, *, tokens: int = 24, temperature: float = 0.0) -> Locator:
-    """Says so, and the answer's tokens, which come."""
+    """Send a message; the answer has `tokens` tokens."""
     page.get_by_label("Most tokens").fill(str(tokens))
     page.get_by_label("Temperature").fill(f"{temperature:g}")
     page.get_by_label("Message", exact=True).fill(words)
@@ -40,8 +40,8 @@ def converse(page: Page, words: str, *, tokens: int = 24, temperature: float = 0
     return page.locator(".turn.assistant .tokens").last
 
 
-def over(page: Page) -> None:
-    """The answer of a chat is."""
+def wait_for_answer(page: Page) -> None:
+    """Wait for the end of the answer of a chat."""
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=MANY)
 
 
@@ -49,18 +49,18 @@ def tab(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name).click()
 
 
-def faults(page: Page) -> list[str]:
-    """Serious ones, and where they are."""
+def accessibility_violations(page: Page) -> list[str]:
+    """Serious accessibility violations, and where they are."""
     found = Axe().run(page).response["violations"]
     return [f"{one['id']}: {node['html']}" for one in found if one["impact"] in GRAVE for node in one["nodes"]]
 
 
-def audited(page: Page, where: str) -> None:
-    assert not faults(page), where
+def check_accessibility(page: Page, where: str) -> None:
+    assert not accessibility_violations(page), where
 
 
 def ask(server: Process, path: str, body: Any, **headers: str) -> Any:
-    """The API, as anybody has it."""
+    """A request to the API, like that of any client."""
     return httpx.post(server.url + path, json=body, headers=headers, timeout=PATIENCE).raise_for_status().json()
 
 
@@ -70,8 +70,8 @@ class Sent:
     def __init__(self, page: Page, path: str) -> None:
         self.bodies: list[Any] = []
         self.path = path
-        page.on("request", self.hear)
+        page.on("request", self.record_request)
 
-    def hear(self, request: Any) -> None:
+    def record_request(self, request: Any) -> None:
         if request.url.endswith(self.path):
             self.bodies.append(json.loads(request.post_data or "null"))

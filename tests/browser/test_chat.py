@@ -1,15 +1,15 @@
-"""Talking with a generator, and texts that one goes on with."""
+"""Chats with a generator, and texts that a generator continues."""
 
 import itertools
 from math import exp
 
-from playground import MANY, Sent, Visit, ask, choose, converse, over, press, run
+from playground import MANY, Sent, Visit, ask, choose, converse, press, run, wait_for_answer
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
 
 PATH = "/v1/chat/completions"
-# What stands in the answer at every frame, and whether it can be stopped still.
+# The text of the answer at every frame, and whether it can still be stopped.
 FRAMES = """() => {
   window.frames_seen = [];
   const look = () => {
@@ -22,20 +22,20 @@ FRAMES = """() => {
 }"""
 
 
-def talking(visit: Visit, served: Process) -> Page:
+def open_chat(visit: Visit, served: Process) -> Page:
     page = visit(served)
     choose(page, "smollm2")
     return page
 
 
 def test_an_answer_grows_while_it_is_written(visit: Visit, served: Process) -> None:
-    page = talking(visit, served)
+    page = open_chat(visit, served)
     page.evaluate(FRAMES)
     said = converse(page, "Name three rivers in Europe.")
-    over(page)
+    wait_for_answer(page)
     frames = page.evaluate("() => window.frames_seen")
     growing = [text for text, running in frames if running]
-    assert len(set(growing)) > 5, "it came in one piece"
+    assert len(set(growing)) > 5, "the answer came in one piece"
     assert all(after.startswith(before) for before, after in itertools.pairwise(growing))
     body = {"model": "smollm2", "messages": [{"role": "user", "content": "Name three rivers in Europe."}]}
     whole = ask(served, PATH, body | {"max_tokens": 24, "temperature": 0})
@@ -43,13 +43,13 @@ def test_an_answer_grows_while_it_is_written(visit: Visit, served: Process) -> N
     expect(page.locator(".turn.assistant .hint")).to_contain_text("24 tokens")
 
 
-def test_what_is_stopped_stays_and_the_server_hears_of_it(visit: Visit, served: Process) -> None:
-    page = talking(visit, served)
+def test_a_stopped_answer_stays_and_its_request_is_aborted(visit: Visit, served: Process) -> None:
+    page = open_chat(visit, served)
     before = served.rest().total("requests_total", model="smollm2", outcome="aborted")
     said = converse(page, "Tell me a long story.", tokens=2000, temperature=1)
     expect(page.locator(".token").nth(3)).to_be_visible(timeout=MANY)
     press(page, "Stop")
-    over(page)
+    wait_for_answer(page)
     expect(page.locator(".turn.assistant .hint")).to_contain_text("stopped")
     stayed = said.text_content()
     after = served.rest().total("requests_total", model="smollm2", outcome="aborted")
@@ -58,28 +58,28 @@ def test_what_is_stopped_stays_and_the_server_hears_of_it(visit: Visit, served: 
 
 
 def test_an_answer_is_written_again_to_the_same_conversation(visit: Visit, served: Process) -> None:
-    page = talking(visit, served)
+    page = open_chat(visit, served)
     page.get_by_label("System prompt").fill("You are a pirate.")
     sent = Sent(page, PATH)
     converse(page, "Hello!", tokens=8)
-    over(page)
+    wait_for_answer(page)
     press(page, "Regenerate")
     expect(page.get_by_role("button", name="Regenerate")).to_be_hidden()
-    over(page)
+    wait_for_answer(page)
     assert len(sent.bodies) == 2
     assert sent.bodies[0] == sent.bodies[1]
     assert [turn["role"] for turn in sent.bodies[0]["messages"]] == ["system", "user"]
     expect(page.locator(".turn.assistant")).to_have_count(1)
     converse(page, "And now?", tokens=8)
-    over(page)
+    wait_for_answer(page)
     assert [turn["role"] for turn in sent.bodies[2]["messages"]] == ["system", "user", "assistant", "user"]
 
 
-def test_how_likely_each_token_was_by_pointer_and_by_keyboard(visit: Visit, served: Process) -> None:
-    page = talking(visit, served)
+def test_token_probabilities_by_pointer_and_by_keyboard(visit: Visit, served: Process) -> None:
+    page = open_chat(visit, served)
     sent = Sent(page, PATH)
     converse(page, "Why is the sky blue?", tokens=12)
-    over(page)
+    wait_for_answer(page)
     body = {name: value for name, value in sent.bodies[0].items() if not name.startswith("stream")}
     drawn = ask(served, PATH, body)["choices"][0]["logprobs"]["content"]
     tokens, tip = page.locator(".token"), page.get_by_role("tooltip")
@@ -119,7 +119,7 @@ def test_a_generator_without_a_template_goes_on_with_a_text(visit: Visit, served
     assert answer.locator(".token").count() > 1
 
 
-def test_what_the_server_refuses_stands_beside_the_form_in_its_words(visit: Visit, served: Process) -> None:
+def test_an_error_of_the_server_is_shown_beside_the_form(visit: Visit, served: Process) -> None:
     page = visit(served, expected="status of 400")
     choose(page, "smollm2")
     converse(page, "Hello!", tokens=99_999)

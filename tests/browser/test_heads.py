@@ -1,4 +1,4 @@
-"""What each head finds, where the page shows it; beside what the API itself says."""
+"""The answers of each head as the page shows them, compared with the API."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from playwright.sync_api import Locator, expect
 
 from tests.support.processes import Process
 
-# Outside the first plane of Unicode: a browser's strings count such characters twice.
+# Beyond the Basic Multilingual Plane: strings of a browser count such characters twice.
 SMILING = "😀 The old harbour 🚢 of Hamburg is large."
 
 
 def before(mark: Locator) -> int:
-    """So many characters of its paragraph stand before it, labels of other marks aside."""
+    """The number of characters of its paragraph before it, without labels of other marks."""
     return int(
         mark.evaluate("""(mark) => {
           let count = 0;
@@ -25,7 +25,7 @@ def before(mark: Locator) -> int:
     )
 
 
-def test_labels_have_bars_as_long_as_they_are_likely(visit: Visit, served: Process) -> None:
+def test_bars_of_labels_have_the_length_of_their_probability(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "sentiment")
     page.get_by_label("Text", exact=True).fill("It was dull and far too long.")
@@ -40,7 +40,7 @@ def test_labels_have_bars_as_long_as_they_are_likely(visit: Visit, served: Proce
         assert filled / full == pytest.approx(label["score"], abs=0.01)
 
 
-def test_two_texts_that_belong_together_and_labels_named_on_the_spot(visit: Visit, served: Process) -> None:
+def test_pairs_of_texts_and_zero_shot_labels(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "pair")
     page.get_by_label("Second text").fill("Somebody makes music.")
@@ -54,7 +54,7 @@ def test_two_texts_that_belong_together_and_labels_named_on_the_spot(visit: Visi
     assert sorted(answer.locator(".bars .name").all_text_contents()) == ["cooking", "music"]
 
 
-def test_what_is_named_is_marked_at_its_characters(visit: Visit, served: Process) -> None:
+def test_entities_are_marked_at_their_characters(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "tags")
     page.get_by_label("Text", exact=True).fill(SMILING)
@@ -86,7 +86,7 @@ def test_an_answer_is_marked_in_its_context(visit: Visit, served: Process) -> No
     assert before(mark) == found[1]["start"]
 
 
-def test_a_word_that_is_chosen_is_put_in(visit: Visit, served: Process) -> None:
+def test_a_chosen_word_fills_the_mask(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "fill")
     text = page.get_by_label("Text", exact=True)

@@ -1,8 +1,7 @@
-"""Pages of other origins in a real browser: what they cannot do, and what `cors_origins` lets them.
+"""Pages of other origins in a real browser: what they cannot do, and what `cors_origins` allows them.
 
-A foreign page stands on another port of this machine.  A page whose name was rebound (DNS rebinding) is one whose
-origin is the name and the port of the server itself, which the browser resolves to 127.0.0.1.
-"""
+A foreign page has another port of this machine. A page after DNS rebinding has the name and the port of the server
+as its origin, and the browser resolves the name to 127.0.0.1."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from tests.support.processes import Process
 KEY = "open-sesame"
 MANY = 60_000  # milliseconds
 PAGE = b"<!doctype html><title>Another page</title><h1>Another page</h1>"
-# What a page may try: each gets the server's address, and says how it ended.
+# Attempts of a page: each gets the server's address and reports its outcome.
 GET = """async (server) => {
   try { return (await fetch(`${server}/v1/models`)).status; } catch (error) { return error.name; }
 }"""
@@ -74,7 +73,7 @@ ATTACKS = {
 }
 
 
-class Other(BaseHTTPRequestHandler):
+class ForeignPage(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
@@ -83,13 +82,13 @@ class Other(BaseHTTPRequestHandler):
         self.wfile.write(PAGE)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do not log."""
 
 
 @pytest.fixture(scope="module")
 def places() -> Iterator[list[str]]:
-    """Two origins that are not the server's."""
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Other) for _ in range(2)]
+    """Two origins other than the server's."""
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), ForeignPage) for _ in range(2)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield [f"http://127.0.0.1:{server.server_port}" for server in servers]
@@ -120,7 +119,7 @@ def open_server(tiny_classifier: Path) -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def shared(tiny_classifier: Path, tiny_generator: Path, places: list[str]) -> Iterator[Process]:
-    """A server with a key, which pages of the first of the two places may use."""
+    """A server with a key that pages of the first of the two origins may use."""
     yield from serving(
         f"judge={tiny_classifier}", f"chat={tiny_generator}", "--api-key", KEY, "--cors-origins", places[0]
     )
@@ -136,7 +135,7 @@ def serving(*flags: str) -> Iterator[Process]:
 
 
 def done(server: Process) -> float:
-    """Requests that a model has answered."""
+    """The number of requests that a model has answered."""
     return server.rest().total("requests_total", outcome="done")
 
 
@@ -146,7 +145,7 @@ def refused(server: Process) -> float:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_page_of_another_origin_cannot(
+def test_a_page_of_another_origin_cannot_use_the_server(
     opened: Callable[[str], Page], open_server: Process, places: list[str], name: str
 ) -> None:
     attack, end = ATTACKS[name]
@@ -193,12 +192,12 @@ def test_a_link_on_another_page_leads_to_the_playground(
     expect(page.locator("#tabs")).to_be_visible()
 
 
-def test_a_name_that_was_rebound_leads_nowhere(browser: Browser, open_server: Process) -> None:
-    """The page is of the origin that it asks, so nothing but Host tells it from the server's own."""
+def test_a_rebound_name_is_rejected(browser: Browser, open_server: Process) -> None:
+    """The page has the origin of its requests, so that only Host differs from the server's own pages."""
     rebound = open_server.url.replace("127.0.0.1", "rebound.example")
     context = browser.new_context()
     page = context.new_page()
-    page.goto(f"{rebound}/livez")  # whatever is answered, scripts that run here are of its origin
+    page.goto(f"{rebound}/livez")  # whatever is answered, scripts that run here have its origin
     assert page.evaluate("() => location.origin") == rebound
     before = done(open_server)
     assert page.evaluate(GET, rebound) == 421
@@ -250,7 +249,7 @@ def test_a_page_of_an_allowed_origin_uses_everything(
     assert any(line["message"].startswith("OPTIONS /predict 204") for line in shared.lines), "a preflight"
 
 
-def test_a_page_of_an_origin_that_is_not_allowed_still_cannot(
+def test_a_page_of_an_origin_that_is_not_allowed_cannot_use_the_server(
     opened: Callable[[str], Page], shared: Process, places: list[str]
 ) -> None:
     page = opened(places[1])

@@ -1,4 +1,4 @@
-"""The page around the forms: tabs, the keyboard, themes, what is copied; and how it looks, for docs/."""
+"""The page around the forms: tabs, the keyboard, themes, copied code; and screenshots for docs/."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from playground import MANY, Visit, ask, audited, choose, converse, over, press, run, tab
+from playground import MANY, Visit, ask, check_accessibility, choose, converse, press, run, tab, wait_for_answer
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
@@ -26,24 +26,24 @@ BUTTONS = {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_tab_has_a_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
+def test_no_tab_has_a_serious_accessibility_violation(visit: Visit, served: Process, scheme: str) -> None:
     page = visit(served, scheme=scheme)
     for model, button in BUTTONS.items():
         choose(page, model)
         if model == "writer":
-            page.get_by_label("Most tokens").fill("4")  # a smoke run's network takes few
+            page.get_by_label("Most tokens").fill("4")  # few tokens: the network of a smoke run
         run(page, button)
-        audited(page, model)
+        check_accessibility(page, model)
     choose(page, "smollm2")
     converse(page, "Hello!", tokens=6)
-    over(page)
+    wait_for_answer(page)
     page.locator(".token").first.hover()
-    audited(page, "chat")
+    check_accessibility(page, "chat")
     for name in ("Attention", "Server"):
         tab(page, name)
         expect(page.locator(f"#panel-{name.lower()}")).not_to_be_empty()
         expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=MANY)
-        audited(page, name)
+        check_accessibility(page, name)
 
 
 def test_tabs_are_one_stop_with_arrows_between_them(visit: Visit, served: Process) -> None:
@@ -57,7 +57,7 @@ def test_tabs_are_one_stop_with_arrows_between_them(visit: Visit, served: Proces
     assert page.locator("#tabs > div [tabindex='0']").count() == 1
 
 
-def test_the_keyboard_alone_is_enough(visit: Visit, served: Process) -> None:
+def test_the_page_can_be_used_with_the_keyboard_alone(visit: Visit, served: Process) -> None:
     page = visit(served)
     expect(page.locator("#tabs")).to_be_visible()
     page.keyboard.press("Tab")
@@ -75,7 +75,7 @@ def test_the_keyboard_alone_is_enough(visit: Visit, served: Process) -> None:
 
 
 def until(page: Page, control: object) -> None:
-    """Tab, and what has the focus can be seen to have it, until it is the control."""
+    """Press Tab until the control has the focus; the focus must be visible at every stop."""
     for _ in range(20):
         page.keyboard.press("Tab")
         outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
@@ -99,7 +99,7 @@ def test_a_page_that_is_loaded_again_is_the_same(visit: Visit, served: Process) 
 
 
 @pytest.mark.parametrize("model", ["sentiment", "minilm", "smollm2", "writer"])
-def test_what_is_copied_runs_as_it_is(visit: Visit, served: Process, model: str) -> None:
+def test_copied_code_runs_unchanged(visit: Visit, served: Process, model: str) -> None:
     page = visit(served)
     choose(page, model)
     said = "It's 5 o'clock; \"why\"? `date` $HOME \\ 😀"
@@ -122,8 +122,8 @@ def test_what_is_copied_runs_as_it_is(visit: Visit, served: Process, model: str)
     if model in ("smollm2", "writer"):
         events = [json.loads(line[6:]) for line in by_curl.splitlines() if line.startswith("data: {")]
         choices = [choice for event in events for choice in event["choices"]]
-        spoken = "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
-        assert by_python == spoken + "\n" != "\n"
+        answer_text = "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
+        assert by_python == answer_text + "\n" != "\n"
     else:
         assert by_python.strip() == repr(json.loads(by_curl))
     press(page, "Copy")
@@ -136,7 +136,7 @@ def test_where_keys_are_asked_for_the_page_asks_for_one(visit: Visit, locked: Pr
     key = page.get_by_label("Key", exact=True)
     expect(key).to_be_focused()
     expect(page.locator("#tabs")).to_be_hidden()
-    audited(page, "the key")
+    check_accessibility(page, "the key")
     key.fill("wrong")
     key.press("Enter")
     expect(page.locator("#key-error")).to_have_text("the key in the header Authorization is not this server's")
@@ -179,17 +179,17 @@ def test_an_administrator_loads_and_unloads_models(visit: Visit, locked: Process
     press(page, "Load")
     expect(page.get_by_role("button", name="Unload vectors")).to_be_visible()
     expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["judge", "vectors"])
-    audited(page, "administration")
+    check_accessibility(page, "administration")
     press(page, "Unload vectors")
     expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["judge"])
     expect(page.get_by_role("button", name="Unload vectors")).to_have_count(0)
 
 
-def test_how_pages_look(visit: Visit, served: Process, picture: Callable[[Page, str], None]) -> None:
+def test_screenshots(visit: Visit, served: Process, picture: Callable[[Page, str], None]) -> None:
     page = visit(served)
     choose(page, "smollm2")
     converse(page, "Why is the sky blue?", tokens=48)
-    over(page)
+    wait_for_answer(page)
     page.locator(".token").nth(9).hover()
     picture(page, "chat")
     page = visit(served, scheme="dark")

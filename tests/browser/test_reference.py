@@ -1,11 +1,12 @@
-"""The page /docs: it is of the package alone, says what /openapi.json says, and asks for a key where there are keys."""
+"""The page /docs: it uses files of the package only, shows what /openapi.json describes, and asks for a key if the
+server requires one."""
 
 import subprocess
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from playground import Visit, audited
+from playground import Visit, check_accessibility
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
@@ -22,7 +23,7 @@ def described(served: Process) -> Any:
 
 
 def unfold(page: Page) -> None:
-    """Whatever can be unfolded, again and again until all is."""
+    """Open everything that can be unfolded, until nothing is folded."""
     page.evaluate("""async () => {
       for (let left = 1; left; left = document.querySelectorAll("#routes details:not([open])").length) {
         for (const each of document.querySelectorAll("#routes details:not([open])")) each.open = true;
@@ -83,14 +84,14 @@ def test_a_line_for_a_shell_runs_as_it_is(visit: Visit, served: Process) -> None
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_has_no_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
+def test_it_has_no_serious_accessibility_violation(visit: Visit, served: Process, scheme: str) -> None:
     page = visit(served, "/docs", scheme=scheme)
     expect(page.locator("#count")).to_contain_text("routes")
-    audited(page, "closed")
+    check_accessibility(page, "closed")
     for name in ("post-/v1/chat/completions", "get-/readyz", "post-/pipeline/{task}"):
         page.locator(f"[id='{name}'] > summary").click()
     page.locator("summary:visible", has_text="Its fields").first.click()
-    audited(page, "opened")
+    check_accessibility(page, "opened")
 
 
 def test_where_keys_are_asked_for_it_asks_for_one(visit: Visit, locked: Process) -> None:
@@ -98,7 +99,7 @@ def test_where_keys_are_asked_for_it_asks_for_one(visit: Visit, locked: Process)
     key = page.get_by_label("Key", exact=True)
     expect(key).to_be_focused()
     expect(page.locator("#routes")).to_be_empty()
-    audited(page, "the key")
+    check_accessibility(page, "the key")
     key.fill("wrong")
     key.press("Enter")
     expect(page.locator("#key-error")).to_have_text("the key in the header Authorization is not this server's")
@@ -108,7 +109,7 @@ def test_where_keys_are_asked_for_it_asks_for_one(visit: Visit, locked: Process)
     page.locator("[id='get-/v1/models'] > summary").click()
     expect(page.locator("[id='get-/v1/models'] pre")).to_contain_text("$POLYHEAD_API_KEY")
     page.get_by_role("link", name="Playground").click()
-    expect(page.locator("#tabs")).to_be_visible()  # the same tab has the same key
+    expect(page.locator("#tabs")).to_be_visible()  # the same tab keeps its key
     page.get_by_role("link", name="API").click()
     expect(page.locator("#count")).to_contain_text("routes")
     page.get_by_role("button", name="Key").click()

@@ -1,4 +1,4 @@
-"""The Server tab: figures out of /metrics, looked at by those who look."""
+"""The Server tab: figures out of /metrics, which is fetched while the tab is visible."""
 
 import re
 
@@ -13,7 +13,7 @@ def tile(page: Page, name: str) -> str:
     return page.locator(".tile", has=page.get_by_text(name, exact=True)).locator(".number").text_content() or ""
 
 
-def test_it_is_looked_at_only_while_it_can_be_seen(visit: Visit, served: Process) -> None:
+def test_metrics_are_fetched_only_while_the_tab_is_visible(visit: Visit, served: Process) -> None:
     page = visit(served)
     looks: list[Request] = []
     page.on("request", lambda request: looks.append(request) if request.url.endswith("/metrics") else None)
@@ -51,8 +51,8 @@ def test_its_figures_are_those_of_the_metrics(visit: Visit, served: Process) -> 
     assert (page.locator(".tile polyline").first.get_attribute("points") or "").count(",") >= 2
 
 
-# Two looks at a histogram: in between two came to at most 0.1 s, four to 0.2 s and two to more.
-LOOKS = [
+# Two scrapes of a histogram: between them two values were at most 0.1 s, four at most 0.2 s and two larger.
+SCRAPES = [
     f"""# TYPE polyhead_request_seconds histogram
 polyhead_request_seconds_bucket{{le="0.1",model="a"}} {first}
 polyhead_request_seconds_bucket{{le="0.2",model="a"}} {second}
@@ -71,7 +71,7 @@ FIGURES = """async (looks) => {
 }"""
 
 
-def test_percentiles_are_of_what_lies_between_two_looks(visit: Visit, locked: Process) -> None:
+def test_percentiles_are_those_between_two_scrapes(visit: Visit, locked: Process) -> None:
     page = visit(locked, expected="status of 401")
-    figures = page.evaluate(FIGURES, LOOKS)
+    figures = page.evaluate(FIGURES, SCRAPES)
     assert figures == [pytest.approx(0.05), pytest.approx(0.15), 0.2, 2.0, True, 'other "} {\\']

@@ -1,4 +1,4 @@
-"""Real clusters: `make cluster`.  They need the extra ray, and minutes."""
+"""Fixtures of tests on real clusters: `make cluster`. They need the extra `ray`, and minutes."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,9 @@ from nodes import Cluster
 
 
 @pytest.fixture(autouse=True)
-def nothing_goes_out_and_nothing_is_unpickled() -> None:
-    """Not here: Ray pickles what its own processes tell each other, and asks its cloud who it is."""
+def no_remote_connection_and_no_unpickling() -> None:
+    """Overrides the check: Ray pickles messages between its own processes, and asks its cloud for the machine's
+    identity."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A config file that `serve deploy` sends to a running cluster, and what Ray's own proxy answers then."""
+"""A config file that `serve deploy` sends to a running cluster, and the answers of Ray's own proxy afterwards."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ SERVE = str(Path(sys.executable).with_name("serve"))
 
 
 class Deployed:
-    """The application of a config file, behind the head's proxy."""
+    """The application of a config file, through the proxy of the head."""
 
     def __init__(self, cluster: Cluster, folder: Path, models: dict[str, str]) -> None:
         port = free_port()
@@ -52,10 +52,10 @@ class Deployed:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def status(self) -> str:
-        """Of the application, as `serve status` says it."""
+        """The status of the application, from `serve status`."""
         command = [SERVE, "status", "--address", self.cluster.dashboard]
-        told = yaml.safe_load(subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True).stdout)
-        return str(told["applications"].get("polyhead", {}).get("status"))
+        output = yaml.safe_load(subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True).stdout)
+        return str(output["applications"].get("polyhead", {}).get("status"))
 
     def ready(self) -> bool:
         try:

@@ -170,7 +170,7 @@ class ForcedGuide:
     places: list[set[int]]
     fails_at: int = -1
 
-    def new_state(self) -> "Ride":
+    def new_state(self) -> "ForcedState":
         return ForcedState(self)
 
 

@@ -51,7 +51,7 @@ class SimulatedRun:
     start_of: dict[TokenSequence, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, count: int, size: int, **budgets: int) -> "Play":
+    def of(cls, count: int, size: int, **budgets: int) -> "SimulatedRun":
         return cls(Scheduler(BlockAllocator(count, size), **budgets))
 
     def add(self, prompt: list[int], more: int, **terms: Any) -> TokenSequence:

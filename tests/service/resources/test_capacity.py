@@ -17,7 +17,7 @@ from polyhead.service.core.errors import BodyTooLarge, Overloaded
 from polyhead.service.resources import capacity
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, MIN_REQUEST_BYTES, Headroom, MemoryClaim
 from polyhead.service.server import assembly as serve
-from tests.service.fleet.test_fleet import talking
+from tests.service.fleet.test_fleet import client_of
 from tests.support.processes import Process
 
 MIB = 1 << 20
@@ -131,7 +131,7 @@ def test_a_call_that_memory_is_too_small_for_is_refused(
     async def run() -> None:
         ready = asyncio.Event()
         app = serve.assemble(settings, lambda _: ready.set())
-        async with app.router.lifespan_context(app), talking(app) as http:
+        async with app.router.lifespan_context(app), client_of(app) as http:
             await ready.wait()
             room = app.state.server.headroom
             refused = await http.post("/v1/embeddings", json={"model": "embed", "input": ["x" * 60_000] * 4})
