@@ -1,4 +1,4 @@
-"""Whose turn it is, and who is next in the queue."""
+"""The order of turns between owners, and the order of the queue."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_turns_are_taken_by_cost_and_weight() -> None:
     assert used["heavy"] == pytest.approx(3 * used["cheap"], rel=0.05)
 
 
-def test_rest_earns_no_credit() -> None:
+def test_idle_time_earns_no_credit() -> None:
     turns: FairScheduler[str] = FairScheduler()
     for party in ("a", "b"):
         turns.add(party)
@@ -59,7 +59,7 @@ def test_the_queue_goes_by_priority_then_owner_then_arrival() -> None:
     assert not len(queue)
 
 
-def test_who_is_put_back_is_next_of_its_line() -> None:
+def test_an_entry_that_is_put_back_is_the_next_of_its_owner() -> None:
     queue: FairQueue[str] = FairQueue()
     for entry in ("a", "b", "c"):
         queue.add(entry, "", 0)
@@ -82,8 +82,8 @@ def test_deadlines() -> None:
     assert deadlines.expired(6.0) == ["late"]
 
 
-@pytest.mark.parametrize("guilty", [set(), {3}, {0, 7}, set(range(8))])
-def test_trials_find_whoever_spoils_a_step_and_nobody_else(guilty: set[int]) -> None:
+@pytest.mark.parametrize("faulty", [set(), {3}, {0, 7}, set(range(8))])
+def test_bisection_finds_exactly_the_entries_that_make_a_step_fail(faulty: set[int]) -> None:
     trials: FaultBisector[int] = FaultBisector()
     blamed = trials.split(list(range(8)))
     good: list[int] = []
@@ -91,10 +91,10 @@ def test_trials_find_whoever_spoils_a_step_and_nobody_else(guilty: set[int]) -> 
     while trials:
         batch = trials.next_batch()
         tries += 1
-        if guilty & set(batch):
+        if faulty & set(batch):
             blamed += trials.split(batch)
         else:
             good += batch
-    assert blamed == sorted(guilty)
-    assert sorted(good) == sorted(set(range(8)) - guilty)
-    assert tries <= 14 if len(guilty) != 1 else tries == 6
+    assert blamed == sorted(faulty)
+    assert sorted(good) == sorted(set(range(8)) - faulty)
+    assert tries <= 14 if len(faulty) != 1 else tries == 6

@@ -1,4 +1,4 @@
-"""Answers of a given form over HTTP: a real server, a model of random weights, the official client."""
+"""Structured answers over HTTP: a real server, a model with random weights, the official client."""
 
 import json
 import re
@@ -57,7 +57,7 @@ ENDLESS = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3
         ({"guided_grammar": "start: A"}, "lark", "start: A", "guided_grammar"),
     ],
 )
-def test_every_way_to_ask_for_a_form_is_read(asked: dict[str, Any], kind: Any, source: str, field: str) -> None:
+def test_every_field_for_a_form_is_read(asked: dict[str, Any], kind: Any, source: str, field: str) -> None:
     wanted = Grammar(kind, source, field) if kind else None
     assert read_chat(ChatRequest.read(TALK | asked)).call.grammar == wanted
     assert read_completion(CompletionRequest.read({"model": "chat", "prompt": "x"} | asked)).grammar == wanted
@@ -102,14 +102,14 @@ def test_every_way_to_ask_for_a_form_is_read(asked: dict[str, Any], kind: Any, s
         ),
     ],
 )
-def test_what_is_half_said_or_said_twice_is_refused(asked: dict[str, Any], sentence: str) -> None:
+def test_incomplete_and_contradictory_fields_are_rejected(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         read_chat(ChatRequest.read(TALK | asked))
     assert error.value.message.startswith(sentence)
     assert error.value.param == sentence.partition(":")[0]
 
 
-def test_other_dialects_say_it_in_their_own_words() -> None:
+def test_fields_of_other_dialects() -> None:
     assert convert_format(TextFormat.read({"type": "text"}), "text.format") is None
     flat = TextFormat.read({"type": "json_schema", "name": "x", "schema": OBJECT})
     assert convert_format(flat, "text.format") == Grammar("schema", '{"type":"object"}', "text.format.schema")
@@ -156,7 +156,7 @@ def is_city(text: str) -> bool:
     )
 
 
-def test_a_schema_holds_whatever_the_weights_say(client: openai.OpenAI) -> None:
+def test_answers_of_random_weights_match_the_schema(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": "Name a city."}],
@@ -171,7 +171,7 @@ def test_a_schema_holds_whatever_the_weights_say(client: openai.OpenAI) -> None:
         assert choice.finish_reason == "stop"
 
 
-def test_a_stream_and_an_answer_with_logprobs_say_the_same(client: openai.OpenAI) -> None:
+def test_a_stream_and_an_answer_with_logprobs_are_equal(client: openai.OpenAI) -> None:
     """Where log-probabilities are asked for no token is skipped."""
     asked: dict[str, Any] = {
         "model": "chat",
@@ -205,27 +205,27 @@ def test_completions_take_other_forms(client: openai.OpenAI, extra: dict[str, An
         assert choice.finish_reason == "stop"
 
 
-def test_what_is_cut_says_so(client: openai.OpenAI) -> None:
+def test_a_truncated_answer_has_finish_reason_length(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="chat", prompt="a", max_tokens=5, extra_body={"guided_regex": "[ab]{500}"})
     assert answer.choices[0].finish_reason == "length"
     assert re.fullmatch("[ab]{1,499}", answer.choices[0].text)
 
 
-def test_jumps_take_fewer_steps(server: Process, client: openai.OpenAI) -> None:
+def test_forced_tokens_take_fewer_steps(server: Process, client: openai.OpenAI) -> None:
     def steps() -> float:
         return server.page.total("engine_steps_total")
 
     spelled, before = {"const": "the quick brown fox jumps over the lazy dog"}, steps()
     asked: dict[str, Any] = {"model": "chat", "prompt": "a", "max_tokens": 100, "extra_body": {"guided_json": spelled}}
-    leapt = client.completions.create(**asked)
+    with_forced = client.completions.create(**asked)
     between = steps()
     stepped = client.completions.create(**asked, logprobs=0)
-    assert json.loads(leapt.choices[0].text) == json.loads(stepped.choices[0].text) == spelled["const"]
+    assert json.loads(with_forced.choices[0].text) == json.loads(stepped.choices[0].text) == spelled["const"]
     assert between - before < (steps() - between) / 3
 
 
-def test_bad_schemas_are_refused_and_cost_no_neighbour(server: Process, client: openai.OpenAI) -> None:
-    """One streams while others ask for what cannot be, or not in time."""
+def test_invalid_schemas_are_rejected_and_do_not_disturb_others(server: Process, client: openai.OpenAI) -> None:
+    """One stream runs while others send invalid or slow schemas."""
     asked = {"model": "chat", "prompt": "a", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
     alone = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
     refused: list[str] = []

@@ -1,4 +1,4 @@
-"""One answer of very many tokens, or with very many log-probabilities, is processed in slices and written aside."""
+"""A single answer with very many tokens or log-probabilities is processed in slices and written on a thread."""
 
 import asyncio
 import threading
@@ -50,7 +50,7 @@ TOP = ((5, -1.0), (6, -2.0))
 
 
 @pytest.fixture
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return scripted_model(tiny_generator, "talker", "generate")
 
 
@@ -83,7 +83,7 @@ def step_of(stream: Stream, first: int) -> list[HandleEvent]:
     return [(stream, GeneratedToken(id)) for id in range(first, first + LONG)]
 
 
-def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_them() -> None:
+def test_steps_of_a_worker_are_delivered_in_order_and_workers_do_not_wait_for_each_other() -> None:
     async def run() -> None:
         deliveries, [stream, other], over = EventDelivery(), streams(2), list[str]()
         one, another = (Any, FakeGenerator)  # used only as keys
@@ -102,7 +102,7 @@ def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_
     asyncio.run(run())
 
 
-def test_what_was_closed_meanwhile_receives_no_more() -> None:
+def test_a_closed_stream_receives_no_further_events() -> None:
     async def run() -> None:
         deliveries, [stream, other] = EventDelivery(), streams(2)
         worker: Any = "a worker"
@@ -116,7 +116,7 @@ def test_what_was_closed_meanwhile_receives_no_more() -> None:
     asyncio.run(run())
 
 
-def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_raises_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(RecordingTicket):
         def receive(self, event: Event) -> None:
             raise RuntimeError("no")
@@ -143,10 +143,10 @@ def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.Monke
     assert len(raised) == 1
 
 
-# Text
+# Detokenisation
 
 
-class Ready:
+class ReadySource:
     """A source whose events are all available."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -162,35 +162,35 @@ class Ready:
 def read(turns: TurnCounter, begun: Callable[[], Detokenizer], events: Sequence[Event]) -> list[AnswerDelta]:
     async def run() -> list[AnswerDelta]:
         turns.count_turn()
-        found = [piece async for piece in stream_answer(begun, Ready(events))]
+        found = [piece async for piece in stream_answer(begun, ReadySource(events))]
         await asyncio.sleep(0)
         return found
 
     return asyncio.run(run())
 
 
-def test_tokens_that_are_all_there_become_text_in_slices(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_tokens_are_detokenised_in_slices(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = TurnCounter()
     monkeypatch.setattr(Detokenizer, "push", turns.count("pushed", Detokenizer.push))
     request = generate(PROMPT, LONG, logprobs=2)
     tokens = [GeneratedToken(5, -1.0, TOP)] * LONG
     found = read(
-        turns, partial(Detokenizer, talker.tokenizer, StopRules(), request), [*tokens, Done("length", 3, LONG)]
+        turns, partial(Detokenizer, generator.tokenizer, StopRules(), request), [*tokens, Done("length", 3, LONG)]
     )
     assert sum(len(piece.logprobs) for piece in found) == LONG
     assert turns.total["pushed"] == LONG
     assert turns.most["pushed"] <= TOKENS_PER_SLICE
 
 
-def test_so_do_the_scores_of_a_prompt(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scores_of_a_prompt_are_processed_in_slices(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = TurnCounter()
     monkeypatch.setattr(Detokenizer, "score_token", turns.count("scored", Detokenizer.score_token))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
     scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
-    found = read(turns, partial(Detokenizer, talker.tokenizer, StopRules(), request), [scores, Done("length", LONG)])
+    found = read(turns, partial(Detokenizer, generator.tokenizer, StopRules(), request), [scores, Done("length", LONG)])
     assert [len(piece.prompt_logprobs) for piece in found] == [LONG, 0]
     assert found[0].prompt_logprobs[0].token.logprob is None
-    assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(talker.tokenizer.stream().push(5))]
+    assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(generator.tokenizer.stream().push(5))]
     assert turns.total["scored"] == 3 * LONG - 2
     assert turns.most["scored"] <= 3 * TOKENS_PER_SLICE
 
@@ -284,7 +284,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
 def test_a_large_answer_is_written_on_a_thread(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """However few answers there are; a small one is written on the event loop."""
+    """Even for few answers; a small answer is written on the event loop."""
     path, small, large, module, name = CALLS[call]
     where, real = list[bool](), getattr(module, name)
 
@@ -308,7 +308,7 @@ def drawn(count: int, tops: int) -> tuple[TokenLogprobs, ...]:
     return (TokenLogprobs(token, 0, (token,) * tops, 5),) * count
 
 
-def test_so_is_a_large_chunk_of_a_stream() -> None:
+def test_a_large_chunk_of_a_stream_is_written_on_a_thread() -> None:
     async def run() -> list[bool]:
         def inline() -> bool:
             return threading.current_thread() is threading.main_thread()
@@ -343,7 +343,7 @@ def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.M
 # Memory
 
 
-class Keeping:
+class CallWithMemory:
     """A call with `free` bytes, or the minimum, for its log-probabilities."""
 
     def __init__(self, free: int = 1 << 40) -> None:
@@ -370,15 +370,15 @@ LARGE = AnswerDelta("", drawn(generating.CLAIM_STEP // 21 + 1, 20))
 BYTES = generating.SCORE_BYTES * generating.count_scores(LARGE.logprobs)
 
 
-def test_log_probabilities_take_of_the_memory_for_requests() -> None:
-    call = Keeping()
+def test_log_probabilities_claim_memory() -> None:
+    call = CallWithMemory()
     call.keep([LARGE] * 9)
     assert len(call.came) == 9
     assert call.claim._size == 9 * BYTES
 
 
 def test_an_answer_that_takes_more_than_there_is_ends() -> None:
-    call = Keeping(free=0)
+    call = CallWithMemory(free=0)
     room = int(call.headroom.total) // BYTES
     with pytest.raises(Overloaded, match=r"logprobs: .* ask for fewer of them"):
         call.keep([LARGE] * (room + 5))
@@ -387,12 +387,12 @@ def test_an_answer_that_takes_more_than_there_is_ends() -> None:
 
 
 def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written() -> None:
-    call = Keeping()
+    call = CallWithMemory()
     call.keep([AnswerDelta("", prompt_logprobs=LARGE.logprobs)], repeated=7)
     assert call.claim._size == 7 * BYTES
 
 
-def test_a_call_that_is_answered_gives_its_memory_back(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_has_ended_frees_its_memory(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generating, "CLAIM_STEP", 10)
     taken, real = list[tuple[MemoryClaim, int]](), MemoryClaim.grow
 

@@ -63,10 +63,10 @@ def read(stream: bool = False, **parameters: Any) -> GenerationRequest:
     return read_hf_parameters(("a",), GenerateParameters.read(parameters), stream=stream)
 
 
-# What is read
+# Reading requests
 
 
-def test_everything_that_is_asked_is_carried() -> None:
+def test_every_parameter_is_read() -> None:
     asked = read(
         temperature=0.5,
         top_k=9,
@@ -116,14 +116,14 @@ def test_everything_that_is_asked_is_carried() -> None:
     assert asked.grammar == Grammar("regex", "[0-9]+", "parameters.grammar.value")
 
 
-def test_the_likeliest_unless_a_draw_is_shaped() -> None:
+def test_answers_are_greedy_unless_a_sampling_parameter_is_set() -> None:
     for shaped in ({}, {"do_sample": False, "temperature": 0.7}, {"repetition_penalty": 2}, {"seed": 1}):
         assert read(**shaped).sampling.temperature == 0
     for shaped in ({"do_sample": True}, {"top_k": 5}, {"typical_p": 0.5}, {"min_p": 0.1}, {"temperature": 1}):
         assert read(**shaped).sampling.temperature == 1
 
 
-def test_beams_and_tries() -> None:
+def test_best_of() -> None:
     asked = read(num_beams=4, num_return_sequences=3, length_penalty=0.5, early_stopping=True)
     assert (asked.count, asked.beams) == (3, BeamSearchOptions(4, 0.5, early_stopping=True))
     assert (read(best_of=3, do_sample=True).count, read(best_of=3, do_sample=True).logprobs) == (3, 0)
@@ -147,19 +147,19 @@ def test_beams_and_tries() -> None:
         ({"penalty_alpha": 0.6}, "penalty_alpha: 0.6 is not supported by this server"),
     ],
 )
-def test_what_is_refused_by_name(parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_rejected_by_name(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read(**parameters)
     assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize("name", ["best_of", "num_return_sequences", "decoder_input_details"])
-def test_what_a_stream_cannot_say(name: str) -> None:
+def test_parameters_that_a_stream_does_not_support(name: str) -> None:
     with pytest.raises(BadRequest, match=rf"parameters\.{name}: a stream has one answer"):
         read(stream=True, do_sample=True, **{name: 2 if name != "decoder_input_details" else True})
 
 
-# What is answered
+# Writing answers
 
 
 def test_one_object_for_one_text(app: FastAPI) -> None:
@@ -169,7 +169,7 @@ def test_one_object_for_one_text(app: FastAPI) -> None:
     assert several.json() == [{"generated_text": PROMPT}]
 
 
-def test_details_and_what_might_have_come(app: FastAPI, models: list[Model]) -> None:
+def test_details_and_top_tokens(app: FastAPI, models: list[Model]) -> None:
     details = said(app, details=True, top_n_tokens=2)["details"]
     ids = models[0].tokenizer.encode(PROMPT).ids
     assert [token["id"] for token in details["tokens"]] == ids
@@ -302,7 +302,7 @@ def test_bad_requests(app: FastAPI, status: int, path: str, body: Any, message: 
     assert answer.json()["error"].startswith(message)
 
 
-def test_a_failure_is_the_generations(models: list[Model]) -> None:
+def test_a_failed_step_is_a_generation_error(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Iterator[Any]:
         yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
@@ -313,7 +313,7 @@ def test_a_failure_is_the_generations(models: list[Model]) -> None:
     assert streamed(app)[-1] == {"error": "the step failed", "error_type": "generation"}
 
 
-def test_info_says_what_both_servers_say(app: FastAPI) -> None:
+def test_info_has_the_fields_of_both_servers(app: FastAPI) -> None:
     talker, vectors = (answer.json() for answer in ask(app, ("/models/talker/info", None), ("/info", None)))
     assert (talker["model_pipeline_tag"], talker["max_total_tokens"], talker["max_input_tokens"]) == (
         "text-generation",

@@ -56,7 +56,9 @@ def test_a_prompt_as_the_tokens_that_would_be_continued(app: FastAPI, registry: 
     assert special["tokens"][1:-1] == plain["tokens"]
     assert plain["token_strs"] is None
     assert said(app, "/models/vectors/tokenize", prompt="a film") == special
-    assert said(app, "/tokenize", model="talker", prompt="fox " * 99)["count"] > 64, "longer than what can be continued"
+    assert said(app, "/tokenize", model="talker", prompt="fox " * 99)["count"] > 64, (
+        "longer than a prompt that can be continued"
+    )
 
 
 def test_a_conversation_as_the_prompt_that_it_becomes(app: FastAPI, registry: Registry) -> None:
@@ -93,7 +95,7 @@ def test_tokens_as_a_text(app: FastAPI) -> None:
         ("/v1/completions", {"prompt": [5] * 8, "echo": True}, "prompt: the text of the tokens"),
     ],
 )
-def test_texts_of_tokens_have_room_before_they_are_made(
+def test_memory_is_claimed_before_texts_of_tokens_are_made(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sentence: str
 ) -> None:
     body = body if path.startswith("/models") else body | {"model": "talker"}
@@ -114,7 +116,7 @@ def test_texts_of_tokens_have_room_before_they_are_made(
     assert answer.status_code == 200, answer.text
 
 
-def test_text_embeddings_inference_has_its_own_form_there(app: FastAPI) -> None:
+def test_the_route_of_text_embeddings_inference_has_its_own_format(app: FastAPI) -> None:
     [[first, *_]] = said(app, "/models/vectors/tokenize", inputs="a film")
     assert first["text"] == "[CLS]"
 
