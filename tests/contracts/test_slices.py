@@ -5,28 +5,23 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.app_state import AppState, split_requests
+from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.access.request_context import RequestContext
-from polyhead.service.api.shared.streaming import NUMPY_OPTION, dumps_sliced
-from polyhead.service.concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_slices, split_in_slices
-from polyhead.service.core.errors import Expired, Overloaded, Unavailable
+from polyhead.service.concurrency.time_slices import SLICE_SIZE
+from polyhead.service.core.errors import Expired
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Request, Sampling, Terms
 from polyhead.service.engine import engine as engine_module
 from polyhead.service.engine.engine import Engine
-from polyhead.service.engine.event_stream import Stream, StreamContext
+from polyhead.service.engine.event_stream import Stream
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.text import tokenization as text_module
 from polyhead.service.text.detokenizer import Detokenizer
@@ -36,10 +31,12 @@ from polyhead.service.text.tokenization import TokenizerJob
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 from tests.support.engine_fakes import generate
-from tests.support.scripted import WAIT, Connection, Registry, Source, application, echo, until
+from tests.support.scripted import Connection, Registry, application, echo, until
 from tests.support.scripted import model as scripted_model
 
 MANY = 5 * SLICE_SIZE + 17
+
+
 IDS = [5, 6, 7]
 
 
@@ -238,22 +235,6 @@ def test_a_client_that_disconnects_stops_the_tokenizer(tiny_generator: Path, mon
     assert jobs[0].is_abandoned
 
 
-# All requests of a call are submitted, or none
-
-
-class LimitedRegistry(Registry):
-    """Accepts `most` requests, then rejects."""
-
-    def __init__(self, generator: Model, most: int) -> None:
-        super().__init__([generator], lambda *_: [WAIT])
-        self.most = most
-
-    def submit(self, model: Model, requests: Sequence[Request]) -> list[Source]:
-        if len(self.requests) + len(requests) > self.most:
-            raise Unavailable("it is being unloaded")
-        return super().submit(model, requests)
-
-
 def requests_of(count: int) -> list[Request]:
     return [replace(generate(IDS), id=f"call-{number}") for number in range(count)]
 
@@ -267,152 +248,3 @@ def submitted(registry: Registry, visit: RequestContext, **settings: Any) -> tup
 @pytest.fixture
 def generator(tiny_generator: Path) -> Model:
     return scripted_model(tiny_generator, "talker", "generate")
-
-
-def test_earlier_slices_are_aborted_when_a_later_slice_is_rejected(generator: Model) -> None:
-    async def run() -> None:
-        registry = LimitedRegistry(generator, 3 * SLICE_SIZE)
-        server, call = submitted(registry, RequestContext("id"))
-        with pytest.raises(Unavailable):
-            await call
-        await until(lambda: all(source.aborted for source in registry.sources))
-        assert len(registry.sources) == 3 * SLICE_SIZE
-        assert server.admission._total.reserved_tokens == 0
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("cause", ["deadline", "left"])
-def test_a_deadline_or_a_disconnect_stops_the_submission(generator: Model, cause: str) -> None:
-    class ExpiringContext(RequestContext):
-        def check_deadline(self) -> None:
-            if cause == "deadline" and len(registry.requests) >= 2 * SLICE_SIZE:
-                raise self.deadline_error()
-
-    async def run() -> None:
-        server, call = submitted(registry, ExpiringContext("id"))
-        task = asyncio.create_task(call)
-        if cause == "left":
-            while len(registry.requests) < 2 * SLICE_SIZE:
-                await asyncio.sleep(0)
-            task.cancel()
-        with pytest.raises(Expired if cause == "deadline" else asyncio.CancelledError):
-            await task
-        await until(lambda: all(source.aborted for source in registry.sources))
-        assert 2 * SLICE_SIZE <= len(registry.sources) < MANY
-        assert server.admission._total.reserved_tokens == 0
-
-    registry = Registry([generator], lambda *_: [WAIT])
-    asyncio.run(run())
-
-
-def test_the_tokens_of_a_call_are_reserved_while_it_is_submitted(generator: Model) -> None:
-    async def run() -> None:
-        registry = Registry([generator], lambda *_: [WAIT])
-        server, call = submitted(registry, RequestContext("id"), max_tokens_in_flight=MANY * len(IDS))
-        task = asyncio.create_task(call)
-        while not registry.requests:
-            await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            server.submit(RequestContext("other"), generator, requests_of(2 * SLICE_SIZE))
-        assert len(await task) == MANY
-        assert server.admission._total.reserved_tokens == 0
-
-    asyncio.run(run())
-
-
-def test_a_call_without_free_tokens_is_rejected_as_a_whole(generator: Model) -> None:
-    async def run() -> None:
-        registry = Registry([generator], lambda *_: [WAIT])
-        server, call = submitted(registry, RequestContext("id"), max_tokens_in_flight=MANY)
-        cast(Any, server.engine).tokens = 1
-        with pytest.raises(Overloaded):
-            await call
-        assert not registry.requests
-
-    asyncio.run(run())
-
-
-def test_a_group_is_in_one_slice() -> None:
-    groups = [f"g{number // 3}" if number % 9 < 6 else "" for number in range(MANY)]
-    requests = [replace(one, group=group) for one, group in zip(requests_of(MANY), groups, strict=True)]
-    slices = [list(some) for some in split_requests(requests)]
-    assert [request for some in slices for request in some] == requests
-    assert all(SLICE_SIZE <= len(some) < SLICE_SIZE + 3 for some in slices[:-1])
-    ends = [(some[-1].group, after[0].group) for some, after in pairwise(slices)]
-    assert all(last != first or not last for last, first in ends)
-
-
-# Single parts
-
-
-def stream_context() -> StreamContext:
-    return StreamContext("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-
-
-def test_streams_with_the_same_deadline_share_a_timer() -> None:
-    async def run() -> None:
-        one, ends = stream_context(), list[int]()
-        deadline = text_module.time.perf_counter() + 0.01
-        streams = [Stream(generate(IDS, terms=Terms(deadline=deadline)), one) for _ in range(MANY)]
-        endless = Stream(generate(IDS), one)
-        for stream in (*streams, endless):
-            stream.start()
-        assert len(one.timers) == 1
-        streams[0].close()
-        while any(stream.is_open for stream in streams):
-            await asyncio.sleep(0)
-            ends.append(sum(not stream.is_open for stream in streams))
-        assert max(after - before for before, after in pairwise(ends)) <= SLICE_SIZE
-        assert endless.is_open
-        assert len(one.timers) == 0
-        streams[0].start()  # it has ended, so no timer is set
-        assert len(one.timers) == 0
-
-    asyncio.run(run())
-
-
-def test_slices() -> None:
-    assert [list(some) for some in split_in_slices([1, 2, 3, 4, 5], 2)] == [[1, 2], [3, 4], [5]]
-    done: list[int] = []
-
-    async def run() -> None:
-        assert [item async for item in iterate_in_slices(range(7), 3)] == list(range(7))
-        call_in_slices(done.append, range(7), 3)
-        assert done == [0, 1, 2]
-        await asyncio.sleep(0)
-        assert done == [0, 1, 2, 3, 4, 5]
-        await asyncio.sleep(0)
-
-    asyncio.run(run())
-    assert done == list(range(7))
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(), inner, max_size=5),
-    max_leaves=60,
-)
-
-
-@given(JSON)
-def test_json_in_parts_is_the_same_json(value: Any) -> None:
-    assert dumps_sliced(value) == orjson.dumps(value)
-
-
-def test_arrays_and_long_lists_in_parts_are_the_same_json() -> None:
-    rows = np.arange(30_000, dtype=np.float32).reshape(100, 300) / 7
-    for value in (
-        rows,
-        list(rows),
-        [rows, rows[:2]],
-        list(range(20_000)),
-        {"data": [{"index": index, "embedding": row} for index, row in enumerate(rows)], "model": 'a"b'},
-        [],
-        {},
-    ):
-        assert dumps_sliced(value) == orjson.dumps(value, option=NUMPY_OPTION)

@@ -11,7 +11,7 @@ from transformers.pipelines.document_question_answering import select_starts_end
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
 from polyhead.service.text.answer_spans import ScoredWindow, SpanAnswer, SpanOptions, find_answers
-from tests.contracts.test_token_heads import answered, read, worker
+from tests.service.engine.test_head_outputs import answered, read, worker
 from tests.support import checkpoints
 
 QUESTION = "What is the capital of France?"

@@ -54,7 +54,7 @@ from polyhead.service.text.encoder_outputs import (
 )
 from polyhead.service.text.entities import Aggregation
 from polyhead.service.text.tokenization import DEFAULT_TERMS
-from tests.contracts.test_token_heads import answered, worker
+from tests.service.engine.test_head_outputs import answered, worker
 from tests.support import checkpoints
 from tests.support.scripted import WAIT, Source, model
 

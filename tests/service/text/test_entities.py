@@ -12,7 +12,7 @@ import transformers as tf
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
 from polyhead.service.text.entities import Aggregation, Entity, TaggingSettings, find_entities, merge_windows
-from tests.contracts.test_token_heads import answered, read, worker
+from tests.service.engine.test_head_outputs import answered, read, worker
 from tests.support import checkpoints
 
 TEXTS = [
