@@ -56,7 +56,7 @@ def test_sources_over_http_lie_in_the_model_root(root: Path) -> None:
             for answer in (load, reload, other):
                 assert answer.status_code == 400, (source, answer.text)
                 assert str(root.parent) not in answer.text
-        assert not watch.heard
+        assert not watch.events
         assert await client.names() == ["judge"]
         for number, source in enumerate(("inside", str(root / "inside"), "./inside", "up/shelf/inside")):
             asked = {"name": f"new{number}", "source": source}
@@ -147,7 +147,7 @@ def test_names_in_an_address_are_no_paths(root: Path) -> None:
     serving(act, {"judge": root / "inside"}, model_root=str(root))
     assert {answer.status_code for answer in answers} <= {400, 401, 404, 405}
     assert not [answer for answer in answers if "root:" in answer.text]
-    assert not watch.heard
+    assert not watch.events
 
 
 def test_what_the_settings_name_may_lie_anywhere_and_so_may_what_is_merged_there() -> None:

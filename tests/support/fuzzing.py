@@ -205,7 +205,7 @@ class Round:
                 first, table = 0, []
             parts.append((self.tokens(size), first, table))
         parts = parts or [(self.tokens(1), 0, [0] if self.blocks else [])]
-        return self.dressed(rows_of(parts, last_only=choice.random() < 0.5))
+        return self.with_options(rows_of(parts, last_only=choice.random() < 0.5))
 
     def with_options(self, rows: StepInput) -> StepInput:
         """With segments, adapters and requested rows."""

@@ -270,10 +270,10 @@ class ManualTimers:
 
 class Timer:
     def __init__(self, timers: ManualTimers, entry: tuple[float, Callable[[], None]]) -> None:
-        self.later, self.entry = timers, entry
+        self.timers, self.entry = timers, entry
 
     def cancel(self) -> None:
-        self.later.due.remove(self.entry)
+        self.timers.due.remove(self.entry)
 
 
 async def judge_with_timers(served: ModelRegistry) -> tuple[Any, ManualTimers, int]:
@@ -295,7 +295,7 @@ def test_an_idle_network_is_released_and_loaded_again(tiny_classifier: Path) -> 
         assert len(timers.due) == 1, "its time begins anew with each request"
         [known] = served.model_statuses()
         assert known.explain_memory == free - served.memory_budget()[1] > 0
-        await timers.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] == free
         assert served.model_statuses()[0].explain_memory == 0
         assert all(not each.numel() for each in first._network.network.parameters()), "its weights are still in memory"
@@ -322,11 +322,11 @@ def test_a_network_that_explains_is_not_idle(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
         judge, timers, free = await judge_with_timers(served)
         [stream] = served.submit(judge, [why()])
-        await timers.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] < free
         assert len(timers.due) == 1, "its time begins anew"
         assert [type(event) async for event in stream] == [ExplanationResult, Done]
-        await timers.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)
@@ -365,7 +365,7 @@ def test_a_request_that_comes_during_the_release_waits_and_is_counted_once(tiny_
         [stream] = served.submit(judge, [why()])
         assert [type(event) async for event in stream] == [ExplanationResult, Done]
         assert free - served.memory_budget()[1] == one
-        await timers.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)

@@ -69,7 +69,7 @@ class SimulatedRun:
         present = [*scheduler.running, *scheduler.waiting]
         if not present or choice.random() >= 0.03:
             return 0
-        self.stood_back.add(sequence := choice.choice(present))
+        self.was_paused.add(sequence := choice.choice(present))
         scheduler.pause(sequence)
         return 1
 
@@ -140,7 +140,7 @@ class SimulatedRun:
         twin = TokenSequence(list(parent.tokens), parent.owner, parent.priority)
         self.limits[twin], self.start_of[twin] = self.limits[parent], self.start_of[parent]
         self.order.append(twin)
-        self.stood_back.add(twin)
+        self.was_paused.add(twin)
         self.scheduler.fork(parent, twin)
         self.forks += 1
 
@@ -166,9 +166,9 @@ class SimulatedRun:
         running, waiting = list(scheduler.running), list(scheduler.waiting)
         assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
         line: dict[tuple[int, str], tuple[int, int]] = {}
-        for sequence in [sequence for sequence in running if sequence not in self.stood_back]:
+        for sequence in [sequence for sequence in running if sequence not in self.was_paused]:
             line[sequence.priority, sequence.owner] = sequence.rank
-        for sequence in [sequence for sequence in waiting if sequence not in self.stood_back]:
+        for sequence in [sequence for sequence in waiting if sequence not in self.was_paused]:
             last = line.get((sequence.priority, sequence.owner), sequence.rank)
             assert last <= sequence.rank, "overtaken by a sequence of the same owner and priority"
 
