@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import ENVIRONMENT, RAY, Cluster, ServedCluster, family, replicas, until
+from nodes import ENVIRONMENT, RAY, Cluster, ServedCluster, process_tree, replicas, until
 
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion
 from tests.support.load import Asked, load
@@ -113,7 +113,7 @@ def test_a_node_is_emptied_without_a_failed_request(served: ServedCluster, clust
     *_, worker = pods_of(service).values()
     command = worker["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1].partition(" && ")[0]
     [node], count_errors = cluster.ids(), served.page.total("replicas_lost_total")
-    there = set(family(cluster.nodes[1].child.pid)) & (replicas("chat") | replicas("judge"))
+    there = set(process_tree(cluster.nodes[1].child.pid)) & (replicas("chat") | replicas("judge"))
     assert there
     cluster.add()
     until(lambda: len(cluster.ids()) == 2)

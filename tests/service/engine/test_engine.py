@@ -132,14 +132,14 @@ def test_the_engine_is_not_far_ahead_of_the_loop() -> None:
 
     async def scene(stage: EngineFixture) -> None:
         stream = stage.generate_with(generate([1], max_tokens=40))[0]
-        told = 0
+        received = 0
         async for _ in stream:
-            told += 1
+            received += 1
             time.sleep(0.005)  # the loop is busy for longer than a step
             assert (
-                stage.engine.steps <= told + 3 * MAX_STEPS_AHEAD
+                stage.engine.steps <= received + 3 * MAX_STEPS_AHEAD
             )  # steps not yet delivered, steps delivered together, and steps computed meanwhile
-        assert told == 41
+        assert received == 41
         await stage.wait_until_idle()
 
     run_scene(scene)

@@ -427,8 +427,8 @@ def test_no_answer_is_changed(drafted: bool, seed: int) -> None:
         assert drafts <= sum(report.drafted for report in reports)
         worker.check_invariants()
     assert drafts > 5
-    for plain, foretold in zip(*answers, strict=True):
-        assert comparable(plain) == comparable(foretold)
+    for plain, speculated in zip(*answers, strict=True):
+        assert comparable(plain) == comparable(speculated)
 
 
 def comparable(events: Sequence[Event]) -> list[Event]:

@@ -114,7 +114,9 @@ def test_a_server_exports_exactly_the_documented_metrics(
 ) -> None:
     page = httpx.get(f"{server.url}/metrics", headers={"Accept": accept}).text
     assert len(documented()) > 50
-    assert exposed(parse(page)) == {name: told for name, told in documented().items() if name not in ELSEWHERE}
+    assert exposed(parse(page)) == {
+        name: described for name, described in documented().items() if name not in ELSEWHERE
+    }
     assert documented().keys() > ELSEWHERE
     assert all(any(family.name.startswith(begin) for family in parse(page)) for begin in PROCESS_METRICS)
 

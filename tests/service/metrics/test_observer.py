@@ -179,13 +179,13 @@ def test_open_metrics_has_exemplars_of_traces() -> None:
 def test_metrics_of_the_base_model_are_not_repeated_for_adapters() -> None:
     """Steps are counted for the base model, so the page stays short with a hundred adapters."""
     page = families(busy_metrics())
-    told = {
+    names = {
         name
         for name, family in page.items()
         if any(one.labels.get("model") == "chat:dressed" for one in family.samples)
     }
-    assert {"polyhead_requests", "polyhead_request_seconds", "polyhead_answers", "polyhead_model_info"} <= told
-    assert not {name for name in told if "batch" in name or "step" in name or "kv" in name or "token_s" in name}
+    assert {"polyhead_requests", "polyhead_request_seconds", "polyhead_answers", "polyhead_model_info"} <= names
+    assert not {name for name in names if "batch" in name or "step" in name or "kv" in name or "token_s" in name}
 
 
 def test_counts_of_an_adapter_stay_after_its_unload() -> None:

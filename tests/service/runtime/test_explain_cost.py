@@ -56,11 +56,11 @@ def test_operations_are_those_that_torch_counts(
     counter.mod_tracker = PlainTracker()
     with counter:
         driven(explain(watched, asked, piece=CHUNK_TOKENS))
-    counted, told = (
+    counted, estimated = (
         counter.get_total_flops(),
         estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS),
     )
-    assert 0.9 * counted <= told <= 1.5 * counted
+    assert 0.9 * counted <= estimated <= 1.5 * counted
 
 
 class PlainTracker(ModuleTracker):

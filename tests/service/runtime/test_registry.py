@@ -88,9 +88,9 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         chat, judge = served.models()
-        [spoken] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
+        [stream] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
         [read] = served.submit(judge, [Encode("e", (2, 9, 3))])
-        events = [event async for event in spoken]
+        events = [event async for event in stream]
         assert events[-1] == Done("length", 3, 4)
         scores, end = [event async for event in read]
         assert isinstance(scores, HeadOutput)

@@ -97,20 +97,24 @@ def test_a_chat_is_a_span_with_its_stages_below(server: Process, collector: Coll
     assert [stage.name for stage in below] == WHOLE
     check_nesting(span, below)
 
-    told = facts(span)
-    assert told["http.request.method"] == "POST"
-    assert (told["http.route"], told["url.path"], told["http.response.status_code"]) == (CHAT, CHAT, 200)
-    assert (told["gen_ai.operation.name"], told["gen_ai.request.model"]) == ("chat", "chat")
-    assert (told["polyhead.outcome"], told["polyhead.key"]) == ("done", "search")
-    assert told["polyhead.request_id"] == answer.headers["x-request-id"]
-    assert told["gen_ai.usage.output_tokens"] == 8
+    attributes = facts(span)
+    assert attributes["http.request.method"] == "POST"
+    assert (attributes["http.route"], attributes["url.path"], attributes["http.response.status_code"]) == (
+        CHAT,
+        CHAT,
+        200,
+    )
+    assert (attributes["gen_ai.operation.name"], attributes["gen_ai.request.model"]) == ("chat", "chat")
+    assert (attributes["polyhead.outcome"], attributes["polyhead.key"]) == ("done", "search")
+    assert attributes["polyhead.request_id"] == answer.headers["x-request-id"]
+    assert attributes["gen_ai.usage.output_tokens"] == 8
     if not stream:
-        assert told["gen_ai.usage.input_tokens"] == answer.json()["usage"]["prompt_tokens"]
+        assert attributes["gen_ai.usage.input_tokens"] == answer.json()["usage"]["prompt_tokens"]
     queue, steps, writing = (facts(stage) for stage in below[3:])
     assert steps["gen_ai.usage.output_tokens"] == 8
     assert queue["polyhead.longest_wait"] == pytest.approx(seconds(below[3]), abs=1e-6)
     assert 0 < writing["polyhead.busy"] <= seconds(below[5])
-    assert seconds(below[0]) < told["polyhead.time_to_first_token"] < seconds(span)
+    assert seconds(below[0]) < attributes["polyhead.time_to_first_token"] < seconds(span)
     assert span.status.code == Status.STATUS_CODE_UNSET
 
 
@@ -125,14 +129,14 @@ def test_many_texts_have_one_span(server: Process, collector: Collector) -> None
     assert span.name == "POST /models/{name:path}/predict"
     assert [stage.name for stage in below] == WHOLE[:-1]
     check_nesting(span, below)
-    told = facts(span)
-    assert (told["polyhead.requests"], told["polyhead.task"], told["url.path"]) == (
+    attributes = facts(span)
+    assert (attributes["polyhead.requests"], attributes["polyhead.task"], attributes["url.path"]) == (
         40,
         "classify",
         "/models/judge/predict",
     )
-    assert told["gen_ai.usage.input_tokens"] > 40
-    assert "gen_ai.operation.name" not in told
+    assert attributes["gen_ai.usage.input_tokens"] > 40
+    assert "gen_ai.operation.name" not in attributes
 
 
 def test_tokens_alone_are_a_stage(server: Process, collector: Collector) -> None:
@@ -156,9 +160,9 @@ def test_rejections_are_no_server_errors_and_disconnects_are_aborted(server: Pro
     assert refused.headers["traceresponse"].split("-")[2] == span.span_id.hex()
     assert [stage.name for stage in below] == ["admission"]
     check_nesting(span, below)
-    told = facts(span)
-    assert (told["http.response.status_code"], told["polyhead.outcome"]) == (429, "rejected")
-    assert told["polyhead.reason"] == refused.json()["error"]["code"]
+    attributes = facts(span)
+    assert (attributes["http.response.status_code"], attributes["polyhead.outcome"]) == (429, "rejected")
+    assert attributes["polyhead.reason"] == refused.json()["error"]["code"]
     assert span.status.code == Status.STATUS_CODE_UNSET
     span, below = collector.trace(f"{0xC0:032x}")
     assert facts(span)["polyhead.outcome"] == "aborted"
@@ -171,9 +175,9 @@ def test_a_client_that_leaves_ends_its_spans(server: Process, collector: Collect
     span, below = collector.trace(f"{0xD0:032x}")
     assert [stage.name for stage in below] == WHOLE
     check_nesting(span, below)
-    told = facts(span)
-    assert told["polyhead.outcome"] == "aborted"
-    assert 0 < told["gen_ai.usage.output_tokens"] < 10_000
+    attributes = facts(span)
+    assert attributes["polyhead.outcome"] == "aborted"
+    assert 0 < attributes["gen_ai.usage.output_tokens"] < 10_000
     assert span.status.code == Status.STATUS_CODE_UNSET
 
 
@@ -241,9 +245,9 @@ def test_spans_contain_no_prompt_no_answer_and_no_key(server: Process, collector
     for word in (*SECRET.split(), KEY, *answer.split()):
         assert len(word) < 4 or word.encode() not in sent
     assert b"test" in sent
-    assert {(told["service.name"], told["deployment.environment.name"]) for told in collector.resources} == {
-        ("polyhead", "test")
-    }
+    assert {
+        (attributes["service.name"], attributes["deployment.environment.name"]) for attributes in collector.resources
+    } == {("polyhead", "test")}
 
 
 def test_a_collector_that_does_not_answer_delays_neither_requests_nor_the_exit(

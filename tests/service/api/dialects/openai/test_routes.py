@@ -562,8 +562,8 @@ def test_long_lists_are_counted_before_they_are_read(kind: Any, changes: dict[st
         kind.read({"model": "chat", **changes})
 
 
-@pytest.mark.parametrize(("sharing", "told"), [("all", ("", "")), ("key", ("one\n", "two\n"))])
-def test_keys_may_have_separate_prompt_caches(models: list[Model], sharing: str, told: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("sharing", "salts"), [("all", ("", "")), ("key", ("one\n", "two\n"))])
+def test_keys_may_have_separate_prompt_caches(models: list[Model], sharing: str, salts: tuple[str, str]) -> None:
     registry = Registry(models, echo)
     app = application(registry, prefix_sharing=sharing, api_keys={"one": "a" * 20, "two": "b" * 20})
 
@@ -576,7 +576,7 @@ def test_keys_may_have_separate_prompt_caches(models: list[Model], sharing: str,
                 assert answer.status_code == 200, answer.text
 
     asyncio.run(both())
-    assert tuple(request.salt for request in registry.requests if isinstance(request, Generate)) == told
+    assert tuple(request.salt for request in registry.requests if isinstance(request, Generate)) == salts
 
 
 def test_the_echo_of_each_answer_claims_memory(models: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,13 +307,13 @@ def test_only_the_last_item_of_a_truncated_answer_is_incomplete(
     app, _ = application_with_answer(reasoning_generator, f"<think>So,</think>{text}", end)
     [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "stream": True}))
     events = sse(response)
-    told = [item["status"] for item in events[-1]["response"]["output"]]
+    statuses = [item["status"] for item in events[-1]["response"]["output"]]
     done = [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"]
     if isinstance(end, Done):
-        assert told == done == ["completed", "incomplete"]
+        assert statuses == done == ["completed", "incomplete"]
     else:
-        assert done == ["completed"] * (len(told) - 1)
-        assert told == [*done, "incomplete"]
+        assert done == ["completed"] * (len(statuses) - 1)
+        assert statuses == [*done, "incomplete"]
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def test_a_vector_for_each_token(app: FastAPI, registry: Registry) -> None:
 
 def test_rerank_in_the_shape_of_cohere_and_jina(app: FastAPI, registry: Registry, models: list[Model]) -> None:
     wire = {"model": "ranker", "query": "a film", "documents": ["a good film", {"text": "the fox"}, "bad"], "top_n": 2}
-    plain, told, none, other = ask(
+    plain, with_documents, none, other = ask(
         app,
         ("/v1/rerank", wire),
         ("/v1/rerank", wire | {"return_documents": True, "model": "org/vectors:v1"}),
@@ -293,8 +293,8 @@ def test_rerank_in_the_shape_of_cohere_and_jina(app: FastAPI, registry: Registry
     assert plain.json()["results"] == [{"index": index, "relevance_score": scores[index]} for index in order]
     assert plain.json()["usage"]["total_tokens"] == sum(len(request.tokens) for request in asked(registry)[:3])
     texts = ["a good film", "the fox", "bad"]
-    assert [each["document"]["text"] for each in told.json()["results"]] == [
-        texts[each["index"]] for each in told.json()["results"]
+    assert [each["document"]["text"] for each in with_documents.json()["results"]] == [
+        texts[each["index"]] for each in with_documents.json()["results"]
     ]
     assert (none.status_code, none.json()["message"]) == (400, "documents: must not be empty")
     assert other.status_code == 400

@@ -47,7 +47,7 @@ def app(registry: Registry) -> FastAPI:
     return application(registry)
 
 
-def said(app: FastAPI, path: str = "/models/talker/generate", **parameters: Any) -> Any:
+def post_json(app: FastAPI, path: str = "/models/talker/generate", **parameters: Any) -> Any:
     (answer,) = ask(app, (path, {"inputs": PROMPT, "parameters": parameters}))
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -163,14 +163,14 @@ def test_parameters_that_a_stream_does_not_support(name: str) -> None:
 
 
 def test_one_object_for_one_text(app: FastAPI) -> None:
-    assert said(app) == {"generated_text": PROMPT}
-    assert said(app, return_full_text=True, stop=["quick"]) == {"generated_text": f"{PROMPT}The quick"}
+    assert post_json(app) == {"generated_text": PROMPT}
+    assert post_json(app, return_full_text=True, stop=["quick"]) == {"generated_text": f"{PROMPT}The quick"}
     (several,) = ask(app, ("/models/talker", {"inputs": PROMPT}))
     assert several.json() == [{"generated_text": PROMPT}]
 
 
 def test_details_and_top_tokens(app: FastAPI, models: list[Model]) -> None:
-    details = said(app, details=True, top_n_tokens=2)["details"]
+    details = post_json(app, details=True, top_n_tokens=2)["details"]
     ids = models[0].tokenizer.encode(PROMPT).ids
     assert [token["id"] for token in details["tokens"]] == ids
     assert "".join(token["text"] for token in details["tokens"]) == PROMPT
@@ -178,9 +178,9 @@ def test_details_and_top_tokens(app: FastAPI, models: list[Model]) -> None:
     assert [[one["id"] for one in top] for top in details["top_tokens"]] == [[id, id + 1] for id in ids]
     assert details["top_tokens"][0][1].keys() == {"id", "text", "logprob", "special"}
     assert details["prefill"] == []
-    assert said(app, details=True, seed=5, stop=["quick"])["details"]["seed"] == 5
-    assert said(app, details=True, stop=["quick"])["details"]["finish_reason"] == "stop_sequence"
-    assert said(app, details=True, max_new_tokens=1)["details"]["finish_reason"] == "length"
+    assert post_json(app, details=True, seed=5, stop=["quick"])["details"]["seed"] == 5
+    assert post_json(app, details=True, stop=["quick"])["details"]["finish_reason"] == "stop_sequence"
+    assert post_json(app, details=True, max_new_tokens=1)["details"]["finish_reason"] == "length"
 
 
 def test_the_prompts_own_tokens(models: list[Model]) -> None:
@@ -190,7 +190,7 @@ def test_the_prompts_own_tokens(models: list[Model]) -> None:
         yield PromptScores(tuple((-float(place), ()) for place in range(1, len(request.tokens))))
         yield from echo(model, request)
 
-    details = said(application(Registry(models, scored)), decoder_input_details=True)["details"]
+    details = post_json(application(Registry(models, scored)), decoder_input_details=True)["details"]
     ids = models[0].tokenizer.encode(PROMPT).ids
     assert [one["id"] for one in details["prefill"]] == ids
     assert [one["logprob"] for one in details["prefill"]] == [None, *(-float(n) for n in range(1, len(ids)))]
@@ -204,12 +204,12 @@ def test_the_best_of_several_comes_first(models: list[Model]) -> None:
         yield Done("length", 4, 1)
 
     app = application(Registry(models, tries))
-    told = said(app, best_of=3, do_sample=True, details=True)
+    told = post_json(app, best_of=3, do_sample=True, details=True)
     assert told["generated_text"] == "b"
     others = told["details"].pop("best_of_sequences")
     assert [one["generated_text"] for one in others] == ["c", "a"]
     assert others[0].keys() == told["details"].keys() | {"generated_text"}
-    assert said(app, best_of=3, do_sample=True) == {"generated_text": "b"}
+    assert post_json(app, best_of=3, do_sample=True) == {"generated_text": "b"}
     (listed,) = ask(app, ("/models/talker", {"inputs": PROMPT, "parameters": {"best_of": 3, "top_k": 2}}))
     assert listed.json() == [{"generated_text": "b"}]
     several = {"inputs": [PROMPT, "a"], "parameters": {"num_return_sequences": 3, "do_sample": True}}
@@ -218,7 +218,7 @@ def test_the_best_of_several_comes_first(models: list[Model]) -> None:
 
 
 def test_the_end_of_a_prompt(app: FastAPI, registry: Registry, models: list[Model]) -> None:
-    said(app, truncate=2)
+    post_json(app, truncate=2)
     long = {"inputs": "fox " * 99, "parameters": {"truncate": 3, "max_new_tokens": 1}}
     (answer,) = ask(app, ("/models/talker/generate", long))
     assert answer.status_code == 200
@@ -262,7 +262,7 @@ def test_adapters_by_their_names(app: FastAPI, registry: Registry, models: list[
         ("/models/talker/generate", "pirate"),
         ("/generate", "talker:pirate"),
     ):
-        said(app, path, adapter_id=adapter)
+        post_json(app, path, adapter_id=adapter)
     (answer,) = ask(app, ("/models/talker", {"inputs": PROMPT, "parameters": {"adapter_id": "pirate"}}))
     assert answer.status_code == 200
     assert [request.adapter for request in registry.requests if isinstance(request, Generate)] == [1] * 4
