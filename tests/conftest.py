@@ -16,10 +16,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support import checkpoints
+from tests.support.audit import take_violations
 from tests.support.crowd import Alone
 from tests.support.edits import edited, with_tensors
-from tests.support.processes import Faulted
-from tests.support.watched import taken
+from tests.support.processes import FaultServer
 
 sys.dont_write_bytecode = False
 
@@ -29,13 +29,13 @@ settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)
-def no_network_and_no_unpickling() -> Iterator[None]:
-    """Fails a test during which this process or a child used the network or unpickled data.
+def no_remote_connection_and_no_unpickling() -> Iterator[None]:
+    """Fails a test during which this process or a child connected to another machine or unpickled data.
 
     A child of a session fixture may be reported one test later.
     """
     yield
-    assert not taken()
+    assert not take_violations()
 
 
 @pytest.fixture(autouse=True)
@@ -90,17 +90,17 @@ def tiny_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def long_generator(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> Path:
-    """Folder of the same generator with room for 16,384 tokens."""
+    """Folder of the same generator with a context of 16,384 tokens."""
     return edited(tiny_generator, tmp_path_factory.mktemp("long"), max_position_embeddings=16_384)
 
 
 @pytest.fixture(scope="session")
-def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Faulted]]:
+def start_fault_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., FaultServer]]:
     """Starts servers that can inject faults, none armed. They are stopped after the session."""
-    started: list[Faulted] = []
+    started: list[FaultServer] = []
 
-    def start(*arguments: str) -> Faulted:
-        started.append(Faulted(tmp_path_factory.mktemp("faults"), *arguments))
+    def start(*arguments: str) -> FaultServer:
+        started.append(FaultServer(tmp_path_factory.mktemp("faults"), *arguments))
         started[-1].ready()
         return started[-1]
 
@@ -112,17 +112,17 @@ def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 @pytest.fixture(scope="session")
 def exact(
-    faulted: Callable[..., Faulted],
+    start_fault_server: Callable[..., FaultServer],
     tmp_path_factory: pytest.TempPathFactory,
     tiny_generator: Path,
     tiny_classifier: Path,
-) -> Faulted:
+) -> FaultServer:
     """A deterministic server of the tiny generator and classifier, and of a copy of the generator named `fragile` with
     an untied output matrix."""
     folder = edited(tiny_generator, tmp_path_factory.mktemp("untied"), tie_word_embeddings=False)
     with_tensors(folder, folder, untie)
     models = f"chat={tiny_generator}", f"fragile={folder}", f"judge={tiny_classifier}"
-    return faulted(*models, "--deterministic", "true", "--cache-tokens", "8192", "--prefill-chunk", "32")
+    return start_fault_server(*models, "--deterministic", "true", "--cache-tokens", "8192", "--prefill-chunk", "32")
 
 
 def untie(tensors: dict[str, torch.Tensor]) -> None:

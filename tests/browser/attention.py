@@ -16,7 +16,7 @@ BUSY = ".attn-panel[aria-busy]"
 TOLERANCE = 1e-6
 
 
-def opened(visit: Visit, server: Process, model: str, text: str = TEXT, scheme: str = "light") -> Page:
+def open_tab(visit: Visit, server: Process, model: str, text: str = TEXT, scheme: str = "light") -> Page:
     """The tab Attention, opened for a text."""
     page = visit(server, scheme=scheme)
     choose(page, model)

@@ -12,7 +12,7 @@ from attention import (
     as_matrix,
     check_pieces,
     explained,
-    opened,
+    open_tab,
     pick,
     read_weights,
     view,
@@ -27,7 +27,7 @@ from tests.support.processes import Process
 def test_a_heatmap_has_a_cell_for_every_weight(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     view(page, "Heatmap")
     pick(page, "Layer", "3")
     pick(page, "Head", "5")
@@ -42,7 +42,7 @@ def test_a_heatmap_has_a_cell_for_every_weight(
 
 
 def test_the_keyboard_walks_from_cell_to_cell(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     page.get_by_role("button", name="Heads", exact=True).focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
@@ -59,7 +59,7 @@ def test_the_keyboard_walks_from_cell_to_cell(visit: Visit, served: Process) -> 
 
 def test_a_long_text_has_a_pixel_for_every_weight(visit: Visit, served: Process) -> None:
     text = "It was dull and far too long, but I loved the boats in the old harbour. " * 7
-    page = opened(visit, served, "sentiment", text)
+    page = open_tab(visit, served, "sentiment", text)
     view(page, "Heatmap")
     answer = ask(served, PATH, {"model": "sentiment", "input": text, "layers": [0], "heads": [0]})
     weights = np.array(answer["attention"][0]["values"])[0, 0]
@@ -87,7 +87,7 @@ DARKEST = """(canvas) => {
 def test_lines_are_those_of_the_chosen_heads(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     pick(page, "Layer", "2")
     page.get_by_role("button", name="Head 4").click()
     wait_until_drawn(page)
@@ -115,7 +115,7 @@ def visible_lines(page: Page) -> list[tuple[int, int, float]]:
 
 
 def test_hovering_a_token_shows_only_its_lines(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     weights = np.array(explained(served, "sentiment", layers=[0], heads=[0])["attention"][0]["values"])[0, 0]
     page.locator("[data-side=from][data-index='2']").hover()
     assert [(row, column) for row, column, _ in visible_lines(page)] == [(2, column) for column in range(len(weights))]
@@ -130,7 +130,7 @@ def test_hovering_a_token_shows_only_its_lines(visit: Visit, served: Process) ->
 def test_all_heads_have_a_small_map_and_each_opens_large(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
-    page = opened(visit, served, "minilm")
+    page = open_tab(visit, served, "minilm")
     sent = Sent(page, PATH)
     view(page, "All heads")
     answer = explained(served, "minilm")
@@ -190,7 +190,7 @@ def test_only_the_heads_that_are_drawn_are_requested(visit: Visit, served: Proce
 
 
 def test_rollout_shows_the_row_of_the_answer_and_every_other_row(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     view(page, "Rollout & flow")
     answer = explained(served, "sentiment", method="attention_rollout")
     weights = np.array(answer["attention"][0]["values"])[0, 0]
@@ -217,7 +217,7 @@ def test_the_error_for_a_text_that_is_too_long_is_shown(visit: Visit, served: Pr
     wait_until_drawn(page)
 
 
-# Alignment
+# Alignments
 
 
 @pytest.mark.parametrize("model", ["translator", "recurrent"])
@@ -251,7 +251,7 @@ def test_an_alignment_has_a_cell_for_every_pair_of_tokens(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_has_a_serious_accessibility_violation(visit: Visit, served: Process, scheme: str) -> None:
-    page = opened(visit, served, "sentiment", scheme=scheme)
+    page = open_tab(visit, served, "sentiment", scheme=scheme)
     for name in ("Heads", "Heatmap", "All heads", "Rollout & flow", "Attributions"):
         view(page, name)
         assert_accessible(page, name)
@@ -261,7 +261,7 @@ def test_no_view_has_a_serious_accessibility_violation(visit: Visit, served: Pro
 
 
 def test_on_narrow_screens_only_wide_content_scrolls(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "minilm")
+    page = open_tab(visit, served, "minilm")
     page.set_viewport_size({"width": 400, "height": 760})
     for name in ("Heads", "Heatmap", "All heads", "Rollout & flow"):
         view(page, name)

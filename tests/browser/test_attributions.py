@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from attention import BUSY, EMOJI_TEXT, PATH, TEXT, check_pieces, explained, opened, pick, view, wait_until_drawn
+from attention import BUSY, EMOJI_TEXT, PATH, TEXT, check_pieces, explained, open_tab, pick, view, wait_until_drawn
 from playground import Sent, Visit, ask, choose, converse, run, tab, wait_for_answer
 from playwright.sync_api import Page, expect
 
@@ -16,7 +16,7 @@ def test_every_character_has_its_score(
 ) -> None:
     name = method.replace(" × ", "_x_").replace(" ", "_")
     text = TEXT if name == "integrated_gradients" else EMOJI_TEXT
-    page = opened(visit, served, "sentiment", text)
+    page = open_tab(visit, served, "sentiment", text)
     view(page, "Attributions")
     page.get_by_role("radio", name=method).check()
     wait_until_drawn(page)
@@ -38,7 +38,7 @@ def test_every_character_has_its_score(
 
 
 def test_a_pending_request_is_aborted_when_another_method_is_chosen(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     view(page, "Attributions")
     method = "integrated_gradients"  # never answered here
     page.route("**" + PATH, lambda route: None if method in str(route.request.post_data) else route.continue_())
@@ -52,7 +52,7 @@ def test_a_pending_request_is_aborted_when_another_method_is_chosen(visit: Visit
 
 
 def test_another_label_can_be_explained(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     view(page, "Attributions")
     predicted = explained(served, "sentiment", method="gradient_x_input")["attributions"][0]["target"]["label"]
     options = page.get_by_label("Label", exact=True).locator("option").all_text_contents()[1:]
@@ -64,7 +64,7 @@ def test_another_label_can_be_explained(visit: Visit, served: Process) -> None:
 
 
 def test_the_tag_of_a_token_can_be_explained(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "tags")
+    page = open_tab(visit, served, "tags")
     view(page, "Attributions")
     pick(page, "Token", "2")
     [attribution] = explained(served, "tags", method="gradient_x_input", target={"token": 2})["attributions"]

@@ -74,7 +74,7 @@ ATTACKS = {
 }
 
 
-class Other(BaseHTTPRequestHandler):
+class ForeignPage(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
@@ -89,7 +89,7 @@ class Other(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def other_origins() -> Iterator[list[str]]:
     """Two origins that are not the server's."""
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Other) for _ in range(2)]
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), ForeignPage) for _ in range(2)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield [f"http://127.0.0.1:{server.server_port}" for server in servers]

@@ -57,7 +57,7 @@ def test_tabs_are_one_tab_stop_with_arrow_keys_between_them(visit: Visit, served
     assert page.locator("#tabs > div [tabindex='0']").count() == 1
 
 
-def test_the_keyboard_alone_is_enough(visit: Visit, served: Process) -> None:
+def test_the_page_can_be_used_with_the_keyboard_alone(visit: Visit, served: Process) -> None:
     page = visit(served)
     expect(page.locator("#tabs")).to_be_visible()
     page.keyboard.press("Tab")

@@ -110,7 +110,7 @@ def test_it_asks_for_a_key_where_the_server_needs_one(visit: Visit, locked: Proc
     page.locator("[id='get-/v1/models'] > summary").click()
     expect(page.locator("[id='get-/v1/models'] pre")).to_contain_text("$POLYHEAD_API_KEY")
     page.get_by_role("link", name="Playground").click()
-    expect(page.locator("#tabs")).to_be_visible()  # the same tab has the same key
+    expect(page.locator("#tabs")).to_be_visible()  # the same tab keeps its key
     page.get_by_role("link", name="API").click()
     expect(page.locator("#count")).to_contain_text("routes")
     page.get_by_role("button", name="Key").click()

@@ -10,7 +10,7 @@ from nodes import Cluster
 
 
 @pytest.fixture(autouse=True)
-def no_network_and_no_unpickling() -> None:
+def no_remote_connection_and_no_unpickling() -> None:
     """Disabled here: Ray pickles the messages between its own processes and asks for metadata of its cloud."""
 
 

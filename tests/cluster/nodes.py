@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 class Node:
-    """A node of the cluster.  Its processes are one session, so that all of it can be killed at once."""
+    """A node of the cluster. Its processes are one session, so that all of them can be killed at once."""
 
     def __init__(self, *flags: str) -> None:
         command = [
@@ -103,13 +103,13 @@ def replicas(model: str) -> set[int]:
 
 
 class Cluster:
-    """`dashboard` is where `serve deploy` sends its file."""
+    """`dashboard` is the address to which `serve deploy` sends its file."""
 
     def __init__(self, folder: Path) -> None:
         self.address = f"{HOST}:{free_port()}"
-        port, shown = self.address.rpartition(":")[2], str(free_port())
-        self.dashboard = f"http://{HOST}:{shown}"
-        flags = ("--head", "--port", port, "--dashboard-port", shown, "--temp-dir", str(folder))
+        port, dashboard_port = self.address.rpartition(":")[2], str(free_port())
+        self.dashboard = f"http://{HOST}:{dashboard_port}"
+        flags = ("--head", "--port", port, "--dashboard-port", dashboard_port, "--temp-dir", str(folder))
         self.nodes = [Node(*flags)]
         until(self.answers)
         self.add()
@@ -136,7 +136,7 @@ class Cluster:
             node.kill()
 
 
-class Served:
+class ServedCluster:
     """`polyhead serve --ray` on the cluster."""
 
     def __init__(self, cluster: Cluster, *arguments: str) -> None:
@@ -167,7 +167,7 @@ class Served:
     def count(self, model: str) -> int:
         return int(self.page.total("replicas", model=model))
 
-    def settled(self, model: str, count: int) -> None:
+    def wait_for_count(self, model: str, count: int) -> None:
         until(lambda: self.count(model) == count)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import ENVIRONMENT, RAY, Cluster, Served, process_tree, replicas, until
+from nodes import ENVIRONMENT, RAY, Cluster, ServedCluster, process_tree, replicas, until
 
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion
 from tests.support.load import Asked, load
@@ -30,11 +30,11 @@ def arguments(long_generator: Path, tiny_classifier: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: Cluster, arguments: list[str]) -> Iterator[Served]:
-    server = Served(cluster, *arguments)
+def served(cluster: Cluster, arguments: list[str]) -> Iterator[ServedCluster]:
+    server = ServedCluster(cluster, *arguments)
     try:
         for model in ("chat", "judge"):
-            server.settled(model, 2)
+            server.wait_for_count(model, 2)
         yield server
     finally:
         server.close()
@@ -56,7 +56,7 @@ def ended(answer: Answer) -> str:
     return "done"
 
 
-async def while_streaming(served: Served, act: object) -> list[str]:
+async def while_streaming(served: ServedCluster, act: object) -> list[str]:
     """How eight streams end, during which `act` is called."""
     streams = [asyncio.create_task(streamed(served.url)) for _ in range(8)]
     await asyncio.to_thread(until, lambda: served.page.total("requests_running", model="chat") == 8)
@@ -65,14 +65,14 @@ async def while_streaming(served: Served, act: object) -> list[str]:
     return [ended(answer) for answer in await asyncio.gather(*streams)]
 
 
-def test_a_killed_replica_fails_only_its_running_requests(served: Served) -> None:
+def test_a_killed_replica_fails_only_its_running_requests(served: ServedCluster) -> None:
     before = replicas("chat")
     assert len(before) == 2
     victim = min(before)
     ends = asyncio.run(while_streaming(served, lambda: os.kill(victim, signal.SIGKILL)))
     assert 0 < ends.count("lost") < 8, ends
     assert served.page.total("replicas_lost_total", model="chat") == 1
-    served.settled("chat", 2)  # Ray has started another one
+    served.wait_for_count("chat", 2)  # Ray has started another replica
     assert victim not in replicas("chat")
     assert len(replicas("chat")) == 2
 
@@ -82,19 +82,19 @@ def test_a_killed_replica_fails_only_its_running_requests(served: Served) -> Non
     assert all(answer.status == 200 for answer in asyncio.run(after()))
 
 
-def test_a_rolling_update_fails_no_request(served: Served, cluster: Cluster, arguments: list[str]) -> None:
+def test_a_rolling_update_fails_no_request(served: ServedCluster, cluster: Cluster, arguments: list[str]) -> None:
     before = replicas("chat")
 
     async def rolled() -> None:
         async with load(served.url, Asked(tokens=200)) as report:
-            again = await asyncio.to_thread(Served, cluster, *arguments, "--max-running", "32")
+            again = await asyncio.to_thread(ServedCluster, cluster, *arguments, "--max-running", "32")
             try:
                 await asyncio.to_thread(
                     until, lambda: len(replicas("chat") - before) == 2 and not replicas("chat") & before
                 )
-                await asyncio.to_thread(again.settled, "chat", 2)
-                await asyncio.to_thread(served.settled, "chat", 2)
-                await asyncio.to_thread(again.settled, "judge", 2)
+                await asyncio.to_thread(again.wait_for_count, "chat", 2)
+                await asyncio.to_thread(served.wait_for_count, "chat", 2)
+                await asyncio.to_thread(again.wait_for_count, "judge", 2)
                 await report.more(5)
             finally:
                 await asyncio.to_thread(again.close)
@@ -106,7 +106,7 @@ def test_a_rolling_update_fails_no_request(served: Served, cluster: Cluster, arg
     asyncio.run(rolled())
 
 
-def test_draining_a_node_fails_no_request(served: Served, cluster: Cluster) -> None:
+def test_draining_a_node_fails_no_request(served: ServedCluster, cluster: Cluster) -> None:
     """By the preStop hook of the chart's pods."""
     values = {"config": {"models": {"chat": "/models/a"}}, "ray": {"enabled": True}, "models": {"claim": "checkpoints"}}
     [service] = [manifest for manifest in rendered(values) if manifest["kind"] == "RayService"]
@@ -134,10 +134,10 @@ def test_draining_a_node_fails_no_request(served: Served, cluster: Cluster) -> N
 
     asyncio.run(emptied())
     for model in ("chat", "judge"):
-        served.settled(model, 2)
+        served.wait_for_count(model, 2)
 
 
-def test_a_removed_node_is_replaced(served: Served, cluster: Cluster) -> None:
+def test_a_removed_node_is_replaced(served: ServedCluster, cluster: Cluster) -> None:
     ends = asyncio.run(while_streaming(served, cluster.nodes[1].kill))
     assert ends.count("lost") < 8, ends
     cluster.nodes.pop(1)
@@ -149,5 +149,5 @@ def test_a_removed_node_is_replaced(served: Served, cluster: Cluster) -> None:
 
     assert all(answer.status == 200 for answer in asyncio.run(on_one()))
     cluster.add()
-    served.settled("chat", 2)
-    served.settled("judge", 2)
+    served.wait_for_count("chat", 2)
+    served.wait_for_count("judge", 2)

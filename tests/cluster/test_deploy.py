@@ -18,7 +18,7 @@ SERVE = str(Path(sys.executable).with_name("serve"))
 
 
 class Deployed:
-    """The application of a config file, behind the head's proxy."""
+    """The application of a config file, through the proxy of the head."""
 
     def __init__(self, cluster: Cluster, folder: Path, models: dict[str, str]) -> None:
         port = free_port()

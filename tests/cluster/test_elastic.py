@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from nodes import Cluster, Served, replicas, until
+from nodes import Cluster, ServedCluster, replicas, until
 
 from tests.support.crowd import COMPLETIONS, ask, completion
 from tests.support.load import Asked, load
@@ -25,14 +25,14 @@ def arguments(long_generator: Path, tiny_classifier: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: Cluster, arguments: list[str]) -> Iterator[Served]:
-    with closing(Served(cluster, *arguments)) as server:
+def served(cluster: Cluster, arguments: list[str]) -> Iterator[ServedCluster]:
+    with closing(ServedCluster(cluster, *arguments)) as server:
         for model in ("chat", "judge"):
-            server.settled(model, 1)
+            server.wait_for_count(model, 1)
         yield server
 
 
-def test_scaling_up_and_down_fails_no_request(served: Served) -> None:
+def test_scaling_up_and_down_fails_no_request(served: ServedCluster) -> None:
     [first] = replicas("chat")
 
     async def queue_tokens(enough: asyncio.Event) -> None:
@@ -50,7 +50,7 @@ def test_scaling_up_and_down_fails_no_request(served: Served) -> None:
         async with load(served.url, Asked(tokens=200, streams=1, calls=1)) as report:
             adding = asyncio.create_task(queue_tokens(enough))
             try:
-                await asyncio.to_thread(served.settled, "chat", 2)
+                await asyncio.to_thread(served.wait_for_count, "chat", 2)
             finally:
                 enough.set()
                 await adding
@@ -58,7 +58,7 @@ def test_scaling_up_and_down_fails_no_request(served: Served) -> None:
             assert first in grown
             assert len(grown) == 2
             await asyncio.to_thread(until, lambda: len(replicas("chat")) == 1)
-            await asyncio.to_thread(served.settled, "chat", 1)
+            await asyncio.to_thread(served.wait_for_count, "chat", 1)
             await report.more(20)
         assert not report.failures, report.failures[:3]
         assert served.page.total("replicas_lost_total") == 0
@@ -92,9 +92,9 @@ def test_many_models_share_replicas_that_hold_one_model_each(
             for _ in range(8):
                 assert await answers(http) == first
 
-    with closing(Served(cluster, *(f"{name}={path}" for name, path in models.items()), *flags)) as pool:
+    with closing(ServedCluster(cluster, *(f"{name}={path}" for name, path in models.items()), *flags)) as pool:
         for model in models:
-            pool.settled(model, 2)
+            pool.wait_for_count(model, 2)
         asyncio.run(again_and_again(pool.url))
         assert pool.page.total("replicas_lost_total") == 0
         assert len(replicas("small")) == 2
