@@ -81,7 +81,7 @@ def load(
 ) -> Checkpoint:
     """Read a checkpoint into memory as `dtype` on `device`. `progress` is called with the bytes read so far and in all.
 
-    CheckpointError names the faulty file and tensor; UnsupportedError says what to do instead.
+    CheckpointError names the faulty file and tensor; UnsupportedError gives an alternative.
     """
     return load_described(source, describe_source(source), dtype=dtype, device=device, progress=progress)
 
@@ -149,7 +149,7 @@ def prepare(
 
 
 def describe_source(source: str, policy: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
-    """The description of a checkpoint, without reading its weights. Sources outside of `policy` are not looked at.
+    """The description of a checkpoint, without reading its weights. Sources outside of `policy` are refused unread.
 
     `vet` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It raises
     CheckpointError if the tokenizer must not be read.

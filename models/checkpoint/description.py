@@ -295,10 +295,13 @@ def check_unknown(description: Description, unknown: list[tuple[str, str]], entr
             f"{len(strays)} tensors have no place in the network {description.file} describes: {join_names(strays)}"
         )
         raise CheckpointError(message, file=str(description.entries[strays[0]].file), tensor=strays[0])
-    aside = [name for name, _ in unknown if name not in entries]
-    if aside:
+    ignored = [name for name, _ in unknown if name not in entries]
+    if ignored:
         log.info(
-            "%s: %d tensors of a head that is not used are ignored: %s", description.file, len(aside), join_names(aside)
+            "%s: %d tensors of a head that is not used are ignored: %s",
+            description.file,
+            len(ignored),
+            join_names(ignored),
         )
 
 

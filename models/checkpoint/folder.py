@@ -30,7 +30,7 @@ from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
 
 def open_folder(path: Path) -> FolderParts:
-    """Read the small files and the tensor headers. CheckpointError or UnsupportedError says what is wrong."""
+    """Read the small files and the tensor headers. CheckpointError or UnsupportedError names the problem."""
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
@@ -157,8 +157,8 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         files = {"default": path / "chat_template.jinja"} | ({"tool_use": tool_use} if tool_use.is_file() else {})
         sources = {name: read_text(file, errors="replace") for name, file in files.items()}
         return build_chat_template(str(path), sources, tokenizer)
-    aside = read_json(path / "chat_template.json", {})
-    source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
+    json_template = read_json(path / "chat_template.json", {})
+    source = json_template.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
     if isinstance(source, list):
         named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
         return build_chat_template(str(path), named, tokenizer)

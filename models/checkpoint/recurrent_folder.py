@@ -62,7 +62,7 @@ def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Descri
         message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"
         raise CheckpointError(message, file=str(folder))
     check_entries(str(file), config, entries)
-    alike = ModelConfig(
+    stack_config = ModelConfig(
         vocab_size=config.vocab_size,
         width=config.hidden,
         depth=config.depth,
@@ -74,12 +74,12 @@ def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Descri
         causal=False,
     )
     how = DecodingConfig(stop_tokens=frozenset({config.end}), max_tokens=config.max_positions)
-    writes = replace(alike, causal=True, has_cross_attention=True)
+    decoder_config = replace(stack_config, causal=True, has_cross_attention=True)
     return Description(
         file=str(file),
         family=KIND,
-        config=alike,
-        head=HeadDescription("translate", lambda network: network, decoder_configs=(writes,), decoding=how),
+        config=stack_config,
+        head=HeadDescription("translate", lambda network: network, decoder_configs=(decoder_config,), decoding=how),
         entries=entries,
         translate=lambda name, tensor: [(name, tensor)],
         tokenizer=tokenizer,

@@ -1,5 +1,5 @@
 """Which files and folders a source may be, on this machine. Links are followed and the real path is checked before the
-file system is asked for anything else, so a client cannot learn whether a forbidden folder exists."""
+file system is accessed in any other way, so a client cannot learn whether a forbidden folder exists."""
 
 import os
 from dataclasses import dataclass

@@ -16,8 +16,8 @@ class WeightReader:
     """Reads the weights of `network` and `head`, both on the meta device. `progress` is called with the bytes read so
     far and in all.
 
-    After the shapes are compared with the files, the modules are cut to this process's share if the description asks
-    for it. Raises CheckpointError unless the files hold exactly the needed tensors.
+    After the shapes are compared with the files, the modules are cut to this process's share if the description
+    has cuts. Raises CheckpointError unless the files hold exactly the needed tensors.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class NativeExecutor:
 
     `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
     part of the network is packed inside `held(part)`; outside of it the part's own weights are not read.
-    UnsupportedError says what of a network the compiled step cannot compute.
+    UnsupportedError names the part of a network that the compiled step does not support.
     """
 
     block_size = 0

@@ -1,4 +1,4 @@
-"""Commands of training as they are given, and recipes tried in their smoke form."""
+"""Runs of training commands, and recipes in their smoke form."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ RECIPES = Path(commands.__file__).parent
 
 
 def command(*arguments: object) -> str:
-    """What a command says; its failure is the test's."""
+    """The output of a command; the test fails if the command fails."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def tried(names: Sequence[str], folder: Path) -> Path:
-    """Where `polyhead train --smoke` left what it made of each, under its name."""
+    """The folder in which `polyhead train --smoke` wrote the result of each recipe, under its name."""
     threads = torch.get_num_threads()
     for name in names:
         command("train", RECIPES / f"{name}.toml", "--out", folder / name, "--smoke")

@@ -1,4 +1,4 @@
-"""Mails sorted by hand: the public corpus of SpamAssassin, 2002 to 2003, of which a third is spam.
+"""Manually labelled mails: the public corpus of SpamAssassin, 2002 to 2003, of which a third is spam.
 
 Only the subject and the text are used.  Headers would reveal the label: the spam was received at other addresses and in
 other months.

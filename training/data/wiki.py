@@ -64,19 +64,19 @@ def entailment(downloads: Path) -> Corpus[int]:
     articles, described = fetch_articles(downloads), leads(downloads).examples
     common = {word for article in articles.values() for word in LOWERCASE_WORD.findall(article["extract"])}
     named = zip(described, group_names(described), strict=True)
-    alone = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one per group
+    representatives = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one per group
     topics: dict[str, list[Example[str]]] = defaultdict(list)
-    for name in sorted(alone, key=hash_share):
-        if len(first_sentence(alone[name].text)) <= LONGEST_PREMISE:
-            topics[alone[name].domain].append(alone[name])
+    for name in sorted(representatives, key=hash_share):
+        if len(first_sentence(representatives[name].text)) <= LONGEST_PREMISE:
+            topics[representatives[name].domain].append(representatives[name])
     examples = [
         Example(
             (first_sentence(one.text), build_claim(one.source, described_by.label, common)), right, topic, one.source
         )
-        for topic, kin in topics.items()
-        for one, stranger in zip(kin, kin[1:] + kin[:1], strict=True)
-        if one is not stranger
-        for right, described_by in enumerate((one, stranger))
+        for topic, leads_of_topic in topics.items()
+        for one, other in zip(leads_of_topic, leads_of_topic[1:] + leads_of_topic[:1], strict=True)
+        if one is not other
+        for right, described_by in enumerate((one, other))
     ]
     return Corpus(examples, ENTAILS, group_similar=False, left_out=len(articles) - len(examples) // 2)
 

@@ -1,4 +1,4 @@
-"""Training: the split leaks nothing, a tiny network learns, and what is written is what PEFT reads."""
+"""Finetuning recipes: the split leaks nothing, a tiny network learns, and PEFT loads the saved adapter."""
 
 import io
 import json
@@ -79,7 +79,7 @@ def test_ratings_become_examples(tmp_path: Path) -> None:
     ]
 
 
-def test_what_belongs_together_is_one_group() -> None:
+def test_related_examples_are_one_group() -> None:
     examples = [
         example("the battery is dead after a week", "12", "amazon"),
         example("and the box was crushed", "12", "amazon"),
@@ -104,7 +104,7 @@ def texts() -> st.SearchStrategy[list[str]]:
 @given(texts())
 @settings(max_examples=200, deadline=None)
 def test_near_duplicates_are_all_found(drawn: list[str]) -> None:
-    """Against comparing every pair."""
+    """Equal to a comparison of every pair."""
     bags = [set(text.split()) for text in drawn]
     every = {
         (one, other)
@@ -129,8 +129,8 @@ def test_the_split_leaks_nothing(documents: list[tuple[int, str, list[str]]]) ->
         assert not seen[1] & seen[2]
 
 
-def test_the_split_stands_still() -> None:
-    """The same on every machine and in any order, and near the shares asked for."""
+def test_the_split_is_deterministic() -> None:
+    """The split is the same on every machine and in any order, with about the requested shares."""
     examples = [example(f"word{number} other{number}", str(number)) for number in range(3000)]
     split = split_by_source(Corpus(examples, LABELS), 0.1, 0.2)
     shuffled = split_by_source(Corpus(random.Random(0).sample(examples, len(examples)), LABELS), 0.1, 0.2)
@@ -140,7 +140,7 @@ def test_the_split_stands_still() -> None:
     assert hash_share("tweet 1") == pytest.approx(0.20084052372486616)
 
 
-def test_a_domain_left_out_is_held_out_whole() -> None:
+def test_an_excluded_domain_is_held_out_completely() -> None:
     examples = [
         example("what a lovely day it is", "1", "tweet"),
         example("What a LOVELY day it is!", "1", "movie"),
@@ -154,7 +154,7 @@ def test_a_domain_left_out_is_held_out_whole() -> None:
 # ---- low-rank layers
 
 
-def test_wrapping_changes_nothing_at_first_and_merging_changes_nothing_after(tiny_embedder: Path) -> None:
+def test_adding_and_merging_adapters_keeps_the_outputs(tiny_embedder: Path) -> None:
     network, batch = load(str(tiny_embedder)).network, RaggedBatch.of([[2, 9, 8, 3], [2, 30, 3]])
     with torch.no_grad():
         before = network(batch)
@@ -170,26 +170,26 @@ def test_wrapping_changes_nothing_at_first_and_merging_changes_nothing_after(tin
     assert not any("linear" in name for name, _ in network.named_parameters())
 
 
-def test_only_the_low_rank_matrices_are_learned(tiny_embedder: Path) -> None:
+def test_only_the_low_rank_matrices_are_trained(tiny_embedder: Path) -> None:
     network = load(str(tiny_embedder)).network
     add_adapters(network, LoraConfig(rank=4, alpha=8, targets=("attention.query", "mlp.down")))
-    learned = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-    assert learned == {
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert trained == {
         f"blocks.{layer}.{part}.{side}" for layer in (0, 1) for part in ("attention.query", "mlp.down") for side in "ab"
     }
 
 
-def test_a_target_that_is_not_there_is_named(tiny_embedder: Path) -> None:
+def test_an_unknown_target_is_refused_by_name(tiny_embedder: Path) -> None:
     network = load(str(tiny_embedder)).network
     with pytest.raises(RecipeError, match=r"lora\.targets.*'query_key'.*attention\.query"):
         add_adapters(network, LoraConfig(rank=4, alpha=8, targets=("query_key",)))
 
 
-# ---- a whole run
+# ---- a complete run
 
 
 def separable(count: int, seed: int) -> list[Example[int]]:
-    """Sentences that are good or bad by one word, in two domains."""
+    """Sentences in two domains whose label depends on one word."""
     draw = random.Random(seed)
     filler = ["the", "quick", "brown", "fox", "film", "dog", "acted", "shot", "far", "too", "long", "money"]
     examples = []
@@ -213,7 +213,7 @@ def tiny_recipe(**plan: float) -> FinetuneRecipe:
     )
 
 
-def learned(folder: Path, out: Path) -> dict[str, Any]:
+def train_adapter(folder: Path, out: Path) -> dict[str, Any]:
     split = Split(separable(480, 0), separable(40, 1), separable(120, 2))
     return finetuned(tiny_recipe(), folder, split, Corpus([], LABELS), out)
 
@@ -221,7 +221,7 @@ def learned(folder: Path, out: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("run")
-    return learned(tiny_embedder, out), out
+    return train_adapter(tiny_embedder, out), out
 
 
 def test_a_tiny_network_learns(run: tuple[dict[str, Any], Path]) -> None:
@@ -234,7 +234,7 @@ def test_a_tiny_network_learns(run: tuple[dict[str, Any], Path]) -> None:
     assert result["texts"] == {"train": 480, "validation": 40, "held_out": 120}
 
 
-def test_every_figure_is_kept(run: tuple[dict[str, Any], Path]) -> None:
+def test_every_figure_is_saved(run: tuple[dict[str, Any], Path]) -> None:
     result, out = run
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if "epoch" in line]
@@ -250,7 +250,7 @@ def test_every_figure_is_kept(run: tuple[dict[str, Any], Path]) -> None:
 
 def test_a_rerun_is_the_same_to_the_byte(run: tuple[dict[str, Any], Path], tiny_embedder: Path, tmp_path: Path) -> None:
     result, out = run
-    again = learned(tiny_embedder, tmp_path)
+    again = train_adapter(tiny_embedder, tmp_path)
     assert again["held_out"] == result["held_out"]
     for name in ("adapter_model.safetensors", "adapter_config.json", "config.json"):
         assert (tmp_path / "adapter" / name).read_bytes() == (out / "adapter" / name).read_bytes()
@@ -267,9 +267,9 @@ def test_peft_reads_the_same_probabilities(run: tuple[dict[str, Any], Path], tin
         ids = ours.tokenizer.encode(text).ids
         batch = RaggedBatch.of([ids])
         with torch.no_grad():
-            mine = ours.head.postprocess(ours.head(ours.network(batch), batch.starts))
+            ours_out = ours.head.postprocess(ours.head(ours.network(batch), batch.starts))
             reference = theirs(torch.tensor([ids])).logits.softmax(-1)
-        torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours_out, reference, rtol=0, atol=1e-5)
     weights = {name for name, _ in theirs.named_parameters() if "lora_A" in name}
     assert len(weights) == 12
 
@@ -292,10 +292,10 @@ def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path)
         finetuned(tiny_recipe(), tiny_embedder, split, Corpus([], LABELS), tmp_path)
 
 
-# ---- what is shipped
+# ---- the shipped adapter
 
 
-def test_the_shipped_adapter_is_small_and_whole() -> None:
+def test_the_shipped_adapter_is_small_and_complete() -> None:
     weights = SHIPPED / "adapter_model.safetensors"
     assert weights.stat().st_size <= 1_000_000
     entries = read_safetensors(weights)

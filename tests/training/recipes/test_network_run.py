@@ -1,4 +1,4 @@
-"""Whole networks from a recipe: runs of seconds that end in folders transformers reads alike; what data is read."""
+"""Recipes that train networks from scratch: smoke runs, saved folders with equal outputs in transformers, and data."""
 
 import json
 import re
@@ -33,11 +33,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tried(WHOLE, tmp_path_factory.mktemp("runs"))
 
 
-# ---- whole runs
+# ---- complete runs
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, runs: Path) -> None:
+def test_a_smoke_run_writes_all_files_of_a_run(name: str, runs: Path) -> None:
     result = json.loads((runs / name / "result.json").read_text())
     lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "epoch" in line] == [2, 4]
@@ -46,7 +46,7 @@ def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, runs: Path) -> None
     assert (runs / name / "loss.png").exists() == ("loss.png: " in result["notes"][0])
 
 
-def test_a_generator_is_what_transformers_reads(runs: Path) -> None:
+def test_transformers_loads_a_trained_generator(runs: Path) -> None:
     folder = runs / "gpt" / "model"
     ours, theirs = load(str(folder)), AutoModelForCausalLM.from_pretrained(folder).eval()
     assert ours.task == "generate"
@@ -58,8 +58,8 @@ def test_a_generator_is_what_transformers_reads(runs: Path) -> None:
     assert ours.stop_tokens == {ours.tokenizer.eos_id}
 
 
-def test_an_encoder_is_what_transformers_reads(runs: Path) -> None:
-    """What tells hidden tokens, and what tells whether texts follow, which only transformers loads."""
+def test_transformers_loads_a_trained_encoder(runs: Path) -> None:
+    """The masked-language head, and the next-sentence head, which only transformers loads."""
     folder = runs / "bert" / "model"
     ours, theirs = load(str(folder)), BertForPreTraining.from_pretrained(folder).eval()
     assert ours.task == "fill"
@@ -79,8 +79,8 @@ def test_an_encoder_is_what_transformers_reads(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_translator_is_what_transformers_reads(norm: str, tmp_path: Path) -> None:
-    """With the norm behind what is added it is Marian's form, with the norm before Pegasus's."""
+def test_transformers_loads_a_trained_translator(norm: str, tmp_path: Path) -> None:
+    """Post-norm networks are saved as Marian, pre-norm networks as Pegasus."""
     recipe = read_recipe(RECIPES / "transformer.toml").smoke_recipe()
     recipe = replace(recipe, network={**recipe.network, "norm": norm})
     recipe.network_kind.train_vocabulary(
@@ -98,27 +98,27 @@ def test_a_translator_is_what_transformers_reads(norm: str, tmp_path: Path) -> N
     torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5)
 
 
-def test_translations_are_measured_by_what_is_written(runs: Path, tmp_path: Path) -> None:
+def test_translations_are_evaluated_by_generated_text(runs: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("The lamp is on.\tDie Lampe ist an.\n\nThe door is off.\tDie Tür ist aus.\n")
-    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "transformer" / "model", pairs)))
-    assert {"loss", "BLEU", "chrF"} <= said.keys()
+    reported = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "transformer" / "model", pairs)))
+    assert {"loss", "BLEU", "chrF"} <= reported.keys()
     pairs.write_text("The lamp is on.\tDie Lampe ist an.\nThe door is off.\n")
     refused = CliRunner().invoke(app, ["evaluate", str(runs / "transformer" / "model"), str(pairs)])
     assert "line 2 is not a sentence, a tab and its translation" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
-def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path, tmp_path: Path) -> None:
-    """`polyhead evaluate` reads the folder as it is served; `polyhead export` writes the same one again."""
+def test_evaluating_and_exporting_the_saved_folder(name: str, runs: Path, tmp_path: Path) -> None:
+    """`polyhead evaluate` loads the folder as for serving; `polyhead export` writes the same folder again."""
     text = tmp_path / "held out.txt"
     recipe = read_recipe(RECIPES / f"{name}.toml").smoke_recipe()
     held_out = split_by_source(
         TEXT_SOURCES["prose"].create_sample(), recipe.data.validation, recipe.data.held_out
     ).held_out
     text.write_text("\n".join(example.text for example in held_out))
-    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / name / "model", text)))
-    assert float(said["loss"]) == pytest.approx(3 if name == "bert" else 5, abs=2)
+    reported = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / name / "model", text)))
+    assert float(reported["loss"]) == pytest.approx(3 if name == "bert" else 5, abs=2)
     command("export", runs / name, tmp_path / "again")
     for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
         assert (tmp_path / "again" / file).read_bytes() == (runs / name / "model" / file).read_bytes()
@@ -127,26 +127,26 @@ def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path
     assert "name a new or an empty folder" in refused.stderr
 
 
-def test_the_held_out_figure_is_that_of_the_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_held_out_figure_equals_that_of_the_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = samples.documents()
     monkeypatch.setitem(TEXT_SOURCES, "prose", replace(TEXT_SOURCES["prose"], read_corpus=lambda _: sample))  # type: ignore[index]
     recipe = read_recipe(RECIPES / "gpt.toml").smoke_recipe()
     monkeypatch.setattr(commands, "read_recipe", lambda _: recipe)
-    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "gpt" / "model", RECIPES / "gpt.toml")))
+    reported = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "gpt" / "model", RECIPES / "gpt.toml")))
     kept = json.loads((runs / "gpt" / "result.json").read_text())["held_out"]
-    assert float(said["loss"]) == pytest.approx(kept["loss"], abs=1e-4)
+    assert float(reported["loss"]) == pytest.approx(kept["loss"], abs=1e-4)
 
 
-def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same folder, byte for byte, as one that was not."""
+def test_an_interrupted_run_is_resumed(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run writes the same bytes as an uninterrupted one."""
     losses, left = network_run.ObjectiveTraining.losses, iter([True, True, True, False])
 
-    def ending(self: object, batch: object) -> object:
+    def interrupt(self: object, batch: object) -> object:
         if not next(left, True):
             raise KeyboardInterrupt
         return losses(self, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(network_run.ObjectiveTraining, "losses", ending)
+    monkeypatch.setattr(network_run.ObjectiveTraining, "losses", interrupt)
     with pytest.raises(KeyboardInterrupt):
         commands.train(RECIPES / "bert.toml", tmp_path, smoke=True)
     commands.train(RECIPES / "bert.toml", tmp_path, smoke=True, resume=True)
@@ -154,7 +154,7 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
     assert (tmp_path / model).read_bytes() == (runs / "bert" / model).read_bytes()
 
 
-def test_what_cannot_be_measured_or_exported_is_said(tiny_embedder: Path, tmp_path: Path) -> None:
+def test_errors_of_evaluate_and_export(tiny_embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("A text.")
     for arguments, complaint in [
         (("evaluate", tiny_embedder, tmp_path / "text.txt"), "it is made to embed; name one that generates"),
@@ -165,7 +165,7 @@ def test_what_cannot_be_measured_or_exported_is_said(tiny_embedder: Path, tmp_pa
         assert complaint in result.stderr
 
 
-def test_what_the_vocabulary_of_a_run_links_to_is_not_copied(runs: Path, tmp_path: Path) -> None:
+def test_links_of_a_run_s_vocabulary_are_not_copied(runs: Path, tmp_path: Path) -> None:
     run, secret = tmp_path / "run", tmp_path / "secret"
     shutil.copytree(runs / WHOLE[0], run)
     shutil.rmtree(run / network_run.MODEL_FOLDER)
@@ -185,7 +185,7 @@ def write(path: Path, content: object) -> None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def test_sentences_and_their_translations_are_found(tmp_path: Path) -> None:
+def test_translation_pairs_are_read(tmp_path: Path) -> None:
     for part, ours, theirs in [
         ("lamp", {"title": "Lamp", "state": {"on": "On", "off": "Off"}}, {"title": "Lamp", "state": {"on": "An"}}),
         ("door", {"a": "on", "b": "Off."}, {"a": "an", "b": "Aus.", "c": "mehr"}),
@@ -234,7 +234,7 @@ def test_samples_are_aligned() -> None:
     assert ("A window is off today.", "Ein Fenster ist aus heute.") in [(e.text, e.label) for e in pairs]
 
 
-def test_offline_it_is_said_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_network_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -243,7 +243,7 @@ def test_offline_it_is_said_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
-def test_every_package_is_named_by_its_hash() -> None:
+def test_every_package_is_pinned_by_its_hash() -> None:
     for package in (home.PACKAGE, prose.SPEECHES, prose.NOVEL, brown.PACKAGE, wiki.PACKAGE):
         assert isinstance(package, Package)
         assert re.fullmatch(r"[0-9a-f]{64}", package.sha256)

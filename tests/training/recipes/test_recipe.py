@@ -59,21 +59,21 @@ def test_a_wrong_recipe_names_its_field(name: str, old: str, new: str, complaint
         read_recipe(tmp_path / "wrong.toml")
 
 
-def test_heads_share_the_width(tmp_path: Path) -> None:
+def test_heads_must_divide_the_width(tmp_path: Path) -> None:
     recipe = read_recipe(RECIPES / "gpt.toml")
     uneven = replace(recipe, network=recipe.network | {"heads": 3})
     with pytest.raises(RecipeError, match=r"network\.heads: 128 features cannot be shared evenly among 3"):
         uneven.network_size(tmp_path).model_config(300, 8, causal=True)
 
 
-def test_a_recipe_is_of_one_kind(tmp_path: Path) -> None:
+def test_a_recipe_has_a_base_model_or_a_network(tmp_path: Path) -> None:
     (tmp_path / "neither.toml").write_text("seed = 0")
     result = CliRunner().invoke(app, ["train", str(tmp_path / "neither.toml")])
     assert result.exit_code == 1
     assert "it needs either trunk, a checkpoint to finetune, or network, to train one from scratch" in result.stderr
 
 
-def test_a_recipe_says_only_how_it_differs_from_its_base(tmp_path: Path) -> None:
+def test_a_recipe_may_extend_another(tmp_path: Path) -> None:
     base = read_recipe(RECIPES / "bahdanau.toml")
     other = read_recipe(RECIPES / "luong-local.toml")
     named = {"attention": "luong", "score": "general", "reach": "local-p"}
@@ -87,15 +87,15 @@ def test_a_recipe_says_only_how_it_differs_from_its_base(tmp_path: Path) -> None
         read_recipe(tmp_path / "c.toml")
 
 
-@pytest.mark.parametrize("said", ["parameters = 0", "hidden = 16"])
-def test_how_large_cells_are_is_said_in_one_way(tmp_path: Path, said: str) -> None:
-    (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "bahdanau.toml"}"\n[network]\n{said}\n')
+@pytest.mark.parametrize("field", ["parameters = 0", "hidden = 16"])
+def test_the_size_of_cells_is_given_once(tmp_path: Path, field: str) -> None:
+    (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "bahdanau.toml"}"\n[network]\n{field}\n')
     with pytest.raises(RecipeError, match=r"r\.toml: network: .*either how wide it is, hidden, or how many parameters"):
         read_recipe(tmp_path / "r.toml")
 
 
 @pytest.mark.parametrize("share", ["1.0", "-0.1"])
-def test_dropout_leaves_something(tmp_path: Path, share: str) -> None:
+def test_dropout_must_be_below_one(tmp_path: Path, share: str) -> None:
     (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "gpt.toml"}"\n[network]\ndropout = {share}\n')
     with pytest.raises(RecipeError, match=r"r\.toml: network\.dropout: Input should be"):
         read_recipe(tmp_path / "r.toml")

@@ -1,4 +1,4 @@
-"""The states that each layer hands on, as both executors give them: equal in float32, and without effect on a step."""
+"""The hidden states after each layer: both executors agree in float32, and returning them does not change a step."""
 
 import random
 from dataclasses import replace
@@ -17,21 +17,21 @@ from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of, tables, texts
 
-pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
-LENGTHS = (1, 17, 150)  # the last in two panels
+LENGTHS = (1, 17, 150)  # the last one spans two panels
 BLOCKS = 160
 
 
 def rows(config: ModelConfig, *, cached: bool) -> StepInput:
-    asked = texts(config, LENGTHS)
-    blocks = tables(LENGTHS, random.Random(1)) if cached else [[] for _ in asked]
-    return rows_of(list(zip(asked, [0] * len(asked), blocks, strict=True)), last_only=False)
+    sequences = texts(config, LENGTHS)
+    blocks = tables(LENGTHS, random.Random(1)) if cached else [[] for _ in sequences]
+    return rows_of(list(zip(sequences, [0] * len(sequences), blocks, strict=True)), last_only=False)
 
 
 @torch.inference_mode()
 def reference(net: Transformer, config: ModelConfig) -> Tensor:
-    """[depth, T, W] block by block, without an executor."""
+    """The states [depth, T, W], computed block by block without an executor."""
     x, frame = net.embed(RaggedBatch.of(texts(config, LENGTHS)))
     states = []
     for block in net.blocks:
@@ -45,31 +45,31 @@ def reference(net: Transformer, config: ModelConfig) -> Tensor:
 def test_states_equal_torch_in_float32(name: str, threads: int) -> None:
     config = (GENERATORS | ENCODERS)[name]
     net, generates = network(config), name in GENERATORS
-    asked, expected = rows(config, cached=generates), reference(net, config)
+    step, expected = rows(config, cached=generates), reference(net, config)
     last, blocks = (head(config), BLOCKS) if generates else (None, 0)
     native = NativeExecutor(net, last, precision="float32", block_count=blocks, threads=threads)
-    torch.testing.assert_close(native.step_with_states(asked)[1], expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(native.step_with_states(step)[1], expected, rtol=2e-4, atol=2e-4)
     size = 16 if blocks else 0
-    out, states = TorchExecutor(net, last, block_count=blocks, block_size=size).step_with_states(asked)
+    out, states = TorchExecutor(net, last, block_count=blocks, block_size=size).step_with_states(step)
     torch.testing.assert_close(states, expected, rtol=2e-4, atol=2e-4)
-    torch.testing.assert_close(native.step(asked), out, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(native.step(step), out, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("instructions", runnable_targets())
-def test_whoever_takes_states_changes_no_answer(instructions: str) -> None:
+def test_returning_states_does_not_change_the_answer(instructions: str) -> None:
     config = GENERATORS["llama"]
     executor = NativeExecutor(network(config), head(config), block_count=BLOCKS, threads=2, instructions=instructions)
-    asked = rows(config, cached=True)
-    plain = executor.step(asked).clone()
-    out, states = executor.step_with_states(asked)
+    step = rows(config, cached=True)
+    plain = executor.step(step).clone()
+    out, states = executor.step_with_states(step)
     assert torch.equal(out, plain)
     assert states.isfinite().all()
-    assert torch.equal(executor.step(asked), plain)
+    assert torch.equal(executor.step(step), plain)
 
 
 def test_states_need_all_rows() -> None:
     config = ENCODERS["bert"]
-    asked = replace(rows(config, cached=False), output_rows=[0])
+    step = replace(rows(config, cached=False), output_rows=[0])
     for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
         with pytest.raises(StepInputError, match="output_rows"):
-            executor.step_with_states(asked)
+            executor.step_with_states(step)

@@ -1,4 +1,4 @@
-"""A page on which everything has happened once, for tests that read pages: a generator, its adapter, a classifier."""
+"""A metrics page on which every event has happened once: a generator, its adapter, a classifier."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ class Few:
 
 
 class Busy:
-    """An engine with something to do."""
+    """An engine with requests in flight."""
 
     tokens = 70
 
@@ -69,7 +69,7 @@ def ended(outcome: str, **changes: Any) -> RequestEnd:
     return RequestEnd(outcome=outcome, **({"completion_tokens": 5} | known | changes))  # type: ignore[arg-type]
 
 
-def eventful(*, vllm: bool = False) -> Metrics:
+def busy_metrics(*, vllm: bool = False) -> Metrics:
     metrics = Metrics(["chat", "chat:dressed", "judge"], ["alice"], vllm=vllm)
     for model in (Known(), Known("chat:dressed"), Known("judge", "classify", "bert")):
         metrics.record_loaded(model)

@@ -19,7 +19,7 @@ from polyhead.service.runtime.explain_cost import CHUNK_TOKENS, GIGA, WorkLimit
 from tests.support.explained import KINDS, both, driven
 
 ROWS = 32
-METHODS = [method for method in get_args(Method) if method != "attention_flow"]  # which is mostly no such operations
+METHODS = [method for method in get_args(Method) if method != "attention_flow"]  # mostly operations of other kinds
 SHOWING = ("attention", "attention_rollout", "attention_flow")
 SHAPE: dict[str, Any] = {
     "max_positions": 8192,
@@ -56,11 +56,11 @@ def test_operations_are_those_that_torch_counts(
     counter.mod_tracker = PlainTracker()
     with counter:
         driven(explain(watched, asked, piece=CHUNK_TOKENS))
-    counted, told = (
+    counted, estimated = (
         counter.get_total_flops(),
         estimate_operations(loaded.config, loaded.decoder_config, asked, CHUNK_TOKENS),
     )
-    assert 0.9 * counted <= told <= 1.5 * counted
+    assert 0.9 * counted <= estimated <= 1.5 * counted
 
 
 class PlainTracker(ModuleTracker):
@@ -79,7 +79,7 @@ class PlainTracker(ModuleTracker):
         pass
 
 
-def asked_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> ExplanationRequest:
+def request_of(method: Method, rows: int, goals: int = 1, steps: int = 50) -> ExplanationRequest:
     cells = tuple(((rows - 1 - number, 7),) for number in range(goals))
     return ExplanationRequest(
         InputTokens((5,) * rows), method, () if method in SHOWING else cells, steps=steps, baseline=1
@@ -99,14 +99,14 @@ def refusal(config: ModelConfig, asked: ExplanationRequest, most: int = LIMIT) -
 def test_one_limit_holds_for_networks_of_all_sizes(method: Method) -> None:
     """With the default limit any method explains a text of 40 tokens; what takes minutes on two cores is rejected."""
     for config in (MINILM, SMOLLM2, QWEN):
-        assert not refusal(config, asked_of(method, 40, steps=8))
-        needed = estimate_operations(config, config, asked_of(method, 40, steps=8), CHUNK_TOKENS)
-        assert refusal(config, asked_of(method, 40, steps=8), needed - 1)
-        assert not refusal(config, asked_of(method, 40, steps=8), needed)
+        assert not refusal(config, request_of(method, 40, steps=8))
+        needed = estimate_operations(config, config, request_of(method, 40, steps=8), CHUNK_TOKENS)
+        assert refusal(config, request_of(method, 40, steps=8), needed - 1)
+        assert not refusal(config, request_of(method, 40, steps=8), needed)
 
 
 def test_the_prompt_that_took_100_seconds_is_refused_with_what_would_do() -> None:
-    asked = asked_of("integrated_gradients", 47, goals=16)
+    asked = request_of("integrated_gradients", 47, goals=16)
     said = refusal(SMOLLM2, asked)
     assert "47 tokens, 16 targets, 50 steps takes about " in said
     assert "at most 2000 are computed (the server's setting explain_gflop)" in said
@@ -120,12 +120,12 @@ def test_the_prompt_that_took_100_seconds_is_refused_with_what_would_do() -> Non
             )
             assert bool(refusal(SMOLLM2, few)) == bool(more), f"{number + more} {changed}"
     assert not refusal(SMOLLM2, replace(asked, method="gradient_x_input"))
-    assert not refusal(MINILM, asked_of("integrated_gradients", 47)), "a small network has more steps for the same"
+    assert not refusal(MINILM, request_of("integrated_gradients", 47)), "a small network has more steps for the same"
 
 
 def test_a_larger_window_is_not_less_work() -> None:
     """A window begins at every row, so longer windows are hardly fewer."""
-    one, eight = (replace(asked_of("occlusion", 400), window=window) for window in (1, 8))
+    one, eight = (replace(request_of("occlusion", 400), window=window) for window in (1, 8))
     assert estimate_operations(QWEN, QWEN, eight) > 0.9 * estimate_operations(QWEN, QWEN, one)
     assert refusal(QWEN, eight).endswith("ask for a shorter input, or the method gradient_x_input")
 
@@ -133,5 +133,5 @@ def test_a_larger_window_is_not_less_work() -> None:
 def test_many_small_passes_cost_their_calls() -> None:
     """A tiny network: only the number of passes takes long."""
     tiny = replace(MINILM, width=8, heads=1, kv_heads=1, head_width=8, mlp_width=8, depth=2)
-    assert refusal(tiny, asked_of("integrated_gradients", 300, goals=256, steps=1000))
-    assert not refusal(tiny, asked_of("integrated_gradients", 40, steps=1000))
+    assert refusal(tiny, request_of("integrated_gradients", 300, goals=256, steps=1000))
+    assert not refusal(tiny, request_of("integrated_gradients", 40, steps=1000))

@@ -1,4 +1,5 @@
-"""A list of thousands of texts is answered beside others, not before them: against a real server."""
+"""A list of thousands of texts is computed in parts, so that other requests are answered meanwhile; against a real
+server."""
 
 import json
 import threading
@@ -25,7 +26,7 @@ def server(tiny_embedder: Path, tiny_classifier: Path) -> Iterator[Process]:
     assert process.stop() == 0, process.log
 
 
-def test_others_are_answered_while_ten_thousand_texts_are(server: Process) -> None:
+def test_other_requests_are_answered_during_a_call_of_ten_thousand_texts(server: Process) -> None:
     texts = [f"{number} {TEXT}" for number in range(COUNT)]
     done = threading.Event()
     answers: list[httpx.Response] = []
@@ -45,27 +46,29 @@ def test_others_are_answered_while_ten_thousand_texts_are(server: Process) -> No
     asking.join()
     assert answers[0].status_code == 200, answers[0].text[:200]
     assert len(answers[0].json()) == COUNT
-    assert beside >= 5, "others waited for all of them"
-    assert 0 < most <= STEPS_AHEAD * Settings().encoder_step_tokens, "no more of them are with the engine at a time"
+    assert beside >= 5, "the other requests waited for the whole list"
+    assert 0 < most <= STEPS_AHEAD * Settings().encoder_step_tokens, (
+        "more tokens of the list were in the engine at once"
+    )
 
 
-def test_lines_come_before_all_is_known(server: Process) -> None:
+def test_lines_are_sent_before_all_texts_are_computed(server: Process) -> None:
     before = server.page.total("requests_total", model="vectors", outcome="done")
     texts = [f"{number} {TEXT}" for number in range(2000)]
     with httpx.stream("POST", f"{server.url}/embed", json={"inputs": texts}, headers=LINES, timeout=120) as response:
         lines = response.iter_lines()
         first = json.loads(next(lines))
-        known = server.page.total("requests_total", model="vectors", outcome="done") - before
+        computed = server.page.total("requests_total", model="vectors", outcome="done") - before
         assert (first["index"], len(first["result"])) == (0, 32)
-        assert known < len(texts)
+        assert computed < len(texts)
         assert [json.loads(line)["index"] for line in lines] == list(range(1, len(texts)))
 
 
-def test_a_reader_of_lines_who_leaves_stops_the_rest(server: Process) -> None:
-    before = server.page.books[0]
+def test_a_client_that_disconnects_stops_the_remaining_texts(server: Process) -> None:
+    before = server.page.received_and_ended[0]
     texts = [f"{number} {TEXT}" for number in range(COUNT)]
     with httpx.stream("POST", f"{server.url}/embed", json={"inputs": texts}, headers=LINES, timeout=120) as response:
         next(response.iter_lines())
-    received, ended = server.rest().books
+    received, ended = server.rest().received_and_ended
     assert received == ended
     assert received - before < COUNT

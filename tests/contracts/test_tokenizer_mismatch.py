@@ -1,4 +1,5 @@
-"""A tokenizer with numbers that its network lacks is refused in a sentence; where few texts have any, a request is."""
+"""A tokenizer with token ids that the network lacks is rejected with a message. If only few texts have such tokens,
+each such request is rejected."""
 
 import json
 import shutil
@@ -41,7 +42,7 @@ def shifted(tokenizer: dict[str, Any]) -> None:
 
 
 def larger(tokenizer: dict[str, Any]) -> None:
-    """One word more than the network knows."""
+    """One word more than the network has embeddings for."""
     tokenizer["model"]["vocab"]["zzz"] = 999
 
 
@@ -65,7 +66,7 @@ def edited(folder: Path, target: Path, change: Change) -> Path:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_tokenizer_that_is_not_the_networks_is_refused(name: str, tiny_classifier: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_network_is_rejected(name: str, tiny_classifier: Path, tmp_path: Path) -> None:
     change, said = FOREIGN[name]
     folder = edited(tiny_classifier, tmp_path / "foreign", change)
     with pytest.raises(CheckpointError, match=said):
@@ -93,10 +94,10 @@ def served() -> Iterator[Callable[..., Process]]:
 
 
 @pytest.mark.timeout(120)
-def test_a_word_that_the_network_lacks_costs_one_request(
+def test_a_token_that_the_network_lacks_fails_one_request(
     served: Callable[..., Process], tiny_classifier: Path, tmp_path: Path
 ) -> None:
-    """And a model that is refused costs the others nothing."""
+    """A model that is rejected does not stop the others."""
     larger_folder = edited(tiny_classifier, tmp_path / "larger", larger)
     foreign = edited(tiny_classifier, tmp_path / "foreign", special(HUGE))
     server = served(f"judge={larger_folder}", f"foreign={foreign}", "--device", "cpu")

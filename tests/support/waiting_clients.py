@@ -1,8 +1,8 @@
-"""A crowd in a process of its own, so that it takes nothing from whoever measures: scene.py URL TALKING WAITING.
+"""Many clients in a process of their own, so that they take no time from the process that measures:
+waiting_clients.py URL TALKING WAITING.
 
-So many streams that are read, and so many requests more that wait behind them.  It says "there" when all have been
-sent, and stays until it is killed.
-"""
+It opens TALKING streams and reads them, and sends WAITING requests that are queued behind them. It writes "sent"
+when all have been sent, and stays until it is killed."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ async def main(url: str, talking: int, waiting: int) -> None:
     for _ in range(waiting):
         tasks.append(asyncio.create_task(talk(url, stream=False)))
         await asyncio.sleep(0.001)
-    sys.stdout.write("there\n")
+    sys.stdout.write("sent\n")
     sys.stdout.flush()
     await asyncio.gather(*tasks)
 

@@ -1,4 +1,5 @@
-"""JSON that another parser would take in silence: too deep, too large a number, a key twice, what is no JSON at all."""
+"""JSON that other parsers accept silently is rejected: too deep, an integer that is too large, a key twice, and text
+that is not valid JSON."""
 
 import asyncio
 import json
@@ -18,14 +19,14 @@ from polyhead.service.core.errors import BadRequest
 from tests.support.scripted import Registry, application, ask, echo, model
 
 
-def complaint(content: bytes) -> str:
+def error_message(content: bytes) -> str:
     with pytest.raises(BadRequest) as caught:
         parse_json(content)
     return caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "expected"),
     [
         (b'{"a": 1, "a": 1}', "an object has the key 'a' twice; every key stands once"),
         (b'{"a": 1, "\\u0061": 2}', "the key 'a' twice"),
@@ -62,10 +63,10 @@ def complaint(content: bytes) -> str:
         (b"// no\n{}", "is not valid JSON"),
     ],
 )
-def test_refused(content: bytes, says: str) -> None:
-    message = complaint(content)
+def test_invalid_json_is_rejected(content: bytes, expected: str) -> None:
+    message = error_message(content)
     assert message.startswith("the body")
-    assert says in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
@@ -82,26 +83,26 @@ def test_refused(content: bytes, says: str) -> None:
         b"null",
     ],
 )
-def test_taken_as_it_is(content: bytes) -> None:
+def test_valid_json_is_read_unchanged(content: bytes) -> None:
     assert parse_json(content) == json.loads(content)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 20])
-def test_what_is_looked_for_is_found_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_the_scan_finds_errors_across_the_limits_of_its_parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(body, "SCAN_BYTES", size)
-    assert "does not fit" in complaint(b'{"a\\\\":"\\"1","b":[1, 18446744073709551616]}')
-    assert "the key 'a\"' twice" in complaint(b'{"a\\"": 1, "b": ":", "a\\"": 1}')
+    assert "does not fit" in error_message(b'{"a\\\\":"\\"1","b":[1, 18446744073709551616]}')
+    assert "the key 'a\"' twice" in error_message(b'{"a\\"": 1, "b": ":", "a\\"": 1}')
     assert parse_json(b'["1234567890", 1234567890, 1234567890, "123456789012345678901"]')[1] == 1234567890
 
 
-def test_members_are_those_of_all_objects() -> None:
+def test_members_of_all_objects_are_counted() -> None:
     value: Any = {"a": {"b": 1, "c": [{"d": {}}, [{"e": 1}]]}}
     assert count_members(value, 100) == 5
-    assert count_members(value, 1) == 1, "no need to look further"
+    assert count_members(value, 1) == 1, "the count went on beyond the limit"
 
 
-def test_any_size_is_read_alike() -> None:
-    """The large ones beside the event loop."""
+def test_bodies_of_any_size_are_read_in_the_same_way() -> None:
+    """The large ones on a thread."""
     padding = b'"x": "%s", ' % (b"y" * 2 * body.SCAN_BYTES)
     for content in (b'{%s"a": [1], "b": 2}', b'{%s"a": 1, "a": 2}', b'{%s"a": 99999999999999999999}'):
         outcomes = []
@@ -148,7 +149,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_dialect_refuses_it_in_its_own_words(tiny_generator: Path, path: str) -> None:
+def test_every_dialect_rejects_it_in_its_own_error_format(tiny_generator: Path, path: str) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
     for answer in ask(app, *((path, content) for content in HOSTILE)):
         assert 400 <= answer.status_code < 500, answer.text
@@ -157,7 +158,7 @@ def test_every_dialect_refuses_it_in_its_own_words(tiny_generator: Path, path: s
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "5", "-1", "1e1", "²"])
-def test_a_length_of_tensors_is_a_length(tiny_generator: Path, length: str) -> None:
+def test_the_length_of_the_json_before_binary_tensors_is_checked(tiny_generator: Path, length: str) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
 
     async def run() -> httpx.Response:
@@ -171,8 +172,8 @@ def test_a_length_of_tensors_is_a_length(tiny_generator: Path, length: str) -> N
 
 
 @pytest.mark.parametrize("depth", [66, 900, 100_000])
-def test_arguments_of_a_call_are_no_deeper(tiny_generator: Path, depth: int) -> None:
-    """They are text in a body's text; what a model wrote there may say a key twice or a number of any length."""
+def test_arguments_of_a_call_have_a_limit_of_depth(tiny_generator: Path, depth: int) -> None:
+    """They are a string in the body; a model may have written the same key twice or a number of any length there."""
     app = application(Registry([model(tiny_generator, "talker", "generate", max_tokens=256)], echo))
 
     def body_of(arguments: str) -> dict[str, Any]:
@@ -190,11 +191,11 @@ def test_arguments_of_a_call_are_no_deeper(tiny_generator: Path, depth: int) -> 
     assert kept.status_code == 200, kept.text
 
 
-def test_many_members_cost_little(tiny_generator: Path) -> None:
-    """Half a million of them, of which one comes twice, are looked at in seconds, not minutes."""
+def test_many_keys_are_checked_in_linear_time(tiny_generator: Path) -> None:
+    """Half a million keys, one of which is there twice, are checked in seconds, not minutes."""
     members = b",".join(b'"%d":0' % number for number in range(250_000))
     began = time.process_time()
-    assert "the key '7' twice" in complaint(b'{%s,"7":1}' % members)
+    assert "the key '7' twice" in error_message(b'{%s,"7":1}' % members)
     assert time.process_time() - began < 10
 
 
@@ -203,7 +204,7 @@ def test_many_members_cost_little(tiny_generator: Path) -> None:
 def test_arguments_of_all_calls_are_counted_before_they_are_read(
     tiny_generator: Path, path: str, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A body has them as strings, so that its own bound on values does not count them."""
+    """In the body they are strings, so that the limit of values in a body does not count them."""
     app = application(Registry([model(tiny_generator, "talker", "generate", max_tokens=256)], echo))
     arguments = '{"a":[' + "[]," * each + "[]]}"
     if path == "/v1/responses":

@@ -1,4 +1,4 @@
-"""How many numbers the networks of the papers have here: as many as in transformers, and as their papers print."""
+"""Parameter counts of the networks of papers equal those of transformers and those that the papers print."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LARGE = tf.BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_head
 GPT = tf.OpenAIGPTConfig()
 
 
-def numbers(*modules: nn.Module) -> int:
+def parameter_count(*modules: nn.Module) -> int:
     return sum(parameter.numel() for parameter in {p for module in modules for p in module.parameters()})
 
 
@@ -29,9 +29,10 @@ def numbers(*modules: nn.Module) -> int:
     ],
     ids=["bert-base", "bert-large", "gpt"],
 )
-def test_parameters_are_as_many_as_the_papers_say(config: Any, kind: Any, printed: float, within: float) -> None:
-    """Of BERT with its pooler, without the heads of pretraining; of GPT with its output, whose matrix is that of the
-    tokens."""
+def test_parameter_counts_equal_transformers_and_the_papers(
+    config: Any, kind: Any, printed: float, within: float
+) -> None:
+    """BERT with its pooler, without the pretraining heads; GPT with its output layer, tied to the token embedding."""
     family = FAMILIES[config.model_type]
     with torch.device("meta"):
         ours, theirs = Transformer(family.config(config.to_dict())), kind(config)
@@ -39,6 +40,6 @@ def test_parameters_are_as_many_as_the_papers_say(config: Any, kind: Any, printe
         if kind is tf.BertModel:
             spec = family.heads["BertForSequenceClassification"]
             parts.append(SequenceHead(ours.config, 1, spec.scoring(config.to_dict()), "none").dense)
-    assert numbers(*parts) == numbers(theirs)
-    assert abs(numbers(*parts) / printed - 1) < within
-    assert round(numbers(*parts) / printed, 1) == 1.0
+    assert parameter_count(*parts) == parameter_count(theirs)
+    assert abs(parameter_count(*parts) / printed - 1) < within
+    assert round(parameter_count(*parts) / printed, 1) == 1.0

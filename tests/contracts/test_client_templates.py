@@ -1,4 +1,4 @@
-"""A template is a program, and only checkpoints bring those: no dialect takes one from a client."""
+"""No dialect accepts a chat template from a client: templates are programs, and only checkpoints may contain them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from tests.support.scripted import Registry, application, ask, echo, model
 
 TEMPLATE = "{{ messages[0].content }}"
 TURN = [{"role": "user", "content": "a"}]
-TALKS: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     **{path: dict(route.body) for path, route in ROUTES.items()},
     "/tokenize": {"model": "chat", "messages": TURN},
     "/models/chat/tokenize": {"messages": TURN},
@@ -22,17 +22,20 @@ TALKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", TALKS)
-def test_a_client_brings_no_template(path: str, tiny_generator: Path) -> None:
+@pytest.mark.parametrize("path", BODIES)
+def test_a_template_in_a_request_is_refused(path: str, tiny_generator: Path) -> None:
     app = application(Registry([model(tiny_generator, "chat", "generate")], echo))
-    inside = {"parameters": {**TALKS[path].get("parameters", {}), "chat_template": TEMPLATE}}
+    nested_body = {"parameters": {**BODIES[path].get("parameters", {}), "chat_template": TEMPLATE}}
     variables = {"chat_template_kwargs": {"messages": [], "chat_template": TEMPLATE}}
-    fine, outside, within = ask(
-        app, (path, TALKS[path]), (path, TALKS[path] | {"chat_template": TEMPLATE}), (path, TALKS[path] | inside)
+    plain, top_level, nested = ask(
+        app,
+        (path, BODIES[path]),
+        (path, BODIES[path] | {"chat_template": TEMPLATE}),
+        (path, BODIES[path] | nested_body),
     )
-    assert fine.status_code == 200, fine.text
-    assert outside.status_code in (400, 422)
-    assert "chat_template" in outside.text
-    assert within.status_code in (400, 422)
-    [other] = ask(app, (path, TALKS[path] | variables))
-    assert other.status_code in (400, 422)
+    assert plain.status_code == 200, plain.text
+    assert top_level.status_code in (400, 422)
+    assert "chat_template" in top_level.text
+    assert nested.status_code in (400, 422)
+    [kwargs] = ask(app, (path, BODIES[path] | variables))
+    assert kwargs.status_code in (400, 422)

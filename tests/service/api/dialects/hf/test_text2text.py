@@ -41,7 +41,7 @@ def read(customs: GenerationDefaults, **parameters: Any) -> tuple[Sampling, Beam
     return asked.sampling, asked.beams, asked.token_limit
 
 
-def test_what_is_not_said_is_as_the_checkpoint_has_it() -> None:
+def test_missing_options_have_the_defaults_of_the_checkpoint() -> None:
     sampling, beams, most = read(SEARCHES)
     assert (sampling.temperature, sampling.no_repeat_ngram_size, beams, most) == (
         0,
@@ -66,7 +66,7 @@ def test_what_is_not_said_is_as_the_checkpoint_has_it() -> None:
         ({"do_sample": False}, BeamSearchOptions(4, 0.6, early_stopping=True), 0),
     ],
 )
-def test_what_is_said_goes_before(
+def test_options_of_the_request_override_the_checkpoint(
     inside: bool, parameters: dict[str, Any], beams: BeamSearchOptions | None, temperature: float
 ) -> None:
     said = {"generate_parameters": parameters} if inside else parameters
@@ -74,7 +74,7 @@ def test_what_is_said_goes_before(
     assert (found, sampling.temperature) == (beams, temperature)
 
 
-def test_who_draws_by_itself_may_be_told_to_search() -> None:
+def test_a_sampling_checkpoint_can_use_beam_search() -> None:
     sampling, beams, _ = read(DRAWS, num_beams=3)
     assert (sampling.temperature, beams) == (0, BeamSearchOptions(3))
     assert read(DRAWS, do_sample=False)[0].temperature == 0
@@ -96,13 +96,13 @@ def test_options_are_in_one_place() -> None:
         ("/pipeline/text2text-generation", "generated_text"),
     ],
 )
-def test_a_task_is_answered_in_its_words(app: FastAPI, registry: Registry, path: str, field: str) -> None:
+def test_each_task_has_its_answer_field(app: FastAPI, registry: Registry, path: str, field: str) -> None:
     one, several = ask(app, (path, {"inputs": "The fox"}), (path, {"inputs": ["The fox", "A dog"]}))
     assert [list(each) for each in one.json()] == [[field]]
     assert len(several.json()) == 2
     request = registry.requests[0]
     assert isinstance(request, Generate)
-    assert request.tokens == (2, 7), "what stands before an answer"
+    assert request.tokens == (2, 7), "the start token is not part of an answer"
     assert len(request.source) > 1
     assert (5,) in request.sampling.banned
     assert request.beams == BeamSearchOptions(4, 0.6, early_stopping=True)
@@ -119,14 +119,14 @@ def test_several_answers_are_lists(app: FastAPI) -> None:
     assert [len(each) for each in several.json()] == [2, 2]
 
 
-def test_it_is_no_continuation(app: FastAPI) -> None:
+def test_an_answer_is_not_a_continuation_of_the_text(app: FastAPI) -> None:
     (answer,) = ask(app, ("/models/writer/pipeline/text-generation", {"inputs": "The fox"}))
     assert answer.status_code == 400
     tasks = "the tasks text2text-generation and translation and summarization"
     assert answer.json()["error"] == f"writer has {tasks}, not text-generation"
 
 
-def test_a_completion_is_written_too(app: FastAPI, registry: Registry) -> None:
+def test_completions_work_with_encoder_decoders(app: FastAPI, registry: Registry) -> None:
     body = {"model": "writer", "prompt": "The fox", "max_tokens": 5, "temperature": 0}
     scored = {**body, "echo": True, "logprobs": 0}
     answer, refused = ask(app, ("/v1/completions", body), ("/v1/completions", scored))

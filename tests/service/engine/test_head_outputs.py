@@ -1,4 +1,4 @@
-"""Heads that answer for each token: as the reference does, for the rows asked for, whatever is beside them."""
+"""Heads that answer for each token: equal to the reference, for the requested rows, whatever else is in the batch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,8 +119,8 @@ def test_next_sentence(tmp_path: Path) -> None:
     assert event.values == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
 
 
-def test_pretrained_for_both_it_fills_masks(tmp_path: Path) -> None:
-    """Of the two heads that BERT was pretrained with, the one for masked words."""
+def test_a_checkpoint_with_both_pretraining_heads_fills_masks(tmp_path: Path) -> None:
+    """BERT is pretrained with two heads; the one for masked words is used."""
     folder = checkpoints.encoder(tmp_path, tf.BertForPreTraining)
     [event] = answered(worker(folder), read(TEXTS[0], raw=True, top_k=1000))
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_pretrained_for_both_it_fills_masks(tmp_path: Path) -> None:
     assert dense(event) == pytest.approx(np.asarray(out.prediction_logits[0]), abs=1e-4)
 
 
-def test_what_a_checkpoint_says_of_its_head(tagger: Path, filler: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_describes_its_head(tagger: Path, filler: Path, tmp_path: Path) -> None:
     tags, words = checkpoint.load(str(tagger)), checkpoint.load(str(filler))
     assert (tags.task, tags.labels, tags.max_tokens) == ("tag", checkpoints.ENTITIES, checkpoints.POSITIONS)
     assert (words.task, words.labels) == ("fill", ())
@@ -138,7 +138,7 @@ def test_what_a_checkpoint_says_of_its_head(tagger: Path, filler: Path, tmp_path
         checkpoint.load(str(edited(tagger, tmp_path / "other", id2label=None)))
 
 
-def test_probabilities_unless_raw(tagger: Path, filler: Path) -> None:
+def test_answers_are_probabilities_unless_raw_is_set(tagger: Path, filler: Path) -> None:
     text = TEXTS[0]
     closed, raw = (np.asarray(event.scores) for event in answered(worker(tagger), read(text), read(text, raw=True)))
     assert closed == pytest.approx(np.exp(raw) / np.exp(raw).sum(1, keepdims=True), abs=1e-6)
@@ -147,20 +147,20 @@ def test_probabilities_unless_raw(tagger: Path, filler: Path) -> None:
     assert closed == pytest.approx(np.exp(raw) / np.exp(raw).sum(1, keepdims=True), abs=1e-6)
 
 
-def test_only_the_rows_asked_for(tagger: Path, tiny_embedder: Path) -> None:
+def test_only_requested_rows_are_answered(tagger: Path, tiny_embedder: Path) -> None:
     text, other = TEXTS[2], TEXTS[3]
     reader = worker(tagger)
     every, some, beside = answered(reader, read(text), read(text, rows=(3, 4, 39)), read(other))
     assert dense(some) == pytest.approx(dense(every)[[3, 4, 39]], abs=1e-6)
     assert dense(beside).shape == (17, 6)
     vector, part = answered(worker(tiny_embedder), read(text, rows=(0,)), read(text))
-    assert vector.values != pytest.approx(part.values), "a head that pools, pools over these"
+    assert vector.values != pytest.approx(part.values), "a head that pools uses the requested rows only"
     for wrong in ((40,), (3, 3), (4, 3), (-1, 2)):
         with pytest.raises(BadRequest, match="rows must be ascending and below the 40 tokens"):
             reader.validate(read(text, rows=wrong))
 
 
-def test_no_more_rows_are_computed_than_asked_for(filler: Path) -> None:
+def test_only_requested_rows_are_computed(filler: Path) -> None:
     loaded = checkpoint.load(str(filler))
     seen: list[int] = []
     loaded.head.register_forward_hook(lambda module, given, out: seen.append(len(out)))
@@ -169,7 +169,7 @@ def test_no_more_rows_are_computed_than_asked_for(filler: Path) -> None:
     assert len(event.candidates) == 1
 
 
-def test_the_likeliest_words(filler: Path) -> None:
+def test_the_most_likely_words(filler: Path) -> None:
     text, rows = TEXTS[2], (3, 20)
     whole, few, some, two = answered(
         worker(filler),
@@ -191,7 +191,7 @@ def test_the_likeliest_words(filler: Path) -> None:
         worker(filler).validate(read(text, top_k=0))
 
 
-def test_a_text_that_is_no_number_fails_alone(filler: Path, tagger: Path) -> None:
+def test_a_text_with_nan_states_fails_alone(filler: Path, tagger: Path) -> None:
     for folder in (filler, tagger):
         loaded = checkpoint.load(str(folder))
         with torch.no_grad():
@@ -205,8 +205,8 @@ def test_a_text_that_is_no_number_fails_alone(filler: Path, tagger: Path) -> Non
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kind", ["filler", "tagger"])
-def test_company_changes_no_bit(request: pytest.FixtureRequest, kind: str, executor: str) -> None:
-    """More rows than are as wide as the vocabulary at a time, and requests that differ in what they want."""
+def test_the_batch_changes_no_bit(request: pytest.FixtureRequest, kind: str, executor: str) -> None:
+    """More rows than one step of the output matrix takes, and requests with different options."""
     reader = worker(request.getfixturevalue(kind), settings(executor, deterministic=True))
     ways: list[dict[str, Any]] = [{}, {"raw": True, "top_k": 3}, {"rows": (0,)}, {"targets": (7, 8), "top_k": 1}]
     requests = [read(text, **way) for text in (*TEXTS, TEXTS[2]) for way in ways]
@@ -218,13 +218,13 @@ def test_company_changes_no_bit(request: pytest.FixtureRequest, kind: str, execu
         assert determinism.max_difference(question.events, alone.events) == 0
 
 
-def test_how_far_answers_differ_is_seen(tagger: Path) -> None:
+def test_differences_of_answers_are_measured(tagger: Path) -> None:
     reader = worker(tagger)
     (one, other), _ = determinism.run_batch(reader, [read(TEXTS[0]), read(TEXTS[0][::-1])])
     assert determinism.max_difference(one.events, other.events) > 0.01
 
 
-def test_an_output_matrix_that_is_that_of_the_tokens(filler: Path, tmp_path: Path) -> None:
+def test_an_output_matrix_that_is_tied_to_the_embeddings(filler: Path, tmp_path: Path) -> None:
     def copied(tensors: dict[str, torch.Tensor]) -> None:
         tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
 
@@ -240,7 +240,7 @@ def test_an_output_matrix_that_is_that_of_the_tokens(filler: Path, tmp_path: Pat
 
 
 def test_names_of_older_checkpoints(filler: Path, tmp_path: Path) -> None:
-    """Norms that speak of gamma and beta, and the bias under both its names, beside a head that is not used."""
+    """Norms with gamma and beta, and the bias under both of its names, beside a head that is not used."""
 
     def older(tensors: dict[str, torch.Tensor]) -> None:
         for new, old in (("weight", "gamma"), ("bias", "beta")):
@@ -256,7 +256,7 @@ def test_names_of_older_checkpoints(filler: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not runnable_targets(), reason="nothing is compiled here")
 def test_served_by_the_compiled_step(filler: Path) -> None:
-    """Which lets go of the network's own matrix, that the head reads too."""
+    """It frees the network's own matrix, which the head also reads."""
 
     async def act(served: ModelRegistry) -> TokenCandidates:
         await served.load_all()

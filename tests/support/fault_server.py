@@ -1,9 +1,8 @@
-"""A server with faults, as a child of tests: `python tests/support/faulty.py FAULTS SERVE-FLAGS...`, see
-tests/support/faults.py.
+"""A server with injected faults, as a child of tests: `python tests/support/fault_server.py FAULTS SERVE-FLAGS...`,
+see tests/support/faults.py.
 
-It is the real one, put together by the real `serve`; only what its executors compute goes through the faults.  At
-SIGUSR1 it logs how many tasks and threads it has.
-"""
+It is the real server, started by the real `serve`; only its executors have faults. At SIGUSR1 it logs the number of
+its tasks and threads."""
 
 import asyncio
 import logging
@@ -27,12 +26,12 @@ def main(faults: Path, arguments: list[str]) -> int:
     chosen = settings.read_settings(flags.parse_flags(arguments))
     settings.set_library_defaults()  # before torch is loaded
     from polyhead.service.server.assembly import serve
-    from tests.support.faults import Armed, Faulty
+    from tests.support.faults import Armed, FaultyExecutor
 
     logs.configure_logging(chosen.log_format, chosen.log_level)
     signal.signal(signal.SIGUSR1, census)
     armed = Armed(faults)
-    return serve(chosen, executed=lambda executor: Faulty(executor, armed))
+    return serve(chosen, executed=lambda executor: FaultyExecutor(executor, armed))
 
 
 if __name__ == "__main__":

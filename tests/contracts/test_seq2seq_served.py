@@ -1,4 +1,4 @@
-"""Encoder-decoders served: a real server of tiny T5, BART and Marian, held to transformers, and a recurrent network."""
+"""Encoder-decoders on a real server: tiny T5, BART and Marian compared with transformers, and a recurrent network."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +53,8 @@ def server(folders: dict[str, Path]) -> Iterator[Process]:
     assert process.stop() == 0, process.log
 
 
-def written(folder: Path, text: str, **options: Any) -> str:
-    """By transformers."""
+def reference_text(folder: Path, text: str, **options: Any) -> str:
+    """The answer of transformers."""
     network, words = tf.AutoModelForSeq2SeqLM.from_pretrained(folder), tf.AutoTokenizer.from_pretrained(folder)
     read = words(text, return_tensors="pt").input_ids
     with torch.no_grad():
@@ -69,21 +69,24 @@ def post(server: Process, path: str, body: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", HOW)
-def test_what_is_written_is_the_reference_s(server: Process, folders: dict[str, Path], kind: str) -> None:
+def test_answers_equal_those_of_transformers(server: Process, folders: dict[str, Path], kind: str) -> None:
     found = post(server, f"/models/{kind}/pipeline/translation", {"inputs": TEXTS})
-    assert [each["translation_text"] for each in found] == [written(folders[kind], text) for text in TEXTS]
+    assert [each["translation_text"] for each in found] == [reference_text(folders[kind], text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("kind", HOW)
-def test_options_are_followed_alike(server: Process, folders: dict[str, Path], kind: str) -> None:
+def test_answers_with_options_equal_those_of_transformers(server: Process, folders: dict[str, Path], kind: str) -> None:
     options = {"num_beams": 2, "length_penalty": 1.5, "early_stopping": False, "max_new_tokens": 8}
     [found] = post(server, f"/models/{kind}", {"inputs": TEXTS[2], "parameters": options})
-    counts = {**options, "max_new_tokens": 9} if kind == "bart" else options  # the first is forced, and said to nobody
-    assert found["generated_text"] == written(folders[kind], TEXTS[2], **counts)
+    # The first token of BART is forced and is not part of the answer.
+    counts = {**options, "max_new_tokens": 9} if kind == "bart" else options
+    assert found["generated_text"] == reference_text(folders[kind], TEXTS[2], **counts)
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_recurrent_network_writes_as_it_does_by_itself(server: Process, folders: dict[str, Path], width: int) -> None:
+def test_a_recurrent_network_answers_as_without_the_server(
+    server: Process, folders: dict[str, Path], width: int
+) -> None:
     loaded = load(str(folders["recurrent"]))
     assert loaded.decoding is not None
     sources = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
@@ -95,7 +98,7 @@ def test_a_recurrent_network_writes_as_it_does_by_itself(server: Process, folder
     assert [each["translation_text"] for each in found] == said
 
 
-def test_many_at_once_are_answered_as_alone(server: Process, folders: dict[str, Path]) -> None:
+def test_concurrent_requests_are_answered_as_single_ones(server: Process, folders: dict[str, Path]) -> None:
     def one(number: int) -> Any:
         kind, text = list(folders)[number % 4], TEXTS[number % 5]
         return post(server, f"/models/{kind}/pipeline/summarization", {"inputs": text})
@@ -109,7 +112,7 @@ def test_many_at_once_are_answered_as_alone(server: Process, folders: dict[str, 
 def test_completions_stream_and_count(server: Process, folders: dict[str, Path]) -> None:
     body = {"model": "t5", "prompt": TEXTS[0], "max_tokens": 9, "temperature": 0}
     whole = post(server, "/v1/completions", body)
-    assert whole["choices"][0]["text"] == written(folders["t5"], TEXTS[0], max_new_tokens=9, num_beams=1)
+    assert whole["choices"][0]["text"] == reference_text(folders["t5"], TEXTS[0], max_new_tokens=9, num_beams=1)
     read = tf.AutoTokenizer.from_pretrained(folders["t5"])(TEXTS[0]).input_ids
     assert whole["usage"]["prompt_tokens"] == len(read)
     with httpx.stream(
@@ -122,7 +125,7 @@ def test_completions_stream_and_count(server: Process, folders: dict[str, Path])
     )
 
 
-def test_what_is_too_long_is_said(server: Process) -> None:
+def test_an_input_that_is_too_long_is_rejected(server: Process) -> None:
     answer = httpx.post(f"{server.url}/models/bart", json={"inputs": "fox " * 200}, timeout=60, verify=False)
     assert answer.status_code == 400
     assert "the model takes" in answer.json()["error"]
