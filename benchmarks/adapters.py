@@ -72,7 +72,7 @@ class Bench:
         self.settings = Settings(models=models, precision=precision)
         metrics = Metrics(models)
         self.engine = Engine(metrics, threads=choose_placement(self.settings).torch_threads)
-        self.registry = ModelRegistry(self.engine, self.settings, told=metrics)
+        self.registry = ModelRegistry(self.engine, self.settings, observer=metrics)
         self.texts: list[tuple[int, ...]] = []
 
     async def __aenter__(self) -> "Bench":

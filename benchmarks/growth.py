@@ -121,7 +121,7 @@ def made(config: ModelConfig) -> tuple[Transformer, LanguageHead]:
 
 def executor(config: ModelConfig, precision: Precision, blocks: int, threads: int) -> NativeExecutor:
     net, head = made(config)
-    run = NativeExecutor(net, head, precision=precision, block_count=blocks, threads=threads, held=held)
+    run = NativeExecutor(net, head, precision=precision, block_count=blocks, threads=threads, load_part=held)
     for kept in run._cache:
         kept[: kept.size // 2 * 2].view(np.uint16)[:] = SMALL  # pages that nobody wrote would all be one, and cached
     return run

@@ -40,7 +40,7 @@ def served(run: Run) -> tuple[Model, EncoderWorker]:
         free_weights(part)
 
     make_deterministic(loaded, chosen)
-    executor = build_executor(loaded, chosen, held=held)
+    executor = build_executor(loaded, chosen, load_part=held)
     tokens, head = chosen.encoder_step_tokens, cast(OutputHead, loaded.head)
     worker = EncoderWorker(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
     worker.warm_up()

@@ -35,8 +35,8 @@ log = getLogger(__name__)
 Json = dict[str, Any]
 
 
-def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
-    """The description of a GGUF file. `vet` is called before the tokenizer is made."""
+def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Description:
+    """The description of a GGUF file. `folder_check` is called before the tokenizer is made."""
     metadata, entries = read_header(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
@@ -44,7 +44,7 @@ def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
     check_unsupported_keys(path, dialect, fields)
     config = parse_config(str(path), partial(read_config, dialect, fields, entries))
     head = choose_head(path, config, fields, entries)
-    tokenizer = load_tokenizer(path, metadata, vet)
+    tokenizer = load_tokenizer(path, metadata, folder_check)
     generates = head.task == "generate"
     return Description(
         file=str(path),
@@ -145,10 +145,10 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
     return pooler_head(POOLINGS[pooling], normalise=True)
 
 
-def load_tokenizer(path: Path, metadata: Json, vet: FolderCheck = accept_folder) -> Tokenizer:
+def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accept_folder) -> Tokenizer:
     fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
     try:
-        vet(path, fields)
+        folder_check(path, fields)
         return Tokenizer.from_gguf(fields)
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None

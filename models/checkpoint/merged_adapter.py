@@ -91,14 +91,14 @@ class MergedEntry(TensorEntry):
     def read_size(self) -> int:
         return self.base.read_size + sum(side.read_size for side in self.pair)
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
-        a, b = (side.read(torch.float32, device, advanced) for side in self.pair)
+    def read(self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes) -> Tensor:
+        a, b = (side.read(torch.float32, device, report_bytes) for side in self.pair)
         left, right = (a.t(), b.t()) if self.transposed else (b, a)
-        out = self.base.read(torch.float32, device, advanced)
+        out = self.base.read(torch.float32, device, report_bytes)
         rows = max(PRODUCTS // max(right.numel(), 1), 1)
         for first in range(0, len(out), rows):
             out[first : first + rows].addmm_(left[first : first + rows], right, alpha=self.scale)
-            advanced(0)
+            report_bytes(0)
         return out.to(dtype)
 
 

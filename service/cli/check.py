@@ -78,7 +78,7 @@ def check_models(settings: Settings) -> CheckResult:
                 explained |= {name: replace(explained[base_model_name(name)], name=name)} if settings.explain else {}
             else:
                 description = unwrap(
-                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=checker.check_folder))
+                    attempt(partial(checkpoint.describe_source, settings.models[name], folder_check=checker.check_folder))
                 )
                 description = apply_known_cost(description, settings)
                 draft = choose_draft_model(name, description, settings, checker.check_folder)

@@ -73,7 +73,7 @@ CUSTOM = {
             fallback=closed(
                 "failureThreshold replicas", failureThreshold=COUNT, replicas=COUNT, behavior={"enum": BEHAVIORS}
             ),
-            advanced=closed(
+            report_bytes=closed(
                 "", horizontalPodAutoscalerConfig=closed("", behavior=closed("", scaleUp=WINDOW, scaleDown=WINDOW))
             ),
             triggers=listed(

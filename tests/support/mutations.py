@@ -104,7 +104,7 @@ def cases(sources: list[Path], chance: random.Random, count: int) -> Iterator[tu
 def tried(source: Path, vet: vetting.TokenizerCheck) -> str:
     """A model that reads a text, or the sentence that refuses it; everything else is raised."""
     try:
-        what = checkpoint.describe_source(str(source), vet=vet.check_folder)
+        what = checkpoint.describe_source(str(source), folder_check=vet.check_folder)
         if estimate_load(what).weight_bytes(torch.float32) > SMALL:
             return "large"
         loaded = checkpoint.load(str(source))

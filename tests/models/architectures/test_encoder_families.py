@@ -291,7 +291,7 @@ def served(settings: Settings) -> dict[str, str]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, observer=metrics)
             await registry.load_all()
             return {model.name: model.executor for model in registry.models()}
         finally:

@@ -307,7 +307,7 @@ def test_a_vocabulary_is_tried_before_it_is_made(tiny: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Tokenizer, "from_gguf", None)
     with pytest.raises(CheckpointError, match="must not be made") as raised:
-        describe_source(str(tiny), vet=refuse)
+        describe_source(str(tiny), folder_check=refuse)
     [(path, fields)] = seen
     assert (path, raised.value.file) == (tiny, str(tiny))
     assert fields["tokenizer.ggml.model"]

@@ -92,7 +92,7 @@ def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
                 pass
 
         hold.part_by_part(a_part)
-        return real(network, head, held=held, **named)
+        return real(network, head, load_part=held, **named)
 
     monkeypatch.setattr(executors, "NativeExecutor", pack)
 
