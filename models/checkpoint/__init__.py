@@ -28,7 +28,7 @@ from . import recurrent_folder as recurrent
 from .default_precision import DefaultPrecision
 from .description import Description, build_on_meta
 from .folder_files import FolderCheck, accept_folder
-from .source_policy import ANYWHERE, SourcePolicy
+from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
 
@@ -148,11 +148,13 @@ def prepare(
     )
 
 
-def describe_source(source: str, policy: SourcePolicy = ANYWHERE, folder_check: FolderCheck = accept_folder) -> Description:
+def describe_source(
+    source: str, policy: SourcePolicy = ANY_SOURCE, folder_check: FolderCheck = accept_folder
+) -> Description:
     """The description of a checkpoint, without reading its weights. Sources outside of `policy` are not looked at.
 
-    `folder_check` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It raises
-    CheckpointError if the tokenizer must not be read.
+    `folder_check` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It
+    raises CheckpointError if the tokenizer must not be read.
     """
     base, _, addition = ("", "", "") if "+" not in source or policy.exists(source) else source.rpartition("+")
     if base and addition:
@@ -173,4 +175,6 @@ def describe_merged(base: Path, addition: Path, folder_check: FolderCheck = acce
     if base.is_file():
         message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
-    return folder.describe_folder(adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), folder_check)
+    return folder.describe_folder(
+        adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), folder_check
+    )

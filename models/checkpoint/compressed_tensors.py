@@ -54,7 +54,9 @@ class CompressedEntry(TensorEntry):
     def size(self) -> int:
         return self.codes.size + self.scales.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes) -> Tensor:
+    def read(
+        self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
+    ) -> Tensor:
         """Codes times scales, multiplied in float32."""
         cpu = torch.device("cpu")
         codes = self.codes.read(torch.int8 if self.bits == 8 else torch.int32, cpu, report_bytes)

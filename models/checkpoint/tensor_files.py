@@ -74,7 +74,9 @@ class TensorEntry:
         """Bytes that are read for it, from all its files."""
         return self.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes) -> Tensor:
+    def read(
+        self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
+    ) -> Tensor:
         """The whole tensor in new memory. CheckpointError if the file ends early or cannot be read.
 
         `report_bytes` is called with the bytes of every piece, and with 0 after a piece of other work.

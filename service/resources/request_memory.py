@@ -24,8 +24,8 @@ ANSWER_CLAIM_STEP = 1 << 20  # bytes claimed at a time while an answer is writte
 
 
 class Headroom:
-    """The memory for requests.  `free` bytes were free before models were loaded, `model_bytes()` are used by models and
-    tokens.
+    """The memory for requests.  `free` bytes were free before models were loaded; models and tokens use
+    `model_bytes()`.
 
     Any thread may call it.
     """

@@ -73,11 +73,13 @@ def executor_name(placement: Placement, config: ModelConfig) -> str:
     return "torch-varlen" if choose_kernel(placement, config) else "torch"
 
 
-def build_executor(loaded: Checkpoint, settings: Settings, blocks: int = 0, load_part: LoadPart = nullcontext) -> Executor:
+def build_executor(
+    loaded: Checkpoint, settings: Settings, blocks: int = 0, load_part: LoadPart = nullcontext
+) -> Executor:
     """Build the executor of a loaded checkpoint. `blocks`: blocks of a generator's cache, 0 for an encoder.
 
-    The compiled step packs its own weights, one part of the network after the other; `load_part` is a context manager that
-    has the unpacked weights of a part in memory.
+    The compiled step packs its own weights, one part of the network after the other; `load_part` is a context manager
+    that has the unpacked weights of a part in memory.
     """
     placement = choose_placement(settings, loaded.default_precision, loaded.decoder_config)
     if loaded.decoding:

@@ -35,9 +35,9 @@ def keep_executor(executor: Executor) -> Executor:
 def serve(settings: Settings, executor_hook: ExecutorHook = keep_executor, traces: RequestTracer = NO_TRACING) -> int:
     """Serve until a signal arrives; returns the exit status, which is 1 if no model could be loaded.
 
-    `executor_hook` is called with every executor and returns the one to use: tests inject faults with it. `traces` records
-    every request. Raises SettingsError if the address cannot be listened on, and CheckpointError if quick-start models
-    cannot be fetched.
+    `executor_hook` is called with every executor and returns the one to use: tests inject faults with it. `traces`
+    records every request. Raises SettingsError if the address cannot be listened on, and CheckpointError if quick-start
+    models cannot be fetched.
     """
     if (rank_config := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
         return follower.run_follower(rank_config)
@@ -85,7 +85,9 @@ def assemble(
     return app
 
 
-async def load_models(registry: ModelRegistry, text: TextProcessor, on_settled: Callable[[ModelRegistry], None]) -> None:
+async def load_models(
+    registry: ModelRegistry, text: TextProcessor, on_settled: Callable[[ModelRegistry], None]
+) -> None:
     await registry.load_all()
     on_settled(registry)
     for model in registry.models():
