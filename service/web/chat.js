@@ -41,7 +41,7 @@ class Chat {
   }
 
   messageForm() {
-    const form = element("form", { class: "ask", "aria-label": "Message" }, field("Message", this.message),
+    const form = element("form", { class: "ask", "aria-label": "New message" }, field("Message", this.message),
       element("div", { class: "row" }, this.sendButton, this.stopButton, this.regenerateButton, this.newButton), this.error);
     form.addEventListener("submit", (event) => {
       event.preventDefault();

@@ -9,7 +9,7 @@ export function mountSpan(container, page) {
   const question = textInput(QUESTIONS[0].question);
   const context = textArea(QUESTIONS[0].context, 7);
   const count = numberInput(3, 1, 20);
-  const place = answerSection("The answer in its context");
+  const place = answerSection("Marked answer");
   let target = null;
 
   const request = () => ({

@@ -186,7 +186,7 @@ def test_every_panel_can_be_narrowed_to_one_server() -> None:
     """But for what is recorded of all of them together, and what an ingress says of replicas."""
     wide = {panel["title"] for panel in PANELS if any("$instance" not in target["expr"] for target in panel["targets"])}
     assert wide == {
-        *("Failures", "Turned away", "Error budget"),
+        *("Failures", "Rejected with 429", "Error budget"),
         *("Replicas", "Queued tokens by replica", "Imbalance", "Routing", "Replicas lost"),
     }
 

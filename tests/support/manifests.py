@@ -73,7 +73,7 @@ CUSTOM = {
             fallback=closed(
                 "failureThreshold replicas", failureThreshold=COUNT, replicas=COUNT, behavior={"enum": BEHAVIORS}
             ),
-            report_bytes=closed(
+            advanced=closed(
                 "", horizontalPodAutoscalerConfig=closed("", behavior=closed("", scaleUp=WINDOW, scaleDown=WINDOW))
             ),
             triggers=listed(
