@@ -34,14 +34,14 @@ ROWS: dict[str, list[Panel]] = {
         stat(
             "Rejected with 429",
             "percentunit",
-            "Share of requests answered 429 in five minutes because a limit on work in flight was reached.",
+            "Share of requests answered 429 in five minutes, over a limit on work in flight.",
             (f"max(job:polyhead_overloaded:ratio_rate5m{{{TOGETHER}}})", ""),
             red=0.05,
         ),
         Panel(
             "Requests by outcome",
             "reqps",
-            "Texts and prompts that ended; a request that is rejected before its model is known has an empty model name.",
+            "Texts and prompts that ended; those rejected before the model is known have an empty name.",
             [(per_second("polyhead_requests_total", "model, outcome"), "{{model}} {{outcome}}")],
             stacked=True,
         ),
@@ -86,7 +86,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Waiting",
             "short",
-            "Texts and prompts before their first step.  If it stays above zero and grows, the load exceeds the capacity.",
+            "Texts and prompts before their first step.  If it keeps growing, the load exceeds the capacity.",
             [(total("polyhead_requests_waiting", "model, task"), BOTH)],
         ),
         Panel(
@@ -199,7 +199,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Preemptions",
             "ops",
-            "Sequences whose blocks were freed for others and that are computed again: the cache is too small for the load.",
+            "Sequences whose blocks were freed for others and that are computed again: the cache is too small.",
             [(per_second("polyhead_preemptions_total", "model, task"), BOTH)],
         ),
         Panel(
@@ -219,7 +219,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Draft tokens",
             "short",
-            "Per second: proposed and accepted.  None if the measured acceptance rate makes drafts slower than decoding.",
+            "Per second: proposed and accepted.  None if the measured acceptance rate is too low.",
             [
                 (per_second("polyhead_draft_tokens_total", "model"), "{{model}} proposed"),
                 (per_second("polyhead_accepted_tokens_total", "model"), "{{model}} accepted"),

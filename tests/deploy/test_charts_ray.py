@@ -50,7 +50,7 @@ REFUSED = {
     "{ray: {enabled: true}, extraArgs: [--max-running, '3']}": "there is no command line",
     "ray: {enabled: true, pools: {small: [moods]}}": "ray.pools.small: moods is not in config.models",
     "ray: {enabled: true, pools: {chat: [mood]}}": "rename the pool",
-    "ray: {enabled: true, deployments: {chta: {}}}": "ray.deployments.chta: unknown; the deployments are Ingress, chat, mood, spam",
+    "ray: {enabled: true, deployments: {chta: {}}}": "chta: unknown; the deployments are Ingress, chat, mood, spam",
     "ray: {enabled: true, workers: [{name: a, minReplicas: 3, maxReplicas: 2}]}": "more than its maxReplicas, 2",
     f"{{ray: {{enabled: true}}, fullnameOverride: {'a' * 48}}}": "at most 47 characters",
     "ray: {enabled: true, replicaPorts: '9100'}": "replicaPorts",
