@@ -5,8 +5,8 @@
 A process of its own reads so many stories at once, new ones as old ones end; a scraper asks for the page every 200 ms,
 as Prometheus would (OpenMetrics, gzipped), over one connection.  Rounds alternate with rounds without scrapes; a client
 reads one more story all along, so that what scrapes cost is seen in the gaps between its tokens.  The quick-start
-models are served, or with `--tiny` one whose steps take next to nothing: all that is left is the server's own work.  The page
-has vLLM's names, except with `--plain`.  Server, clients and scraper share the same cores.
+models are served, or with `--tiny` one whose steps take next to nothing: all that is left is the server's own work.
+The page has vLLM's names, except with `--plain`.  Server, clients and scraper share the same cores.
 """
 
 import argparse
