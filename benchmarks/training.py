@@ -108,9 +108,11 @@ def generating(folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
     )
     model = transformers.GPT2LMHeadModel(config)
     task = practice(objective, items)
-    told = [{"source": [], "target": item[1:]} for item in items]
+    target_items = [{"source": [], "target": item[1:]} for item in items]
     return Ours(task, folder / "ours"), both(
-        lambda batches: Theirs(model, batches, generated, PLAN, folder / "theirs"), told, "transformers' Trainer"
+        lambda batches: Theirs(model, batches, generated, PLAN, folder / "theirs"),
+        target_items,
+        "transformers' Trainer",
     )
 
 

@@ -149,13 +149,15 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
         return network, description.head.build(network)
 
 
-def check_depth(file: str, depth: int, held: int) -> None:
-    """CheckpointError for more layers than `held`, the count of the files' tensors of layers, or than MAX_LAYERS.
+def check_depth(file: str, depth: int, tensor_count: int) -> None:
+    """CheckpointError for more layers than `tensor_count`, the files' tensors of layers, or than MAX_LAYERS.
 
     A layer takes memory as soon as it is built, even on the meta device.
     """
-    if depth > held:
-        raise CheckpointError(f"it describes {depth} layers, but the files hold {held} tensors of layers", file=file)
+    if depth > tensor_count:
+        raise CheckpointError(
+            f"it describes {depth} layers, but the files hold {tensor_count} tensors of layers", file=file
+        )
     if depth > MAX_LAYERS:
         raise UnsupportedError(
             f"it describes {depth} layers; networks of {MAX_LAYERS} at most are known here", file=file

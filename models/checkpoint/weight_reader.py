@@ -49,12 +49,12 @@ class WeightReader:
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
         before = self._done
 
-        def advanced(size: int) -> None:
+        def report_bytes(size: int) -> None:
             self._done += size
             self._progress(self._done, self._total)
 
         def read(some: TensorEntry) -> Tensor:
-            return some.read(dtype, device, advanced)
+            return some.read(dtype, device, report_bytes)
 
         for ours, piece in read_cut_pieces(self._description, name, entry, self._cuts, read):
             if ours in self._parameters:

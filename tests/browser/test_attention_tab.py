@@ -161,8 +161,8 @@ def test_float16_values_are_decoded_exactly(visit: Visit, served: Process) -> No
     numbers = np.concatenate([np.arange(0, 1 << 16, 97), [0x7C00, 0x0001, 0x03FF, 0x0400]]).astype("<u2").view("<f2")
     data = base64.b64encode(numbers.tobytes()).decode()
     script = """async (data) => {
-      const { decoded } = await import("/web/explanation.js");
-      return Array.from(decoded(data, "float16"), String);
+      const { decodeNumbers } = await import("/web/explanation.js");
+      return Array.from(decodeNumbers(data, "float16"), String);
     }"""
     read = np.array([float(text.replace("Infinity", "inf")) for text in page.evaluate(script, data)])
     np.testing.assert_array_equal(read, numbers.astype(float))
@@ -227,7 +227,7 @@ def test_an_alignment_has_a_cell_for_every_pair_of_tokens(
     page = visit(served)
     choose(page, model)
     sent = Sent(page, PATH)
-    run(page, "Write")
+    run(page, "Generate")
     [body] = sent.bodies
     answer = ask(served, PATH, body)
     [cross] = [entry for entry in answer["attention"] if entry["kind"] == "cross"]

@@ -48,8 +48,8 @@ def test_pairs_of_texts_and_zero_shot_labels_are_classified(visit: Visit, served
     answer = run(page, "Classify")
     [labels] = ask(served, "/models/pair", {"inputs": {"text": text, "text_pair": "Somebody makes music."}})
     assert answer.locator(".bars .name").all_text_contents() == [each["label"] for each in labels]
-    page.get_by_label("Labels of my own").check()
-    page.get_by_label("Labels, one a line").fill("music\ncooking")
+    page.get_by_label("Own labels").check()
+    page.get_by_label("Labels, one per line").fill("music\ncooking")
     answer = run(page, "Classify")
     assert sorted(answer.locator(".bars .name").all_text_contents()) == ["cooking", "music"]
 
@@ -104,7 +104,7 @@ def test_a_chosen_word_replaces_the_mask(visit: Visit, served: Process) -> None:
 def test_every_pair_of_texts_has_its_cell(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "minilm")
-    texts = page.get_by_label("Texts, one a line").input_value().splitlines()
+    texts = page.get_by_label("Texts, one per line").input_value().splitlines()
     answer = run(page, "Compare")
     data = ask(served, "/v1/embeddings", {"model": "minilm", "input": texts})["data"]
     vectors = np.array([each["embedding"] for each in data])
@@ -119,7 +119,7 @@ def test_every_pair_of_texts_has_its_cell(visit: Visit, served: Process) -> None
 def test_passages_are_ranked(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "ranker")
-    query, passages = page.get_by_label("Question"), page.get_by_label("Passages, one a line")
+    query, passages = page.get_by_label("Question"), page.get_by_label("Passages, one per line")
     answer = run(page, "Rank")
     body = {"model": "ranker", "query": query.input_value(), "documents": passages.input_value().splitlines()}
     results = ask(served, "/v1/rerank", body)["results"]
@@ -131,7 +131,7 @@ def test_a_translation_is_shown_with_its_alignment(visit: Visit, served: Process
     page = visit(served)
     choose(page, model)
     text = page.get_by_label("Text", exact=True).input_value()
-    answer = run(page, "Write")
+    answer = run(page, "Generate")
     body = {"inputs": text, "parameters": {"num_beams": 4}}
     [written] = ask(served, f"/models/{model}/pipeline/translation", body)
     expect(answer.locator(".headline")).to_have_text(written["translation_text"])

@@ -20,7 +20,7 @@ BUTTONS = {
     "fill": "Fill in",
     "minilm": "Compare",
     "ranker": "Rank",
-    "translator": "Write",
+    "translator": "Generate",
     "writer": "Continue",
 }
 
@@ -31,7 +31,7 @@ def test_no_tab_has_a_serious_accessibility_violation(visit: Visit, served: Proc
     for model, button in BUTTONS.items():
         choose(page, model)
         if model == "writer":
-            page.get_by_label("Most tokens").fill("4")  # the network of a smoke run has few positions
+            page.get_by_label("Max tokens").fill("4")  # the network of a smoke run has few positions
         run(page, button)
         assert_accessible(page, model)
     choose(page, "smollm2")
@@ -108,7 +108,7 @@ def test_copied_code_runs(visit: Visit, served: Process, model: str) -> None:
     if model == "sentiment":
         page.get_by_label("Text", exact=True).fill("null")
     if model in ("smollm2", "writer"):
-        page.get_by_label("Most tokens").fill("6")
+        page.get_by_label("Max tokens").fill("6")
         page.get_by_label("Temperature").fill("0")
     code = page.locator("#copy-code")
     expect(code).to_contain_text(model)
@@ -168,7 +168,7 @@ def test_an_administrator_loads_and_unloads_models(visit: Visit, locked: Process
     page.get_by_label("Key", exact=True).fill("open-sesame")
     page.keyboard.press("Enter")
     tab(page, "Server")
-    key = page.get_by_label("Key of an administrator")
+    key = page.get_by_label("Administrator's key")
     key.fill("open-sesame")
     key.press("Enter")
     expect(page.locator(".admin .error")).to_contain_text("may not administer")

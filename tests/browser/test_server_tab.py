@@ -63,8 +63,8 @@ polyhead_requests_total{{model="a"}} {all_of_them}
     for first, second, all_of_them in ((10, 20, 30), (12, 26, 38))
 ]
 FIGURES = """async (looks) => {
-  const { Look, quantile, rate } = await import("/web/prometheus.js");
-  const [before, after] = looks.map((text, index) => new Look(text, index * 4000));
+  const { Scrape, quantile, rate } = await import("/web/prometheus.js");
+  const [before, after] = looks.map((text, index) => new Scrape(text, index * 4000));
   const of = (share) => quantile(before, after, "polyhead_request_seconds", share, { model: "a" });
   return [of(0.125), of(0.5), of(0.99), rate(before, after, "polyhead_requests_total"),
     Number.isNaN(quantile(after, after, "polyhead_request_seconds", 0.5)), after.samples[3].labels.model];

@@ -43,14 +43,14 @@ EVERYTHING: Manifest = {
 TWO = ({"minReplicas": 1}, {"minReplicas": 1})  # the default worker groups of the chart
 both = pytest.mark.parametrize("values", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 REFUSED = {
-    "ray: {enabled: true}": "config.models: with ray.enabled name the models",
-    "{ray: {enabled: true}, autoscaling: {by: keda}}": "autoscaling.by: keda counts pods",
-    "{ray: {enabled: true}, autoscaling: {by: ray, tokens: 0}}": "by them alone Ray counts replicas",
+    "ray: {enabled: true}": "config.models: must not be empty with ray.enabled",
+    "{ray: {enabled: true}, autoscaling: {by: keda}}": "autoscaling.by: keda scales pods",
+    "{ray: {enabled: true}, autoscaling: {by: ray, tokens: 0}}": "must not be 0",
     "autoscaling: {by: ray}": "autoscaling.by: ray needs ray.enabled",
     "{ray: {enabled: true}, extraArgs: [--max-running, '3']}": "there is no command line",
-    "ray: {enabled: true, pools: {small: [moods]}}": "ray.pools.small: moods is none of config.models",
-    "ray: {enabled: true, pools: {chat: [mood]}}": "call the pool otherwise",
-    "ray: {enabled: true, deployments: {chta: {}}}": "ray.deployments.chta: there are Ingress, chat, mood, spam",
+    "ray: {enabled: true, pools: {small: [moods]}}": "ray.pools.small: moods is not in config.models",
+    "ray: {enabled: true, pools: {chat: [mood]}}": "rename the pool",
+    "ray: {enabled: true, deployments: {chta: {}}}": "chta: unknown; the deployments are Ingress, chat, mood, spam",
     "ray: {enabled: true, workers: [{name: a, minReplicas: 3, maxReplicas: 2}]}": "more than its maxReplicas, 2",
     f"{{ray: {{enabled: true}}, fullnameOverride: {'a' * 48}}}": "at most 47 characters",
     "ray: {enabled: true, replicaPorts: '9100'}": "replicaPorts",
@@ -108,7 +108,7 @@ def test_the_code_that_it_names_exists(values: Manifest) -> None:
 @pytest.mark.parametrize(("given", "complaint"), REFUSED.items(), ids=REFUSED.keys())
 def test_contradictory_values_are_refused_by_name(given: str, complaint: str) -> None:
     values: dict[str, Any] = yaml.safe_load(given)
-    if "name the models" not in complaint:
+    if "must not be empty" not in complaint:
         values["config"] = {"models": MODELS}
     done = template(values)
     assert done.returncode != 0

@@ -186,7 +186,7 @@ def test_every_panel_can_be_filtered_to_one_server() -> None:
     """Except panels of series that are recorded over all servers, and those of an ingress about replicas."""
     wide = {panel["title"] for panel in PANELS if any("$instance" not in target["expr"] for target in panel["targets"])}
     assert wide == {
-        *("Failures", "Turned away", "Error budget"),
+        *("Failures", "Rejected with 429", "Error budget"),
         *("Replicas", "Queued tokens by replica", "Imbalance", "Routing", "Replicas lost"),
     }
 

@@ -31,7 +31,7 @@ def main(faults: Path, arguments: list[str]) -> int:
     logs.configure_logging(chosen.log_format, chosen.log_level)
     signal.signal(signal.SIGUSR1, census)
     armed = Armed(faults)
-    return serve(chosen, executed=lambda executor: FaultyExecutor(executor, armed))
+    return serve(chosen, executor_hook=lambda executor: FaultyExecutor(executor, armed))
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ async def asked(registry: ModelRegistry, model: Model, requests: Sequence[Reques
 async def measured(warm: str, source: str, settings: Settings) -> dict[str, float]:
     engine, metrics = Engine(Metrics([]), threads=1), Metrics([])
     engine.start()
-    registry = ModelRegistry(engine, settings, told=metrics)
+    registry = ModelRegistry(engine, settings, observer=metrics)
     await registry.load("warm", warm).wait_and_raise()
     small = registry.models()[0]
     for wave in waves(small, settings):

@@ -657,7 +657,9 @@ def tried(name: str, source: str, watch: Watch, vet: vetting.TokenizerCheck) -> 
     before, began = memory("VmRSS"), time.process_time()
     watch.events, watch.on = [], True
     try:
-        needed = estimate_load(checkpoint.describe_source(source, vet=vet.check_folder)).weight_bytes(torch.float32)
+        needed = estimate_load(checkpoint.describe_source(source, folder_check=vet.check_folder)).weight_bytes(
+            torch.float32
+        )
         if needed > 1 << 30:
             raise ModelError(f"it needs {needed} bytes")
         template = checkpoint.load(source).chat

@@ -103,7 +103,7 @@ def cases(sources: list[Path], chance: random.Random, count: int) -> Iterator[tu
 def tried(source: Path, vet: vetting.TokenizerCheck) -> str:
     """Load a model and tokenise a text, or return the message of its error; any other exception is raised."""
     try:
-        what = checkpoint.describe_source(str(source), vet=vet.check_folder)
+        what = checkpoint.describe_source(str(source), folder_check=vet.check_folder)
         if estimate_load(what).weight_bytes(torch.float32) > SMALL:
             return "large"
         loaded = checkpoint.load(str(source))

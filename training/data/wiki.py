@@ -22,7 +22,7 @@ PACKAGE = Package(
     kind="wheel",
 )
 ENTAILS = ("entailed", "not entailed")
-LONGEST_PREMISE = 400  # characters
+MAX_PREMISE_CHARACTERS = 400  # characters
 PARENTHESES = re.compile(r"\s*\([^()]*\)")
 SENTENCE = re.compile(r".*?(?<![A-Z])(?<!\b(?:St|Dr|Mr|Ms|vs|ca))\.(?=\s+[A-Z\"“])")
 LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")  # words that are not names
@@ -67,7 +67,7 @@ def entailment(downloads: Path) -> Corpus[int]:
     representatives = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one per group
     topics: dict[str, list[Example[str]]] = defaultdict(list)
     for name in sorted(representatives, key=hash_share):
-        if len(first_sentence(representatives[name].text)) <= LONGEST_PREMISE:
+        if len(first_sentence(representatives[name].text)) <= MAX_PREMISE_CHARACTERS:
             topics[representatives[name].domain].append(representatives[name])
     examples = [
         Example(

@@ -296,7 +296,7 @@ def executors_of(settings: Settings) -> dict[str, str]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, observer=metrics)
             await registry.load_all()
             return {model.name: model.executor for model in registry.models()}
         finally:

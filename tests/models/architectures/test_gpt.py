@@ -54,7 +54,7 @@ def greedy_answers(folder: Path, executor: str) -> list[list[int]]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, observer=metrics)
             await registry.load_all()
             (model,) = registry.models()
             ids = [tuple(model.tokenizer.encode(prompt).ids) for prompt in PROMPTS]

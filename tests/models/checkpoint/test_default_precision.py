@@ -90,7 +90,7 @@ def dtypes(settings: Settings) -> dict[str, str]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics, executed=executed)
+            registry = ModelRegistry(engine, settings, observer=metrics, executor_hook=executed)
             await registry.load_all()
             served = {model.name: model.dtype for model in registry.models()}
         finally:

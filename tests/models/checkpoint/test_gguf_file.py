@@ -309,7 +309,7 @@ def test_a_vocabulary_is_checked_before_it_is_built(tiny: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Tokenizer, "from_gguf", None)
     with pytest.raises(CheckpointError, match="refused by the check") as raised:
-        describe_source(str(tiny), vet=check)
+        describe_source(str(tiny), folder_check=check)
     [(path, fields)] = seen
     assert (path, raised.value.file) == (tiny, str(tiny))
     assert fields["tokenizer.ggml.model"]

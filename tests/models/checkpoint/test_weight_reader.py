@@ -50,7 +50,7 @@ def packed(loaded: Checkpoint, precision: Precision, seen: Callable[[nn.Module],
         free_weights(part)
 
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
-    return NativeExecutor(loaded.network, head, precision=precision, block_count=4 if head else 0, held=held)
+    return NativeExecutor(loaded.network, head, precision=precision, block_count=4 if head else 0, load_part=held)
 
 
 def logits(executor: NativeExecutor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyhead.models.checkpoint import gguf_header as metadata
 from polyhead.models.checkpoint import load
-from polyhead.models.checkpoint.gguf_header import COMPILED, ENCODINGS
+from polyhead.models.checkpoint.gguf_header import COMPILED_FORMATS, ENCODINGS
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -271,7 +271,7 @@ def test_threads_pack_the_same(precision: Precision, count: int) -> None:
     assert packed(1) == packed(3)
 
 
-@pytest.mark.parametrize("kind", COMPILED)
+@pytest.mark.parametrize("kind", COMPILED_FORMATS)
 def test_blocks_are_decoded_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library decodes as the gguf package does, on every instruction set."""
     rows, columns = 3, 320

@@ -233,7 +233,7 @@ def test_matrices_of_several_kinds_share_a_format(
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_format_is_estimated_before_packing(kind: str, precision: Precision) -> None:
-    estimated = WEIGHT_BITS[estimate.FOUND.get(kind, INT8)]
+    estimated = WEIGHT_BITS[estimate.STORED_BITS.get(kind, INT8)]
     taken = WEIGHT_BITS[packed(stored(kind)[1], precision).format]
     assert taken == (int8_bits(estimated) if precision == "int8" else estimated)
 

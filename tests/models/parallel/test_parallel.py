@@ -19,7 +19,7 @@ import transformers as tf
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint import Checkpoint, description
 from polyhead.models.checkpoint import tensor_files as tensors
-from polyhead.models.checkpoint.source_policy import ANYWHERE
+from polyhead.models.checkpoint.source_policy import ANY_SOURCE
 from polyhead.models.checkpoint.tensor_slices import locate_pieces, read_cut_pieces
 from polyhead.models.core.errors import ModelError, StepInputError, UnsupportedError
 from polyhead.models.executors.contract import Executor, StepInput
@@ -88,7 +88,7 @@ class Pair:
 
     def shared(self, source: Path, blocks: int = 0) -> tuple[Checkpoint, LeaderExecutor]:
         need = MemoryNeed("chat", 0, 0, 0, 0, blocks, BLOCK)
-        part = self.ranks.new_model(str(source), ANYWHERE, need, self.place, in_place=False)
+        part = self.ranks.new_model(str(source), ANY_SOURCE, need, self.place, in_place=False)
         loaded = part.read(checkpoint.describe_source(str(source)), checkpoint.ignore_progress)
         return loaded, part.build_executor(loaded)
 
@@ -201,7 +201,7 @@ def test_a_model_that_one_process_cannot_read_is_refused(pair: Pair, tiny_genera
     """Other models are still served."""
     folder = edited(tiny_generator, tmp_path)
     need = MemoryNeed("chat", 0, 0, 0, 0, 4, BLOCK)
-    part = pair.ranks.new_model(str(folder / "nowhere"), ANYWHERE, need, pair.place, in_place=False)
+    part = pair.ranks.new_model(str(folder / "nowhere"), ANY_SOURCE, need, pair.place, in_place=False)
     loaded = part.read(checkpoint.describe_source(str(folder)), checkpoint.ignore_progress)
     with pytest.raises(ModelError, match="another process could not read its share of it; the log says why"):
         part.build_executor(loaded)

@@ -103,7 +103,7 @@ def test_a_container_that_is_too_small_for_any_server_gets_a_message(groups: Pat
 
 
 def test_memory_for_requests_is_taken_and_given_back() -> None:
-    headroom = Headroom(free=ALLOCATOR_BYTES + 100 * MIB, held=lambda: 20 * MIB)
+    headroom = Headroom(free=ALLOCATOR_BYTES + 100 * MIB, model_bytes=lambda: 20 * MIB)
     claim = MemoryClaim(headroom)
     claim.grow(50 * MIB, "the body")
     with pytest.raises(Overloaded, match="the answer takes about 40 MiB, and 30 are left by others"):
@@ -118,7 +118,7 @@ def test_memory_for_requests_is_taken_and_given_back() -> None:
 
 
 def test_small_requests_have_room_whatever_models_hold() -> None:
-    assert Headroom(free=0, held=lambda: 1 << 40).total == MIN_REQUEST_BYTES
+    assert Headroom(free=0, model_bytes=lambda: 1 << 40).total == MIN_REQUEST_BYTES
 
 
 def test_a_call_that_memory_is_too_small_for_is_refused(

@@ -53,7 +53,7 @@ def run_requests(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts
         engine = Engine(counts)
         engine.start()
         try:
-            registry = ModelRegistry(engine, known, told=Metrics(known.models))
+            registry = ModelRegistry(engine, known, observer=Metrics(known.models))
             await registry.load_all()
             broken = {name: state.reason for name, state in registry.states().items() if state.reason}
             if broken:
@@ -106,6 +106,6 @@ def test_a_draft_is_counted_in_the_budget(tiny_generator: Path) -> None:
 def test_drafts_are_for_models_that_are_served() -> None:
     assert read_settings({"models": ["a=x"], "drafts": "a=y"}).drafts == {"a": "y"}
     with pytest.raises(SettingsError, match="drafts: no model is called 'b'; there are: a"):
-        ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), told=Metrics([]))
+        ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), observer=Metrics([]))
     with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is drafted"):
         read_settings({"models": ["a=x"], "drafts": "a=y", "draft_tokens": 0})

@@ -86,13 +86,13 @@ def reading(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
 def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
     real = executors.NativeExecutor
 
-    def pack(network: Any, head: Any, *, held: Any, **named: Any) -> Any:
+    def pack(network: Any, head: Any, *, load_part: Any, **named: Any) -> Any:
         def a_part() -> None:
-            with held(network.final_norm):
+            with load_part(network.final_norm):
                 pass
 
         hold.part_by_part(a_part)
-        return real(network, head, held=held, **named)
+        return real(network, head, load_part=load_part, **named)
 
     monkeypatch.setattr(executors, "NativeExecutor", pack)
 

@@ -414,7 +414,7 @@ async def run(warm, *sources):
     engine = Engine(Metrics([]), threads=1)
     engine.start()
     known = Settings(device="cpu", model_root="/", threads=1, cache_tokens=512, max_running=4, step_tokens=64)
-    registry = ModelRegistry(engine, known, told=Metrics([]))
+    registry = ModelRegistry(engine, known, observer=Metrics([]))
     await registry.load("warm", warm).wait_and_raise()
     forget()
     base = resident("VmRSS")

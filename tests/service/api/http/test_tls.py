@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, Handshake, RecordCounter, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
-from polyhead.service.server.process import certificate_of
+from polyhead.service.server.process import load_tls_context
 from tests.service.api.http.test_connection import Served, replying
 from tests.support.processes import PATIENCE, Process
 from tests.support.scripted import until
@@ -166,8 +166,8 @@ def test_invalid_certificate_files_are_named(files: tuple[str, str], tmp_path: P
         ({"tls_cert": files[0], "tls_key": str(other)}, "tls_cert: is no PEM certificate that fits the private key"),
     ):
         with pytest.raises(SettingsError, match=message):
-            certificate_of(Settings(**settings))
-    assert certificate_of(Settings(tls_cert=files[0], tls_key=files[1])) is not None
+            load_tls_context(Settings(**settings))
+    assert load_tls_context(Settings(tls_cert=files[0], tls_key=files[1])) is not None
 
 
 @pytest.mark.parametrize(("trusted", "client"), [("127.0.0.0/8", "203.0.113.7"), ("10.0.0.0/8", "127.0.0.1")])
