@@ -6,6 +6,7 @@ read on the engine's thread, which lets the loaded models compute every few mill
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
@@ -97,6 +98,21 @@ class LoadedModel:
     need: MemoryNeed
     base_model: BaseModel
     distributed: DistributedModel | None = None  # if several processes compute it together
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What the engine's thread is to build.
+
+    `part` is this process's part of a model that several processes compute. `tests` measure the cost of the precision,
+    which may be at most `max_cost`; there is none or one.
+    """
+
+    described: DescribedModel
+    need: MemoryNeed
+    part: DistributedModel | None
+    tests: Sequence[SelfTest]
+    max_cost: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +309,9 @@ class Loader:
             if part is not None:
                 undo.push_async_callback(self._engine.call, part.drop)
             tests = await self._prepare_tests(loading, described, need)
-            built = await loading.on_engine(
-                self._engine, lambda: self._build(loading, described, need, part, tests, strict=strict)
-            )
+            max_cost = self._settings.max_kl if strict and self._settings.precision == "auto" else math.inf
+            plan = LoadPlan(described, need, part, tests, max_cost)
+            built = await loading.on_engine(self._engine, lambda: self._build(loading, plan))
             if isinstance(built, PrecisionCostError):
                 raise built
             self._engine.add_worker(built.worker, self._settings.weights.get(need.name, 1.0))
@@ -324,21 +340,12 @@ class Loader:
             )
         return [test]
 
-    def _build(
-        self,
-        loading: LoadTask,
-        described: DescribedModel,
-        need: MemoryNeed,
-        part: DistributedModel | None,
-        tests: Sequence[SelfTest],
-        *,
-        strict: bool,
-    ) -> BuiltModel | PrecisionCostError:
+    def _build(self, loading: LoadTask, plan: LoadPlan) -> BuiltModel | PrecisionCostError:
         """Read and pack the weights, and warm up the worker. Called on the engine's thread.
 
-        Returns an error if the precision costs too much and `strict` is true. It is not raised here: its traceback
-        would hold the weights.
+        Returns an error if the precision costs too much. It is not raised here: its traceback would hold the weights.
         """
+        described, need, tests = plan.described, plan.need, plan.tests
         began, loading.stage = time.perf_counter(), STAGES["read and pack"]
         drafter = self._build_drafter(loading, described, need)
         for test in tests:
@@ -346,13 +353,13 @@ class Loader:
             test.compute_reference(yielding_progress(self._yield_callback(loading), loading))
             trim_heap()
             loading.stage = STAGES["read and pack"]
-        loaded = self._read_checkpoint(loading, described, part)
-        executor = self._build_executor(loading, described.placement, need, loaded, part)
+        loaded = self._read_checkpoint(loading, described, plan.part)
+        executor = self._build_executor(loading, described.placement, need, loaded, plan.part)
         for test in tests:
             test.compare(executor)
         worker = self._build_worker(described.placement, need, loaded, drafter, self._executor_hook(executor))
         cost = next((test.cost for test in tests), None)
-        if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
+        if cost is not None and cost > plan.max_cost:
             return PrecisionCostError(described.placement, cost)
         read, loading.stage = time.perf_counter(), STAGES["warm up"]
         worker.warm_up(self._yield_callback(loading))
