@@ -62,14 +62,22 @@ def model(folder: Path, name: str, task: Task, **others: Any) -> Model:
 
 
 class Source:
-    """Events in the order of a script; an exception in it is raised, WAIT waits for the end."""
+    """Events in the order of a script, one in each turn of the event loop; an exception in it is raised, WAIT waits for
+    the end.
+    """
 
     def __init__(self, script: Iterable[Any]) -> None:
         self.script = iter(script)
         self.closed = asyncio.Event()
         self.given = 0
         self.timing = RequestTiming()
-        self.ended = self.answered = self.aborted = False
+        self.ended = self.answered = self.aborted = self.is_exhausted = False
+        self.is_due = True  # the next event may be taken
+        self.notify: Callable[[], None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.closed.is_set() or self.is_exhausted)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for event in self.script:
@@ -79,15 +87,39 @@ class Source:
                 await self.closed.wait()
                 return
             await asyncio.sleep(0)
-            self.given += 1
-            self.ended = not isinstance(event, GeneratedToken | HeadOutput)
-            self.timing.outcome = "done" if self.ended else self.timing.outcome
-            yield event
+            yield self.give(event)
+
+    def take(self) -> Event | None:
+        if not (self.is_open and self.is_due):
+            return None
+        self.is_due = False
+        for event in self.script:
+            if event is WAIT:
+                return None
+            asyncio.get_running_loop().call_soon(self.next_turn)
+            return self.give(event)
+        self.is_exhausted = True
+        return None
+
+    def next_turn(self) -> None:
+        self.is_due = True
+        self.notify()
+
+    def on_ready(self, function: Callable[[], None]) -> None:
+        self.notify = function
+
+    def give(self, event: Any) -> Event:
+        self.given += 1
+        self.ended = not isinstance(event, GeneratedToken | HeadOutput)
+        self.timing.outcome = "done" if self.ended else self.timing.outcome
+        given: Event = event
+        return given
 
     def close(self, *, answered: bool = False) -> None:
         if not self.closed.is_set() and not self.ended:
             self.answered, self.aborted = answered, not answered
         self.closed.set()
+        self.notify()
 
 
 class Registry:

@@ -18,7 +18,7 @@ from ...core.request import ExplainTextRequest, Generate, Request
 from ...metrics import Metrics, ObservedEngine
 from ...resources.request_memory import UNBOUNDED_HEADROOM, Headroom
 from ...runtime.operation import ModelOperation
-from ...text.detokenizer import EventSource
+from ...text.event_source import EventSource
 from ...text.tokenization import TextProcessor
 from ..http.body_limits import IncomingBodies
 from .access_log import NO_TRACING, RequestTracer

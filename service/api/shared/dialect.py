@@ -31,7 +31,7 @@ from ...core.model import Model
 from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
 from ...core.text_limits import input_label
-from ...text.detokenizer import EventSource, Submit, SubmitCall
+from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.tokenization import TextProcessor
 from ..access.authorized_models import AuthorizedModels
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext

@@ -24,22 +24,12 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Done, Encode, Failed, Generate, GeneratedToken, Sampling, Terms
 from polyhead.service.core.text_limits import split_budget, truncate_rows
 from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
-from polyhead.service.text.detokenizer import (
-    MIN_LOGPROB,
-    AnswerDelta,
-    Detokenizer,
-    StopBuffer,
-    StopRules,
-    StopString,
-    SubmitCall,
-    Usage,
-    collect_answers,
-    failure_table,
-    join_answer,
-    stream_answers,
-)
+from polyhead.service.text.answer_delta import AnswerDelta, Usage, join_deltas
+from polyhead.service.text.answer_stream import AnswerStream, collect_deltas, join_answers
+from polyhead.service.text.detokenizer import MIN_LOGPROB, Detokenizer
 from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
-from polyhead.service.text.prompts import ChatMessages, GenerationRequest
+from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
+from polyhead.service.text.stop_strings import StopBuffer, StopRules, StopString, failure_table
 from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import WAIT, Source, model, spoken
@@ -53,15 +43,6 @@ def talker(tiny_generator: Path) -> Model:
 @pytest.fixture(scope="module")
 def judge(tiny_classifier: Path) -> Model:
     return model(tiny_classifier, "judge", "classify", labels=("bad", "good"))
-
-
-def submitting(sources: list[Source]) -> SubmitCall:
-    """These are the events of any request."""
-
-    async def submit(_: Any) -> list[Source]:
-        return sources
-
-    return submit
 
 
 def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
@@ -394,7 +375,7 @@ def test_answers_written_token_by_token(talker: Model, text: str, stops: list[st
     events = spoken(text, talker.tokenizer)
     request = Generate("id", (1,), 99, logprobs=logprobs)
     pieces = written(talker.tokenizer, stops, request, [*events, Done("length", 1, len(events))])
-    answer = join_answer(pieces)
+    answer = join_deltas(pieces)
     assert answer.text == before_stop(text, stops)
     assert all(not piece.finish for piece in pieces[:-1])
     assert answer.finish == ("stop" if any(stop in text for stop in stops) else "length")
@@ -411,9 +392,7 @@ def test_answers_written_token_by_token(talker: Model, text: str, stops: list[st
 
 def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[AnswerDelta]:
     async def collect() -> list[AnswerDelta]:
-        async with aclosing(
-            stream_answers(tokenizer, StopRules(tuple(stops)), [request], submitting([Source(script)]))
-        ) as items:
+        async with aclosing(AnswerStream(tokenizer, StopRules(tuple(stops)), [request], [Source(script)])) as items:
             return [piece async for _, piece in items]
 
     return asyncio.run(collect())
@@ -431,7 +410,7 @@ def test_half_a_character_is_never_shown(talker: Model) -> None:
 def test_half_a_character_at_the_end_is_shown_as_what_it_is(talker: Model) -> None:
     (first, *_) = spoken("🙂", talker.tokenizer)
     pieces = written(talker.tokenizer, (), Generate("id", (1,), 9), [first, Done("length", 1, 1)])
-    assert join_answer(pieces).text == talker.tokenizer.decode([first.id])
+    assert join_deltas(pieces).text == talker.tokenizer.decode([first.id])
 
 
 def test_tokens_wait_with_their_text(talker: Model) -> None:
@@ -448,14 +427,14 @@ def test_tokens_wait_with_their_text(talker: Model) -> None:
 def test_tokens_without_text_are_not_lost(talker: Model) -> None:
     control, *half = talker.tokenizer.bos_id or 0, *(event.id for event in spoken("🙂", talker.tokenizer)[:2])
     script = [*(GeneratedToken(id, -1.0) for id in (control, *half)), Done("length", 1, 3)]
-    answer = join_answer(written(talker.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
+    answer = join_deltas(written(talker.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
     assert len(answer.logprobs) == 3
 
 
 def test_minus_infinity_is_a_number(talker: Model) -> None:
     event = GeneratedToken(5, float("-inf"), ((6, float("nan")),))
     request = Generate("id", (1,), 9, logprobs=1)
-    answer = join_answer(written(talker.tokenizer, (), request, [event, Done("stop", 1, 1)]))
+    answer = join_deltas(written(talker.tokenizer, (), request, [event, Done("stop", 1, 1)]))
     assert [answer.logprobs[0].token.logprob, answer.logprobs[0].top[0].logprob] == [MIN_LOGPROB] * 2
 
 
@@ -464,7 +443,7 @@ def test_nothing_ends_an_answer_before_its_fewest_tokens(talker: Model) -> None:
     script, least = [*events, Done("length", 1, len(events))], len(events) // 2 + 1
     for fewest, text, finish in ((0, "", "stop"), (least, "ab ", "stop"), (99, "ab ab ", "length")):
         request = Generate("id", (1,), 99, sampling=Sampling(min_tokens=fewest))
-        answer = join_answer(written(talker.tokenizer, ("ab",), request, script))
+        answer = join_deltas(written(talker.tokenizer, ("ab",), request, script))
         assert (answer.text, answer.finish) == (text, finish)
 
 
@@ -475,9 +454,9 @@ def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tu
     async def collect() -> tuple[list[AnswerDelta], list[Source]]:
         sources = [Source(script) for script in scripts]
         requests = [Generate(f"id-{index}", (1, 2, 3), 99) for index in range(len(scripts))]
-        items = stream_answers(model.tokenizer, StopRules(tuple(stops)), requests, submitting(sources))
+        items = AnswerStream(model.tokenizer, StopRules(tuple(stops)), requests, sources)
         try:
-            return await collect_answers(len(scripts), items), sources
+            return await join_answers(await collect_deltas(items)), sources
         except StepFailed:
             assert all(source.ended or source.aborted for source in sources)
             raise
@@ -515,7 +494,7 @@ def test_closing_the_answers_aborts_the_requests(talker: Model, count: int) -> N
     async def leave() -> list[Source]:
         sources = [Source([*spoken("a", talker.tokenizer), WAIT]) for _ in range(count)]
         requests = [Generate(f"id-{index}", (1,), 99) for index in range(count)]
-        items = stream_answers(talker.tokenizer, StopRules(), requests, submitting(sources))
+        items = AnswerStream(talker.tokenizer, StopRules(), requests, sources)
         await anext(items)
         await items.aclose()
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"

@@ -27,8 +27,7 @@ from polyhead.service.core.errors import (
 )
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
-from polyhead.service.text.chat_prompt import ChatPrompt
-from polyhead.service.text.prompts import ChatMessages
+from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
 from tests.support.scripted import TEMPLATE, WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 TALK: dict[str, Any] = {"model": "talker", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
@@ -61,12 +60,12 @@ def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
     return application(registry), registry
 
 
-def read(**changes: Any) -> ChatPrompt:
+def read(**changes: Any) -> GenerationRequest:
     return read_messages(MessagesRequest.read(TALK | changes))
 
 
-def messages_of(talk: ChatPrompt) -> list[dict[str, Any]]:
-    [chat] = talk.call.prompts
+def messages_of(talk: GenerationRequest) -> list[dict[str, Any]]:
+    [chat] = talk.prompts
     assert isinstance(chat, ChatMessages)
     return [dict(message) for message in chat.messages]
 
@@ -87,7 +86,7 @@ def sse(response: httpx.Response) -> list[dict[str, Any]]:
 
 def test_a_call_is_read_whole() -> None:
     talk = read(temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["x", "y"], system=[{"type": "text", "text": "s"}])
-    asked = talk.call
+    asked = talk
     assert asked.sampling == Sampling(0.5, 3, 0.9)
     assert (asked.max_tokens, asked.fits_context, asked.stops, asked.field) == (8, True, ("x", "y"), "messages")
     assert (asked.has_seed, asked.logprobs, asked.grammar) == (False, -1, None)
@@ -132,7 +131,7 @@ def test_a_template_is_given_one_system_message_before_all_else() -> None:
 
 
 def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
-    [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).call.prompts
+    [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).prompts
     assert isinstance(chat, ChatMessages)
     assert (chat.continues_last, chat.messages[-1]["content"]) == (True, "The")
 
@@ -171,7 +170,7 @@ def test_thinking(change: Any, mode: str, budget: int, effort: str) -> None:
 
 
 def test_a_form_is_a_grammar() -> None:
-    grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).call.grammar
+    grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).grammar
     assert grammar is not None
     assert (grammar.kind, grammar.source, grammar.field) == (
         "schema",
@@ -416,7 +415,7 @@ def test_counting(talker: Model) -> None:
     assert first.json() == {"input_tokens": len(request.tokens)}
     assert second.status_code == 200
     assert wrong.json()["error"]["message"] == "max_tokens: is not a known field"
-    assert read_count(CountRequest.read(counted)).call.only_scores
+    assert read_count(CountRequest.read(counted)).only_scores
 
 
 # Errors
