@@ -181,7 +181,7 @@ async def infer(request: Request) -> Response:
         model = find_model(request, task)
         task_name = task or infer_task(value, model)
         check_model_has(model, task_name)
-        wire = await run_by_size(len(content), lambda: read_wire(value, model, task_name))
+        wire = await run_by_size(content, lambda: read_wire(value, model, task_name))
         if task_name == TEXT_GENERATION:
             return await answer_generation(request, wire, model)
         if task_name in TEXT2TEXT_FIELDS:

@@ -106,7 +106,7 @@ async def infer(request: Request) -> Response:
 
     async def work() -> Response:
         model = record_model(request, find_model(request))
-        wire = await run_by_size(len(text), lambda: HEAD_INPUTS[model.task].wire.read(value))
+        wire = await run_by_size(text, lambda: HEAD_INPUTS[model.task].wire.read(value))
         check_outputs(wire, model)
         replies = await collect_rows(request, wire, model, rest)
         every, sizes = zip(*replies, strict=True)
