@@ -1,11 +1,11 @@
-# Two stages: the first builds an environment, the second copies it and runs it as nobody in particular, with no shell.
+# Two stages: the first builds an environment, the second copies it and runs it as an unprivileged user, without a shell.
 #   VARIANT      cpu, or gpu: torch with CUDA; the driver comes from the host (docker run --gpus all)
-#   BASE         an image with python3 >= 3.11 and venv; deploy/digests.sh looks up its digest anew
-#   RUNTIME      what the second stage stands on, if not BASE: the same Python at the same path; needs neither shell nor pip
-#   TORCH_INDEX  the index that has CPU builds of torch, where those that pip knows have none: PyTorch's page "Get started"
-#                names it for pip and CPU
-#   EXTRAS       which optional parts go in: with `ray` a replica of a cluster, which Kubernetes' operator for Ray starts
-#                by bash; the usual image has neither
+#   BASE         an image with python3 >= 3.11 and venv; deploy/digests.sh updates its digest
+#   RUNTIME      base of the second stage, by default BASE: the same Python at the same path; needs neither shell nor pip
+#   TORCH_INDEX  an index with CPU builds of torch, if the configured ones have none: PyTorch's page "Get started" has its
+#                address for pip and CPU
+#   EXTRAS       optional dependencies: `ray` for replicas of a cluster; the Kubernetes operator for Ray starts them by bash,
+#                which the default image does not have
 # A pip configuration is passed as the build secret `pip`, so that neither an index nor its password stays in a layer.
 ARG BASE=python:3.12.15-slim-trixie@sha256:05cda9777409a9c3ffddd94a4c476b79f0769a0b4857f0c7ed9226b6800b0d6f
 ARG RUNTIME=${BASE}
@@ -14,14 +14,13 @@ ARG VARIANT=cpu
 FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
-# The compiled step wants a compiler here and none later, whichever the base's release has; without one the image is
-# complete, and slower.
+# The compiled step needs a compiler at build time only. Without one the image works, but is slower.
 # hadolint ignore=DL3008
 RUN command -v c++ >/dev/null \
     || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; } \
     || echo "no C++ compiler: torch will compute"
 RUN python3 -m venv /opt/polyhead && install -d /opt/models
-# Torch is ten times the rest and changes least, so it has a layer of its own.
+# Torch is ten times as large as the rest and changes rarely, so it has its own layer.
 ARG VARIANT
 ARG TORCH_INDEX=
 COPY constraints.txt deploy/torch.sh ./
@@ -41,7 +40,7 @@ LABEL org.opencontainers.image.title="polyhead" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# /models is all that is ever written to: mount checkpoints there, or let the quick start fetch its own.
+# /models is the only writable folder: mount checkpoints there, or let the quick start fetch its models.
 COPY --from=build --chown=10001:10001 /opt/models /models
 COPY --from=build /opt/polyhead /opt/polyhead
 ENV PATH=/opt/polyhead/bin:/usr/local/bin:/usr/bin:/bin \

@@ -1,5 +1,5 @@
-# Everything runs out of .venv, which these targets make and keep up to date.  PYTHON=python3.12 picks another
-# interpreter; HOST and PORT are where `make serve` listens.
+# Everything runs in .venv, which these targets create and update.  PYTHON=python3.12 selects another interpreter;
+# `make serve` listens on HOST and PORT.
 PYTHON = python3
 HOST = 127.0.0.1
 PORT = 8000
@@ -16,7 +16,7 @@ TIMED = tests/contracts/test_probes.py
 .DEFAULT_GOAL = help
 .PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
 
-help:  ## say what there is
+help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup:  ## install into .venv
@@ -28,7 +28,7 @@ models: .venv/.core  ## fetch the quick-start models
 serve: setup  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
-# What is fetched doesn't wait for what is compiled; and the types are checked beside the tests, nicely.
+# Downloads and compilation run in parallel; so do the types and the tests, the types at a lower priority.
 test:  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.dev .venv/.native $(TOOLS)
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
@@ -43,13 +43,13 @@ lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
 types: .venv/.dev  ## mypy --strict
 	nice -n 15 $(BIN)/mypy
 
-layers: .venv/.dev  ## import-linter: who may import whom
+layers: .venv/.dev  ## import-linter: the levels of packages
 	$(BIN)/lint-imports
 
 tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(TIMED) $(ARGS)
 
-probes: .venv/.dev .venv/.native  ## what must be answered in a tenth of a second, with nothing else on the machine
+probes: .venv/.dev .venv/.native  ## probes that must answer in 0.1 s; nothing else may run on the machine
 	$(BIN)/pytest $(TIMED)
 
 browser: .venv/.browser .venv/.native models  ## the playground in headless Chromium; ARGS="--pictures docs/playground"
@@ -61,14 +61,14 @@ cluster: .venv/.ray .venv/.native .venv/.helm  ## replicas on a real Ray cluster
 lengths: .venv/.dev  ## the longest files and functions: a report
 	$(BIN)/python -m tests.project.lengths
 
-format: .venv/.dev  ## let ruff mend what it can
+format: .venv/.dev  ## apply ruff's fixes and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev .venv/.native  ## measure against transformers, both in one run
+bench: .venv/.dev .venv/.native  ## measure against transformers in the same run
 	$(BIN)/python -m benchmarks
 
-soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then nothing may be left of it
+soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then a check for leaks
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
@@ -82,14 +82,14 @@ conformance: .venv/.dev .venv/.native  ## the official clients; lm-eval's log-pr
 image:  ## build the container image; NAME=polyhead VARIANT=cpu TORCH_INDEX=...
 	deploy/image.sh
 
-manifests: .venv/.helm  ## write the plain Kubernetes manifests out of the Helm chart
+manifests: .venv/.helm  ## render the plain Kubernetes manifests from the Helm chart
 	HELM=.venv/tools/helm deploy/kustomize/render.sh
 
 clean:  ## remove what these targets made, .venv included
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps stand for "installed from these files": a rerun is instant, an edit of either file installs again.
+# A stamp means "installed from these files": a change of one of them installs again.
 .venv/.core: $(PINS) | .venv/.python
 	@echo "Installing polyhead into .venv; the first time fetches some hundred megabytes."
 	$(PIP) -e .
@@ -99,12 +99,12 @@ clean:  ## remove what these targets made, .venv included
 	$(PIP) --no-compile -e '.[dev]'
 	@touch .venv/.core $@
 
-# What drives a browser; the browser is the system's.
+# Playwright; the browser is the system's.
 .venv/.browser: $(PINS) | .venv/.dev
 	$(PIP) -e '.[browser]'
 	@touch $@
 
-# What places replicas on a cluster.
+# Ray, for replicas on a cluster.
 .venv/.ray: $(PINS) | .venv/.dev
 	$(PIP) -e '.[ray]'
 	@touch $@
@@ -116,15 +116,15 @@ clean:  ## remove what these targets made, .venv included
 	@$(PYTHON) -m venv .venv
 	@touch $@
 
-# Compiles nothing that is made of these sources already.
+# Compiles only libraries whose sources have changed.
 .venv/.native: models/native/build.py $(wildcard models/native/src/*) | .venv/.python
 	@$(BIN)/python models/native/build.py
 	@touch $@
 
-# What the charts are tested by; where it cannot be had their tests are skipped, and make asks again next time.
+# Helm, for the tests of the charts; without it they are skipped, and the next run of make tries again.
 .venv/.helm: deploy/helm/fetch.py | .venv/.dev
 	@$(BIN)/python deploy/helm/fetch.py .venv/tools && touch $@ || echo "No helm: tests of the charts are skipped." >&2
 
-# What the tests of the monitoring start; where it cannot be had they are skipped, and make asks again next time.
+# Prometheus, for the tests of the monitoring; without it they are skipped, and the next run of make tries again.
 .venv/.prometheus: deploy/tools.sh | .venv/.python
 	@deploy/tools.sh .venv/tools && touch $@ || echo "No prometheus: the tests that start it will be skipped." >&2

@@ -1,4 +1,4 @@
-"""Fifty classifiers on one trunk against one merged classifier: throughput of mixed traffic, memory, time to load.
+"""Fifty classifiers on one base model against one merged classifier: throughput of mixed traffic, memory, time to load.
 
     python -m benchmarks.adapters [--rounds 7] [--texts 1000] [--adapters 50] [--precision float32]
 
@@ -40,9 +40,9 @@ ENCODER = r".*encoder\.layer.*\.({})"
 TARGETS = {"queries and values": ENCODER.format("query|value"), "all matrices": ENCODER.format("query|key|value|dense")}
 
 
-def write(trunk: Path, folder: Path, targets: str, count: int) -> list[Path]:
+def write(base: Path, folder: Path, targets: str, count: int) -> list[Path]:
     """Folders of as many classifiers, no two alike."""
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(trunk, num_labels=2)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, task_type="SEQ_CLS")
     adapter = peft.get_peft_model(model, config)
     folders = [folder / f"{number:02}" for number in range(count)]
@@ -56,12 +56,12 @@ def write(trunk: Path, folder: Path, targets: str, count: int) -> list[Path]:
     return folders
 
 
-def merged(trunk: Path, folders: Sequence[Path]) -> dict[str, str]:
-    return {"one": f"{trunk}+{folders[0]}"}
+def merged_model(base: Path, folders: Sequence[Path]) -> dict[str, str]:
+    return {"one": f"{base}+{folders[0]}"}
 
 
-def beside(trunk: Path, folders: Sequence[Path]) -> dict[str, str]:
-    return {"base": str(trunk)} | {f"base:{folder.name}": str(folder) for folder in folders}
+def adapter_models(base: Path, folders: Sequence[Path]) -> dict[str, str]:
+    return {"base": str(base)} | {f"base:{folder.name}": str(folder) for folder in folders}
 
 
 class Bench:
@@ -72,7 +72,7 @@ class Bench:
         self.settings = Settings(models=models, precision=precision)
         metrics = Metrics(models)
         self.engine = Engine(metrics, threads=choose_placement(self.settings).torch_threads)
-        self.registry = ModelRegistry(self.engine, self.settings, told=metrics)
+        self.registry = ModelRegistry(self.engine, self.settings, observer=metrics)
         self.texts: list[tuple[int, ...]] = []
 
     async def __aenter__(self) -> "Bench":
@@ -101,10 +101,12 @@ class Bench:
         return [model for model in self.registry.models() if model.name.startswith(beginnings)]
 
 
-async def throughput(trunk: Path, folders: Sequence[Path], options: argparse.Namespace) -> None:
-    async with Bench(merged(trunk, folders) | beside(trunk, folders), options.precision, options.texts) as bench:
+async def throughput(base: Path, folders: Sequence[Path], options: argparse.Namespace) -> None:
+    async with Bench(
+        merged_model(base, folders) | adapter_models(base, folders), options.precision, options.texts
+    ) as bench:
         traffic = {"one, merged": bench.named("one"), f"{len(folders)}, mixed": bench.named("base:")}
-        traffic |= {"one of them": bench.named("base:00"), "the trunk": bench.named("base")[:1]}
+        traffic |= {"one of them": bench.named("base:00"), "the base model": bench.named("base")[:1]}
         taken: dict[str, list[float]] = {name: [] for name in traffic}
         answers: dict[str, list[list[float]]] = {}
         for number in range(options.rounds + 1):
@@ -147,10 +149,10 @@ async def resident(models: Mapping[str, str], precision: str, texts: int) -> Non
         print(resident_memory() / MIB, weights / MIB)
 
 
-def memory(trunk: Path, folders: Sequence[Path], options: argparse.Namespace) -> None:
+def memory(base: Path, folders: Sequence[Path], options: argparse.Namespace) -> None:
     """Of two processes."""
     found = {}
-    for name, models in (("one", merged(trunk, folders)), ("many", beside(trunk, folders))):
+    for name, models in (("one", merged_model(base, folders)), ("many", adapter_models(base, folders))):
         pairs = [f"{key}={value}" for key, value in models.items()]
         flags = ["--precision", options.precision, "--texts", str(options.texts), "--resident", *pairs]
         command = [sys.executable, "-m", "benchmarks.adapters", *flags]
@@ -173,14 +175,14 @@ def main() -> None:
         models = dict(pair.split("=", 1) for pair in options.resident)
         asyncio.run(resident(models, options.precision, options.texts))
         return
-    trunk = settings.default_model_dir() / quickstart.ENCODER.member
+    base = settings.default_model_dir() / quickstart.ENCODER.member
     print(machine())
     for name, targets in TARGETS.items():
         with tempfile.TemporaryDirectory() as place:
-            folders = write(trunk, Path(place), targets, options.adapters)
+            folders = write(base, Path(place), targets, options.adapters)
             print(f"rank {RANK} over {name}, {options.precision}")
-            asyncio.run(throughput(trunk, folders, options))
-            memory(trunk, folders, options)
+            asyncio.run(throughput(base, folders, options))
+            memory(base, folders, options)
 
 
 if __name__ == "__main__":

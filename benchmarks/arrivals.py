@@ -116,7 +116,7 @@ class Crowd:
 
 
 def probe(port: int, kept: bool, results: Connection) -> None:
-    """Ask until told to stop; then send the milliseconds of each probe."""
+    """Probe until a message arrives; then send the milliseconds of each probe."""
     line, times = http.client.HTTPConnection("127.0.0.1", port, timeout=LATEST_S), []
     while not results.poll(EVERY_S):
         began = time.perf_counter()
@@ -149,10 +149,10 @@ def taken(port: int, places: int) -> Iterator[None]:
     body = json.dumps(LONG | {"stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with contextlib.ExitStack() as held:
-        talkers = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(places)]
-        for talker in talkers:
-            talker.sendall(head + body)
-        reader = multiprocessing.get_context("fork").Process(target=drain, args=(talkers,), daemon=True)
+        connections = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(places)]
+        for connection in connections:
+            connection.sendall(head + body)
+        reader = multiprocessing.get_context("fork").Process(target=drain, args=(connections,), daemon=True)
         reader.start()
         time.sleep(2)
         yield
@@ -161,10 +161,10 @@ def taken(port: int, places: int) -> Iterator[None]:
     time.sleep(2)
 
 
-def drain(talkers: list[socket.socket]) -> None:
+def drain(connections: list[socket.socket]) -> None:
     selector = selectors.DefaultSelector()
-    for talker in talkers:
-        selector.register(talker, selectors.EVENT_READ)
+    for connection in connections:
+        selector.register(connection, selectors.EVENT_READ)
     while True:
         time.sleep(0.05)  # in large pieces: its time is not what is measured
         for key, _ in selector.select():

@@ -58,17 +58,17 @@ def cases(texts: int) -> list[Case]:
     ]
 
 
-def probe(port: int, told: Connection) -> None:
+def probe(port: int, pipe: Connection) -> None:
     """Until something is received, asks for /livez; then sends the longest wait in seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     longest = 0.0
-    told.send(0.0)
-    while not told.poll(PAUSE_S):
+    pipe.send(0.0)
+    while not pipe.poll(PAUSE_S):
         began = time.perf_counter()
         connection.request("GET", "/livez")
         connection.getresponse().read()
         longest = max(longest, time.perf_counter() - began)
-    told.send(longest)
+    pipe.send(longest)
 
 
 class Probe:
@@ -104,7 +104,7 @@ def post(port: int, case: Case, **headers: str) -> tuple[int, float, str]:
 
 
 def leave(port: int, case: Case) -> float:
-    """Seconds after the client has left in which the engine still had tokens of the call, or nobody was answered."""
+    """Seconds after the client's disconnect with tokens of the call in the engine, or without any answered request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("POST", case.path, json.dumps(case.body), JSON)
     time.sleep(LEFT_S)

@@ -31,7 +31,7 @@ WIDTHS = (1, 8, 16, 32)  # sequences
 CONTEXT, PROMPT, CHUNK, BLOCK = 128, 512, 256, 16  # tokens
 STEPS = 4  # a round
 TEXTS, BATCH = 256, 32
-Work = Callable[[], float]  # does some, and says how many tokens or texts a second
+Work = Callable[[], float]  # does some work, and returns tokens or texts per second
 
 
 def decoding(loaded: Checkpoint, width: int) -> Work:
@@ -96,7 +96,7 @@ def reading(loaded: Checkpoint, texts: list[str]) -> Work:
 
 
 def pair(source: str, dtype: torch.dtype) -> tuple[Checkpoint, Checkpoint]:
-    """The same checkpoint in the fast and in the deterministic mode; says what the proof takes."""
+    """The same checkpoint in the fast and in the deterministic mode; prints the time of the self-test."""
     fast, exact = (checkpoint.load(source, dtype=dtype) for _ in range(2))
     began = perf_counter()
     make_invariant(exact.network, exact.head)

@@ -5,7 +5,7 @@
 1,000 sentences of mixed length in batches of 32 texts, in arrival order.  The peer runs the same merged classifier in
 float32 in this process, each batch padded to its longest sentence; the server answers one batch after the other over
 HTTP, client and server on the same cores.  Rounds alternate.  Then short sentences alone, one after the other: what a
-request takes, and what the server says its forward pass took.
+request takes, and the server's own time of its forward pass.
 """
 
 import argparse
@@ -28,11 +28,11 @@ STAGE = "polyhead_stage_seconds"
 
 
 class Peer:
-    """transformers and peft: trunk and adapter merged, batches padded."""
+    """transformers and peft: base model and adapter merged, batches padded."""
 
-    def __init__(self, trunk: str, adapter: str) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(trunk)
-        base = transformers.AutoModelForSequenceClassification.from_pretrained(trunk, dtype=torch.float32)
+    def __init__(self, base_folder: str, adapter: str) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(base_folder)
+        base = transformers.AutoModelForSequenceClassification.from_pretrained(base_folder, dtype=torch.float32)
         self.model = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
 
     @torch.inference_mode()
@@ -94,11 +94,11 @@ def main() -> None:
     options = parser.parse_args()
     folder = settings.default_model_dir()
     source = quickstart.sources(folder)["sentiment"]
-    trunk, adapter = source.split("+")
+    base_folder, adapter = source.split("+")
     texts = sentences(folder / "prose", 1000)
     print(machine())
     with serve(f"sentiment={source}", "--precision", options.precision) as server:
-        measure(server, Peer(trunk, adapter), texts, options.rounds)
+        measure(server, Peer(base_folder, adapter), texts, options.rounds)
         alone(server, [text for text in sentences(folder / "prose", 4000) if len(text) < SHORT][:ALONE])
         print(f"ready after {server.ready_s:.1f} s, {server.resident_mb():.0f} MB resident")
 

@@ -23,7 +23,7 @@ from polyhead.models.quantization.quantize import calibrate
 from polyhead.service.runtime import quickstart
 from polyhead.training.data import vader
 from polyhead.training.data.examples import Example
-from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.recipes import recipe
 
 WINDOW = 512  # tokens
 BATCH = 32  # texts

@@ -51,7 +51,7 @@ def connected(port: int, number: int, method: str, until: float, done: list[int]
 
 
 def load(port: int, clients: int, pipe: Connection) -> None:
-    """Answers (method, seconds) with how often each connection was answered, until it is told to end."""
+    """Answers (method, seconds) with how often each connection was answered, until a message arrives."""
     TEXTS.extend(text for text in documents(settings.default_model_dir()) if 10 < len(text) < LONGEST)
     while (order := pipe.recv()) is not None:
         method, seconds = order
@@ -90,7 +90,7 @@ def run(port: int, options: argparse.Namespace) -> None:
             why[method].append(sum(beside) - sum(beside[n] for n in others))
     here.send(None)
     print(
-        f"{options.clients} connections, {statistics.median(plain):.0f} classifications a second where nobody asks why"
+        f"{options.clients} connections, {statistics.median(plain):.0f} classifications a second without explanations"
     )
     print(f"{'method':24s} {'others get':>12s} {'range':>16s} {'explained a second':>20s}")
     for method in methods:

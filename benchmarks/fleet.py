@@ -5,7 +5,7 @@
     python -m benchmarks.fleet scaleup                    # from the decision to the first answer, by stage
     python -m benchmarks.fleet routing [--rounds 2]       # policies, two replicas, conversations of several turns
 
-Needs the extra ray.  `throughput`: everything of the one (replica, what speaks for it, Ray, the clients) is held on one
+Needs the extra ray.  `throughput`: everything of the one (replica, the ingress, Ray, the clients) is held on one
 core, everything of the two on two, each replica on one of its own.  SmolLM2-135M as its file is quantised.
 """
 
@@ -158,8 +158,8 @@ def sample(url: str, name: str) -> float:
     return next((float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)), 0.0)
 
 
-def until(condition: Callable[[], Any], patience: float = 240.0) -> None:
-    deadline = time.monotonic() + patience
+def until(condition: Callable[[], Any], timeout_s: float = 240.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             raise SystemExit("what was waited for does not come")
@@ -179,7 +179,7 @@ def measure_throughput(rounds: int) -> None:
 
 
 @contextlib.contextmanager
-def proxied(given: dict[str, str], proxy: Mapping[str, str]) -> Iterator[str]:
+def serve_behind_proxy(given: dict[str, str], proxy: Mapping[str, str]) -> Iterator[str]:
     """The application behind a proxy of Ray's, as a config file deploys it; the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -222,7 +222,7 @@ def measure_added(calls: int) -> None:
         with serve(*flags, "--ray", "--replica-cpus", "0.3", "--threads", "1", limit_s=240) as through:
             asyncio.run(compared({"direct": direct.url, "polyhead serve --ray": through.url}, calls))
         for name, proxy in (("behind Ray's proxy", {}), ("behind Ray's HAProxy", STRAIGHT)):
-            with proxied(given, proxy) as url:
+            with serve_behind_proxy(given, proxy) as url:
                 asyncio.run(compared({"direct": direct.url, name: url}, calls))
 
 
@@ -333,10 +333,10 @@ def measure_scaleup() -> None:
     flags = ("--ray", "--replicas", "1-2", "--queued-tokens", "512", "--replica-cpus", "0.5", "--threads", "1")
     with serve(f"chat={models()['smollm2']}", *flags, limit_s=240) as running:
         asyncio.run(scaled(running))
-        told = running.log()
+        log = running.log()
     marks = []
     for name, pattern in STAGES:
-        lines = [line for line in told.splitlines() if pattern.search(line)]
+        lines = [line for line in log.splitlines() if pattern.search(line)]
         marks.append((name, clock(lines[-1]) if lines else float("nan")))
     print(f"{machine()}")
     for (name, at), (_, before) in zip(marks[1:], marks, strict=False):

@@ -4,7 +4,7 @@
     python -m benchmarks.growth --draw                             writes docs/growth.md and docs/growth/*.svg
 
 Networks have the shapes of real ones and random weights; so has the cache, which is filled, not computed.  A step
-gives each of `batch` sequences of `context` tokens its next one.  The one idea: a step reads its bytes and does its
+gives each of `batch` sequences of `context` tokens its next one.  A step reads its bytes and does its
 operations, so it takes at least the longer of the two; what a machine can do is measured beside it
 (service/cli/machine_bench.py)."""
 
@@ -121,9 +121,9 @@ def made(config: ModelConfig) -> tuple[Transformer, LanguageHead]:
 
 def executor(config: ModelConfig, precision: Precision, blocks: int, threads: int) -> NativeExecutor:
     net, head = made(config)
-    run = NativeExecutor(net, head, precision=precision, block_count=blocks, threads=threads, held=held)
+    run = NativeExecutor(net, head, precision=precision, block_count=blocks, threads=threads, load_part=held)
     for kept in run._cache:
-        kept[: kept.size // 2 * 2].view(np.uint16)[:] = SMALL  # pages that nobody wrote would all be one, and cached
+        kept[: kept.size // 2 * 2].view(np.uint16)[:] = SMALL  # unwritten pages would all be one cached page
     return run
 
 
@@ -207,8 +207,8 @@ def keep(name: str, value: object) -> None:
 
 
 def results(kept: dict[str, Any]) -> tuple[MachineReport, list[Measured]]:
-    told = dict(kept["machine"])
-    machine = MachineReport(**told | {"figures": [bench.BenchFigure(**figure) for figure in told["figures"]]})
+    fields = dict(kept["machine"])
+    machine = MachineReport(**fields | {"figures": [bench.BenchFigure(**figure) for figure in fields["figures"]]})
     found = [(Point(*where), step) for name, values in kept.items() if name != "machine" for where, step in values]
     return machine, [Measured(point, step, floor(point, machine)) for point, step in found]
 

@@ -44,7 +44,7 @@ LLAMA_SERVER = BENCH / "llamacpp" / "server"  # folder
 
 @dataclass(frozen=True)
 class Server:
-    """A line of the table: what starts it, what it calls its model, where it says that it is ready, and within what."""
+    """A row of the table: the command, the name of the model, the route of readiness and the time limit."""
 
     name: str
     environment: str
@@ -88,7 +88,7 @@ PEERS = (
         "llama.cpp",
         "/health",
     ),
-    Server(  # one request at a time, whatever it is told; threads its own default, half of the cores: faster than all
+    Server(  # one request at a time, with any setting; threads its own default, half of the cores: faster than all
         "llama-cpp-python's server, Q8_0 (one at a time)",
         "llamacpp",
         "-m llama_cpp.server --model {models}/smollm2-Q8_0.gguf --model_alias llama --n_ctx 512 "

@@ -3,7 +3,7 @@
 python -m benchmarks.image MODELS [--name localhost/polyhead] [--rounds 5] [ARGUMENTS OF THE IMAGE]      as root
 
 MODELS is a folder that becomes /models, read-only; without arguments the image serves the quick-start models from it.
-Needs an image that buildah holds.  The one idea: where no engine runs containers, what one grants is put together from
+Needs an image that buildah holds.  Where no engine runs containers, what one grants is put together from
 the same parts: the image's root, mounted read-only as the models are, one tmpfs, the image's user, environment
 and entry point, no capabilities, no new privileges.  Every shell in it is covered, so what needs one fails.  The first
 start reads files into the page cache and is not counted.
@@ -39,7 +39,7 @@ WRITES = "import pathlib; pathlib.Path('{}').write_text('')"
 
 @dataclass(frozen=True)
 class Image:
-    """What the builder says of an image, and where its files lie."""
+    """The configuration of an image, and the folder of its files."""
 
     root: Path
     size: str
@@ -56,7 +56,7 @@ class Image:
         return [tool("setpriv"), "--no-new-privs", tool("chroot"), user, str(self.root), *command]
 
     def program(self, name: str) -> str:
-        """Where the image's PATH has it; whoever starts a container looks it up so."""
+        """The path of a program by the image's PATH, as a container engine looks it up."""
         folders = self.environment(0)["PATH"].split(":")
         return next(f"{folder}/{name}" for folder in folders if os.path.lexists(f"{self.root}{folder}/{name}"))
 
@@ -108,7 +108,7 @@ def confined(image: Image, command: Sequence[str]) -> list[str]:
 @dataclass(frozen=True)
 class Ran:
     """One life of a container: seconds to ready and to its end, its exit status, what was found inside, the stages of
-    its start as the server itself says them."""
+    its start as the server logs them."""
 
     ready_s: float
     leaving_s: float

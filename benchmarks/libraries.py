@@ -4,7 +4,7 @@
     python -m benchmarks.libraries [--rounds 5] [--only http sentencepiece templates yaml limits metrics]
 
 The libraries are needed by this measurement alone. Rows of a table: what is measured, then a value for each candidate.
-Candidates take turns in each round; a value is the median of the rounds. docs/decisions.md says what follows from them.
+Candidates take turns in each round; a value is the median of the rounds. docs/decisions.md has the conclusions.
 """
 
 import argparse
@@ -126,7 +126,7 @@ class LlhttpBody:
 
 
 class LlhttpHead:
-    """What httptools says of a head, with none of our checks."""
+    """The result of httptools for a head, without our checks."""
 
     def __init__(self) -> None:
         self.fields: list[tuple[bytes, bytes]] = []

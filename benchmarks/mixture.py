@@ -1,8 +1,7 @@
 """A mixed load with known answers: streams, whole answers, chats, classifications, embeddings; one in ten is cut off by
 its client at a random moment, one in ten cannot be answered at all.
 
-Knows HTTP, nothing of processes.  The one idea: every question is asked once while nothing else runs, and from then on
-the answer must be that one, whatever is computed beside it.
+Every request is sent once without other load; from then on its answer must be the same under any load.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ KEY = "soaked"
 CUT, INVALID = 0.1, 0.1  # shares of all requests
 TOLERANCE = 1e-4  # of a score or a component, computed beside others in float32
 LATE = 0.02  # seconds that a request is given that takes longer
-ENOUGH = 10  # wrong answers that are told apart
+ENOUGH = 10  # wrong answers that are listed
 SENTENCES = (
     "The quick brown fox jumps over the lazy dog.",
     "A good film, well acted and beautifully shot.",

@@ -188,7 +188,7 @@ def called(words: Sequence[str], variables: Mapping[str, str], limit_s: float = 
 
 
 def install(environments: Collection[str] = ENVIRONMENTS, made: Collection[str] = MADE) -> None:
-    """Every environment and every model that is not there yet; says what could not be had, and goes on."""
+    """Every environment and every model that is not there yet; prints what is not available, and continues."""
     for name in environments:
         environment, folder = ENVIRONMENTS[name], BENCH / name
         if not Path(python(name)).exists():
@@ -217,8 +217,8 @@ def measured(peer: Peer, threads: int, under: Sequence[str]) -> tuple[dict[str, 
             return {}, f"{Path(needed).name} of {peer.environment!r} is not there: run with --install"
     words = [*under, python(peer.environment), "-m", f"{RUNS}.{peer.run}", model, "--threads", str(threads)]
     words += ["--precision", peer.precision, *placed(peer.more, peer.environment)]
-    told = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1", **running(peer.environment, threads)}
-    printed, reason = called(words, told, LIMIT_S)
+    environment = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1", **running(peer.environment, threads)}
+    printed, reason = called(words, environment, LIMIT_S)
     return ({}, reason) if reason else (json.loads(printed.strip().splitlines()[-1]), "")
 
 
@@ -262,7 +262,7 @@ def asked(description: str) -> argparse.Namespace:
 
 
 def interleaved(peers: Sequence[Peer], options: argparse.Namespace, check: Check) -> tuple[Figures, Reasons]:
-    """The figures of each round, and why there are none; `check` says what is wrong with those of a run, or nothing."""
+    """The figures of each round, or the reason for none; `check` returns the fault of a run's figures, or nothing."""
     chosen = [peer for peer in peers if named(peer, options.only)]
     figures: Figures = {peer: [] for peer in chosen}
     reasons: Reasons = {}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.prefix [--rounds 7] [--words 1100] [MODEL]
 
-Serves the quick start's generator and talks to it over HTTP.  A round is a conversation that nobody else has had (a
+Serves the quick start's generator and sends requests over HTTP.  A round is a conversation without a cached prefix (a
 salt of its own): a first turn with a long text, an answer, and a second turn, asked once where the first is stored and
 once under another salt, where it is not; in turns, and medians over the rounds.  The same for a long system prompt that
 two conversations share.

@@ -19,7 +19,7 @@ def sentences(folder: Path, count: int, *files: str) -> list[str]:
 
 
 def documents(folder: Path) -> list[str]:
-    """Every text of the corpora as somebody wrote it, mixed, the same every time: tweets and remarks on films are a
+    """Every text of the corpora as it was written, mixed, the same every time: tweets and remarks on films are a
     sentence or two, product reviews and editorials are whole again."""
     with tarfile.open(vader.fetch_archive(folder)) as archive:
         rows = [(name, *row) for name in FILES for row in _rows(archive, name)]

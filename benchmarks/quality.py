@@ -83,7 +83,7 @@ def path_of(name: str) -> Path:
 
 
 def install() -> None:
-    """llama.cpp's environment and the files that are not there yet; says what could not be had, and goes on."""
+    """llama.cpp's environment and the files that are not there yet; prints what is not available, and continues."""
     peers.install((PEER,), ())
     quickstart.fetch_all(settings.default_model_dir())
     join_coder(peers.MODELS / CODER)
@@ -128,7 +128,7 @@ class Engine:
 
 
 def theirs(path: Path, windows: Sequence[list[int]], threads: int, *, last: bool) -> Iterator[Tensor]:
-    """Of llama.cpp, in a process of its own.  RuntimeError says why there are none."""
+    """Of llama.cpp, in a process of its own.  Raises RuntimeError with the reason if there are none."""
     with tempfile.TemporaryDirectory(prefix="logits-", dir=peers.BENCH) as folder:
         asked, out = Path(folder) / "windows.json", Path(folder) / "logits.npy"
         asked.write_text(json.dumps(windows))

@@ -5,8 +5,8 @@
 Every value that no field can have, of every route that generates, one after the other over one connection, while a
 process of its own reads what sequences say.  By turns with them /livez is asked in the same way, which waits for the
 event loop alone, and a process that only sends back what it gets, which waits for a core alone; the time that this
-process itself stood in line for one is told apart (Linux).  Server, talkers and measurement share the same cores.
-`--tiny` serves a model whose steps take next to nothing: all that is left is the server's own work.
+process itself stood in line for one is counted separately (Linux).  Server, clients and measurement share the same
+cores.  `--tiny` serves a model whose steps take next to nothing: all that is left is the server's own work.
 """
 
 import argparse

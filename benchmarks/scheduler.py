@@ -2,7 +2,7 @@
 
     python -m benchmarks.scheduler [--steps 12]
 
-Talking sequences, one token each a step, with nobody and with 1,000 requests waiting.  `schedule` is the scheduler
+Talking sequences, one token each a step, without and with 1,000 requests waiting.  `schedule` is the scheduler
 alone: choosing and booking.  `own` is all of the worker's step that is not arithmetic: the scheduler, laying out rows,
 making events and the report; once over an executor that does nothing, once beside the network, whose weights leave
 no cache warm.  What the event loop does with the events is not in it.  The network is SmolLM2-135M in float32 on the
@@ -46,7 +46,7 @@ AIM = 0.03
 
 
 class Nothing:
-    """An executor that knows the answer before it is asked."""
+    """An executor with fixed results."""
 
     nonfinite_blocks: frozenset[int] = frozenset()
     argmax = None
@@ -63,7 +63,7 @@ class Nothing:
 
 
 class Timed:
-    """An executor that says how long its last step took."""
+    """An executor that records the time of its last step."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor, self.seconds = executor, 0.0
@@ -94,7 +94,7 @@ class Cost:
 
 
 def prompts(start: int, count: int) -> Iterator[list[int]]:
-    """No two begin alike: nobody finds a block of another's."""
+    """Distinct prompts, so that none finds a cached block of another."""
     return ([1000 + number, *range(1, PROMPT)] for number in range(start, start + count))
 
 

@@ -3,10 +3,10 @@
     python -m benchmarks.scrape [--tiny] [--talkers 16] [--seconds 10] [--rounds 3] [--plain]
 
 A process of its own reads so many stories at once, new ones as old ones end; a scraper asks for the page every 200 ms,
-as Prometheus would (OpenMetrics, gzipped), over one connection.  By turns with it nobody scrapes; a witness reads one
-more story all along, so that what scrapes cost is seen in the gaps between its tokens.  The quick-start models are
-served, or with `--tiny` one whose steps take next to nothing: all that is left is the server's own work.  vLLM's names
-are on the page, save with `--plain`.  Server, talkers, scraper and witness share the same cores.
+as Prometheus would (OpenMetrics, gzipped), over one connection.  Rounds alternate with rounds without scrapes; a client
+reads one more story all along, so that what scrapes cost is seen in the gaps between its tokens.  The quick-start
+models are served, or with `--tiny` one whose steps take next to nothing: all that is left is the server's own work.
+The page has vLLM's names, except with `--plain`.  Server, clients and scraper share the same cores.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def run(port: int, options: argparse.Namespace) -> None:
             with witness.noting(scraped):
                 took += scrapes(port, options.seconds)
     show(f"a scrape, beside {options.talkers} talkers", took)
-    show("between two tokens, nobody scrapes", alone)
+    show("between two tokens, no scrapes", alone)
     show("between two tokens, scraped", scraped)
 
 

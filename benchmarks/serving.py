@@ -65,7 +65,7 @@ def serve(*arguments: str, limit_s: float = 120.0, program: Sequence[str] = ("-m
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether a server here says 200.  Cheaply: whoever waits for it takes the time of the same cores."""
+    """Whether a server here answers 200.  It must be cheap, because it uses the same cores."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", path)

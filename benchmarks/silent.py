@@ -3,7 +3,7 @@
     python -m benchmarks.silent [--model FOLDER_OR_FILE] [--silent 500] [--half 500] [--asked 300] [--rounds 7]
 
 `silent` connections are opened and say nothing, `half` send all of a header but its last line.  They are opened before
-each second half of a round and closed after it; what is told is the middle of the rounds, and of the ratios within
+each second half of a round and closed after it; the figure is the median of the rounds, and of the ratios within
 them.  Without a model one of a few thousand weights is served, so that all there is to measure is the edge.
 """
 

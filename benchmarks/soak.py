@@ -99,9 +99,9 @@ def disagreement(page: Page, tally: Tally) -> Iterator[str]:
     counted = {outcome: page.total(ENDED, outcome=outcome) for outcome in OUTCOMES}
     expired = tally.refused[504]
     exact = {"failed": 0, "expired": expired, "rejected": tally.refused.total() - expired}
-    for outcome, told in exact.items():
-        if counted[outcome] != told:
-            yield f"{counted[outcome]:g} requests {outcome} by the metrics, {told} by the client"
+    for outcome, expected in exact.items():
+        if counted[outcome] != expected:
+            yield f"{counted[outcome]:g} requests {outcome} by the metrics, {expected} by the client"
     if not tally.answered <= counted["done"] <= tally.answered + tally.cut:
         yield f"{counted['done']:g} requests done by the metrics, {tally.answered} answered and {tally.cut} cut off"
     if counted["aborted"] > tally.cut:
@@ -109,13 +109,13 @@ def disagreement(page: Page, tally: Tally) -> Iterator[str]:
 
 
 def unwell(server: Running) -> Iterator[str]:
-    """What the server says of itself at the end."""
+    """The server's metrics and log at the end."""
     for probe in ("livez", "readyz"):
         answer = httpx.get(f"{server.url}/{probe}", timeout=PATIENCE_S)
         if answer.status_code != 200:
             yield f"/{probe} is {answer.status_code}: {answer.text[:200]}"
     if log := server.log().strip():
-        yield f"the log says: {log[:1000]}"
+        yield f"the log has: {log[:1000]}"
 
 
 @contextlib.contextmanager

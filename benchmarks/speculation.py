@@ -34,7 +34,7 @@ Said = list[list[int]]
 
 
 class Counting:
-    """Observes what was foretold."""
+    """Counts draft tokens."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -50,20 +50,20 @@ class Counting:
 
 
 class Bench:
-    """The same model twice, plain and foretold."""
+    """The same model twice, without and with drafts."""
 
     def __init__(self, source: str, options: argparse.Namespace) -> None:
         self.counting, self._tokens = Counting(), options.tokens
         self.models: dict[str, Model] = {}
         common = {"precision": options.precision}
         plain = Settings(models={"plain": source}, draft_tokens=0, **common)
-        drafts = {"foretold": options.draft or source} if options.draft else {}
-        foretold = Settings(models={"foretold": source}, draft_tokens=options.most, drafts=drafts, **common)
+        drafts = {"drafted": options.draft or source} if options.draft else {}
+        drafted = Settings(models={"drafted": source}, draft_tokens=options.most, drafts=drafts, **common)
         self.engine = Engine(self.counting, threads=choose_placement(plain).torch_threads)
         metrics = Metrics([])
         self.registries = {
             "plain": ModelRegistry(self.engine, plain, metrics),
-            "foretold": ModelRegistry(self.engine, foretold, metrics),
+            "drafted": ModelRegistry(self.engine, drafted, metrics),
         }
 
     async def __aenter__(self) -> "Bench":
@@ -112,18 +112,18 @@ async def measure(bench: Bench, batch: int, texts: Sequence[str], sampling: Samp
                 taken, answers[name] = await bench.ask(name, group, sampling)
                 if turn:
                     seconds[name][number].append(taken)
-            if answers["plain"] != answers["foretold"]:
+            if answers["plain"] != answers["drafted"]:
                 raise SystemExit(f"the answers of group {number} differ")
             count += sum(map(len, answers["plain"])) if turn == 1 else 0
-    plain, foretold = (sum(statistics.median(each) for each in seconds[name]) for name in ("plain", "foretold"))
+    plain, drafted = (sum(statistics.median(each) for each in seconds[name]) for name in ("plain", "drafted"))
     ratios = [
         statistics.median(a) / statistics.median(b)
-        for a, b in zip(*(seconds[n] for n in ("plain", "foretold")), strict=True)
+        for a, b in zip(*(seconds[n] for n in ("plain", "drafted")), strict=True)
     ]
     counts = bench.counting.counts
-    speeds = f"{count / plain:6.1f} -> {count / foretold:6.1f} tokens/s"
+    speeds = f"{count / plain:6.1f} -> {count / drafted:6.1f} tokens/s"
     came = f"{counts['accepted']} of {counts['drafted']} drafted came"
-    return f"{plain / foretold:5.2f} x ({min(ratios):.2f} to {max(ratios):.2f})  {speeds}  {came}"
+    return f"{plain / drafted:5.2f} x ({min(ratios):.2f} to {max(ratios):.2f})  {speeds}  {came}"
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -132,8 +132,8 @@ async def run(options: argparse.Namespace) -> None:
         for batch in options.batches:
             for way in options.ways:
                 for kind in options.kinds:
-                    told = await measure(bench, batch, KINDS[kind], WAYS[way], options.rounds)
-                    print(f"  {batch:2} at a time, {way:15} {kind:7} {told}", flush=True)
+                    line = await measure(bench, batch, KINDS[kind], WAYS[way], options.rounds)
+                    print(f"  {batch:2} at a time, {way:15} {kind:7} {line}", flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""From start to ready, and what memory a server takes at rest; what the server itself says of its stages.
+"""From start to ready, and what memory a server takes at rest; the server's own times of its stages.
 
 python -m benchmarks.startup [--rounds 5] [NAME=SOURCE ...] [FLAGS OF SERVE]
 

@@ -35,11 +35,12 @@ from polyhead.training.networks.network_size import TransformerSize
 from polyhead.training.networks.translators import EncoderDecoderSize, RecurrentSize
 from polyhead.training.objectives.causal import CausalObjective
 from polyhead.training.objectives.objective import Objective, ObjectiveBatch, ObjectiveTraining
-from polyhead.training.recipes import network_recipe as whole
+from polyhead.training.recipes import network_run
+from polyhead.training.recipes.recipe import RunOptions, read_recipe
 
 TOKENS, CONTEXT, WORDS = 4096, 256, 8000
 PLAN = TrainingPlan(epochs=1, rate=1e-4, schedule="constant")
-RECIPES = Path(whole.__file__).parent
+RECIPES = Path(network_run.__file__).parent
 Run = Callable[[int], float]  # so many steps: tokens a second
 
 
@@ -91,7 +92,7 @@ def generating(folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
     vocabulary.write_gpt_vocabulary([example.text for example in texts], WORDS, folder / "words")
     words = Tokenizer.from_folder(folder / "words")
     recipe = RECIPES / "gpt.toml"
-    shape: TransformerSize = whole.read_recipe(recipe).network_size(recipe)
+    shape: TransformerSize = read_recipe(recipe).network_size(recipe)
     network, head = build_generator(shape, words, CONTEXT)
     objective = CausalObjective(network=network, head=head, tokenizer=words, limit=CONTEXT)  # type: ignore[arg-type]
     items = objective.items(texts)
@@ -107,22 +108,25 @@ def generating(folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
     )
     model = transformers.GPT2LMHeadModel(config)
     task = practice(objective, items)
-    told = [{"source": [], "target": item[1:]} for item in items]
+    target_items = [{"source": [], "target": item[1:]} for item in items]
     return Ours(task, folder / "ours"), both(
-        lambda batches: Theirs(model, batches, generated, PLAN, folder / "theirs"), told, "transformers' Trainer"
+        lambda batches: Theirs(model, batches, generated, PLAN, folder / "theirs"),
+        target_items,
+        "transformers' Trainer",
     )
 
 
 def translating(name: str, folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
-    recipe = whole.read_recipe(RECIPES / f"{name}.toml")
-    course = whole.prepare_run(recipe, folder, data, quick=False, again=False)
+    file = RECIPES / f"{name}.toml"
+    recipe = read_recipe(file)
+    course = network_run.prepare_run(recipe, recipe.source.read_corpus(data), RunOptions(file, RunFolder(folder)))
     longest = recipe.data.context
     task = practice(course.objective, course.items["train"])
     items, words = [vars(item) for item in task.train], course.vocabulary
     assert words.bos_id is not None
     assert words.pad_id is not None
     collate, smoothing = Translated(words.bos_id, words.pad_id), recipe.smoothing
-    shape = recipe.network_size(RECIPES / f"{name}.toml")
+    shape = recipe.network_size(file)
     if isinstance(shape, RecurrentSize):
         hidden = course.objective.network.config.hidden
         network = Recurrent(words.vocab_size, shape.width, hidden, shape.dropout)

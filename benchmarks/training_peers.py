@@ -47,7 +47,7 @@ class Batches:
 
 
 def size(texts: Texts) -> int:
-    """Tokens, as training counts them: each that is read, and each that is told."""
+    """Tokens, as training counts them: each source token and each target token."""
     return len(texts["source"]) + len(texts["target"])
 
 
@@ -56,7 +56,7 @@ def beside(rows: Sequence[list[int]], padding: int) -> Tensor:
 
 
 def generated(texts: Sequence[Texts]) -> dict[str, Tensor]:
-    """For a decoder alone, which is read and told the same; its first token is only read."""
+    """For a decoder alone, whose source and target are the same; its first token is not a target."""
     rows = [text["target"] for text in texts]
     ids = beside([[0, *row] for row in rows], 0)
     labels = beside([[HIDDEN, *row] for row in rows], HIDDEN)

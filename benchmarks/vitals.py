@@ -1,6 +1,6 @@
 """The vital signs of a server at rest: memory, descriptors, threads and the metrics page; and what many of them say.
 
-Knows no request and no model.  The one idea: a server is judged at rest, when whatever it still holds is too much; so
+A server is checked without load, when anything that it still holds is a leak; so
 what is measured is exact (books that close, gauges at zero) or grows by what was leaked and nothing else.
 """
 

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Makes the base image from Debian packages, for machines that reach a package mirror but no image registry.
 #   deploy/base.sh NAME      needs root, debootstrap and buildah; DEBIAN names the release (its Python must be >= 3.11),
-#                            MIRROR the address of a package mirror (debootstrap knows a default)
-# What is left out is what a server never opens: manuals, translations, package lists.  Licences stay.
+#                            MIRROR the address of a package mirror (debootstrap has a default)
+# Files that a server never opens are removed: manuals, translations, package lists.  Licences stay.
 set -euo pipefail
 name=${1:?usage: deploy/base.sh NAME}
 release=${DEBIAN:-bookworm}

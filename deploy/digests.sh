@@ -1,7 +1,7 @@
 #!/bin/bash
 # Looks up the digests of the base images and writes them into the Dockerfile and compose.yaml.
 #   deploy/digests.sh            after the version of an image was changed there, or to take a rebuilt image
-#   deploy/digests.sh --check    writes nothing; ends with 1 where the registry has another digest for a version
+#   deploy/digests.sh --check    writes nothing; exits with 1 if the registry has another digest for a version
 # Needs a registry, and docker with buildx, or skopeo.  A digest is that of the index of all platforms.
 set -euo pipefail
 cd "$(dirname "$0")/.."

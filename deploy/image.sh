@@ -1,10 +1,10 @@
 #!/bin/bash
-# Builds the container image with docker where an engine answers, otherwise with buildah.
+# Builds the container image with docker if its engine is running, otherwise with buildah.
 #   NAME=polyhead  VARIANT=cpu  TORCH_INDEX=  BASE=  EXTRAS=hub,otel     deploy/image.sh
-# BASE is the Dockerfile's, by its digest, unless another is named.
-# VARIANT=gpu has torch with CUDA in it; TORCH_INDEX is explained in the Dockerfile.
-# With buildah and no BASE given, the base is made from Debian packages (deploy/base.sh): no image registry is asked.
-# Where buildah cannot mount layers over each other, STORAGE_DRIVER=vfs copies them.
+# BASE is the Dockerfile's, by its digest, unless another is given.
+# VARIANT=gpu has torch with CUDA; TORCH_INDEX is explained in the Dockerfile.
+# With buildah and no BASE given, the base is made from Debian packages (deploy/base.sh): no image registry is needed.
+# If buildah cannot mount overlays, STORAGE_DRIVER=vfs copies the layers.
 # The pip configuration of this machine is passed on as a build secret; it is in no layer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,14 +14,14 @@ secret=$(mktemp)
 trap 'rm -f "$secret"' EXIT
 {
   echo '[global]'
-  # Lines such as  global.cert='/a/b'  and  :env:.find-links='/c d' ; the environment comes first and wins.
+  # Lines such as  global.cert='/a/b'  and  :env:.find-links='/c d' ; the environment comes first and has precedence.
   python3 -m pip config list 2>/dev/null | sed -n "s/^[^.]*\.\([a-z-]*\)='\(.*\)'\$/\1 = \2/p" | awk '!seen[$1]++' || true
 } >"$secret"
 
 arguments=(
   --tag "$name"
   --secret "id=pip,src=$secret"
-  # No build arguments: buildah would find the layer of another revision in its cache, and call this one so.
+  # No build arguments: buildah would use the cached layer of another revision for this one.
   --label "org.opencontainers.image.version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
   --label "org.opencontainers.image.revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)"
 )

@@ -1,8 +1,8 @@
-"""Takes out of an installed environment what serving never reads, and compiles what it does: `slim.py VARIANT`.
+"""Removes files that serving never reads from an installed environment, and compiles the rest: `slim.py VARIANT`.
 
-Run once, by the environment's own Python, while the image is built.  It does not know what the server does: it imports
-the packages and looks at what that loaded.  The one idea: bytecode doubles the size of everything Python, so the big
-packages of which a server touches a corner get bytecode for that corner alone, and all else is compiled whole.
+It runs once, with the environment's Python, while the image is built.  It imports the packages and finds the modules
+that were loaded.  Bytecode doubles the size of a Python package, so only the loaded modules of large packages are
+compiled; other packages are compiled completely.
 """
 
 import compileall
@@ -30,7 +30,7 @@ UNUSED = (
     "*/*/tests",
     "*/*/*/tests",
 )
-OPTIONAL = ("ray", "msgpack")  # what comes with an extra, and some modules of ours are nothing without
+OPTIONAL = ("ray", "msgpack")  # dependencies of an extra, which some modules of ours need
 BULKY = re.compile(r"/(torch|torchgen|functorch|sympy|mpmath|networkx|numpy|pip|setuptools)/")
 
 

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Puts prometheus and promtool, which tests start, into a folder: those of Debian's package, unpacked, not installed.
-#   deploy/tools.sh FOLDER        fetches nothing where both are on the PATH already
-# Needs no root and touches nothing of the machine's: apt gets state, lists and cache of its own, made anew.
+# Puts prometheus and promtool for the tests into a folder: those of Debian's package, unpacked, not installed.
+#   deploy/tools.sh FOLDER        fetches nothing if both are on the PATH
+# Needs no root and changes nothing outside of the folder: apt gets its own state, lists and cache.
 set -euo pipefail
 folder=${1:?usage: deploy/tools.sh FOLDER}
 

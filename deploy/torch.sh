@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs torch while the image is built, in the version of constraints.txt:  torch.sh VARIANT INDEX
-# Plain `torch` of pip's index is built with CUDA on Linux, gigabytes of it.  What is built without calls itself
-# VERSION+cpu, so it is that which is asked for: it is found, or nothing is installed.
+# The plain `torch` of pip's index has CUDA on Linux, several gigabytes.  The CPU build has the version VERSION+cpu, so
+# exactly this version is requested.
 set -eu
 variant=$1 index=$2
 pip=${PIP:-/opt/polyhead/bin/pip}
@@ -12,7 +12,7 @@ case $variant in
   gpu) ;;
   *) echo "VARIANT must be cpu or gpu, not $variant" >&2; exit 1 ;;
 esac
-# For this one package: nothing else is looked for there.
+# The index is used for this package only.
 PIP_EXTRA_INDEX_URL=$index "$pip" install "$torch" && exit
 [ "$variant" = gpu ] || echo "No index has $torch: pass TORCH_INDEX, the address of the index that PyTorch's page
 \"Get started\" names for pip and CPU; or VARIANT=gpu for the build with CUDA." >&2

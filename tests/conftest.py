@@ -1,4 +1,4 @@
-"""What tests share: tiny checkpoints, made once a session, read-only by agreement (copy a folder to break it)."""
+"""Fixtures of all tests: tiny checkpoints, made once a session.  A test that changes a checkpoint copies its folder."""
 
 import os
 import sys
@@ -7,37 +7,40 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny networks gain nothing from threads, and lose much on shared cores
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as of a server: cores are shared with whoever else is tested
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of children import all of it: compiled once, not by each
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny networks are slower with more threads on shared cores
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in a server: other tests share the cores
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # many child processes import everything: bytecode is cached
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support import checkpoints
+from tests.support.audit import take_violations
 from tests.support.crowd import Alone
 from tests.support.edits import edited, with_tensors
-from tests.support.processes import Faulted
-from tests.support.watched import taken
+from tests.support.processes import FaultServer
 
 sys.dont_write_bytecode = False
 
-# An example that takes long says that the machine is busy, and nothing of what is tested.
+# A slow example means that the machine is busy; it is no failure of the tested code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)
-def nothing_goes_out_and_nothing_is_unpickled() -> Iterator[None]:
-    """By this process, or a child that it has started; a session's child may be heard a test later."""
+def no_remote_connection_and_no_unpickling() -> Iterator[None]:
+    """Fails a test during which this process or a child connected to another machine or unpickled data.
+
+    A child of a session fixture may be reported one test later.
+    """
     yield
-    assert not taken()
+    assert not take_violations()
 
 
 @pytest.fixture(autouse=True)
-def threads_are_given_back() -> Iterator[None]:
-    """What opens a model in this process takes as many as it is told; the next test has one again."""
+def thread_count_is_restored() -> Iterator[None]:
+    """Sets torch's thread count back after each test, since opening a model in this process changes it."""
     before = torch.get_num_threads()
     yield
     if torch.get_num_threads() != before:
@@ -57,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def full(request: pytest.FixtureRequest) -> bool:
-    """Whether the long form is asked for."""
+    """Whether the long form of tests is requested (--full)."""
     return bool(request.config.getoption("--full"))
 
 
@@ -87,17 +90,17 @@ def tiny_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def long_generator(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> Path:
-    """Folder of the same generator with room for 16,384 tokens."""
+    """Folder of the same generator with a context of 16,384 tokens."""
     return edited(tiny_generator, tmp_path_factory.mktemp("long"), max_position_embeddings=16_384)
 
 
 @pytest.fixture(scope="session")
-def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Faulted]]:
-    """Starts servers with faults, none armed; they are ended after the session."""
-    started: list[Faulted] = []
+def start_fault_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., FaultServer]]:
+    """Starts servers that can inject faults, none armed. They are stopped after the session."""
+    started: list[FaultServer] = []
 
-    def start(*arguments: str) -> Faulted:
-        started.append(Faulted(tmp_path_factory.mktemp("faults"), *arguments))
+    def start(*arguments: str) -> FaultServer:
+        started.append(FaultServer(tmp_path_factory.mktemp("faults"), *arguments))
         started[-1].ready()
         return started[-1]
 
@@ -109,20 +112,20 @@ def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 @pytest.fixture(scope="session")
 def exact(
-    faulted: Callable[..., Faulted],
+    start_fault_server: Callable[..., FaultServer],
     tmp_path_factory: pytest.TempPathFactory,
     tiny_generator: Path,
     tiny_classifier: Path,
-) -> Faulted:
-    """A deterministic server of the tiny generator and classifier; and of the same generator again, fragile, whose
-    matrix of words and whose head are two."""
+) -> FaultServer:
+    """A deterministic server of the tiny generator and classifier, and of a copy of the generator named `fragile` with
+    an untied output matrix."""
     folder = edited(tiny_generator, tmp_path_factory.mktemp("untied"), tie_word_embeddings=False)
-    with_tensors(folder, folder, untied)
+    with_tensors(folder, folder, untie)
     models = f"chat={tiny_generator}", f"fragile={folder}", f"judge={tiny_classifier}"
-    return faulted(*models, "--deterministic", "true", "--cache-tokens", "8192", "--prefill-chunk", "32")
+    return start_fault_server(*models, "--deterministic", "true", "--cache-tokens", "8192", "--prefill-chunk", "32")
 
 
-def untied(tensors: dict[str, torch.Tensor]) -> None:
+def untie(tensors: dict[str, torch.Tensor]) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peer_runs.convert KIND SOURCE TARGET
 
-Runs in Polyhead's own environment.  The one idea: all formats hold the same numbers, those of the quick-start file,
+Runs in Polyhead's own environment.  All formats hold the same numbers, those of the quick-start file,
 rounded once more where a format is narrower.
 """
 
@@ -65,15 +65,15 @@ def bert_base(source: Path, target: Path) -> None:
 
 
 def classifier(source: Path, target: Path) -> None:
-    """TRUNK+ADAPTER merged to a folder of transformers, in float32."""
-    trunk, adapter = str(source).split("+")
+    """BASE+ADAPTER merged into a folder of transformers, in float32."""
+    base, adapter = str(source).split("+")
     config = json.loads((Path(adapter) / "config.json").read_text())
     labels = {int(index): label for index, label in config["id2label"].items()}
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
-        trunk, dtype=torch.float32, id2label=labels, label2id=config["label2id"]
+        base, dtype=torch.float32, id2label=labels, label2id=config["label2id"]
     )
     PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(target)
-    transformers.AutoTokenizer.from_pretrained(trunk).save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(base).save_pretrained(target)
 
 
 def main() -> None:

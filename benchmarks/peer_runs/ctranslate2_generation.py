@@ -5,7 +5,7 @@ from time import perf_counter
 
 import ctranslate2
 
-from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, told
+from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, print_figures
 
 
 def generator(model: ctranslate2.Generator, words: list[str]) -> Generate:
@@ -39,7 +39,7 @@ def main() -> None:
         str(run.model), device="cpu", compute_type=run.precision, inter_threads=1, intra_threads=run.threads
     )
     loaded = perf_counter() - began
-    told({"load": loaded, **generation(generator(model, words))})
+    print_figures({"load": loaded, **generation(generator(model, words))})
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def cut(text: str, encoding: Encoding) -> str:
 
 def spread(counts: list[int]) -> str:
     parts = statistics.quantiles(counts, n=100)
-    told = ", ".join(f"p{part} {parts[part - 1]:.0f}" for part in (10, 50, 90, 99))
-    return f"{len(counts)} texts, tokens {told}, mean {statistics.mean(counts):.1f}"
+    quantiles = ", ".join(f"p{part} {parts[part - 1]:.0f}" for part in (10, 50, 90, 99))
+    return f"{len(counts)} texts, tokens {quantiles}, mean {statistics.mean(counts):.1f}"
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 import onnxruntime_genai
 
-from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, told
+from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, print_figures
 
 
 def generator(model: onnxruntime_genai.Model) -> Generate:
@@ -36,7 +36,7 @@ def main() -> None:
     began = perf_counter()
     model = onnxruntime_genai.Model(config)
     loaded = perf_counter() - began
-    told({"load": loaded, **generation(generator(model))})
+    print_figures({"load": loaded, **generation(generator(model))})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peer_runs.workload import NEW, PROMPT, Answer, told
+from benchmarks.peer_runs.workload import NEW, PROMPT, Answer, print_figures
 
 WORDS = [
     *("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he"),
@@ -78,7 +78,7 @@ def main() -> None:
     if options.model in TAKING:
         body |= EXTRAS
     asyncio.run(together(options.url, body | {"max_tokens": 8}, 0, 4))  # to warm up
-    told(dict(figures(*asyncio.run(together(options.url, body, 1, options.streams)))))
+    print_figures(dict(figures(*asyncio.run(together(options.url, body, 1, options.streams)))))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,17 @@ from time import perf_counter
 import llama_cpp
 import numpy as np
 
-from benchmarks.peer_runs.workload import LONG_CONTEXT, LONG_NEW, WIDTHS, Answer, Generate, Run, asked, generation, told
+from benchmarks.peer_runs.workload import (
+    LONG_CONTEXT,
+    LONG_NEW,
+    WIDTHS,
+    Answer,
+    Generate,
+    Run,
+    asked,
+    generation,
+    print_figures,
+)
 
 STEP_TOKENS = 512  # a step of prompts, its own default of a physical batch
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logits are wanted
@@ -98,7 +108,7 @@ def main() -> None:
     began = perf_counter()
     context = Context(run)
     loaded = perf_counter() - began
-    told({"load": loaded, **generation(generator(context))})
+    print_figures({"load": loaded, **generation(generator(context))})
 
 
 if __name__ == "__main__":

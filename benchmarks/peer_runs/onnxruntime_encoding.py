@@ -6,7 +6,7 @@ from time import perf_counter
 import numpy as np
 import onnxruntime
 
-from benchmarks.peer_runs.workload import Run, asked, encoding, told
+from benchmarks.peer_runs.workload import Run, asked, encoding, print_figures
 
 Vectors = Callable[[list[list[int]]], list[list[float]]]
 
@@ -38,7 +38,7 @@ def main() -> None:
     began = perf_counter()
     session = opened(run)
     loaded = perf_counter() - began
-    told({"load": loaded, **encoding(encoder(session))})
+    print_figures({"load": loaded, **encoding(encoder(session))})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.peer_runs.onnxruntime_encoding import Vectors, encoder, opened
 from benchmarks.peer_runs.text_workload import LONGEST, Answer, reading
-from benchmarks.peer_runs.workload import asked, told
+from benchmarks.peer_runs.workload import asked, print_figures
 
 
 def embedder(tokenizer: Tokenizer, encode: Vectors) -> Answer:
@@ -19,7 +19,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(run.tokenizer / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
-    told(reading(embedder(tokenizer, encoder(opened(run)))))
+    print_figures(reading(embedder(tokenizer, encoder(opened(run)))))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from time import perf_counter
 import numpy as np
 import openvino
 
-from benchmarks.peer_runs.workload import Encode, asked, encoding, told
+from benchmarks.peer_runs.workload import Encode, asked, encoding, print_figures
 
 
 def encoder(compiled: openvino.CompiledModel) -> Encode:
@@ -35,7 +35,7 @@ def main() -> None:
     }
     compiled = openvino.Core().compile_model(str(run.model), "CPU", settings)
     loaded = perf_counter() - began
-    told({"load": loaded, **encoding(encoder(compiled))})
+    print_figures({"load": loaded, **encoding(encoder(compiled))})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import openvino_genai
 from openvino import Tensor
 
-from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, told
+from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, print_figures
 
 CACHE_GB = 2
 STEP_TOKENS = 256  # its own default
@@ -43,7 +43,7 @@ def main() -> None:
         str(run.model), scheduling, "CPU", {"INFERENCE_NUM_THREADS": run.threads}
     )
     loaded = perf_counter() - began
-    told({"load": loaded, **generation(generator(pipeline))})
+    print_figures({"load": loaded, **generation(generator(pipeline))})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from benchmarks.peer_runs.text_workload import BATCH, reading
-from benchmarks.peer_runs.workload import asked, told
+from benchmarks.peer_runs.workload import asked, print_figures
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     pipeline: Any = transformers.pipeline(
         "text-classification", str(run.model), device="cpu", dtype=torch.float32, batch_size=BATCH
     )
-    told(reading(lambda texts: [(answer["label"], answer["score"]) for answer in pipeline(texts)]))
+    print_figures(reading(lambda texts: [(answer["label"], answer["score"]) for answer in pipeline(texts)]))
 
 
 if __name__ == "__main__":

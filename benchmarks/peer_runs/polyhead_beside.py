@@ -12,7 +12,7 @@ from time import perf_counter, sleep
 
 from benchmarks.peer_runs.polyhead_http_texts import Client, flags
 from benchmarks.peer_runs.text_workload import EXACT, MANY, SECONDS, memory, spans, texts
-from benchmarks.peer_runs.workload import asked, times, told
+from benchmarks.peer_runs.workload import asked, print_figures, times
 from benchmarks.serving import Running, serve
 
 ACCEPTED = {"list": "application/json", "lines": "application/x-ndjson"}
@@ -64,7 +64,7 @@ def measured(server: Running) -> dict[str, object]:
 def main() -> None:
     run = asked()
     with serve(*flags(run)) as server:
-        told(measured(server))
+        print_figures(measured(server))
 
 
 if __name__ == "__main__":

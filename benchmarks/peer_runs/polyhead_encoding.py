@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from benchmarks.peer_runs.workload import Encode, asked, encoding, told
+from benchmarks.peer_runs.workload import Encode, asked, encoding, print_figures
 from polyhead.models import checkpoint
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
@@ -61,7 +61,7 @@ def main() -> None:
     worker = EncoderWorker(
         executor, cast(OutputHead, loaded.head), model="measured", task=loaded.task, token_budget=STEP_TOKENS
     )
-    told({"load": seconds, **encoding(encoder(worker))})
+    print_figures({"load": seconds, **encoding(encoder(worker))})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,16 @@ from typing import cast
 
 import torch
 
-from benchmarks.peer_runs.workload import LONG_CONTEXT, LONG_NEW, LONG_WIDTH, Answer, Generate, asked, generation, told
+from benchmarks.peer_runs.workload import (
+    LONG_CONTEXT,
+    LONG_NEW,
+    LONG_WIDTH,
+    Answer,
+    Generate,
+    asked,
+    generation,
+    print_figures,
+)
 from polyhead.models import checkpoint
 from polyhead.models.native.native_executor import BLOCK_TOKENS, NativeExecutor
 from polyhead.models.native.packed_network import Precision
@@ -72,7 +81,7 @@ def main() -> None:
     )
     seconds = perf_counter() - began
     del loaded
-    told({"load": seconds, **generation(generator(GeneratorWorker(executor, model="measured")))})
+    print_figures({"load": seconds, **generation(generator(GeneratorWorker(executor, model="measured")))})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.peer_runs.text_workload import Answer, reading
-from benchmarks.peer_runs.workload import Run, asked, told
+from benchmarks.peer_runs.workload import Run, asked, print_figures
 from benchmarks.serving import serve
 
 NAME = "measured"
@@ -54,7 +54,7 @@ def main() -> None:
         client = Client(server.url)
         classifies = "classifier" in client.get("/info")["model_type"]
         answer: Answer = client.label if classifies else client.embed
-        told(reading(answer, server.pid))
+        print_figures(reading(answer, server.pid))
 
 
 if __name__ == "__main__":

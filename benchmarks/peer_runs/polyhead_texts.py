@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.peer_runs.polyhead_encoding import answered
 from benchmarks.peer_runs.text_workload import Answer, reading
-from benchmarks.peer_runs.workload import Run, asked, told
+from benchmarks.peer_runs.workload import Run, asked, print_figures
 from polyhead.models import checkpoint
 from polyhead.models.native.packed_network import free_weights
 from polyhead.service.config import settings
@@ -41,7 +41,7 @@ def served(run: Run) -> tuple[Model, EncoderWorker]:
 
     placement = choose_placement(chosen, loaded.default_precision, loaded.config)
     make_deterministic(loaded, chosen, placement)
-    executor = build_executor(loaded, chosen, placement, held=held)
+    executor = build_executor(loaded, chosen, placement, load_part=held)
     tokens, head = chosen.encoder_step_tokens, cast(OutputHead, loaded.head)
     worker = EncoderWorker(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
     worker.warm_up()
@@ -67,7 +67,7 @@ def reader(model: Model, worker: EncoderWorker) -> Answer:
 def main() -> None:
     run = asked()
     torch.set_num_threads(1)  # what the head does is small, and a second pool of threads would stall the step's own
-    told(reading(reader(*served(run))))
+    print_figures(reading(reader(*served(run))))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.peer_runs.text_workload import BATCH, Answer, reading
-from benchmarks.peer_runs.workload import asked, told
+from benchmarks.peer_runs.workload import asked, print_figures
 
 
 def embedder(model: SentenceTransformer) -> Answer:
@@ -19,7 +19,7 @@ def embedder(model: SentenceTransformer) -> Answer:
 def main() -> None:
     run = asked()
     torch.set_num_threads(run.threads)
-    told(reading(embedder(SentenceTransformer(str(run.model), device="cpu"))))
+    print_figures(reading(embedder(SentenceTransformer(str(run.model), device="cpu"))))
 
 
 if __name__ == "__main__":

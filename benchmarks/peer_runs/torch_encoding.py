@@ -5,7 +5,7 @@ from time import perf_counter
 import torch
 import transformers
 
-from benchmarks.peer_runs.workload import Encode, asked, encoding, told
+from benchmarks.peer_runs.workload import Encode, asked, encoding, print_figures
 
 
 def encoder(model: torch.nn.Module) -> Encode:
@@ -31,7 +31,7 @@ def main() -> None:
     if run.precision == "int8":
         model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, torch.qint8)
     loaded = perf_counter() - began
-    told({"load": loaded, **encoding(encoder(model))})
+    print_figures({"load": loaded, **encoding(encoder(model))})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, told
+from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, print_figures
 
 
 class Clock(BaseStreamer):
@@ -47,7 +47,7 @@ def main() -> None:
     began = perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32).eval()
     loaded = perf_counter() - began
-    told({"load": loaded, **generation(generator(model))})
+    print_figures({"load": loaded, **generation(generator(model))})
 
 
 if __name__ == "__main__":

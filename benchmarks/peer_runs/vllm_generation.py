@@ -5,7 +5,7 @@ from time import perf_counter
 from vllm import LLM, SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, told
+from benchmarks.peer_runs.workload import Answer, Generate, asked, generation, print_figures
 
 
 def generator(engine: LLMEngine) -> Generate:
@@ -30,7 +30,7 @@ def main() -> None:
     began = perf_counter()
     model = LLM(str(run.model), dtype="bfloat16")
     loaded = perf_counter() - began
-    told({"load": loaded, **generation(generator(model.llm_engine))})
+    print_figures({"load": loaded, **generation(generator(model.llm_engine))})
 
 
 if __name__ == "__main__":

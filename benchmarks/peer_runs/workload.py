@@ -63,13 +63,13 @@ def asked() -> Run:
     return Run(options.model, options.threads, options.precision, options.tokenizer)
 
 
-def told(figures: dict[str, object]) -> None:
-    """The last line of a run."""
+def print_figures(figures: dict[str, object]) -> None:
+    """Print the figures as JSON, the last line of a run."""
     print(json.dumps(figures), flush=True)
 
 
 def prompts(count: int, length: int, seed: int) -> list[list[int]]:
-    """No two alike, and none met before: nothing of them lies in a cache of prefixes."""
+    """Distinct random prompts, so that a prefix cache has none of them."""
     choice = Random(f"{count} {length} {seed}")
     return [[choice.randint(*VOCABULARY) for _ in range(length)] for _ in range(count)]
 

@@ -1,7 +1,6 @@
 """Writes the Grafana dashboard: `python deploy/grafana/dashboard.py deploy/grafana/dashboards/polyhead.json`.
 
-Knows Grafana's JSON, not what is shown (panels.py).  The one idea: nobody edits the JSON; a test makes it again and
-compares.
+The panels are in panels.py.  The JSON is not edited by hand; a test generates it again and compares.
 """
 
 import json
@@ -17,7 +16,7 @@ SCHEMA_VERSION = 42  # of Grafana's JSON
 WIDTH = 24  # columns of its grid
 HEIGHTS = {"stat": 4, "timeseries": 8}
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Names are asked of series that every server has from its first moment.
+# The values are those of series that every server has from its start.
 VARIABLES = {
     "job": "label_values(polyhead_model_ready, job)",
     "model": 'label_values(polyhead_requests_received_total{job=~"$job"}, model)',
@@ -34,7 +33,7 @@ def dashboard() -> dict[str, Any]:
         "tags": ["polyhead"],
         "schemaVersion": SCHEMA_VERSION,
         "editable": True,
-        "graphTooltip": 1,  # one line through all panels
+        "graphTooltip": 1,  # a shared crosshair
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
         "timezone": "browser",
@@ -57,7 +56,7 @@ def variable(name: str, query: str) -> dict[str, Any]:
         "datasource": SOURCE,
         "definition": query,
         "query": {"qryType": 1, "query": query, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
-        "refresh": 2,  # whenever the time range changes: models come and go
+        "refresh": 2,  # on a change of the time range: models may be loaded and unloaded
         "includeAll": True,
         # What ended before a model was known has an empty name, and belongs to all.
         "allValue": "" if name == "job" else ".*",

@@ -1,22 +1,19 @@
-"""What a panel of the Grafana dashboard is, and the queries that many of them share.
-
-Knows neither Grafana's JSON (dashboard.py) nor which panels there are (panels.py).
-"""
+"""A panel of the Grafana dashboard, and the queries that several panels use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOGETHER = 'job=~"$job"'  # what is recorded of all servers of a job
+TOGETHER = 'job=~"$job"'  # series recorded for all servers of a job
 JOB = f'{TOGETHER},instance=~"$instance"'
 MODEL = f'{JOB},model=~"$model",task=~"$task"'
-ROUTED = f'{TOGETHER},model=~"$model"'  # what an ingress says, whose instance is its own and none of the replicas'
+ROUTED = f'{TOGETHER},model=~"$model"'  # series of an ingress; their instance label is the ingress, not a replica
 
-Query = tuple[str, str]  # PromQL, and how its series are called
+Query = tuple[str, str]  # PromQL, and the legend of its series
 
 
 @dataclass(frozen=True)
 class Panel:
-    """`width` is in columns of 24; `red` the value from which a figure alarms."""
+    """`width` is in columns of 24; `red` the threshold that is shown red."""
 
     title: str
     unit: str

@@ -1,8 +1,7 @@
-"""What the Grafana dashboard shows: rows of panels.
+"""The panels of the Grafana dashboard, in rows.
 
-Knows neither Grafana's JSON (dashboard.py) nor how the server counts.  The one idea: a panel is a title, a unit, a
-sentence that says how to read it, and queries; where it stands follows from the order.  A test runs every query against
-a real Prometheus.
+A panel has a title, a unit, a description and queries; its place follows from the order.  dashboard.py writes Grafana's
+JSON from it.  A test runs every query against a real Prometheus.
 """
 
 from panel import JOB, MODEL, TOGETHER, Panel, mean, per_second, quantiles, stat, total
@@ -11,43 +10,43 @@ from replicas import REPLICAS
 BOTH = "{{model}} {{task}}"
 ROWS: dict[str, list[Panel]] = {
     "Overview": [
-        stat("Servers that answer", "short", "Of all that Prometheus knows.", (f"sum(up{{{JOB}}})", "")),
+        stat("Servers up", "short", "Servers whose metrics page Prometheus can read.", (f"sum(up{{{JOB}}})", "")),
         stat("Models ready", "short", "Loaded and warm, on all servers.", (f"sum(polyhead_model_ready{{{JOB}}})", "")),
         stat(
             "Versions",
             "short",
-            "How many servers run which version.",
+            "Servers by version.",
             (f"count by (version) (polyhead_build_info{{{JOB}}})", "{{version}}"),
         ),
         stat(
             "Requests",
             "reqps",
-            "Texts and prompts that ended, however they did.",
+            "Texts and prompts that ended, with any outcome.",
             (f"sum(rate(polyhead_requests_total{{{MODEL}}}[$__rate_interval]))", ""),
         ),
         stat(
             "Failures",
             "percentunit",
-            "Part of requests that failed through our fault in five minutes; the objective is 0.1 %.",
+            "Share of requests that failed with a server error (5xx) in five minutes; the objective is 0.1 %.",
             (f"max(job:polyhead_errors:ratio_rate5m{{{TOGETHER}}})", ""),
             red=0.001,
         ),
         stat(
-            "Turned away",
+            "Rejected with 429",
             "percentunit",
-            "Part of requests answered 429 in five minutes, because as much was in flight as the bounds allow.",
+            "Share of requests answered 429 in five minutes, over a limit on work in flight.",
             (f"max(job:polyhead_overloaded:ratio_rate5m{{{TOGETHER}}})", ""),
             red=0.05,
         ),
         Panel(
             "Requests by outcome",
             "reqps",
-            "Texts and prompts that ended; what was turned away before a model was known has an empty name.",
+            "Texts and prompts that ended; those rejected before the model is known have an empty name.",
             [(per_second("polyhead_requests_total", "model, outcome"), "{{model}} {{outcome}}")],
             stacked=True,
         ),
         Panel(
-            "HTTP by status",
+            "HTTP requests by status",
             "reqps",
             "HTTP requests of all routes, probes and /metrics included.",
             [(per_second("polyhead_http_requests_total", "status", JOB), "{{status}}")],
@@ -56,7 +55,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Error budget",
             "percentunit",
-            "Part of requests that fail through our fault; above 0.1 % the budget of 30 days is overspent.",
+            "Share of requests that fail with a server error (5xx); above 0.1 % the budget of 30 days is exceeded.",
             [
                 (f"job:polyhead_errors:ratio_rate{window}{{{TOGETHER}}}", f"{{{{job}}}} {window}")
                 for window in ("1h", "6h", "3d")
@@ -67,19 +66,19 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Time to first token",
             "s",
-            "From submission to the first token of an answer: queue and prompt.",
+            "From submission to the first token of an answer: queue time and prefill.",
             quantiles("polyhead_time_to_first_token_seconds"),
         ),
         Panel(
-            "Time between tokens",
+            "Inter-token latency",
             "s",
-            "Between one token of an answer and its next: what a reader of a stream waits.",
+            "Between two tokens of an answer.",
             quantiles("polyhead_inter_token_seconds"),
         ),
         Panel(
-            "Time of a request",
+            "Request latency",
             "s",
-            "From submission to the last event; a generator's depends on how long answers are.",
+            "From submission to the last event; for a generator it depends on the lengths of answers.",
             quantiles("polyhead_request_seconds"),
         ),
     ],
@@ -87,17 +86,17 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Waiting",
             "short",
-            "Texts and prompts before their first step.  Always above zero and growing: more comes than is answered.",
+            "Texts and prompts before their first step.  If it keeps growing, the load exceeds the capacity.",
             [(total("polyhead_requests_waiting", "model, task"), BOTH)],
         ),
         Panel(
             "Running",
             "short",
-            "Texts and prompts being computed; a generator advances max_running at once on each server, at most.",
+            "Texts and prompts being computed; at most max_running for a generator on each server.",
             [(total("polyhead_requests_running", "model, task"), BOTH)],
         ),
         Panel(
-            "Time in the queue",
+            "Queue time",
             "s",
             "From submission to the first step.",
             quantiles("polyhead_stage_seconds", extra=',stage="queue"'),
@@ -105,19 +104,19 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "HTTP requests in flight",
             "short",
-            "Admitted and not answered; bounded by max_requests on each server.",
+            "Admitted and not answered; limited by max_requests on each server.",
             [(total("polyhead_http_requests_in_flight", "instance", JOB), "{{instance}}")],
         ),
         Panel(
             "Tokens in flight",
             "short",
-            "Of texts and prompts not answered yet: what servers are counted by; bounded by max_tokens_in_flight.",
+            "Tokens of texts and prompts not answered yet, for autoscaling; limited by max_tokens_in_flight.",
             [(total("polyhead_tokens_in_flight", "instance", JOB), "{{instance}}")],
         ),
         Panel(
-            "Turned away with 429",
+            "Rejected with 429 by server",
             "reqps",
-            "HTTP requests over a bound; clients are told when to come again.  Turned away by code, below, says which.",
+            "HTTP requests over a limit; the answer has Retry-After.  The panel Rejections by code shows which limit.",
             [(per_second("polyhead_http_requests_total", "instance", f'{JOB},status="429"'), "{{instance}}")],
         ),
     ],
@@ -125,31 +124,31 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Steps",
             "ops",
-            "Forward passes, by the model that steps; adapters step with their trunk.",
+            "Forward passes by model; an adapter's are counted for its base model.",
             [(per_second("polyhead_engine_steps_total", "model, task"), BOTH)],
         ),
         Panel(
-            "Sequences in a step",
+            "Sequences per step",
             "short",
-            "The mean: how well requests share steps.",
+            "The mean number of sequences in a step.",
             [(mean("polyhead_batch_sequences"), BOTH)],
         ),
         Panel(
-            "Tokens in a step",
+            "Tokens per step",
             "short",
-            "The mean; bounded by step_tokens and encoder_step_tokens.",
+            "The mean; limited by step_tokens and encoder_step_tokens.",
             [(mean("polyhead_batch_tokens"), BOTH)],
         ),
         Panel(
             "Tokens",
             "short",
-            "A second: of prompts, of answers, and through the network (without what was found in the cache).",
+            "Per second: prompt tokens, generated tokens, and computed tokens (without those found in the cache).",
             [(per_second("polyhead_tokens_total", "model, kind"), "{{model}} {{kind}}")],
         ),
         Panel(
             "Time by stage",
             "percentunit",
-            "Of each second of a server, how much goes to what; forward near 1 means that its engine is always busy.",
+            "Share of a server's time by stage; forward near 1 means that its engine is always busy.",
             [
                 (
                     "avg by (model, stage) "
@@ -160,7 +159,7 @@ ROWS: dict[str, list[Panel]] = {
             stacked=True,
         ),
         Panel(
-            "Time of a step",
+            "Step time",
             "s",
             "One forward pass.",
             quantiles("polyhead_stage_seconds", extra=',stage="forward"'),
@@ -168,7 +167,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Padding",
             "percentunit",
-            "Part of the computed slots that held no token.",
+            "Share of the computed positions that are padding.",
             [
                 (
                     f"{per_second('polyhead_padding_tokens_total', 'model, task')} / "
@@ -182,31 +181,31 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Stalled",
             "s",
-            "Time without a step while somebody waits for one: not ready above stall_seconds (8).",
+            "Time without a step while requests wait; the server is not ready above stall_seconds (8).",
             [(f"polyhead_engine_stalled_seconds{{{JOB}}}", "{{instance}}")],
             red=8,
         ),
     ],
     "Cache": [
         Panel(
-            "Blocks",
+            "Cache blocks",
             "short",
-            "Held by running sequences, and all there are.",
+            "Blocks of running sequences, and all blocks.",
             [
                 (total("polyhead_kv_blocks_used", "instance, model"), "{{instance}} {{model}} used"),
-                (total("polyhead_kv_blocks", "instance, model"), "{{instance}} {{model}} all"),
+                (total("polyhead_kv_blocks", "instance, model"), "{{instance}} {{model}} total"),
             ],
         ),
         Panel(
             "Preemptions",
             "ops",
-            "Sequences that lost their blocks to others and are computed again: the cache is too small for what runs.",
+            "Sequences whose blocks were freed for others and that are computed again: the cache is too small.",
             [(per_second("polyhead_preemptions_total", "model, task"), BOTH)],
         ),
         Panel(
-            "Prompt tokens found",
+            "Prefix cache hit rate",
             "percentunit",
-            "Part of the prompts' tokens whose keys and values were in the cache already.",
+            "Share of prompt tokens whose keys and values were in the cache.",
             [
                 (
                     f"{per_second('polyhead_prefix_cached_tokens_total', 'model, task')} / "
@@ -218,19 +217,19 @@ ROWS: dict[str, list[Panel]] = {
     ],
     "Speculation": [
         Panel(
-            "Tokens foretold",
+            "Draft tokens",
             "short",
-            "A second: tried, and those that came.  None where measured odds say that it doesn't pay.",
+            "Per second: proposed and accepted.  None if the measured acceptance rate is too low.",
             [
-                (per_second("polyhead_draft_tokens_total", "model"), "{{model}} tried"),
-                (per_second("polyhead_accepted_tokens_total", "model"), "{{model}} came"),
+                (per_second("polyhead_draft_tokens_total", "model"), "{{model}} proposed"),
+                (per_second("polyhead_accepted_tokens_total", "model"), "{{model}} accepted"),
             ],
             width=12,
         ),
         Panel(
-            "Answers foretold",
+            "Generated tokens from drafts",
             "percentunit",
-            "Part of the answers' tokens that were foretold and came.",
+            "Share of generated tokens that were accepted draft tokens.",
             [
                 (
                     f"{per_second('polyhead_accepted_tokens_total', 'model')} / "
@@ -246,7 +245,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Requests by key",
             "reqps",
-            "HTTP requests under a key's name, by status.",
+            "HTTP requests by the name of the key and status.",
             [(per_second("polyhead_key_requests_total", "key, status", JOB), "{{key}} {{status}}")],
             width=12,
             stacked=True,
@@ -254,7 +253,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Tokens by key",
             "short",
-            "A second: of prompts and of answers, under a key's name.",
+            "Prompt tokens and generated tokens per second, by the name of the key.",
             [(per_second("polyhead_key_tokens_total", "key, kind", JOB), "{{key}} {{kind}}")],
             width=12,
             stacked=True,
@@ -264,19 +263,19 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Failures by reason",
             "reqps",
-            "Texts and prompts that were begun and failed, or came too late, by the error's code.",
+            "Texts and prompts that failed or expired after they were submitted, by the error's code.",
             [(per_second("polyhead_failures_total", "model, reason"), "{{model}} {{reason}}")],
         ),
         Panel(
-            "Turned away by code",
+            "Rejections by code",
             "reqps",
-            "HTTP requests answered with an error before anything was computed.",
+            "HTTP requests answered with an error before submission, by the error's code.",
             [(per_second("polyhead_rejections_total", "code", JOB), "{{code}}")],
         ),
         Panel(
             "Connections cut",
             "cps",
-            "Of clients that did not read what they were sent for write_seconds.",
+            "Connections of clients that read nothing of their answer for write_seconds.",
             [(per_second("polyhead_connections_cut_total", "instance", JOB), "{{instance}}")],
         ),
     ],
@@ -284,38 +283,38 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Memory",
             "bytes",
-            "Resident: weights, caches and the rest.",
+            "Resident memory: weights, caches and the rest.",
             [(f"process_resident_memory_bytes{{{JOB}}}", "{{instance}}")],
         ),
         Panel(
             "Cores",
             "short",
-            "Processor seconds a second, of all threads.",
+            "CPU seconds per second, of all threads.",
             [(per_second("process_cpu_seconds_total", "instance", JOB), "{{instance}}")],
         ),
         Panel(
-            "Open files",
+            "File descriptors",
             "short",
-            "Descriptors: connections, for the most part; and how many there may be.",
+            "Open file descriptors, most of them connections, and their limit.",
             [
                 (f"process_open_fds{{{JOB}}}", "{{instance}} open"),
-                (f"process_max_fds{{{JOB}}}", "{{instance}} most"),
+                (f"process_max_fds{{{JOB}}}", "{{instance}} limit"),
             ],
         ),
         Panel(
-            "Age",
+            "Uptime",
             "s",
-            "Since the process began: where it falls, a server was started again.",
+            "Time since the process started; a drop is a restart.",
             [(f"time() - process_start_time_seconds{{{JOB}}}", "{{instance}}")],
             width=12,
         ),
         Panel(
-            "Leaving",
+            "Drain",
             "s",
-            "Since a drain began, and how long it may take; zero while it serves.",
+            "Time since the drain began, and its limit; zero while the server accepts requests.",
             [
-                (f"polyhead_draining_seconds{{{JOB}}}", "{{instance}} leaving"),
-                (f"polyhead_draining_limit_seconds{{{JOB}}}", "{{instance}} allowed"),
+                (f"polyhead_draining_seconds{{{JOB}}}", "{{instance}} draining"),
+                (f"polyhead_draining_limit_seconds{{{JOB}}}", "{{instance}} limit"),
             ],
             width=12,
         ),

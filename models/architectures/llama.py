@@ -99,8 +99,8 @@ def llama_heads(name: str) -> dict[str, HeadSpec]:
     }
 
 
-def _family(name: str, config_of: Callable[[Json], ModelConfig]) -> Family:
-    return Family(name.lower(), "model", config_of, RENAMES, llama_heads(name), drop=DROP)
+def _family(name: str, read_config: Callable[[Json], ModelConfig]) -> Family:
+    return Family(name.lower(), "model", read_config, RENAMES, llama_heads(name), drop=DROP)
 
 
 LLAMA = _family("Llama", llama_config)

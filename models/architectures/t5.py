@@ -7,8 +7,8 @@ from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from .family import COPIED_EMBEDDINGS, SEQ2SEQ_HEAD, Family, HeadSpec, Json, activation_name
 
-TRAINED = 512  # tokens, if the configuration has no limit
-ENDLESS = 1 << 16  # output tokens at most; there is no table of positions that would limit them
+DEFAULT_POSITIONS = 512  # tokens, if the configuration has no limit
+MAX_OUTPUT_POSITIONS = 1 << 16  # output tokens at most; there is no table of positions that would limit them
 RENAMES = (
     *COPIED_EMBEDDINGS,
     (r"^shared\.", "tokens."),
@@ -46,7 +46,7 @@ def model_config(hf: Json) -> ModelConfig:
         kv_heads=hf["num_heads"],
         head_width=hf["d_kv"],
         mlp_width=hf["d_ff"],
-        max_positions=hf.get("n_positions") or TRAINED,
+        max_positions=hf.get("n_positions") or DEFAULT_POSITIONS,
         causal=False,
         position="bias",
         distances=hf.get("relative_attention_num_buckets", 32),
@@ -69,7 +69,7 @@ def seq2seq_config(hf: Json, start: int) -> EncoderDecoderConfig:
     scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False and hf["model_type"] == "t5")
     return EncoderDecoderConfig(
         encoder=encoder,
-        decoder=replace(encoder, depth=depth, causal=True, max_positions=ENDLESS),
+        decoder=replace(encoder, depth=depth, causal=True, max_positions=MAX_OUTPUT_POSITIONS),
         start=start,
         output_scale=encoder.width**-0.5 if scaled else 1.0,
     )

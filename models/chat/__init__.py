@@ -16,8 +16,8 @@ from .chat_format import detect_format
 from .template_functions import check_size
 from .template_sandbox import FAILURES, Sandbox
 
-NONE: Mapping[str, Any] = {}
-SOURCE = 200_000  # characters of a template at most
+NO_VARIABLES: Mapping[str, Any] = {}
+MAX_TEMPLATE_CHARACTERS = 200_000  # characters of a template at most
 # Put at the place where a message is to be continued, to find it in the result.
 CONTINUATION_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -43,8 +43,10 @@ class ChatTemplate:
         return cls(source, tool_use=tool_use, bos_token=bos_token, eos_token=eos_token)
 
     def _compile(self, source: str) -> jinja2.Template:
-        if len(source) > SOURCE:
-            raise TemplateError(f"the chat template has {len(source):,} characters; at most {SOURCE:,} are read")
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise TemplateError(
+                f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE_CHARACTERS:,} are read"
+            )
         self._sandbox.start_clock()
         try:
             return self._sandbox.from_string(require_well_formed(source, "the chat template"))
@@ -63,7 +65,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continued: bool = False,
-        variables: Mapping[str, Any] = NONE,
+        variables: Mapping[str, Any] = NO_VARIABLES,
         quote: Callable[[str], str] = str,
     ) -> str:
         """The prompt for `messages`; `variables` are further variables of the template (`tools`, `documents`, ...).

@@ -128,9 +128,9 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_unchanged"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_render_body"), [], [], body).set_lineno(line)
 
-    def _unchanged(self, caller: Macro) -> str:
+    def _render_body(self, caller: Macro) -> str:
         return caller()
 
 
@@ -218,12 +218,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _limit_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def bounded(*args: Any, **options: Any) -> Any:
+        def call_with_limits(*args: Any, **options: Any) -> Any:
             self.count_step()
             value = self.measure(function(*args, **options))
             return self._limit_items(value) if isinstance(value, GeneratorType) else value
 
-        return bounded
+        return call_with_limits
 
     def _limit_items(self, items: Iterator[Any]) -> Iterator[Any]:
         """The items of a filter that runs only when they are read, each counted as a step."""

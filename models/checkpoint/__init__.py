@@ -28,7 +28,7 @@ from . import recurrent_folder as recurrent
 from .default_precision import DefaultPrecision
 from .description import Description, build_on_meta
 from .folder_files import FolderCheck, accept_folder
-from .source_policy import ANYWHERE, SourcePolicy
+from .source_policy import ANY_SOURCE, SourcePolicy
 from .unread_formats import check_file
 from .weight_reader import WeightReader
 
@@ -81,7 +81,7 @@ def load(
 ) -> Checkpoint:
     """Read a checkpoint into memory as `dtype` on `device`. `progress` is called with the bytes read so far and in all.
 
-    CheckpointError names the faulty file and tensor; UnsupportedError says what to do instead.
+    CheckpointError names the faulty file and tensor; UnsupportedError gives an alternative.
     """
     return load_described(source, describe_source(source), dtype=dtype, device=device, progress=progress)
 
@@ -148,29 +148,33 @@ def prepare(
     )
 
 
-def describe_source(source: str, policy: SourcePolicy = ANYWHERE, vet: FolderCheck = accept_folder) -> Description:
-    """The description of a checkpoint, without reading its weights. Sources outside of `policy` are not looked at.
+def describe_source(
+    source: str, policy: SourcePolicy = ANY_SOURCE, folder_check: FolderCheck = accept_folder
+) -> Description:
+    """The description of a checkpoint, without reading its weights. Sources outside of `policy` are refused unread.
 
-    `vet` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It raises
-    CheckpointError if the tokenizer must not be read.
+    `folder_check` is called with each folder, or with each GGUF file and its metadata, before its tokenizer is read. It
+    raises CheckpointError if the tokenizer must not be read.
     """
     base, _, addition = ("", "", "") if "+" not in source or policy.exists(source) else source.rpartition("+")
     if base and addition:
-        return describe_merged(policy.locate(base), policy.locate(addition), vet)
+        return describe_merged(policy.locate(base), policy.locate(addition), folder_check)
     path = policy.locate(source)
     if not path.is_dir():
         check_file(path)
-        return gguf.describe_gguf(path, vet)
+        return gguf.describe_gguf(path, folder_check)
     if adapter.is_adapter(path):
-        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, vet)
+        return describe_merged(policy.for_source(source).locate(adapter.base_source(path)), path, folder_check)
     if recurrent.is_recurrent(path):
-        return recurrent.describe_recurrent(path, vet)
-    return folder.describe_folder(folder.open_folder(path), vet)
+        return recurrent.describe_recurrent(path, folder_check)
+    return folder.describe_folder(folder.open_folder(path), folder_check)
 
 
-def describe_merged(base: Path, addition: Path, vet: FolderCheck = accept_folder) -> Description:
+def describe_merged(base: Path, addition: Path, folder_check: FolderCheck = accept_folder) -> Description:
     """The description of a base checkpoint with a LoRA merged into it."""
     if base.is_file():
         message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
-    return folder.describe_folder(adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), vet)
+    return folder.describe_folder(
+        adapter.apply_adapter(adapter.read_adapter(addition), folder.open_folder(base)), folder_check
+    )

@@ -54,11 +54,13 @@ class CompressedEntry(TensorEntry):
     def size(self) -> int:
         return self.codes.size + self.scales.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
+    def read(
+        self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
+    ) -> Tensor:
         """Codes times scales, multiplied in float32."""
         cpu = torch.device("cpu")
-        codes = self.codes.read(torch.int8 if self.bits == 8 else torch.int32, cpu, advanced)
-        scales = self.scales.read(torch.float32, cpu, advanced)
+        codes = self.codes.read(torch.int8 if self.bits == 8 else torch.int32, cpu, report_bytes)
+        scales = self.scales.read(torch.float32, cpu, report_bytes)
         if self.bits == 4:
             codes = unpack_int4(codes, self.shape[1])
         return dequantize(codes, scales).to(device, dtype)

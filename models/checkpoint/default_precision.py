@@ -13,7 +13,7 @@ from typing import Literal
 from .tensor_files import TensorEntry
 
 PrecisionName = Literal["float32", "int8", "int4"]
-FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K", "int4"))  # formats that int4 stores exactly; it stores others in 8 bits
+INT4_FORMATS = frozenset(("Q4_0", "Q4_1", "Q4_K", "int4"))  # int4 stores these exactly, and others in 8 bits
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,6 @@ def choose_precision(entries: Iterable[TensorEntry]) -> DefaultPrecision:
 def kind_precision(kind: str) -> PrecisionName:
     """The precision for a single format. GGUF's block formats are Q, the bits of a weight, and the scheme; for the
     others see models.checkpoint.compressed_tensors."""
-    if kind in FOUR:
+    if kind in INT4_FORMATS:
         return "int4"
     return "int8" if kind.startswith("Q") or kind == "int8" else "float32"

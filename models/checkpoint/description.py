@@ -149,13 +149,15 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
         return network, description.head.build(network)
 
 
-def check_depth(file: str, depth: int, held: int) -> None:
-    """CheckpointError for more layers than `held`, the count of the files' tensors of layers, or than MAX_LAYERS.
+def check_depth(file: str, depth: int, tensor_count: int) -> None:
+    """CheckpointError for more layers than `tensor_count`, the files' tensors of layers, or than MAX_LAYERS.
 
     A layer takes memory as soon as it is built, even on the meta device.
     """
-    if depth > held:
-        raise CheckpointError(f"it describes {depth} layers, but the files hold {held} tensors of layers", file=file)
+    if depth > tensor_count:
+        raise CheckpointError(
+            f"it describes {depth} layers, but the files hold {tensor_count} tensors of layers", file=file
+        )
     if depth > MAX_LAYERS:
         raise UnsupportedError(
             f"it describes {depth} layers; networks of {MAX_LAYERS} at most are known here", file=file
@@ -295,10 +297,13 @@ def check_unknown(description: Description, unknown: list[tuple[str, str]], entr
             f"{len(strays)} tensors have no place in the network {description.file} describes: {join_names(strays)}"
         )
         raise CheckpointError(message, file=str(description.entries[strays[0]].file), tensor=strays[0])
-    aside = [name for name, _ in unknown if name not in entries]
-    if aside:
+    ignored = [name for name, _ in unknown if name not in entries]
+    if ignored:
         log.info(
-            "%s: %d tensors of a head that is not used are ignored: %s", description.file, len(aside), join_names(aside)
+            "%s: %d tensors of a head that is not used are ignored: %s",
+            description.file,
+            len(ignored),
+            join_names(ignored),
         )
 
 

@@ -30,7 +30,7 @@ from .unread_formats import INDEX, SINGLE, check_folder, missing_weights_error
 
 
 def open_folder(path: Path) -> FolderParts:
-    """Read the small files and the tensor headers. CheckpointError or UnsupportedError says what is wrong."""
+    """Read the small files and the tensor headers. CheckpointError or UnsupportedError names the problem."""
     check_folder(path)
     config = read_json(path / "config.json")
     check_config(path / "config.json", config)
@@ -42,11 +42,11 @@ def open_folder(path: Path) -> FolderParts:
     return FolderParts(path, config, family, spec, entries)
 
 
-def describe_folder(parts: FolderParts, vet: FolderCheck = accept_folder) -> Description:
-    """The description of a checkpoint folder. `vet` is called before the tokenizer is read."""
+def describe_folder(parts: FolderParts, folder_check: FolderCheck = accept_folder) -> Description:
+    """The description of a checkpoint folder. `folder_check` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
     config = parse_config(file, partial(parts.family.config, parts.config))
-    tokenizer = load_tokenizer(parts.path, vet)
+    tokenizer = load_tokenizer(parts.path, folder_check)
     head, limit = HEADS[parts.spec.task](parts, config)
     generates = parts.spec.task == "generate"
     return Description(
@@ -135,7 +135,7 @@ def list_sharded_tensors(path: Path) -> dict[str, TensorEntry]:
     return {name: found[name] for name in places}
 
 
-def load_tokenizer(path: Path, vet: FolderCheck = accept_folder) -> Tokenizer:
+def load_tokenizer(path: Path, folder_check: FolderCheck = accept_folder) -> Tokenizer:
     readable = ("tokenizer.json", "vocab.txt", "vocab.json")
     if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
         raise UnsupportedError(
@@ -144,7 +144,7 @@ def load_tokenizer(path: Path, vet: FolderCheck = accept_folder) -> Tokenizer:
             file=str(path),
         )
     try:
-        vet(path, {})
+        folder_check(path, {})
         return Tokenizer.from_folder(path)
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None
@@ -157,8 +157,8 @@ def load_chat_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         files = {"default": path / "chat_template.jinja"} | ({"tool_use": tool_use} if tool_use.is_file() else {})
         sources = {name: read_text(file, errors="replace") for name, file in files.items()}
         return build_chat_template(str(path), sources, tokenizer)
-    aside = read_json(path / "chat_template.json", {})
-    source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
+    json_template = read_json(path / "chat_template.json", {})
+    source = json_template.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
     if isinstance(source, list):
         named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
         return build_chat_template(str(path), named, tokenizer)

@@ -27,16 +27,16 @@ from .tensor_files import TensorEntry
 
 FREQUENCIES = "rope_freqs.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
-RANKS = 4
+RANK_POOLING = 4
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rope factors; published heads have 512 at most
-ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+END_TOKEN_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 log = getLogger(__name__)
 
 Json = dict[str, Any]
 
 
-def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
-    """The description of a GGUF file. `vet` is called before the tokenizer is made."""
+def describe_gguf(path: Path, folder_check: FolderCheck = accept_folder) -> Description:
+    """The description of a GGUF file. `folder_check` is called before the tokenizer is made."""
     metadata, entries = read_header(path)
     name = check_architecture(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
@@ -44,7 +44,7 @@ def describe_gguf(path: Path, vet: FolderCheck = accept_folder) -> Description:
     check_unsupported_keys(path, dialect, fields)
     config = parse_config(str(path), partial(read_config, dialect, fields, entries))
     head = choose_head(path, config, fields, entries)
-    tokenizer = load_tokenizer(path, metadata, vet)
+    tokenizer = load_tokenizer(path, metadata, folder_check)
     generates = head.task == "generate"
     return Description(
         file=str(path),
@@ -137,7 +137,7 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
     pooling = fields.get("pooling_type", 0)
     if config.causal and not pooling:
         return language_head(config, tied="output.weight" not in entries)
-    if pooling == RANKS:
+    if pooling == RANK_POOLING:
         raise UnsupportedError("a reranker; load it from its safetensors folder", file=str(path))
     if not isinstance(pooling, int) or pooling not in POOLINGS:
         log.warning("%s: no pooling_type says how to pool states; taking their mean", path)
@@ -145,10 +145,10 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
     return pooler_head(POOLINGS[pooling], normalise=True)
 
 
-def load_tokenizer(path: Path, metadata: Json, vet: FolderCheck = accept_folder) -> Tokenizer:
+def load_tokenizer(path: Path, metadata: Json, folder_check: FolderCheck = accept_folder) -> Tokenizer:
     fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
     try:
-        vet(path, fields)
+        folder_check(path, fields)
         return Tokenizer.from_gguf(fields)
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None
@@ -160,4 +160,4 @@ def load_chat_template(path: Path, metadata: Json, tokenizer: Tokenizer) -> Chat
 
 
 def read_stop_tokens(metadata: Json, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-    return valid_tokens([*(metadata.get(key) for key in ENDS), tokenizer.eos_id], vocab_size)
+    return valid_tokens([*(metadata.get(key) for key in END_TOKEN_KEYS), tokenizer.eos_id], vocab_size)

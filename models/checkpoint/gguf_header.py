@@ -41,7 +41,11 @@ SCALARS = {
 MAX_GGUF_DIMENSIONS = 4  # at most, in GGML
 MAX_GGUF_HEADER_BYTES = 128 << 20  # bytes
 MAX_VALUES = 1 << 22  # fields, items of lists and tensors, in all; large vocabularies have a quarter of that
-COMPILED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2}  # as in src/pack.hpp: several times as fast, and the same to the bit
+COMPILED_FORMATS = {
+    "Q4_0": 0,
+    "Q4_1": 1,
+    "Q8_0": 2,
+}  # as in src/pack.hpp; several times as fast, equal to the bit
 
 
 def block_encoding(kind: str) -> NumberEncoding:
@@ -51,9 +55,9 @@ def block_encoding(kind: str) -> NumberEncoding:
 
     def decode(raw: bytearray, out: Tensor) -> None:
         library = load_fastest()
-        if library and kind in COMPILED and out.dtype == torch.float32 and out.is_cpu:
+        if library and kind in COMPILED_FORMATS and out.dtype == torch.float32 and out.is_cpu:
             given = torch.frombuffer(raw, dtype=torch.uint8)
-            library.polyhead_decode(COMPILED[kind], given.data_ptr(), len(raw) // size, out.data_ptr())
+            library.polyhead_decode(COMPILED_FORMATS[kind], given.data_ptr(), len(raw) // size, out.data_ptr())
             return
         blocks = numpy.frombuffer(raw, dtype=numpy.uint8).reshape(1, -1)
         out.copy_(torch.from_numpy(dequantize(blocks, number)).view(-1))

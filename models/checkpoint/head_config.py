@@ -240,7 +240,7 @@ def is_embedder(folder: Path) -> bool:
 def embedding_head(parts: FolderParts, config: ModelConfig) -> tuple[HeadDescription, int]:
     """One vector a text.
 
-    modules.json says how states are pooled. Without that file, sentence-transformers takes the mean and does not
+    modules.json defines how states are pooled. Without that file, sentence-transformers takes the mean and does not
     normalise; so does this.
     """
     if not (parts.path / MODULES).is_file():

@@ -18,9 +18,9 @@ from .merged_adapter import MergedEntry
 from .tensor_files import PIECE_BYTES, TensorEntry
 from .tensor_slices import locate_pieces
 
-TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
+TOKEN_BYTES = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
 CHARACTER_BYTES = 50  # bytes for each character of long tokens: most are nodes of the tree for grammars
-FOUND = {
+STORED_BITS = {
     "Q4_0": INT4,
     "int4": INT4,
     "Q4_1": INT4_SHIFTED,
@@ -76,7 +76,9 @@ def estimate_load(description: Description) -> LoadSize:
             default=0,
         ),
         computed=max(map(_count_computed, entries.values()), default=0),
-        tokenizer=max(description.tokenizer.vocab_size * TOKEN, description.tokenizer.text_size * CHARACTER_BYTES),
+        tokenizer=max(
+            description.tokenizer.vocab_size * TOKEN_BYTES, description.tokenizer.text_size * CHARACTER_BYTES
+        ),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
             ours: WEIGHT_BITS[format]
@@ -118,4 +120,4 @@ def _stored_bits(entry: TensorEntry) -> int | None:
         isinstance(entry, CompressedEntry) and entry.bits == 4 and entry.scales.kind != "F16"
     ):
         return None
-    return FOUND.get(entry.kind, INT8 if kind_precision(entry.kind) == "int8" else None)
+    return STORED_BITS.get(entry.kind, INT8 if kind_precision(entry.kind) == "int8" else None)

@@ -36,7 +36,7 @@ TASKS = {
 }
 OVERLAY_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
 # Settings that do not change the merged weights: those of training, or of the adapter's placement.
-HARMLESS = (
+IGNORED_SETTINGS = (
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config"),
     *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
     *("layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type"),
@@ -44,7 +44,7 @@ HARMLESS = (
     *("task_type", "use_rslora"),
 )
 # Some values of these do change them: biases of the base, and initialisations that subtract from the base.
-LIMITED: JsonObject = {
+SUPPORTED_VALUES: JsonObject = {
     "bias": (None, "none"),
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
@@ -91,14 +91,16 @@ class MergedEntry(TensorEntry):
     def read_size(self) -> int:
         return self.base.read_size + sum(side.read_size for side in self.pair)
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
-        a, b = (side.read(torch.float32, device, advanced) for side in self.pair)
+    def read(
+        self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
+    ) -> Tensor:
+        a, b = (side.read(torch.float32, device, report_bytes) for side in self.pair)
         left, right = (a.t(), b.t()) if self.transposed else (b, a)
-        out = self.base.read(torch.float32, device, advanced)
+        out = self.base.read(torch.float32, device, report_bytes)
         rows = max(PRODUCTS // max(right.numel(), 1), 1)
         for first in range(0, len(out), rows):
             out[first : first + rows].addmm_(left[first : first + rows], right, alpha=self.scale)
-            advanced(0)
+            report_bytes(0)
         return out.to(dtype)
 
 
@@ -150,7 +152,7 @@ def check_adapter_settings(file: Path, settings: JsonObject) -> None:
     if settings.get("peft_type") != "LORA":
         raise UnsupportedError(f"peft_type {settings.get('peft_type')!r}; only LORA is merged", file=str(file))
     for key, value in settings.items():
-        if (value and key not in HARMLESS) or (key in LIMITED and value not in LIMITED[key]):
+        if (value and key not in IGNORED_SETTINGS) or (key in SUPPORTED_VALUES and value not in SUPPORTED_VALUES[key]):
             message = f"{key} is {value!r}, which plain LoRA does not have; merge it with peft and load the result"
             raise UnsupportedError(message, file=str(file))
     for key in ("rank_pattern", "alpha_pattern"):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 MAX_PATTERN_LENGTH = 200  # characters of a pattern
-CACHED = 2048  # patterns that are kept parsed
+CACHE_SIZE = 2048  # patterns that are kept parsed
 # A character, an escaped dot, or a dot, as long as no quantifier follows.
 _LITERAL = r"(?:(?:[\w-]|\\[._-]|\.)(?![*+?{]))+"
 _PART = re.compile(
@@ -42,7 +42,7 @@ def matches(pattern: str, module: str) -> bool:
     return False
 
 
-@lru_cache(CACHED)
+@lru_cache(CACHE_SIZE)
 def parse_pattern(pattern: str) -> tuple[PatternBranch, ...]:
     """The alternatives of a pattern. Raises UnsupportedPattern."""
     if len(pattern) > MAX_PATTERN_LENGTH:

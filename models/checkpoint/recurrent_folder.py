@@ -52,17 +52,17 @@ def is_recurrent(folder: Path) -> bool:
     return file.is_file() and read_json(file).get("model_type") == KIND
 
 
-def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Description:
-    """The description of the folder. `vet` is called before the tokenizer is read."""
+def describe_recurrent(folder: Path, folder_check: FolderCheck = accept_folder) -> Description:
+    """The description of the folder. `folder_check` is called before the tokenizer is read."""
     file = folder / "config.json"
     config, entries = parse_recurrent_config(str(file), read_json(file)), list_tensors(folder)
-    vet(folder, {})
+    folder_check(folder, {})
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer.vocab_size > config.vocab_size:
         message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"
         raise CheckpointError(message, file=str(folder))
     check_entries(str(file), config, entries)
-    alike = ModelConfig(
+    stack_config = ModelConfig(
         vocab_size=config.vocab_size,
         width=config.hidden,
         depth=config.depth,
@@ -74,12 +74,12 @@ def describe_recurrent(folder: Path, vet: FolderCheck = accept_folder) -> Descri
         causal=False,
     )
     how = DecodingConfig(stop_tokens=frozenset({config.end}), max_tokens=config.max_positions)
-    writes = replace(alike, causal=True, has_cross_attention=True)
+    decoder_config = replace(stack_config, causal=True, has_cross_attention=True)
     return Description(
         file=str(file),
         family=KIND,
-        config=alike,
-        head=HeadDescription("translate", lambda network: network, decoder_configs=(writes,), decoding=how),
+        config=stack_config,
+        head=HeadDescription("translate", lambda network: network, decoder_configs=(decoder_config,), decoding=how),
         entries=entries,
         translate=lambda name, tensor: [(name, tensor)],
         tokenizer=tokenizer,
@@ -107,8 +107,8 @@ def parse_recurrent_config(file: str, content: JsonObject) -> RecurrentConfig:
 
 def check_entries(file: str, config: RecurrentConfig, entries: Mapping[str, TensorEntry]) -> None:
     """CheckpointError unless the entries are exactly the network's parameters."""
-    held = sum(1 for name, entry in entries.items() if LAYER_NAME.search(name) and prod(entry.shape))
-    check_depth(file, config.depth, held)
+    tensor_count = sum(1 for name, entry in entries.items() if LAYER_NAME.search(name) and prod(entry.shape))
+    check_depth(file, config.depth, tensor_count)
     with torch.device("meta"), SkipInitialization():
         network = RecurrentTranslator(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}

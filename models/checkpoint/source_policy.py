@@ -1,5 +1,5 @@
 """Which files and folders a source may be, on this machine. Links are followed and the real path is checked before the
-file system is asked for anything else, so a client cannot learn whether a forbidden folder exists."""
+file system is accessed in any other way, so a client cannot learn whether a forbidden folder exists."""
 
 import os
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class SourcePolicy:
 
     def for_source(self, source: str) -> "SourcePolicy":
         """The policy for sources that are named by `source`, as the base of an adapter."""
-        return ANYWHERE if source in self.known else self
+        return ANY_SOURCE if source in self.known else self
 
     def locate(self, source: str) -> Path:
         """The path of a source, downloaded if it is an id on the hub. CheckpointError if it does not exist or is not
@@ -45,7 +45,7 @@ class SourcePolicy:
             return False
 
     def _path(self, source: str) -> Path:
-        if self.root == ANYWHERE.root:
+        if self.root == ANY_SOURCE.root:
             return Path(os.path.expanduser(source))
         root = os.path.realpath(self.root)
         # A null byte, which no file name contains.
@@ -56,4 +56,4 @@ class SourcePolicy:
         return real
 
 
-ANYWHERE = SourcePolicy(Path("/"))
+ANY_SOURCE = SourcePolicy(Path("/"))

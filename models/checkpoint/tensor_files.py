@@ -74,10 +74,12 @@ class TensorEntry:
         """Bytes that are read for it, from all its files."""
         return self.size
 
-    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore_bytes) -> Tensor:
+    def read(
+        self, dtype: torch.dtype, device: torch.device, report_bytes: Callable[[int], None] = ignore_bytes
+    ) -> Tensor:
         """The whole tensor in new memory. CheckpointError if the file ends early or cannot be read.
 
-        `advanced` is called with the bytes of every piece, and with 0 after a piece of other work.
+        `report_bytes` is called with the bytes of every piece, and with 0 after a piece of other work.
         """
         assert self.encoding is not None
         out = torch.empty(self.shape, dtype=dtype, device=device)
@@ -91,7 +93,7 @@ class TensorEntry:
                     self.encoding.decode(raw, filled)
                     self._check_finite(filled)
                     done += filled.numel()
-                    advanced(len(raw))
+                    report_bytes(len(raw))
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
         return out

@@ -16,8 +16,8 @@ class WeightReader:
     """Reads the weights of `network` and `head`, both on the meta device. `progress` is called with the bytes read so
     far and in all.
 
-    After the shapes are compared with the files, the modules are cut to this process's share if the description asks
-    for it. Raises CheckpointError unless the files hold exactly the needed tensors.
+    After the shapes are compared with the files, the modules are cut to this process's share if the description
+    has cuts. Raises CheckpointError unless the files hold exactly the needed tensors.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class WeightReader:
     def _read(self, name: str, entry: TensorEntry, dtype: torch.dtype, device: torch.device) -> None:
         before = self._done
 
-        def advanced(size: int) -> None:
+        def report_bytes(size: int) -> None:
             self._done += size
             self._progress(self._done, self._total)
 
         def read(some: TensorEntry) -> Tensor:
-            return some.read(dtype, device, advanced)
+            return some.read(dtype, device, report_bytes)
 
         for ours, piece in read_cut_pieces(self._description, name, entry, self._cuts, read):
             if ours in self._parameters:

@@ -99,10 +99,10 @@ class Bounds:
             raise StepInputError(f"positions[{row + 1}] is {positions[row + 1]}, which should be {positions[row] + 1}")
         if self.block_count:
             last = positions[starts[1:] - 1]
-            held = (table_starts[1:] - table_starts[:-1]).astype(np.int64) * self.block_size
-            if (wrong := last >= held).any():
+            capacity = (table_starts[1:] - table_starts[:-1]).astype(np.int64) * self.block_size
+            if (wrong := last >= capacity).any():
                 n = int(wrong.argmax())
-                raise StepInputError(f"positions: sequence {n} has position {last[n]}, its blocks hold {held[n]}")
+                raise StepInputError(f"positions: sequence {n} has position {last[n]}, its blocks hold {capacity[n]}")
         elif (first := positions[starts[:-1]]).any():
             n = int((first != 0).argmax())
             raise StepInputError(f"positions: sequence {n} begins at {first[n]}, which should be 0 without a cache")

@@ -54,7 +54,7 @@ class AttentionProbe:
 
     @contextmanager
     def record_into(self, buffer: WeightBuffer) -> Iterator[None]:
-        """Within this context, weights of this layer are recorded into `buffer` if it asks for them."""
+        """Within this context, weights of this layer are recorded into `buffer` if it contains this layer."""
         self.buffer = buffer if self.layer in buffer.layers else None
         try:
             yield

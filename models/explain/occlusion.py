@@ -28,16 +28,16 @@ def occlusion(
     reader, places = (yield from network.read_goals(request, piece)), list(windows(request))
     [score] = yield from goal_values(network, reader, [request.text], piece)
     yield
-    lost, times = np.zeros((len(request.goals), request.text.row_count)), np.zeros(request.text.row_count)
+    totals, times = np.zeros((len(request.goals), request.text.row_count)), np.zeros(request.text.row_count)
     together = max(1, piece // request.text.row_count)
     for first in range(0, len(places), together):
         some = places[first : first + together]
         values = yield from goal_values(network, reader, [hide_rows(request, place) for place in some], piece)
         for place, value in zip(some, values, strict=True):
-            lost[:, place.start : place.stop] += (score - value)[:, None] / len(place)
+            totals[:, place.start : place.stop] += (score - value)[:, None] / len(place)
             times[place.start : place.stop] += 1
         yield
-    rows = (lost / times.clip(1)).astype(np.float32)
+    rows = (totals / times.clip(1)).astype(np.float32)
     pairs = zip(rows, score.tolist(), strict=True)
     return Explanation(attributions=tuple(Attribution(values, value, float("nan")) for values, value in pairs))
 

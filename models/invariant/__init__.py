@@ -1,8 +1,8 @@
 """Makes a network's answers independent of the batch, to the last bit: `make_invariant(network, head)`.
 
-The same tokens give the same states and logits whatever is computed beside them, in chunks of any size, with cached
+The same tokens give the same states and logits whatever else the batch contains, in chunks of any size, with cached
 keys or recomputed ones. Linear layers, activations and attention are replaced from outside; norms, embeddings,
-rotations and softmax are computed row by row by torch already. No library promises this of its kernels, so the shapes
+rotations and softmax are computed row by row by torch already. No library guarantees this of its kernels, so the shapes
 of this network are tested on this machine before the first request (safe_sizes.py).
 """
 

@@ -130,7 +130,7 @@ def cancelling_inputs(rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
     count, features = like.shape
     order = torch.randperm(features // 2, generator=generator)
 
-    def doubled(height: int, sign: int) -> Tensor:
+    def mirrored_rows(height: int, sign: int) -> Tensor:
         shape = (height, features // 2)
         spread = torch.randint(-6, 7, shape, generator=generator)
         half = torch.ldexp(torch.randn(shape, generator=generator), spread)
@@ -138,8 +138,8 @@ def cancelling_inputs(rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
     weight = torch.empty_like(like)
     for part in torch.split(weight, DISTINCT_ROWS):
-        part.copy_(doubled(min(DISTINCT_ROWS, count), -1)[: len(part)])
-    return doubled(rows, 1), weight
+        part.copy_(mirrored_rows(min(DISTINCT_ROWS, count), -1)[: len(part)])
+    return mirrored_rows(rows, 1), weight
 
 
 def tensor_kind(tensor: Tensor) -> str:

@@ -1,7 +1,7 @@
-"""Tests whether the variable-length attention kernel gives a row the same bits whatever is computed beside it.
+"""Tests whether the variable-length attention kernel gives a row the same bits in any batch.
 
-The kernel promises it as long as keys are not split. The test compares sequences together, alone, in chunks and row by
-row, with cached and packed keys, with and without a window.
+The kernel guarantees it as long as keys are not split. The test compares sequences together, alone, in chunks and row
+by row, with cached and packed keys, with and without a window.
 """
 
 from dataclasses import replace

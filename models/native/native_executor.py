@@ -40,8 +40,8 @@ class NativeExecutor:
     `precision`.
 
     `instructions` names the library; the default is the fastest one for this processor. `threads` are its own. Each
-    part of the network is packed inside `held(part)`; outside of it the part's own weights are not read.
-    UnsupportedError says what of a network the compiled step cannot compute.
+    part of the network is packed inside `load_part(part)`; outside of it the part's own weights are not read.
+    UnsupportedError names the part of a network that the compiled step does not support.
     """
 
     block_size = 0
@@ -55,14 +55,14 @@ class NativeExecutor:
         block_count: int = 0,
         threads: int = 1,
         instructions: str = "",
-        held: LoadPart = nullcontext,
+        load_part: LoadPart = nullcontext,
     ) -> None:
         if reason := unsupported_reason(network.config):
             raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
         self.instructions = instructions or native.runnable_targets()[0]
         self._library = native.load_library(self.instructions)
         pack = PackedNetwork(self._library, network.config, precision, threads)
-        self._packed = pack_network(pack, network, head, block_count, held)
+        self._packed = pack_network(pack, network, head, block_count, load_part)
         self.block_count, self.block_size = block_count, BLOCK_TOKENS if block_count else 0
         self._bounds = Bounds.of(network.config, block_count, self.block_size)
         self.weight_bytes = self._packed.weight_bytes

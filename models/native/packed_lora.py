@@ -20,7 +20,7 @@ from . import library as native
 from .packed_network import COLUMNS, HALF, PADDING, interleave
 
 Array = NDArray[Any]
-HALVES = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
+HALF_DTYPE = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
 PACKED_LINEARS = (
     ("attention.query", "attention.key", "attention.value"),
     ("attention.output",),
@@ -75,7 +75,7 @@ class PackedLora:
 def split_halves(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """For each half of a block of outputs, its columns of the rows [low, high) of B [R, N], and which halves have
     any."""
-    table, done = np.zeros(len(low), HALVES), 0
+    table, done = np.zeros(len(low), HALF_DTYPE), 0
     own = np.empty(int(np.maximum(high - low, 0).sum()) * HALF, np.float32)
     for first, end in sorted(
         {(first, end) for first, end in zip(low.tolist(), high.tolist(), strict=True) if end > first}

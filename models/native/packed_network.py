@@ -182,30 +182,30 @@ def interleave(two: list[Array]) -> Array:
 
 
 def pack_network(
-    pack: PackedNetwork, network: Transformer, head: LanguageHead | None, block_count: int, held: LoadPart
+    pack: PackedNetwork, network: Transformer, head: LanguageHead | None, block_count: int, load_part: LoadPart
 ) -> PackedNetwork:
-    """Pack the whole network, one part after the other, each inside `held(part)`."""
+    """Pack the whole network, one part after the other, each inside `load_part(part)`."""
     plan = pack.plan
     fill_plan(plan, network.config, head is not None, block_count)
     plan.narrow = pack.precision != "float32"
     tied = head is not None and head.output.weight is network.tokens.weight
-    with held(network.tokens):
+    with load_part(network.tokens):
         if head is not None and tied:
             plan.head = pack.pack_linear([head.output])
         if plan.head.format not in TABLE_FORMATS or not tied:
             plan.tokens = pack.pack_table(network.tokens.weight)
     if head is not None and not tied:
-        with held(head):
+        with load_part(head):
             plan.head = pack.pack_linear([head.output])
     layers = []
     frequencies = [pack.pack_floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
     for block in network.blocks:
-        with held(block):
+        with load_part(block):
             layers.append(pack_layer(pack, cast(PreBlock, block), frequencies))
     array = (Layer * len(layers))(*layers)
     pack.arrays.append(array)
     plan.layers = array
-    with held(network):  # the remaining parameters
+    with load_part(network):  # the remaining parameters
         if isinstance(network.position, LearnedPositions):
             plan.positions = pack.pack_floats(network.position.table.weight)
         if network.segments is not None:

@@ -231,14 +231,16 @@ class DisentangledAttention(Attention):
     def attention_function(self, frame: AttentionContext, group: AttentionGroup) -> AttentionFunction:  # noqa: ARG002
         assert frame.distances is not None
         vectors, kinds = frame.distances
-        asking, asked = (made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key))
+        position_queries, position_keys = (
+            made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key)
+        )
 
         def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
             of = kinds[: query.size(1), : key.size(2)].expand(query.size(0), query.size(2), -1, -1)
             bias = distance_scores(
-                query.transpose(1, 2), asked, of
+                query.transpose(1, 2), position_keys, of
             )  # [N, H, Q, K], as large as all scores, so it is changed in place
-            bias.add_(distance_scores(key, asking, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
+            bias.add_(distance_scores(key, position_queries, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
             return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scale)
 
         return mix
@@ -266,11 +268,11 @@ class RelativeAttention(Attention):
             """Weights of keys of one kind are added up, times that kind's vector: no value is changed for a row."""
             shared = query.size(2) // key.size(1)
             key, value = (kept.repeat_interleave(shared, dim=1) for kept in (key, value))
-            asking = query.transpose(1, 2) * (scale or query.size(3) ** -0.5)  # [N, H, Q, D]
-            kinds = of.expand(*asking.shape[:3], -1)
-            scores = (asking @ key.mT).add_((asking @ self.relative.keys.weight.T).gather(-1, kinds))
+            scaled_query = query.transpose(1, 2) * (scale or query.size(3) ** -0.5)  # [N, H, Q, D]
+            kinds = of.expand(*scaled_query.shape[:3], -1)
+            scores = (scaled_query @ key.mT).add_((scaled_query @ self.relative.keys.weight.T).gather(-1, kinds))
             weights = self.weigh(scores if mask is None else scores.add_(mask))
-            sums = weights.new_zeros(*asking.shape[:3], self.relative.values.num_embeddings)
+            sums = weights.new_zeros(*scaled_query.shape[:3], self.relative.values.num_embeddings)
             sums = sums.scatter_add(-1, kinds, weights)
             return (weights @ value + sums @ self.relative.values.weight).transpose(1, 2).flatten(2)
 
@@ -352,14 +354,14 @@ def _visibility_mask(
     """[N, 1, Q, K] True where a row may attend."""
     rows, keys = shape
     key = torch.arange(keys)  # [K]
-    asking = torch.tensor(firsts)[:, None] + torch.arange(rows)  # [N, Q]
+    row_positions = torch.tensor(firsts)[:, None] + torch.arange(rows)  # [N, Q]
     allowed = (key < torch.tensor(key_counts)[:, None])[:, None, :].expand(-1, rows, -1)
     if causal:
-        allowed = allowed & (key <= asking[:, :, None])
+        allowed = allowed & (key <= row_positions[:, :, None])
     if window:
-        allowed = allowed & (key > asking[:, :, None] - window)
+        allowed = allowed & (key > row_positions[:, :, None] - window)
         if not causal:
-            allowed = allowed & (key < asking[:, :, None] + window)
+            allowed = allowed & (key < row_positions[:, :, None] + window)
     return allowed[:, None]
 
 

@@ -89,7 +89,7 @@ class PagedCache:
 class ContiguousCache(PagedCache):
     """A cache with one block for each of `count` sequences, in order, that all attend together without a gather.
 
-    `step_count` counts the steps written to it, so that a state can tell whether another state has written since.
+    `step_count` counts the steps written to it, by which a state detects that another state has written to it since.
     """
 
     is_contiguous = True

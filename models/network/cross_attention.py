@@ -17,14 +17,14 @@ from .ragged import RaggedBatch
 
 def build_cross_context(batch: RaggedBatch, view: MemoryView, dtype: torch.dtype) -> CrossAttentionContext:
     """The shared context of cross-attention: every row sees all of its sequence's source text."""
-    asking: list[list[int]] = [[] for memory in view.memories for _ in memory.lengths]
+    target_rows: list[list[int]] = [[] for memory in view.memories for _ in memory.lengths]
     for n, source in enumerate(view.sources):
-        asking[source].extend(range(batch.starts[n], batch.starts[n + 1]))
+        target_rows[source].extend(range(batch.starts[n], batch.starts[n + 1]))
     contexts, order, texts, alone = [], list[int](), 0, replace(batch, cache=None, memory=None)
     for memory in view.memories:
         groups = []
         for members in memory.members:
-            rows = [asking[texts + text] for text in members]
+            rows = [target_rows[texts + text] for text in members]
             if any(rows):
                 groups.append(_build_memory_group(memory, members, rows, dtype))
                 longest = max(map(len, rows))
@@ -44,13 +44,13 @@ def _row_order(order: list[int], batch: RaggedBatch) -> Tensor | None:
 
 
 def _build_memory_group(
-    memory: SourceMemory, members: Sequence[int], asking: list[list[int]], dtype: torch.dtype
+    memory: SourceMemory, members: Sequence[int], target_rows: list[list[int]], dtype: torch.dtype
 ) -> AttentionGroup:
     """The rows that attend to the texts of one rectangle, padded by repeating a first row, or by row 0 if there is
     none."""
-    longest, lengths = max(map(len, asking)), [memory.lengths[text] for text in members]
+    longest, lengths = max(map(len, target_rows)), [memory.lengths[text] for text in members]
     first, device = memory.spans[members[0]][0], memory.layers[0][0].device
-    padded = [row for rows in asking for row in rows + (rows or [0])[:1] * (longest - len(rows))]
+    padded = [row for rows in target_rows for row in rows + (rows or [0])[:1] * (longest - len(rows))]
     side_by_side = padded == list(range(padded[0], padded[0] + len(padded)))
     rows = slice(padded[0], padded[-1] + 1) if side_by_side else torch.tensor(padded, device=device)
     shown = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]  # [N, 1, 1, K]
@@ -81,8 +81,8 @@ class CrossAttention(Attention):
         out: Tensor = self.output(packed if across.order is None else packed.index_select(0, across.order))
         return out
 
-    def mean_weights(self, asked: Tensor, keys: Tensor) -> Tensor:
+    def mean_weights(self, query: Tensor, keys: Tensor) -> Tensor:
         """[K] the weights of [H, D] queries over [K, KV, D] keys, the mean of all heads."""
-        folded = asked.view(keys.size(1), -1, asked.size(1))  # [KV, S, D]
-        scores = folded @ keys.permute(1, 2, 0) * (self.config.score_scale or asked.size(1) ** -0.5)
+        folded = query.view(keys.size(1), -1, query.size(1))  # [KV, S, D]
+        scores = folded @ keys.permute(1, 2, 0) * (self.config.score_scale or query.size(1) ** -0.5)
         return scores.softmax(dim=-1).mean(dim=(0, 1))

@@ -112,16 +112,16 @@ class EncoderDecoder(nn.Module):
         """The output matrix [V, W], and a bias [V] or None."""
         return self.output.weight, self.bias
 
-    def encode(self, sources: RaggedBatch, asking: Sequence[int]) -> SourceMemory:
-        """The memory of the sources; `asking` are the numbers of target rows that attend to each at once."""
+    def encode(self, sources: RaggedBatch, target_rows: Sequence[int]) -> SourceMemory:
+        """The memory of the sources; `target_rows` are the numbers of target rows that attend to each at once."""
         assert min(sources.lengths) > 0
-        return self.build_memory(self.encoder(sources), sources, asking)
+        return self.build_memory(self.encoder(sources), sources, target_rows)
 
-    def build_memory(self, states: Tensor, sources: RaggedBatch, asking: Sequence[int]) -> SourceMemory:
+    def build_memory(self, states: Tensor, sources: RaggedBatch, target_rows: Sequence[int]) -> SourceMemory:
         """As `encode`, from the encoder's states [T, W]."""
         kept = [part.project_source(states) for part in self.decoder.cross_attentions]
         spans = list(zip(sources.starts, sources.lengths, strict=False))
-        return SourceMemory.of(kept, spans, group_sequences(asking, sources.lengths))
+        return SourceMemory.of(kept, spans, group_sequences(target_rows, sources.lengths))
 
     def compute_logits(self, states: Tensor) -> Tensor:
         """[T, W] to [T, V]."""

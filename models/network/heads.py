@@ -1,7 +1,7 @@
 """Heads on a transformer's states: next-token logits, scores of a text or of its tokens, one vector a text.
 
-A head tells which rows it needs, so that the network need not compute the others (`RaggedBatch.output_rows`). It gives
-the same result for those rows alone, with the start of each sequence among them.
+A head lists the rows that it needs, so that the network need not compute the others (`RaggedBatch.output_rows`). It
+gives the same result for those rows alone, with the start of each sequence among them.
 """
 
 from collections.abc import Callable, Sequence
@@ -131,7 +131,7 @@ class Pooler(nn.Module):
         return torch.segment_reduce(states, how, lengths=lengths, axis=0, unsafe=True)
 
     def postprocess(self, raw: Tensor) -> Tensor:
-        """[N, W] to unit length if the checkpoint asks for it."""
+        """[N, W] to unit length if the checkpoint sets it."""
         return F.normalize(raw, dim=-1) if self.normalise else raw
 
 

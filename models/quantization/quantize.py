@@ -83,7 +83,7 @@ def calibrate(
 
 
 class InputHessian:
-    """The Hessian of a linear layer: the sum of x xT over its inputs x. It tells how much an error in one column
+    """The Hessian of a linear layer: the sum of x xT over its inputs x. It gives how much an error in one column
     changes the output, and which other columns can compensate it."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -181,7 +181,7 @@ def quantize_gptq(weights: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse Hessian: row i tells how the error of column i is distributed to later
+    """The upper Cholesky factor of the inverse Hessian: row i gives how the error of column i is distributed to later
     columns.
 
     It is computed in float64, because inputs of a small network are nearly dependent.
@@ -210,8 +210,8 @@ def best_scale(group: Tensor, importance: Tensor) -> Tensor:
     for share in SCALE_FRACTIONS:
         for sign in (1, -1):
             scale = (top * (share * sign)).half().float()
-            lost = group - nearest_codes(group, scale[:, None]) * scale[:, None]
-            cost = lost.square() @ importance
+            error = group - nearest_codes(group, scale[:, None]) * scale[:, None]
+            cost = error.square() @ importance
             better = cost < least
             best, least = scale.where(better, best), cost.where(better, least)
     return best

@@ -171,9 +171,9 @@ class LuongDecoder(AttentionDecoder):
         found, places = [], []
         for members in group_sequences(lengths, source.lengths):
             rows, inside = (part.to(states.device) for part in padded_rows(lengths, members))
-            asked = source.select_rows(torch.tensor(members, device=states.device))
+            sources = source.select_rows(torch.tensor(members, device=states.device))
             times = torch.arange(rows.size(1), device=states.device)[None]
-            found.append(self.looking(states[rows], asked, times)[0][inside])
+            found.append(self.looking(states[rows], sources, times)[0][inside])
             places.append(rows[inside])
         return torch.cat(found).index_select(0, torch.cat(places).argsort())
 

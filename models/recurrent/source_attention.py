@@ -67,8 +67,8 @@ class GlobalReach(nn.Module):
 
     def within_window(self, mask: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens are within the window around [N, Q] centres, and their distance: [N, Q, K]."""
-        apart = torch.arange(mask.size(1), device=mask.device) - centre[..., None]
-        return mask[:, None] & (apart.abs() <= self.config.window), apart
+        distance = torch.arange(mask.size(1), device=mask.device) - centre[..., None]
+        return mask[:, None] & (distance.abs() <= self.config.window), distance
 
 
 class MonotonicReach(GlobalReach):
@@ -94,8 +94,8 @@ class PredictiveReach(GlobalReach):
         return share * mask.sum(dim=-1, keepdim=True)
 
     def forward(self, scores: Tensor, query: Tensor, mask: Tensor, times: Tensor) -> Tensor:  # noqa: ARG002
-        within, apart = self.within_window(mask, self.centre(query, mask))
-        return masked_softmax(scores, within) * (apart.square() / (-2 * (self.config.window / 2) ** 2)).exp()
+        within, distance = self.within_window(mask, self.centre(query, mask))
+        return masked_softmax(scores, within) * (distance.square() / (-2 * (self.config.window / 2) ** 2)).exp()
 
 
 REACH_CLASSES: dict[str, type[GlobalReach]] = {

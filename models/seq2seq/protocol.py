@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..network.ragged import RaggedBatch
 
-Seq2SeqState = Any  # of N sequences; only its network knows its structure
+Seq2SeqState = Any  # of N sequences; its structure depends on the network
 
 
 class Seq2Seq(Protocol):

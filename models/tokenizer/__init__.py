@@ -281,7 +281,7 @@ def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
     """A tokenizer that was tested on a few texts. CheckpointError names the `file` if the library fails, or if the
     lists of an encoding have different lengths."""
 
-    def tried() -> Tokenizer:
+    def build_and_test() -> Tokenizer:
         tokenizer = make()
         for probe in TEST_TEXTS:
             with suppress(EncodingError):  # it cannot encode this text; a request with it is refused later
@@ -290,7 +290,7 @@ def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
         return tokenizer
 
     try:
-        return run_build(tried, file)
+        return run_build(build_and_test, file)
     except TokenizerError as problem:
         raise CheckpointError(str(problem), file=file) from None
 

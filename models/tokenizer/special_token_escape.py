@@ -18,7 +18,7 @@ ESCAPE_MARK = "\ufdd0"  # a noncharacter, which Unicode reserves for internal us
 MAX_CONTROL_TOKENS = 1 << 17  # control tokens of a vocabulary; published ones have up to some ten thousand
 WINDOW_CHARACTERS = 1 << 14  # characters searched at a time
 SEARCHED_AT_ONCE = 1 << 10  # control tokens searched for others at a time
-PLAIN = 0  # the automaton's token for text between control tokens
+PLAIN_TEXT = 0  # the automaton's token for text between control tokens
 
 
 class SpecialTokenEscape:
@@ -60,7 +60,7 @@ class SpecialTokenEscape:
             [encoding] = search_texts(sought, [text[start : start + WINDOW_CHARACTERS + self._longest]])
             after = start + WINDOW_CHARACTERS
             for id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-                if id != PLAIN and begin < WINDOW_CHARACTERS:  # a token that begins later may be cut off
+                if id != PLAIN_TEXT and begin < WINDOW_CHARACTERS:  # a token that begins later may be cut off
                     yield start + begin, start + end
                     after = max(after, start + end)
             start = after
@@ -76,8 +76,8 @@ def check_control_tokens(control: Sequence[str]) -> None:
 
 
 def build_automaton(control: Sequence[str]) -> Tokenizer:
-    """A tokenizer that finds these control tokens; the text between two of them is one token, PLAIN."""
-    backend = Tokenizer(models.WordLevel({"": PLAIN}, unk_token=""))
+    """A tokenizer that finds these control tokens; the text between two of them is one token, PLAIN_TEXT."""
+    backend = Tokenizer(models.WordLevel({"": PLAIN_TEXT}, unk_token=""))
     backend.add_special_tokens([AddedToken(piece, normalized=False) for piece in control])
     return backend
 
@@ -89,7 +89,7 @@ def innermost_tokens(control: Sequence[str], every: Tokenizer) -> list[str]:
         some = control[first : first + SEARCHED_AT_ONCE]
         heads, tails = (search_texts(every, [piece[part] for piece in some]) for part in (slice(-1), slice(1, None)))
         found = [{*head.ids, *tail.ids} for head, tail in zip(heads, tails, strict=True)]
-        kept += [piece for piece, ids in zip(some, found, strict=True) if ids == {PLAIN}]
+        kept += [piece for piece, ids in zip(some, found, strict=True) if ids == {PLAIN_TEXT}]
     return kept
 
 

@@ -1,7 +1,7 @@
 """Reads the vocabulary of a checkpoint folder.
 
 The vocabulary is the first that exists of tokenizer.json, vocab.txt, source.spm + vocab.json and vocab.json +
-merges.txt. The small files (tokenizer_config.json, special_tokens_map.json, added_tokens.json) say which of its tokens
+merges.txt. The small files (tokenizer_config.json, special_tokens_map.json, added_tokens.json) list which of its tokens
 are special and what their roles are.
 """
 
@@ -181,12 +181,12 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
 
 def _apply_boundary_settings(backend: Tokenizer, settings: _Settings) -> None:
     """Apply tokenizer_config.json's settings on whether a text begins with bos and ends with eos."""
-    asked = {end: settings.other.get(f"add_{end}_token") for end in ("bos", "eos")}
+    configured = {end: settings.other.get(f"add_{end}_token") for end in ("bos", "eos")}
     ids = backend.encode("", add_special_tokens=True).ids
-    pieces = {end: settings.piece(f"{end}_token") for end in asked}
-    done = {end: backend.token_to_id(pieces[end]) in ids[: 1 if end == "bos" else None] for end in asked}
-    if any(asked[end] is not None and asked[end] != done[end] for end in asked if pieces[end]):
-        needed = {end: done[end] if asked[end] is None else asked[end] for end in asked}
+    pieces = {end: settings.piece(f"{end}_token") for end in configured}
+    done = {end: backend.token_to_id(pieces[end]) in ids[: 1 if end == "bos" else None] for end in configured}
+    if any(configured[end] is not None and configured[end] != done[end] for end in configured if pieces[end]):
+        needed = {end: done[end] if configured[end] is None else configured[end] for end in configured}
         add_boundary_tokens(backend, *(pieces[end] if needed[end] else "" for end in ("bos", "eos")))
 
 
@@ -226,7 +226,7 @@ def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
 
 
 def _gpt2_backend(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
-    """Byte-level merges, split as GPT-2 does, with a space before the text if the configuration asks for one."""
+    """Byte-level merges, split as GPT-2 does, with a space before the text if the configuration sets one."""
     return byte_level_merges(pieces, merges, GPT2_SPLIT, prefix_space=bool(settings.other.get("add_prefix_space")))
 
 
@@ -269,9 +269,10 @@ def _read_vocab_json(folder: Path, settings: _Settings, merge: _BuildBackend) ->
         sep, cls = (_boundary_piece(backend, settings.piece(role), path) for role in ("sep_token", "cls_token"))
         backend.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=space)
     else:
-        ends_asked = (("bos_token", "add_bos_token"), ("eos_token", "add_eos_token"))
+        settings_of_ends = (("bos_token", "add_bos_token"), ("eos_token", "add_eos_token"))
         add_boundary_tokens(
-            backend, *(settings.piece(role) if settings.other.get(asked) else "" for role, asked in ends_asked)
+            backend,
+            *(settings.piece(role) if settings.other.get(configured) else "" for role, configured in settings_of_ends),
         )
     return backend
 

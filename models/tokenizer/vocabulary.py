@@ -34,8 +34,8 @@ class Vocabulary:
 class SplitRules:
     """How byte-level text is split before merging: each pattern splits what the patterns before it left whole.
 
-    `whole` keeps a split that is itself in the vocabulary as one token, whatever the merges say. `bos` and `pair` are
-    the defaults for what is added around a text: a first token; RoBERTa's separators.
+    `whole` keeps a split that is itself in the vocabulary as one token, even if the merges would split it. `bos` and
+    `pair` are the defaults for what is added around a text: a first token; RoBERTa's separators.
     """
 
     patterns: tuple[str, ...]

@@ -104,36 +104,36 @@ def add_error_handlers(app: FastAPI, error_response: ErrorResponder) -> None:
     def to_response(request: Request, error: PolyheadError) -> Response:
         return error_response(request.state.context, request.url.path, error)
 
-    async def polyhead(request: Request, error: Exception) -> Response:
+    async def answer_polyhead_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, PolyheadError)
         return to_response(request, error)
 
-    async def failed(request: Request, error: Exception) -> Response:
+    async def answer_tokenizer_error(request: Request, error: Exception) -> Response:
         """An unforeseen error of a tokenizer's library."""
         return to_response(request, PolyheadError(str(error)))
 
-    async def http(request: Request, error: Exception) -> Response:
+    async def answer_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         response = to_response(request, convert_http_error(request, error))
         response.headers.update(error.headers or {})
         return response
 
-    async def invalid(request: Request, error: Exception) -> Response:
+    async def answer_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return to_response(request, convert_validation_error(error))
 
-    async def unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    async def answer_server_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
         """A bug in the server.  The traceback is logged with the request id that the response carries."""
         response = to_response(request, PolyheadError("the server made a mistake; its log says more"))
         response.headers.update(dict.fromkeys(REQUEST_ID_HEADERS, request.state.context.id))
         request.app.state.server.origins.add_cors_headers(request.headers, response.headers)
         return response
 
-    app.add_exception_handler(PolyheadError, polyhead)
-    app.add_exception_handler(TokenizerError, failed)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, unforeseen)
+    app.add_exception_handler(PolyheadError, answer_polyhead_error)
+    app.add_exception_handler(TokenizerError, answer_tokenizer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(RequestValidationError, answer_validation_error)
+    app.add_exception_handler(Exception, answer_server_error)
 
 
 def respond_error(server: AppState, context: RequestContext, path: str, error: PolyheadError) -> Response:

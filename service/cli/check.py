@@ -9,7 +9,7 @@ from functools import partial
 
 from polyhead.models import checkpoint
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.source_policy import ANYWHERE
+from polyhead.models.checkpoint.source_policy import ANY_SOURCE
 from polyhead.models.checkpoint.unmerged_adapter import BaseModel
 from polyhead.models.core.errors import ModelError, UnsupportedError
 
@@ -78,7 +78,9 @@ def check_models(settings: Settings) -> CheckResult:
                 explained |= {name: replace(explained[base_model_name(name)], name=name)} if settings.explain else {}
             else:
                 description = unwrap(
-                    attempt(partial(checkpoint.describe_source, settings.models[name], vet=checker.check_folder))
+                    attempt(
+                        partial(checkpoint.describe_source, settings.models[name], folder_check=checker.check_folder)
+                    )
                 )
                 description = apply_known_cost(description, settings)
                 draft = choose_draft_model(name, description, settings, checker.check_folder)
@@ -137,7 +139,7 @@ def adapter_need(name: str, described: Mapping[str, Description], settings: Sett
     base = described.get(base_model_name(name))
     if base is None:
         raise UnsupportedError(f"{base_model_name(name)}, its base model, cannot be loaded")
-    laid = BaseModel(base).plan_adapter(ANYWHERE.locate(settings.models[name]))
+    laid = BaseModel(base).plan_adapter(ANY_SOURCE.locate(settings.models[name]))
     return adapter_memory_need(name, laid, choose_placement(settings, base.default_precision, base.config))
 
 

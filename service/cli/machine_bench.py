@@ -222,8 +222,8 @@ def measure_gpu() -> Iterator[BenchFigure]:
 
 
 def best_gpu_seconds(function: Callable[[], object]) -> float:
-    def waited() -> None:
+    def call_and_wait() -> None:
         function()
         torch.cuda.synchronize()
 
-    return best_seconds(waited)
+    return best_seconds(call_and_wait)

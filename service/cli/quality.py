@@ -203,7 +203,7 @@ class QualityMeasurement:
         )
 
         @contextmanager
-        def held(part: nn.Module) -> Iterator[None]:
+        def load_part(part: nn.Module) -> Iterator[None]:
             loaded.load_weights(part)
             yield
             free_weights(part)
@@ -211,7 +211,7 @@ class QualityMeasurement:
         make_deterministic(loaded, settings, placement)
         longest = max(len(passage.tokens) for step in steps for passage in step)
         blocks = math.ceil(longest / placement.block_size) if loaded.task == "generate" else 0
-        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, placement, blocks, held))
+        executor = cast(NativeExecutor | TorchExecutor, build_executor(loaded, settings, placement, blocks, load_part))
         for number, step in enumerate(steps):
             report_progress(f"{placement.precision}: steps", number, len(steps))
             answers, states = run_batch(loaded, executor, step)

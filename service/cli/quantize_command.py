@@ -13,7 +13,7 @@ from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint import merged_adapter as adapter
 from polyhead.models.checkpoint import save_folder as save
 from polyhead.models.checkpoint.description import Description
-from polyhead.models.checkpoint.source_policy import ANYWHERE
+from polyhead.models.checkpoint.source_policy import ANY_SOURCE
 from polyhead.models.core.errors import ModelError, UnsupportedError
 from polyhead.models.quantization.quantize import Int4Matrix, calibrate
 
@@ -47,7 +47,7 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, report_p
 
 
 def describe_source(source: str) -> Description:
-    path = ANYWHERE.locate(source)
+    path = ANY_SOURCE.locate(source)
     if path.is_file() or adapter.is_adapter(path):
         message = (
             "only a safetensors folder can be quantised, no GGUF file or adapter; name the folder it was made from"

@@ -174,8 +174,8 @@ class ThreadPool:
             self._running.discard(work)
             self._abandoned[work.source] -= work.abandoned
             self._slow[work.source] -= work.replaced
-            for held in self._blocked.pop(work.source, {}):
-                self._waiting.put(held, held.owner, held.size)
+            for blocked in self._blocked.pop(work.source, {}):
+                self._waiting.put(blocked, blocked.owner, blocked.size)
             return not work.replaced
 
     def _refusal(self, work: WorkItem) -> Failure:

@@ -12,10 +12,10 @@ from pydantic_core import PydanticUndefined
 
 from .settings import Settings, SettingsError, describe_unknown_setting
 
-ABOUT = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+FOLDER" after it
+DESCRIPTION = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+FOLDER" after it
 merges a PEFT adapter. NAME:OTHER=FOLDER lays one over the model NAME, beside others: one network for all of them.
 Without any, the quick-start models are fetched and served."""
-ORDER = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
+EPILOG = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
 defaults."""
 
 BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n")  # pydantic's booleans
@@ -48,7 +48,7 @@ def expand_switches(arguments: Sequence[str]) -> list[str]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("polyhead serve", description=ABOUT, epilog=ORDER, allow_abbrev=False)
+    parser = argparse.ArgumentParser("polyhead serve", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     for name, field in Settings.model_fields.items():
         if name == "models":
             parser.add_argument("models", nargs="*", metavar="NAME=SOURCE")

@@ -10,13 +10,20 @@ def split_settings(settings: Settings) -> dict[str, Settings]:
     """Return the settings of each deployment by its name: one model or the models of one pool, with their adapters."""
     pooled = {name for names in settings.pools.values() for name in names}
     groups = {name: [name] for name in settings.models if not base_model_name(name) and name not in pooled}
-    return {name: settings_of(settings, name, trunks) for name, trunks in (groups | dict(settings.pools)).items()}
+    return {
+        name: build_deployment_settings(settings, name, base_models)
+        for name, base_models in (groups | dict(settings.pools)).items()
+    }
 
 
-def settings_of(settings: Settings, name: str, trunks: Collection[str]) -> Settings:
-    models = {one: source for one, source in settings.models.items() if one in trunks or base_model_name(one) in trunks}
-    drafts = {one: source for one, source in settings.drafts.items() if one in trunks}
-    weights = {one: weight for one, weight in settings.weights.items() if one in trunks}
+def build_deployment_settings(settings: Settings, name: str, base_models: Collection[str]) -> Settings:
+    models = {
+        one: source
+        for one, source in settings.models.items()
+        if one in base_models or base_model_name(one) in base_models
+    }
+    drafts = {one: source for one, source in settings.drafts.items() if one in base_models}
+    weights = {one: weight for one, weight in settings.weights.items() if one in base_models}
     pools = {name: settings.pools[name]} if name in settings.pools else {}
     return settings.model_copy(update={"models": models, "drafts": drafts, "weights": weights, "pools": pools})
 

@@ -223,13 +223,13 @@ def unpack(data: bytes, depth: int = 0) -> Any:
     stack.
     """
 
-    def revived(number: int, data: bytes) -> Any:
+    def decode_extension(number: int, data: bytes) -> Any:
         if not 0 <= number < len(DECODERS) or depth == MAX_DEPTH:
             raise FrameError(f"{number} is no extension type, or more than {MAX_DEPTH} are nested")
         return DECODERS[number](*unpack(data, depth + 1))
 
     try:
-        return msgpack.unpackb(data, use_list=False, ext_hook=revived, strict_map_key=False)
+        return msgpack.unpackb(data, use_list=False, ext_hook=decode_extension, strict_map_key=False)
     except (*DECODE_ERRORS, msgpack.UnpackException) as error:
         raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
 

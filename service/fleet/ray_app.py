@@ -30,7 +30,7 @@ from ..core import logs
 from ..resources.process_info import process_age
 from ..runtime import quickstart
 from ..server.process import EXIT_SECONDS, ServerProcess, StartTimes, bind_socket, tune_interpreter
-from . import process_state as here
+from . import process_state
 from .autoscaling import QUEUED_TOKENS_STAT, QueuedTokensPolicy
 from .deployment_settings import split_settings, with_threads
 from .fleet_engine import Fleet
@@ -74,7 +74,7 @@ class DiscoveryRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        if (callback := here.LISTENERS.get(self._deployment_id.name)) is not None:
+        if (callback := process_state.LISTENERS.get(self._deployment_id.name)) is not None:
             addresses = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS_STAT) for replica in replicas}
             callback({name: (address[0], address[1]) for name, address in addresses.items() if address})
 
@@ -113,8 +113,8 @@ class EngineReplica:
             await self.replica.close()
 
 
-def deferred_application() -> here.DeferredApplication:
-    return here.DEFERRED_APPLICATION
+def deferred_application() -> process_state.DeferredApplication:
+    return process_state.DEFERRED_APPLICATION
 
 
 @ray_serve.ingress(deferred_application)
@@ -133,14 +133,14 @@ class Ingress:
         self.application = assemble_ingress(settings, secret, lambda fleet: watch_deployments(fleet, deployed))
         self.lifespan = self.application.router.lifespan_context(self.application)
         await self.lifespan.__aenter__()
-        here.DEFERRED_APPLICATION.app = self.application
+        process_state.DEFERRED_APPLICATION.app = self.application
 
     def check_health(self) -> None:
         if reasons := self.application.state.server.fatal_reasons():
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
-        if here.DEFERRED_APPLICATION.app is not None:
+        if process_state.DEFERRED_APPLICATION.app is not None:
             await self.lifespan.__aexit__(None, None, None)
 
 
@@ -157,15 +157,15 @@ async def watch_deployments(fleet: Fleet, deployed: Mapping[str, Deployment]) ->
     """Update the fleet's replicas and target counts for ever."""
     loop = asyncio.get_running_loop()
 
-    def callback_for(name: str) -> ReplicaCallback:
-        def tell(replicas: Mapping[str, Address]) -> None:
+    def replica_callback(name: str) -> ReplicaCallback:
+        def update_replicas(replicas: Mapping[str, Address]) -> None:
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(fleet.update_replicas, name, replicas)
 
-        return tell
+        return update_replicas
 
     for name in deployed:
-        here.LISTENERS[name] = callback_for(name)
+        process_state.LISTENERS[name] = replica_callback(name)
     greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # creates the routers
     while True:
         await asyncio.sleep(STATUS_INTERVAL_S)

@@ -86,14 +86,14 @@ class Replica:
     ingress.
     """
 
-    def __init__(self, settings: Settings, name: str, secret: str, executed: ExecutorHook = keep_executor) -> None:
+    def __init__(self, settings: Settings, name: str, secret: str, executor_hook: ExecutorHook = keep_executor) -> None:
         self.name, self._secret = name, secret
         self._drain_s = settings.drain_seconds
         telemetry, placement = Telemetry.from_settings(settings), choose_placement(settings)
         self.engine = Engine(
             StepObserver(telemetry.metrics), name=placement.device.type, threads=placement.torch_threads
         )
-        self.registry = ModelRegistry(self.engine, settings, told=telemetry.metrics, executed=executed)
+        self.registry = ModelRegistry(self.engine, settings, observer=telemetry.metrics, executor_hook=executor_hook)
         self.server = telemetry.build_server(settings, self.registry, self.engine, NO_TRACING, self.registry.held_bytes)
         self.pool = (
             ModelPool(self.registry, settings.models, settings.pool_models, self._drain_s) if settings.pools else None

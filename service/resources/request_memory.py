@@ -24,14 +24,14 @@ ANSWER_CLAIM_STEP = 1 << 20  # bytes claimed at a time while an answer is writte
 
 
 class Headroom:
-    """The memory for requests.  `free` bytes were free before models were loaded, `held()` are used by models and
-    tokens.
+    """The memory for requests.  `free` bytes were free before models were loaded; models and tokens use
+    `model_bytes()`.
 
     Any thread may call it.
     """
 
-    def __init__(self, free: float = math.inf, held: Callable[[], int] = lambda: 0) -> None:
-        self._free_bytes, self._model_bytes = free, held
+    def __init__(self, free: float = math.inf, model_bytes: Callable[[], int] = lambda: 0) -> None:
+        self._free_bytes, self._model_bytes = free, model_bytes
         self._reserved, self._lock = 0, Lock()
 
     @property

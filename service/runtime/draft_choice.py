@@ -12,7 +12,7 @@ from .placement import choose_placement
 
 
 def choose_draft_model(
-    name: str, description: Description, settings: Settings, vet: FolderCheck = accept_folder
+    name: str, description: Description, settings: Settings, folder_check: FolderCheck = accept_folder
 ) -> Description | None:
     """Describe the draft model that the setting `drafts` gives to the model called `name`; None if there is none.
 
@@ -22,7 +22,7 @@ def choose_draft_model(
     source = settings.drafts.get(name, "")
     if not source:
         return None
-    draft = checkpoint.describe_source(source, vet=vet)
+    draft = checkpoint.describe_source(source, folder_check=folder_check)
     if reason := draft_mismatch(description, draft, settings):
         raise UnsupportedError(f"{source} cannot draft for {name}: {reason}")
     return draft

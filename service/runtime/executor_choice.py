@@ -75,12 +75,12 @@ def executor_name(placement: Placement, config: ModelConfig) -> str:
 
 
 def build_executor(
-    loaded: Checkpoint, settings: Settings, placement: Placement, blocks: int = 0, held: LoadPart = nullcontext
+    loaded: Checkpoint, settings: Settings, placement: Placement, blocks: int = 0, load_part: LoadPart = nullcontext
 ) -> Executor:
     """Build the executor of a loaded checkpoint. `blocks`: blocks of a generator's cache, 0 for an encoder.
 
-    The compiled step packs its own weights, one part of the network after the other; `held` is a context manager that
-    has the unpacked weights of a part in memory.
+    The compiled step packs its own weights, one part of the network after the other; `load_part` is a context manager
+    that has the unpacked weights of a part in memory.
     """
     if loaded.decoding:
         network = cast(Seq2Seq, loaded.head)
@@ -103,7 +103,7 @@ def build_executor(
         block_count=blocks,
         threads=placement.threads,
         instructions=placement.instructions,
-        held=held,
+        load_part=load_part,
     )
 
 

@@ -138,13 +138,13 @@ class ExplainerCache:
             if self._engine.has_open_streams(self._explainers[name].worker):
                 self._start_timer(name)
                 return
-            held = self.held_bytes(name)
+            freed = self.held_bytes(name)
             try:
                 await self._unload(name)
             except PolyheadError as error:  # the engine is closing
                 log.info("the explainer of %s could not be unloaded: %s", name, error.message)
             else:
-                log.info("the explainer of %s was idle and is unloaded: %.0f MiB are free again", name, held / 2**20)
+                log.info("the explainer of %s was idle and is unloaded: %.0f MiB are free again", name, freed / 2**20)
 
     async def _read_explainer(self, loading: LoadTask, model: Model, source: str) -> None:
         began, loading.stage = time.perf_counter(), "was being read"

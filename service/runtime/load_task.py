@@ -86,11 +86,11 @@ class LoadTask:
         thread has finished the call, and pass its result to `undo` there.
         """
 
-        def checked() -> T:
+        def check_and_call() -> T:
             self.check()
             return function()
 
-        call = asyncio.create_task(engine.call(checked))
+        call = asyncio.create_task(engine.call(check_and_call))
         call.add_done_callback(retrieve_outcome)
         try:
             return await asyncio.shield(call)

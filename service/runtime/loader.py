@@ -121,10 +121,10 @@ class PrecisionCostError(Exception):
 
 
 class Loader:
-    """Used on the event loop thread. `executed` is called once with each executor and returns the one to use."""
+    """Used on the event loop thread. `executor_hook` is called once with each executor and returns the one to use."""
 
-    def __init__(self, engine: Engine, settings: Settings, executed: ExecutorHook) -> None:
-        self._engine, self._settings, self._executor_hook = engine, settings, executed
+    def __init__(self, engine: Engine, settings: Settings, executor_hook: ExecutorHook) -> None:
+        self._engine, self._settings, self._executor_hook = engine, settings, executor_hook
         self.placement = choose_placement(settings)
         if not self.placement.instructions:
             gpu = self.placement.device.type == "cuda"

@@ -6,7 +6,7 @@ An operation continues even if the client that started it disconnects.
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from polyhead.models.core.errors import ModelError
 
@@ -14,7 +14,6 @@ from ..config.settings import Settings, SettingsError
 from ..core.errors import BadRequest, Cancelled, PolyheadError, Stopped, client_message, first_line, redact_locations
 from ..core.model import LoadState
 from ..core.names import NAME_PATTERN, base_model_name, is_name
-from .load_task import LoadTask
 
 Phase = Literal["loading", "draining", "over"]
 # Logged as one sentence; any other error is logged with its traceback.
@@ -23,13 +22,20 @@ EXPECTED_ERRORS = (ModelError, PolyheadError, OSError, MemoryError)
 log = logging.getLogger("polyhead.registry")
 
 
+class LoadProgress(Protocol):
+    """A load, whose thread writes how far it is."""
+
+    @property
+    def fraction(self) -> float: ...
+
+
 class ModelOperation:
     """`name` is the model's, `description` a phrase for messages. Used on the event loop thread."""
 
     def __init__(self, name: str, description: str) -> None:
         self.name, self.description = name, description
         self.phase: Phase = "loading"
-        self.load: LoadTask | None = None  # the load that it waits for, once that has begun
+        self.load: LoadProgress | None = None  # the load that it waits for, once that has begun
         self.error: PolyheadError | None = None
         self._finished = asyncio.Event()
         self._task: asyncio.Task[None] | None = None  # asyncio keeps only a weak reference

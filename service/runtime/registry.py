@@ -58,12 +58,12 @@ class ModelRegistry:
     """Used on the event loop thread only."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, told: ModelObserver, executed: ExecutorHook = lambda it: it
+        self, engine: Engine, settings: Settings, observer: ModelObserver, executor_hook: ExecutorHook = lambda it: it
     ) -> None:
         """Raises SettingsError where the settings name a device or a model that is not there."""
         check_setting_names(settings)
-        self._engine, self._settings, self._observer = engine, settings, told
-        self._loader = Loader(engine, settings, executed)
+        self._engine, self._settings, self._observer = engine, settings, observer
+        self._loader = Loader(engine, settings, executor_hook)
         self._explainers = ExplainerCache(engine, settings, self._loader)
         self._sources = dict(settings.models)
         self._states = {name: LoadState("waiting") for name in settings.models}

@@ -41,14 +41,14 @@ def read_costs(description: Description, hashes: FileHashes, check: Callable[[],
     """Return the known costs of these weights. Reads all weights to hash them, unless their hashes are stored. Raises
     CheckpointError.
     """
-    return PrecisionCosts(hashes.folder, fingerprint(description, lambda path: hashes.hash_file(path, check)))
+    return PrecisionCosts(hashes.folder, fingerprint_weights(description, lambda path: hashes.hash_file(path, check)))
 
 
 def find_known_costs(description: Description, hashes: FileHashes) -> PrecisionCosts | None:
     """Return the known costs without reading weights; None if the hash of a file is not stored."""
     if not all(hashes.find(path) for path in weight_files(description)):
         return None
-    return PrecisionCosts(hashes.folder, fingerprint(description, hashes.find))
+    return PrecisionCosts(hashes.folder, fingerprint_weights(description, hashes.find))
 
 
 def weight_hashes(settings: Settings) -> FileHashes:
@@ -60,11 +60,11 @@ def weight_files(description: Description) -> list[Path]:
     return sorted({path for entry in description.entries.values() for path in entry.files})
 
 
-def fingerprint(description: Description, hash_of: Callable[[Path], str]) -> str:
+def fingerprint_weights(description: Description, hash_file: Callable[[Path], str]) -> str:
     """Return a SHA-256 of all that the cost depends on: every byte of the weights, how they are converted, and the
     tokens of the test.
     """
-    hashes = {path: hash_of(path) for path in weight_files(description)}
+    hashes = {path: hash_file(path) for path in weight_files(description)}
     tokens = (
         description.tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"), special=False).ids,
         description.tokenizer.boundary_tokens,
@@ -168,7 +168,7 @@ class SelfTest:
         network, _, fill = self._build_empty_network(progress)
 
         @contextmanager
-        def held(part: nn.Module) -> Iterator[None]:
+        def load_part(part: nn.Module) -> Iterator[None]:
             fill(part)
             with torch.inference_mode():
                 yield
@@ -177,10 +177,10 @@ class SelfTest:
         for name, child in network.named_children():
             if name not in ("tokens", "blocks"):
                 fill(child)
-        with held(network.tokens):
+        with load_part(network.tokens):
             x, frame = network.embed(RaggedBatch.of(self._texts))
         for block in network.blocks:
-            with held(block):
+            with load_part(block):
                 x = block(x, frame)
         with torch.inference_mode():
             starts = accumulate(map(len, self._texts), initial=0)
@@ -192,7 +192,7 @@ class SelfTest:
             x = network.final_norm(x)[rows]
         if self.description.head.task == "generate":  # its matrix may be the token embedding, which was freed
             _, head, fill = self._build_empty_network(progress)
-            with held(head):
+            with load_part(head):
                 x = head(x)
         self._reference = x
 

@@ -32,12 +32,12 @@ def keep_executor(executor: Executor) -> Executor:
     return executor
 
 
-def serve(settings: Settings, executed: ExecutorHook = keep_executor, traces: RequestTracer = NO_TRACING) -> int:
+def serve(settings: Settings, executor_hook: ExecutorHook = keep_executor, traces: RequestTracer = NO_TRACING) -> int:
     """Serve until a signal arrives; returns the exit status, which is 1 if no model could be loaded.
 
-    `executed` is called with every executor and returns the one to use: tests inject faults with it. `traces` records
-    every request. Raises SettingsError if the address cannot be listened on, and CheckpointError if quick-start models
-    cannot be fetched.
+    `executor_hook` is called with every executor and returns the one to use: tests inject faults with it. `traces`
+    records every request. Raises SettingsError if the address cannot be listened on, and CheckpointError if quick-start
+    models cannot be fetched.
     """
     if (rank_config := torchrun_config(settings, lambda: choose_placement(settings))) is not None:
         return follower.run_follower(rank_config)
@@ -47,7 +47,7 @@ def serve(settings: Settings, executed: ExecutorHook = keep_executor, traces: Re
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
     times = StartTimes(imported, process_age())
-    app = assemble(settings, lambda registry: process.on_models_settled(registry, times), executed, traces)
+    app = assemble(settings, lambda registry: process.on_models_settled(registry, times), executor_hook, traces)
     process = ServerProcess(settings, app, listener)
     tune_interpreter()
     process.run(sockets=[listener])
@@ -56,21 +56,21 @@ def serve(settings: Settings, executed: ExecutorHook = keep_executor, traces: Re
 
 def assemble(
     settings: Settings,
-    settled: SettledCallback,
-    executed: ExecutorHook = keep_executor,
+    on_settled: SettledCallback,
+    executor_hook: ExecutorHook = keep_executor,
     traces: RequestTracer = NO_TRACING,
 ) -> FastAPI:
-    """Build the application with its engine and models. `settled` is called when every model is ready or broken."""
+    """Build the application with its engine and models. `on_settled` is called when every model is ready or broken."""
     telemetry = Telemetry.from_settings(settings)
     placement = choose_placement(settings)
     engine = Engine(telemetry, name=placement.device.type, threads=placement.torch_threads)
-    registry = ModelRegistry(engine, settings, told=telemetry.metrics, executed=executed)
+    registry = ModelRegistry(engine, settings, observer=telemetry.metrics, executor_hook=executor_hook)
     server = telemetry.build_server(settings, registry, engine, traces, registry.held_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
-        loading = asyncio.create_task(load_models(registry, server.text, settled))
+        loading = asyncio.create_task(load_models(registry, server.text, on_settled))
         tasks = [start_background_task(trim_heap_forever()), start_background_task(watch_keys_file(telemetry.keys))]
         yield
         for task in (loading, *tasks):
@@ -85,8 +85,10 @@ def assemble(
     return app
 
 
-async def load_models(registry: ModelRegistry, text: TextProcessor, settled: Callable[[ModelRegistry], None]) -> None:
+async def load_models(
+    registry: ModelRegistry, text: TextProcessor, on_settled: Callable[[ModelRegistry], None]
+) -> None:
     await registry.load_all()
-    settled(registry)
+    on_settled(registry)
     for model in registry.models():
         text.prepare_grammars(model)  # now, while no request can be delayed by it

@@ -96,11 +96,11 @@ class Telemetry:
         registry: RegistryProtocol,
         engine: EngineProtocol,
         traces: RequestTracer,
-        held: Callable[[], int] = lambda: 0,
+        model_bytes: Callable[[], int] = lambda: 0,
     ) -> AppState:
-        """Build what the routes use, around `registry` and `engine`; models hold `held` bytes of memory."""
+        """Build what the routes use, around `registry` and `engine`; models hold `model_bytes()` bytes of memory."""
         free = min(capacity.available_memory(), default=math.inf)
-        headroom = Headroom(free, lambda: held() + BYTES_PER_TOKEN * engine.tokens)
+        headroom = Headroom(free, lambda: model_bytes() + BYTES_PER_TOKEN * engine.tokens)
         text = TextProcessor(
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
@@ -160,7 +160,7 @@ class ServerProcess(uvicorn.Server):
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
         server = cast(AppState, app.state.server)
-        self.tls = certificate_of(settings)
+        self.tls = load_tls_context(settings)
         super().__init__(
             build_uvicorn_config(trust_proxies(app, settings), build_connection_limits(settings, server), self.tls)
         )
@@ -309,7 +309,7 @@ def build_connection_limits(settings: Settings, server: AppState) -> ConnectionL
     )
 
 
-def certificate_of(settings: Settings) -> ssl.SSLContext | None:
+def load_tls_context(settings: Settings) -> ssl.SSLContext | None:
     """Read the TLS certificate of the settings; None without one. Raises SettingsError if the certificate or its key
     cannot be used.
     """

@@ -35,7 +35,7 @@ except ImportError:
 else:
     HAS_OPENTELEMETRY = True
 
-PATIENCE_S = 2.0  # seconds at the end to send the last spans
+EXPORT_TIMEOUT_S = 2.0  # seconds at the end to send the last spans
 CHAT_ROUTES = ("/chat/completions", "/messages", "/responses")  # suffixes of chat routes
 SpanAttributes = Mapping[str, str | int | float]
 
@@ -71,9 +71,9 @@ class OtelTraces:
         # On a thread that may be abandoned: the library waits longer for a collector that does not answer.
         closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         closing.start()
-        await run_on_thread(partial(closing.join, PATIENCE_S))
+        await run_on_thread(partial(closing.join, EXPORT_TIMEOUT_S))
         if closing.is_alive():
-            log.warning("the last traces are lost: the collector did not take them in %g s", PATIENCE_S)
+            log.warning("the last traces are lost: the collector did not take them in %g s", EXPORT_TIMEOUT_S)
 
 
 class OtelTrace:

@@ -19,8 +19,8 @@ from ..core.errors import BadRequest
 from ..core.model import Model
 
 TokenMask = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
-MOST_BYTES = 1 << 22  # bytes of all tokens, plus one for each: the nodes of llguidance's tree
-LONGEST = 1 << 10  # bytes of a token: the tree holds shorter ones
+MAX_TREE_NODES = 1 << 22  # bytes of all tokens, plus one for each: the nodes of llguidance's tree
+MAX_TOKEN_BYTES = 1 << 10  # bytes of a token: the tree holds shorter ones
 TEXT_BEFORE = "\x02"  # put before a text where the tokenizer would add a space to the first word
 
 
@@ -139,10 +139,10 @@ def token_bytes(model: Model) -> list[bytes]:
     for token in range(model.vocab_size):
         pieces.append(model.tokenizer.piece_bytes(token))
         size += len(pieces[-1])
-        if len(pieces[-1]) >= LONGEST or size > MOST_BYTES:
-            problem = f"more than {MOST_BYTES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
-            if len(pieces[-1]) >= LONGEST:
-                problem = f"token {token} of {len(pieces[-1])} bytes, at most {LONGEST - 1} are taken"
+        if len(pieces[-1]) >= MAX_TOKEN_BYTES or size > MAX_TREE_NODES:
+            problem = f"more than {MAX_TREE_NODES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
+            if len(pieces[-1]) >= MAX_TOKEN_BYTES:
+                problem = f"token {token} of {len(pieces[-1])} bytes, at most {MAX_TOKEN_BYTES - 1} are taken"
             raise BadRequest(f"the vocabulary of {model.name} has {problem}: its answers cannot be given a form")
     return pieces
 

@@ -1,51 +1,52 @@
-// The alignment of a translation: which source tokens each written token was written from, as the cross-attention has it.
-// Knows no request: draws an explanation that has an attention entry of the kind "cross".
+// The alignment of a translation: the cross-attention weights of each generated token over the source tokens.
+// Input: an explanation that has an attention entry of the kind "cross".
 
 import { element } from "./dom.js";
-import { choice, keepingFocus } from "./elements.js";
-import { attentionOf, meanMatrix } from "./explanation.js";
+import { choice, keepFocus } from "./elements.js";
+import { findAttention, meanMatrix } from "./explanation.js";
 import { drawMatrix } from "./heatmap.js";
 
 const MEAN = "mean";
-const END = { token: "end", special: true };
+const END_TOKEN = { token: "end", special: true };
 
-/** Draws the explanation's cross-attention into `container`: one layer and head of it, or the mean over them. */
+/** Draws the explanation's cross-attention into `container`: one layer and head, or the mean over them. */
 export function drawAlignment(container, explanation) {
-  const entry = attentionOf(explanation, "cross");
-  const controls = element("div", { class: "attn-controls" });
-  const drawn = element("div");
-  container.replaceChildren(element("div", { class: "attn-alignment" }, controls, drawn));
-  const picked = { Layer: MEAN, Head: MEAN };
-  const draw = () => {
-    const [layers, heads] = [among(entry.layers, picked.Layer), among(entry.heads, picked.Head)];
-    keepingFocus(controls, () => controls.replaceChildren(...pickers(entry, picked, draw)));
-    const words = { label: "Alignment: written tokens by source tokens", verb: "was written from" };
-    drawMatrix(drawn, written(meanMatrix(explanation, entry, layers, heads)), words);
+  const entry = findAttention(explanation, "cross");
+  const fields = element("div", { class: "attn-controls" });
+  const matrixNode = element("div");
+  container.replaceChildren(element("div", { class: "attn-alignment" }, fields, matrixNode));
+  const selection = { Layer: MEAN, Head: MEAN };
+  const redraw = () => {
+    const [layers, heads] = [selectIndexes(entry.layers, selection.Layer), selectIndexes(entry.heads, selection.Head)];
+    keepFocus(fields, () => fields.replaceChildren(...selectors(entry, selection, redraw)));
+    const words = { label: "Alignment: generated tokens by source tokens", verb: "was generated from" };
+    drawMatrix(matrixNode, generatedRows(meanMatrix(explanation, entry, layers, heads)), words);
   };
-  draw();
+  redraw();
 }
 
 /**
- * The rows by what was written from them.  A row looks when its token has been read, and writes the next one: the first
- * row, that of the start token, belongs to the first word; the last one's word, if it was to be written, is the end.
+ * The matrix with each row labelled by the token that was generated from it. A row has the weights after its token was
+ * read, and the next token is generated from them: the row of the start token belongs to the first generated token. The
+ * last row, if there is one more, belongs to the end token.
  */
-function written(matrix) {
+function generatedRows(matrix) {
   const { rows, columns, values } = matrix;
   if (!rows[0]?.special) return matrix;
-  const done = rows.length > 1 && rows.at(-1).special;
-  const labels = done ? rows.slice(1) : [...rows.slice(1), END];
+  const hasEnd = rows.length > 1 && rows.at(-1).special;
+  const labels = hasEnd ? rows.slice(1) : [...rows.slice(1), END_TOKEN];
   return { rows: labels, columns, values: values.slice(0, labels.length * columns.length) };
 }
 
-const among = (all, picked) => (picked === MEAN ? all : [Number(picked)]);
+const selectIndexes = (indexes, value) => (value === MEAN ? indexes : [Number(value)]);
 
-function pickers(entry, picked, draw) {
-  const sides = { Layer: entry.layers, Head: entry.heads };
-  return Object.entries(sides).filter(([, all]) => all.length > 1).map(([name, all]) => {
-    const options = [[MEAN, `mean of ${all.length}`], ...all.map((index) => [index, String(index)])];
-    return choice(name, options, picked[name], (value) => {
-      picked[name] = value;
-      draw();
+function selectors(entry, selection, redraw) {
+  const dimensions = { Layer: entry.layers, Head: entry.heads };
+  return Object.entries(dimensions).filter(([, indexes]) => indexes.length > 1).map(([name, indexes]) => {
+    const options = [[MEAN, `mean of ${indexes.length}`], ...indexes.map((index) => [index, String(index)])];
+    return choice(name, options, selection[name], (value) => {
+      selection[name] = value;
+      redraw();
     });
   });
 }

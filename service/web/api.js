@@ -1,8 +1,8 @@
-// The way to the server: requests, streams of events, and the key.
+// HTTP requests to the server, streams of server-sent events, and the stored API key.
 //
-// Knows no task.  The one idea: an error is what the server says of it, a sentence that the page shows as it is.
+// The message of an error is the sentence of the server's answer; the page shows it unchanged.
 
-const KEY = "polyhead-key";
+const STORAGE_KEY = "polyhead-key";
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -12,69 +12,69 @@ export class ApiError extends Error {
 }
 
 export function key() {
-  return sessionStorage.getItem(KEY) ?? "";
+  return sessionStorage.getItem(STORAGE_KEY) ?? "";
 }
 
-export function remember(given) {
-  if (given) sessionStorage.setItem(KEY, given);
-  else sessionStorage.removeItem(KEY);
+export function storeKey(value) {
+  if (value) sessionStorage.setItem(STORAGE_KEY, value);
+  else sessionStorage.removeItem(STORAGE_KEY);
 }
 
-// Of a path of the API; the page may lie below a prefix that a proxy takes away.
+// The URL of a path of the API. The page may be served below a prefix that a proxy removes.
 export function address(path) {
   return new URL(path.replace(/^\//, ""), document.baseURI.replace(/[?#].*$/, "")).href;
 }
 
-// The answer as JSON: a GET without a body, a POST with one, unless `method` says otherwise.
+// The answer as JSON. The method is GET without a body and POST with one, unless `method` is given.
 export async function request(path, body = null, options = {}) {
-  const answer = await called(path, body, options);
+  const answer = await send(path, body, options);
   return answer.json();
 }
 
 export async function text(path, options = {}) {
-  const answer = await called(path, null, { accept: "text/plain", ...options });
+  const answer = await send(path, null, { accept: "text/plain", ...options });
   return answer.text();
 }
 
-// How far each model is.  What is not ready says so with a 503, which is an answer all the same.
+// The state of each model. The status 503 of a server that is not ready is no error here.
 export async function readiness() {
   const answer = await fetch(address("/readyz"), { cache: "no-store" });
   return (await answer.json()).models ?? {};
 }
 
-// The JSON of server-sent events, one by one, as they come.
+// The JSON of server-sent events, one by one, as they arrive.
 export async function* events(path, body, signal) {
-  const answer = await called(path, body, { signal, accept: "text/event-stream" });
+  const answer = await send(path, body, { signal, accept: "text/event-stream" });
   let left = "";
-  for await (const piece of pieces(answer.body.pipeThrough(new TextDecoderStream()))) {
-    const lines = (left + piece).split("\n");
+  for await (const chunk of readChunks(answer.body.pipeThrough(new TextDecoderStream()))) {
+    const lines = (left + chunk).split("\n");
     left = lines.pop();
     for (const line of lines.filter((each) => each.startsWith("data: "))) {
       if (line === "data: [DONE]") return;
-      yield checked(JSON.parse(line.slice(6)));
+      yield checkEvent(JSON.parse(line.slice(6)));
     }
   }
 }
 
-async function* pieces(stream) {
+async function* readChunks(stream) {
   const reader = stream.getReader();
   try {
     for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) yield value;
   } finally {
-    await reader.cancel().catch(() => {}); // it was closed by whoever stopped it
+    await reader.cancel().catch(() => {}); // an aborted request has closed it already
   }
 }
 
-// An error may come when the answer has begun.
-function checked(event) {
-  if (event.error) throw new ApiError(sentence(event, "the server ended the answer"), 0);
+// An error may be sent after the answer has begun.
+function checkEvent(event) {
+  if (event.error) throw new ApiError(errorMessage(event, "the server ended the answer"), 0);
   return event;
 }
 
-async function called(path, body, { signal, method, accept = "application/json", as = key() } = {}) {
+async function send(path, body, { signal, method, accept = "application/json", apiKey = key() } = {}) {
   const headers = { Accept: accept };
   if (body !== null) headers["Content-Type"] = "application/json";
-  if (as) headers.Authorization = `Bearer ${as}`;
+  if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
   const verb = method ?? (body === null ? "GET" : "POST");
   let answer;
   try {
@@ -85,21 +85,21 @@ async function called(path, body, { signal, method, accept = "application/json",
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server cannot be reached.", 0);
   }
-  if (!answer.ok) throw new ApiError(await told(answer), answer.status);
+  if (!answer.ok) throw new ApiError(await readError(answer), answer.status);
   return answer;
 }
 
-async function told(answer) {
+async function readError(answer) {
   const content = await answer.text();
-  const plain = `The server answered ${answer.status}.`;
+  const fallback = `The server answered ${answer.status}.`;
   try {
-    return sentence(JSON.parse(content), plain);
+    return errorMessage(JSON.parse(content), fallback);
   } catch {
-    return plain;
+    return fallback;
   }
 }
 
-// Each dialect has its own shape for one.
-function sentence(said, otherwise) {
-  return said.error?.message ?? said.message ?? (typeof said.error === "string" ? said.error : otherwise);
+// The message of an error; each dialect has its own form of it.
+function errorMessage(content, fallback) {
+  return content.error?.message ?? content.message ?? (typeof content.error === "string" ? content.error : fallback);
 }

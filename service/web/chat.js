@@ -1,10 +1,10 @@
-// A conversation with a generator that has a template for one.
+// The form for a generator with a chat template.
 //
-// The one idea: what is asked is always the whole conversation, as it stands on the screen.
+// Each request has the whole conversation that is on the screen.
 
 import { element } from "./dom.js";
-import { area, field } from "./form.js";
-import { drawing, Pace } from "./generation.js";
+import { textArea, field } from "./form.js";
+import { samplingFields, GenerationTimer } from "./generation.js";
 import { CHATS } from "./samples.js";
 import { TokenText } from "./tokens.js";
 
@@ -21,129 +21,129 @@ class Chat {
   constructor(page) {
     this.page = page;
     this.turns = []; // {role, content}
-    this.running = null;
-    this.system = area("", 2);
-    this.drawing = drawing(page.model);
-    this.words = area("", 2);
-    this.words.setAttribute("enterkeyhint", "send");
-    this.talk = element("ol", { class: "talk", "aria-label": "Conversation", "aria-live": "polite" });
+    this.controller = null;
+    this.system = textArea("", 2);
+    this.sampling = samplingFields(page.model);
+    this.message = textArea("", 2);
+    this.message.setAttribute("enterkeyhint", "send");
+    this.conversation = element("ol", { class: "talk", "aria-label": "Conversation", "aria-live": "polite" });
     this.error = element("p", { class: "error", role: "alert" });
-    this.send = element("button", { type: "submit" }, "Send");
-    this.stop = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.leave() }, "Stop");
-    this.again = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.regenerate() }, "Regenerate");
-    this.fresh = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.clear() }, "New conversation");
+    this.sendButton = element("button", { type: "submit" }, "Send");
+    this.stopButton = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.abort() }, "Stop");
+    this.regenerateButton = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.regenerate() }, "Regenerate");
+    this.newButton = element("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.clear() }, "New conversation");
     const suggestions = CHATS.map((words) =>
-      element("button", { type: "button", class: "quiet", onclick: () => this.say(words) }, words));
+      element("button", { type: "button", class: "quiet", onclick: () => this.sendMessage(words) }, words));
     this.suggestions = element("div", { class: "row", role: "group", "aria-label": "Examples" }, ...suggestions);
-    this.node = element("div", { class: "sides chat" }, this.composer(),
-      element("div", { class: "ask" }, field("System prompt", this.system), this.drawing.node));
+    this.node = element("div", { class: "sides chat" }, this.messageForm(),
+      element("div", { class: "ask" }, field("System prompt", this.system), this.sampling.node));
     this.node.addEventListener("input", () => this.preview());
   }
 
-  composer() {
-    const form = element("form", { class: "ask", "aria-label": "Your turn" }, field("Message", this.words),
-      element("div", { class: "row" }, this.send, this.stop, this.again, this.fresh), this.error);
+  messageForm() {
+    const form = element("form", { class: "ask", "aria-label": "New message" }, field("Message", this.message),
+      element("div", { class: "row" }, this.sendButton, this.stopButton, this.regenerateButton, this.newButton), this.error);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.say(this.words.value.trim());
+      this.sendMessage(this.message.value.trim());
     });
-    this.words.addEventListener("keydown", (event) => {
+    this.message.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       form.requestSubmit();
     });
-    return element("div", {}, this.talk, this.suggestions, form);
+    return element("div", {}, this.conversation, this.suggestions, form);
   }
 
   body(turns) {
     const system = this.system.value.trim();
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns];
-    const scored = this.drawing.probable() ? { logprobs: true, top_logprobs: this.drawing.alternatives } : {};
+    const logprobs = this.sampling.wantsLogprobs() ? { logprobs: true, top_logprobs: this.sampling.alternatives } : {};
     const stream = { stream: true, stream_options: { include_usage: true } };
-    return { model: this.page.model.id, messages, ...this.drawing.options(), ...scored, ...stream };
+    return { model: this.page.model.id, messages, ...this.sampling.options(), ...logprobs, ...stream };
   }
 
-  // Of what is written and not sent yet; else of what was asked last.
+  // Shows the request for the unsent message, or without one the last request.
   preview() {
-    const words = this.words.value.trim();
-    const asked = words || !this.turns.length ? [...this.turns, { role: "user", content: words || CHATS[0] }] : this.question();
-    this.page.copyable(PATH, this.body(asked));
+    const words = this.message.value.trim();
+    const turns = words || !this.turns.length ? [...this.turns, { role: "user", content: words || CHATS[0] }] : this.askedTurns();
+    this.page.showRequest(PATH, this.body(turns));
   }
 
-  // The conversation up to what was asked last.
-  question() {
+  // The conversation up to the last message of the user.
+  askedTurns() {
     return this.turns.slice(0, this.turns.findLastIndex((turn) => turn.role === "user") + 1);
   }
 
-  asked() {
-    const turns = this.turns.length ? this.question() : [{ role: "user", content: CHATS[0] }];
+  explainSubject() {
+    const turns = this.turns.length ? this.askedTurns() : [{ role: "user", content: CHATS[0] }];
     const output = this.turns.at(-1)?.role === "assistant" ? this.turns.at(-1).content : "";
     return { input: this.body(turns).messages, output, target: output ? { text: output } : null };
   }
 
-  say(words) {
-    if (!words || this.running) return;
+  sendMessage(words) {
+    if (!words || this.controller) return;
     this.turns.push({ role: "user", content: words });
-    this.talk.append(turn("user", element("div", { class: "said" }, words)));
-    this.words.value = "";
+    this.conversation.append(turn("user", element("div", { class: "said" }, words)));
+    this.message.value = "";
     this.answer();
   }
 
   regenerate() {
-    if (this.running) return;
+    if (this.controller) return;
     if (this.turns.at(-1)?.role === "assistant") {
       this.turns.pop();
-      this.talk.lastElementChild.remove();
+      this.conversation.lastElementChild.remove();
     }
     this.answer();
   }
 
   clear() {
-    this.leave();
+    this.abort();
     this.turns = [];
-    this.talk.replaceChildren();
-    this.show(false);
+    this.conversation.replaceChildren();
+    this.showState(false);
     this.preview();
-    this.words.focus();
+    this.message.focus();
   }
 
-  leave() {
-    this.running?.abort();
+  abort() {
+    this.controller?.abort();
   }
 
-  show(busy) {
-    this.stop.hidden = !busy;
-    this.send.disabled = busy;
-    this.again.hidden = this.fresh.hidden = busy || !this.turns.length;
+  showState(busy) {
+    this.stopButton.hidden = !busy;
+    this.sendButton.disabled = busy;
+    this.regenerateButton.hidden = this.newButton.hidden = busy || !this.turns.length;
     this.suggestions.hidden = this.turns.length > 0;
-    this.talk.setAttribute("aria-busy", String(busy));
+    this.conversation.setAttribute("aria-busy", String(busy));
   }
 
   async answer() {
-    const said = element("div", { class: "said" });
+    const answerNode = element("div", { class: "said" });
     const note = element("p", { class: "hint" });
-    const mine = (this.running = new AbortController());
+    const controller = (this.controller = new AbortController());
     const answer = { role: "assistant", content: "" };
-    const item = turn("assistant", said, note);
-    const pace = new Pace();
+    const item = turn("assistant", answerNode, note);
+    const timer = new GenerationTimer();
     this.error.textContent = "";
-    this.talk.append(item);
-    this.show(true);
-    this.page.copyable(PATH, this.body(this.turns));
+    this.conversation.append(item);
+    this.showState(true);
+    this.page.showRequest(PATH, this.body(this.turns));
     try {
-      note.textContent = await this.written(answer, new TokenText(said), pace, mine.signal);
-    } catch (problem) {
-      if (problem.name === "AbortError") note.textContent = pace.said(null, "stopped");
-      else this.error.textContent = problem.message;
+      note.textContent = await this.readAnswer(answer, new TokenText(answerNode), timer, controller.signal);
+    } catch (error) {
+      if (error.name === "AbortError") note.textContent = timer.summarize(null, "stopped");
+      else this.error.textContent = error.message;
     }
-    this.running = null;
+    this.controller = null;
     if (answer.content && item.isConnected) this.turns.push(answer);
     else item.remove();
-    this.show(false);
-    this.page.changed();
+    this.showState(false);
+    this.page.onChange();
   }
 
-  async written(answer, text, pace, signal) {
+  async readAnswer(answer, text, timer, signal) {
     let usage = null;
     let finish = "";
     for await (const event of this.page.events(PATH, this.body(this.turns), signal)) {
@@ -151,21 +151,21 @@ class Chat {
       const choice = event.choices[0];
       if (!choice) continue;
       const words = choice.delta.content ?? "";
-      if (words) pace.seen();
+      if (words) timer.recordToken();
       finish = choice.finish_reason ?? finish;
       answer.content += words;
-      text.add(words, (choice.logprobs?.content ?? []).map(scored));
+      text.add(words, (choice.logprobs?.content ?? []).map(readToken));
     }
-    return pace.said(usage, finish);
+    return timer.summarize(usage, finish);
   }
 }
 
-function scored(token) {
+function readToken(token) {
   const top = token.top_logprobs.map((each) => ({ text: each.token, logprob: each.logprob }));
   return { text: token.token, bytes: token.bytes, logprob: token.logprob, top };
 }
 
 function turn(role, ...content) {
-  const who = role === "user" ? "You" : "Model";
-  return element("li", { class: `turn ${role}` }, element("p", { class: "who" }, who), ...content);
+  const speaker = role === "user" ? "You" : "Model";
+  return element("li", { class: `turn ${role}` }, element("p", { class: "who" }, speaker), ...content);
 }

@@ -1,32 +1,32 @@
-// A text continued, by a generator that knows no conversations.
+// The form for a generator without a chat template: it continues a text.
 
 import { element } from "./dom.js";
-import { area, answerPlace, asking, empty, examples, field, sides } from "./form.js";
-import { drawing, Pace } from "./generation.js";
+import { textArea, answerSection, requestForm, showHint, exampleButtons, field, showSideBySide } from "./form.js";
+import { samplingFields, GenerationTimer } from "./generation.js";
 import { PROMPTS } from "./samples.js";
 import { TokenText } from "./tokens.js";
 
 const PATH = "/v1/completions";
 
 export function mountCompletion(container, page) {
-  const prompt = area(PROMPTS[0], 6);
-  const settings = drawing(page.model);
-  const place = answerPlace();
+  const prompt = textArea(PROMPTS[0], 6);
+  const settings = samplingFields(page.model);
+  const place = answerSection();
   let output = "";
   let input = "";
 
   function request() {
-    const scored = settings.probable() ? { logprobs: settings.alternatives } : {};
+    const logprobs = settings.wantsLogprobs() ? { logprobs: settings.alternatives } : {};
     const stream = { stream: true, stream_options: { include_usage: true } };
-    return { path: PATH, body: { model: page.model.id, prompt: prompt.value, ...settings.options(), ...scored, ...stream } };
+    return { path: PATH, body: { model: page.model.id, prompt: prompt.value, ...settings.options(), ...logprobs, ...stream } };
   }
 
-  async function ask({ path, body }, signal) {
-    const said = element("span");
+  async function send({ path, body }, signal) {
+    const answerNode = element("span");
     const note = element("p", { class: "hint" });
-    const pace = new Pace();
-    place.replaceChildren(element("p", { class: "said" }, element("span", { class: "given" }, body.prompt), said), note);
-    const text = new TokenText(said);
+    const timer = new GenerationTimer();
+    place.replaceChildren(element("p", { class: "said" }, element("span", { class: "given" }, body.prompt), answerNode), note);
+    const text = new TokenText(answerNode);
     [input, output] = [body.prompt, ""];
     let [usage, finish] = [null, "stopped"];
     place.setAttribute("aria-busy", "true");
@@ -35,31 +35,31 @@ export function mountCompletion(container, page) {
         usage = event.usage ?? usage;
         const choice = event.choices[0];
         if (!choice) continue;
-        if (choice.text) pace.seen();
+        if (choice.text) timer.recordToken();
         finish = choice.finish_reason ?? finish;
         output += choice.text;
-        text.add(choice.text, tokensOf(choice.logprobs));
+        text.add(choice.text, readTokens(choice.logprobs));
       }
     } finally {
-      note.textContent = pace.said(usage, finish);
+      note.textContent = timer.summarize(usage, finish);
       place.setAttribute("aria-busy", "false");
     }
   }
 
-  const form = asking(page, {
-    fields: [field("Text to go on with", prompt), settings.node, examples(PROMPTS, (text) => { prompt.value = text; form.submitted(); })],
-    button: "Continue", request, ask,
+  const form = requestForm(page, {
+    fields: [field("Prompt", prompt), settings.node, exampleButtons(PROMPTS, (text) => { prompt.value = text; form.run(); })],
+    button: "Continue", request, send,
   });
-  empty(place, "The text goes on here.");
-  sides(container, form, place);
+  showHint(place, "The completion appears here.");
+  showSideBySide(container, form, place);
   return {
-    asked: () => output ? { input, output, target: { text: output } } : { input: prompt.value, output: "" },
-    leave: form.leave,
+    explainSubject: () => output ? { input, output, target: { text: output } } : { input: prompt.value, output: "" },
+    abort: form.abort,
   };
 }
 
-// The older shape: lists beside each other.
-function tokensOf(logprobs) {
+// The log probabilities of /v1/completions are parallel lists.
+function readTokens(logprobs) {
   return (logprobs?.tokens ?? []).map((text, index) => ({
     text, bytes: null, logprob: logprobs.token_logprobs[index],
     top: Object.entries(logprobs.top_logprobs[index] ?? {}).map(([each, logprob]) => ({ text: each, logprob })),

@@ -1,53 +1,52 @@
-// The request that is on the screen, as a line for a shell and as a few for Python.
+// The request on the screen as a command for a shell and as a Python program.
 //
-// Knows no task.  The one idea: what is copied is what was sent, and runs as it is; where a key is needed it is named,
-// never shown.
+// The code can be run unchanged. It names the variable of the key and never contains the key.
 
 import { address, key } from "./api.js";
 import { element } from "./dom.js";
 
 const VARIABLE = "POLYHEAD_API_KEY";
-const LONGEST_LINE = 80;
+const MAX_LINE_LENGTH = 80;
 const PYTHON = new Map([[null, "None"], [true, "True"], [false, "False"]]);
-const WRITERS = { curl, Python: python };
+const WRITERS = { curl: curlCommand, Python: pythonCode };
 
-export function curl(path, body, method = "") {
-  const parts = [`curl -sS${body?.stream ? "N" : ""} ${quoted(address(path))}`];
+export function curlCommand(path, body, method = "") {
+  const parts = [`curl -sS${body?.stream ? "N" : ""} ${quoteForShell(address(path))}`];
   if (method && method !== (body === null ? "GET" : "POST")) parts.push(`-X ${method}`);
   if (key()) parts.push(`-H "Authorization: Bearer $${VARIABLE}"`);
-  if (body !== null) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(laid(body, JSON.stringify))}`);
+  if (body !== null) parts.push("-H 'Content-Type: application/json'", `-d ${quoteForShell(formatJson(body, JSON.stringify))}`);
   return parts.join(" \\\n  ");
 }
 
-// Between single quotes a shell takes everything as it is, but for these themselves.
-function quoted(text) {
+// In single quotes a shell changes no character; only a single quote itself must be escaped.
+function quoteForShell(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-export function python(path, body) {
+export function pythonCode(path, body) {
   const imports = [...(body?.stream ? ["import json"] : []), ...(key() ? ["import os"] : []), "", "import httpx", ""];
   if (!imports[0]) imports.shift();
-  const given = [JSON.stringify(address(path))];
+  const args = [JSON.stringify(address(path))];
   if (key()) {
     imports.push(`headers = {"Authorization": f"Bearer {os.environ['${VARIABLE}']}"}`);
-    given.push("headers=headers");
+    args.push("headers=headers");
   }
   if (body !== null) {
-    imports.push(`body = ${laid(body, pythonic)}`);
-    given.push("json=body");
+    imports.push(`body = ${formatJson(body, pythonLiteral)}`);
+    args.push("json=body");
   }
-  given.push("timeout=60");
-  return [...imports, ...(body?.stream ? streaming(given) : plain(given, body, path))].join("\n");
+  args.push("timeout=60");
+  return [...imports, ...(body?.stream ? streamingCall(args) : plainCall(args, body, path))].join("\n");
 }
 
-function plain(given, body, path) {
+function plainCall(args, body, path) {
   const answer = path.endsWith("/metrics") ? "answer.text" : "answer.json()";
-  return [`answer = httpx.${body === null ? "get" : "post"}(${given.join(", ")})`, "answer.raise_for_status()", `print(${answer})`];
+  return [`answer = httpx.${body === null ? "get" : "post"}(${args.join(", ")})`, "answer.raise_for_status()", `print(${answer})`];
 }
 
-function streaming(given) {
+function streamingCall(args) {
   return [
-    `with httpx.stream("POST", ${given.join(", ")}) as answer:`,
+    `with httpx.stream("POST", ${args.join(", ")}) as answer:`,
     "    answer.raise_for_status()",
     "    for line in answer.iter_lines():",
     '        if line.startswith("data: ") and line != "data: [DONE]":',
@@ -57,64 +56,64 @@ function streaming(given) {
   ];
 }
 
-// JSON, on as few lines as can be read; `atom` spells what is neither a list nor an object.
-function laid(value, atom, inside = "") {
-  if (value === null || typeof value !== "object") return atom(value);
-  const deeper = `${inside}  `;
+// JSON with short lists and objects on one line; `formatScalar` writes values that are neither lists nor objects.
+function formatJson(value, formatScalar, indent = "") {
+  if (value === null || typeof value !== "object") return formatScalar(value);
+  const deeperIndent = `${indent}  `;
   const [open, close] = Array.isArray(value) ? "[]" : "{}";
   const parts = Array.isArray(value)
-    ? value.map((each) => laid(each, atom, deeper))
-    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${laid(each, atom, deeper)}`);
+    ? value.map((each) => formatJson(each, formatScalar, deeperIndent))
+    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${formatJson(each, formatScalar, deeperIndent)}`);
   const line = `${open}${parts.join(", ")}${close}`;
-  if (line.length < LONGEST_LINE && !line.includes("\n")) return line;
-  return `${open}\n${parts.map((part) => `${deeper}${part}`).join(",\n")}\n${inside}${close}`;
+  if (line.length < MAX_LINE_LENGTH && !line.includes("\n")) return line;
+  return `${open}\n${parts.map((part) => `${deeperIndent}${part}`).join(",\n")}\n${indent}${close}`;
 }
 
-// As Python spells it; its strings are Python's already.
-function pythonic(value) {
+// A JSON scalar as a Python literal; strings are the same in both.
+function pythonLiteral(value) {
   return PYTHON.get(value) ?? JSON.stringify(value);
 }
 
-// The panel; its `show(path, body)` says what is on the screen now.
-export function copying(panel) {
+// Fills the panel. Returns a function that shows the request of a path and a body.
+export function mountCopyPanel(panel) {
   let shown = { path: "", body: null };
   let kind = "curl";
   const code = element("code", { id: "copy-code" });
-  const said = element("span", { class: "hint", role: "status" });
+  const status = element("span", { class: "hint", role: "status" });
   const kinds = Object.keys(WRITERS).map((name) =>
-    element("button", { type: "button", class: "quiet", "aria-pressed": name === kind, onclick: () => choose(name) }, name));
-  const copy = element("button", { type: "button", class: "quiet", id: "copy-button", onclick: take }, "Copy");
+    element("button", { type: "button", class: "quiet", "aria-pressed": name === kind, onclick: () => chooseKind(name) }, name));
+  const copy = element("button", { type: "button", class: "quiet", id: "copy-button", onclick: copyCode }, "Copy");
   const title = element("h2", { id: "copy-title" }, "This request");
   panel.replaceChildren(
-    element("div", { class: "row" }, title, element("div", { class: "segments" }, ...kinds), copy, said),
+    element("div", { class: "row" }, title, element("div", { class: "segments" }, ...kinds), copy, status),
     element("pre", { tabindex: "0", "aria-label": "The request as code" }, code),
   );
 
-  function write() {
+  function showCode() {
     code.textContent = WRITERS[kind](shown.path, shown.body);
-    said.textContent = "";
+    status.textContent = "";
     for (const each of kinds) each.setAttribute("aria-pressed", String(each.textContent === kind));
   }
 
-  function choose(name) {
+  function chooseKind(name) {
     kind = name;
-    write();
+    showCode();
   }
 
-  // Without HTTPS browsers have no clipboard for pages; what is selected can still be copied.
-  async function take() {
+  // Without HTTPS a browser gives pages no clipboard. The code is selected instead, so that the user can copy it.
+  async function copyCode() {
     try {
       await navigator.clipboard.writeText(code.textContent);
-      said.textContent = "Copied.";
+      status.textContent = "Copied.";
     } catch {
       getSelection().selectAllChildren(code);
-      said.textContent = "Selected: copy it with the keyboard.";
+      status.textContent = "Selected: copy it with the keyboard.";
     }
   }
 
   return (path, body = null) => {
     shown = { path, body };
     panel.hidden = false;
-    write();
+    showCode();
   };
 }

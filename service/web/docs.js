@@ -1,63 +1,63 @@
 // The page /docs: every route of /openapi.json, with its parameters, its body, an example and its answers.
 //
-// An operation is drawn when it is opened first. Where the server has keys, the page asks for one to read the description.
+// The details of an operation are built when it is first opened. If the server has keys, the page asks for one.
 
 import * as api from "./api.js";
-import { curl } from "./copy.js";
+import { curlCommand } from "./copy.js";
 import { element } from "./dom.js";
-import { example, fieldsOf, typeOf } from "./schema.js";
-import { themed } from "./theme.js";
+import { example, fieldsTable, describeType } from "./schema.js";
+import { connectThemeButton } from "./theme.js";
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 
-async function begin() {
-  at("key-form").hidden = true;
-  at("key-open").hidden = !api.key();
-  at("routes").replaceChildren();
-  at("filter").disabled = true;
+async function loadRoutes() {
+  byId("key-form").hidden = true;
+  byId("key-open").hidden = !api.key();
+  byId("routes").replaceChildren();
+  byId("filter").disabled = true;
   let description;
   try {
     description = await api.request("/openapi.json");
   } catch (error) {
-    refused(error);
+    showLoadError(error);
     return;
   }
-  at("routes").replaceChildren(...sections(description.paths));
-  at("filter").disabled = false;
+  byId("routes").replaceChildren(...sections(description.paths));
+  byId("filter").disabled = false;
   filter();
-  openLinked();
+  openLinkedRoute();
 }
 
-function refused(error) {
+function showLoadError(error) {
   if (error.status !== 401 && error.status !== 403) {
-    at("count").textContent = error.message;
+    byId("count").textContent = error.message;
     return;
   }
-  at("count").textContent = "";
-  at("key-form").hidden = false;
-  at("key-error").textContent = api.key() ? error.message : "";
-  at("key").focus();
+  byId("count").textContent = "";
+  byId("key-form").hidden = false;
+  byId("key-error").textContent = api.key() ? error.message : "";
+  byId("key").focus();
 }
 
 // A section for each tag, in the order of the description.
 function sections(paths) {
-  const tagged = new Map();
+  const byTag = new Map();
   for (const [path, operations] of Object.entries(paths)) {
     for (const [method, operation] of Object.entries(operations)) {
       const tag = operation.tags?.[0] ?? "other";
-      tagged.set(tag, [...(tagged.get(tag) ?? []), operationOf(path, method.toUpperCase(), operation)]);
+      byTag.set(tag, [...(byTag.get(tag) ?? []), operationDetails(path, method.toUpperCase(), operation)]);
     }
   }
-  return [...tagged].map(([tag, operations]) => element("section", {}, element("h2", {}, tag), ...operations));
+  return [...byTag].map(([tag, operations]) => element("section", {}, element("h2", {}, tag), ...operations));
 }
 
-function operationOf(path, method, operation) {
+function operationDetails(path, method, operation) {
   const summary = element("summary", {},
     element("span", { class: `method ${method.toLowerCase()}` }, method),
     element("code", {}, path),
     element("span", { class: "hint" }, operation.summary ?? ""));
-  const found = `${method} ${path} ${operation.summary ?? ""}`.toLowerCase();
-  const details = element("details", { id: `${method.toLowerCase()}-${path}`, class: "operation", "data-found": found }, summary);
+  const searchText = `${method} ${path} ${operation.summary ?? ""}`.toLowerCase();
+  const details = element("details", { id: `${method.toLowerCase()}-${path}`, class: "operation", "data-search": searchText }, summary);
   details.addEventListener("toggle", () => {
     if (details.childElementCount === 1) details.append(content(path, method, operation));
   });
@@ -66,34 +66,34 @@ function operationOf(path, method, operation) {
 
 function content(path, method, operation) {
   const body = operation.requestBody?.content?.["application/json"]?.schema;
-  const keyed = operation.security?.length > 0;
+  const needsKey = operation.security?.length > 0;
   return element("div", { class: "content" },
     operation.description ? element("p", {}, operation.description) : null,
-    element("p", { class: "hint" }, keyed ? "Needs a key where the server has keys: the header Authorization: Bearer KEY." : "Needs no key."),
+    element("p", { class: "hint" }, needsKey ? "Needs a key where the server has keys: the header Authorization: Bearer KEY." : "Needs no key."),
     ...parameters(operation.parameters ?? []),
-    ...(body ? [element("h3", {}, "Body, application/json"), fieldsOf(body)] : []),
+    ...(body ? [element("h3", {}, "Body, application/json"), fieldsTable(body)] : []),
     element("h3", {}, body ? "Example, with the required fields" : "Example"),
-    code(curl(path, body ? example(body) : null, method)),
+    code(curlCommand(path, body ? example(body) : null, method)),
     element("h3", {}, "Answers"),
     answers(operation.responses),
   );
 }
 
-function parameters(given) {
-  if (!given.length) return [];
-  const rows = given.map((each) => element("tr", {},
-    element("td", {}, element("code", {}, each.name)), element("td", {}, `in the ${each.in}`), element("td", {}, typeOf(each.schema))));
+function parameters(list) {
+  if (!list.length) return [];
+  const rows = list.map((each) => element("tr", {},
+    element("td", {}, element("code", {}, each.name)), element("td", {}, `in the ${each.in}`), element("td", {}, describeType(each.schema))));
   return [element("h3", {}, "Parameters"), table(["Name", "Where", "Type"], rows)];
 }
 
 function answers(responses) {
   const rows = Object.entries(responses).map(([status, answer]) => {
-    const kinds = Object.entries(answer.content ?? {});
-    const shapes = kinds.filter(([, { schema }]) => schema?.properties).map(([, { schema }]) => fieldsOf(schema));
+    const types = Object.entries(answer.content ?? {});
+    const shapes = types.filter(([, { schema }]) => schema?.properties).map(([, { schema }]) => fieldsTable(schema));
     return element("tr", {},
       element("td", {}, element("code", {}, status)),
       element("td", {}, answer.description),
-      element("td", {}, kinds.map(([kind]) => kind).join(", ")),
+      element("td", {}, types.map(([kind]) => kind).join(", ")),
       element("td", {}, ...(shapes.length ? [element("details", {}, element("summary", {}, "Fields"), ...shapes)] : [])));
   });
   return table(["Status", "Meaning", "Type", "Fields"], rows);
@@ -105,41 +105,41 @@ function table(names, rows) {
 }
 
 function code(text) {
-  return element("pre", { tabindex: "0", "aria-label": "The request as a line for a shell" }, element("code", {}, text));
+  return element("pre", { tabindex: "0", "aria-label": "The request as a shell command" }, element("code", {}, text));
 }
 
 function filter() {
-  const wanted = at("filter").value.trim().toLowerCase();
+  const search = byId("filter").value.trim().toLowerCase();
   let count = 0;
-  for (const section of at("routes").children) {
+  for (const section of byId("routes").children) {
     const operations = [...section.querySelectorAll(".operation")];
-    for (const each of operations) each.hidden = !each.dataset.found.includes(wanted);
+    for (const each of operations) each.hidden = !each.dataset.search.includes(search);
     const shown = operations.filter((each) => !each.hidden).length;
     section.hidden = !shown;
     count += shown;
   }
-  at("count").textContent = count === 1 ? "1 route" : `${count} routes`;
+  byId("count").textContent = count === 1 ? "1 route" : `${count} routes`;
 }
 
 // An address such as /docs#post-/v1/completions opens that route.
-function openLinked() {
-  const linked = at(decodeURIComponent(location.hash.slice(1)));
+function openLinkedRoute() {
+  const linked = byId(decodeURIComponent(location.hash.slice(1)));
   if (!linked?.matches(".operation")) return;
   linked.open = true;
   linked.scrollIntoView();
 }
 
-at("filter").addEventListener("input", filter);
-at("key-form").addEventListener("submit", (event) => {
+byId("filter").addEventListener("input", filter);
+byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  api.remember(at("key").value.trim());
-  at("key").value = "";
-  begin();
+  api.storeKey(byId("key").value.trim());
+  byId("key").value = "";
+  loadRoutes();
 });
-at("key-open").addEventListener("click", () => {
-  api.remember("");
-  begin();
+byId("key-open").addEventListener("click", () => {
+  api.storeKey("");
+  loadRoutes();
 });
-window.addEventListener("hashchange", openLinked);
-themed(at("theme"));
-begin();
+window.addEventListener("hashchange", openLinkedRoute);
+connectThemeButton(byId("theme"));
+loadRoutes();

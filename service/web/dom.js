@@ -1,21 +1,21 @@
-// Elements out of plain data.
+// Functions that build elements.
 //
-// Knows nothing of the page.  The one idea: what people and models write gets in as text, never as markup, because
-// there is no other way in here; and nothing has a style of its own, which the policy of the page forbids.
+// Texts of users and models are inserted as text nodes, never as markup. No element has a style attribute, which the
+// content security policy of the page forbids.
 
 const SVG = "http://www.w3.org/2000/svg";
-let made = 0;
+let idCount = 0;
 
-// An element: `onclick` and the like are listeners, true and false are there or not, strings are attributes.
+// An element. A function is a listener (`onclick`), true and false set or omit an attribute, strings are attributes.
 export function element(name, attributes = {}, ...children) {
-  return filled(document.createElement(name), attributes, children);
+  return fillNode(document.createElement(name), attributes, children);
 }
 
-export function drawn(name, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, name), attributes, children);
+export function svgElement(name, attributes = {}, ...children) {
+  return fillNode(document.createElementNS(SVG, name), attributes, children);
 }
 
-function filled(node, attributes, children) {
+function fillNode(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
     else if (value === true) node.setAttribute(name, "");
@@ -25,19 +25,19 @@ function filled(node, attributes, children) {
   return node;
 }
 
-// A name that nothing else on the page has.
-export function unique(kind) {
-  made += 1;
-  return `${kind}-${made}`;
+// An id that no other element of the page has.
+export function uniqueId(kind) {
+  idCount += 1;
+  return `${kind}-${idCount}`;
 }
 
-// The same node with a custom property for the stylesheet: how long a bar is, how warm a cell.
-export function toned(node, property, value) {
+// The same node with a custom property for the style sheet, such as the length of a bar.
+export function withProperty(node, property, value) {
   node.style.setProperty(property, String(value));
   return node;
 }
 
-// The API counts characters as Python does, by code points; strings here count otherwise.
+// The characters of a text. The API counts code points; JavaScript counts UTF-16 units.
 export function characters(text) {
   return Array.from(text);
 }

@@ -1,90 +1,89 @@
-// Parts that the views of attention are put together of: fields, rows of choices, lists that arrow keys walk.
-// Knows no explanation.
+// Controls of the attention views: fields, radio buttons, lists with arrow keys.
 
-import { element, unique } from "./dom.js";
+import { element, uniqueId } from "./dom.js";
 
-/** A select with its label; `options` are [value, text] pairs, `picked` is called with the value. */
-export function choice(label, options, chosen, picked) {
-  const select = element("select", { "data-key": label, onchange: (event) => picked(event.target.value) });
+/** A select with its label; `options` are [value, text] pairs, `onPick` is called with the value. */
+export function choice(label, options, value, onPick) {
+  const select = element("select", { "data-key": label, onchange: (event) => onPick(event.target.value) });
   for (const [value, text] of options) {
-    const selected = String(value) === String(chosen);
+    const selected = String(value) === String(value);
     select.append(element("option", { value, selected }, text));
   }
-  return labelled(label, select);
+  return labelledField(label, select);
 }
 
-/** An input with its label; `picked` is called with the value when it has been changed. */
-export function field(label, attributes, picked) {
-  const onchange = (event) => picked(event.target.value);
-  return labelled(label, element("input", { "data-key": label, ...attributes, onchange }));
+/** An input with its label; `onPick` is called with the value when it has changed. */
+export function field(label, attributes, onPick) {
+  const onchange = (event) => onPick(event.target.value);
+  return labelledField(label, element("input", { "data-key": label, ...attributes, onchange }));
 }
 
-function labelled(text, control) {
-  control.id = unique("attention");
+function labelledField(text, control) {
+  control.id = uniqueId("attention");
   return element("div", { class: "attn-field" }, element("label", { for: control.id }, text), control);
 }
 
-/** One of a few: buttons side by side, of which one is on; arrow keys go from one to the next. */
-export function segments(label, options, chosen, picked) {
-  const name = unique("choice");
+/** A row of radio buttons with a legend. */
+export function segments(label, options, current, onPick) {
+  const name = uniqueId("choice");
   const set = element("fieldset", { class: "attn-segments" }, element("legend", {}, label));
   for (const [value, text] of options) {
-    const checked = value === chosen;
+    const checked = value === current;
     const data = { value, checked, "data-key": `${label} ${value}` };
-    const input = element("input", { type: "radio", name, ...data, onchange: () => picked(value) });
+    const input = element("input", { type: "radio", name, ...data, onchange: () => onPick(value) });
     set.append(element("label", {}, input, element("span", {}, text)));
   }
   return set;
 }
 
 /**
- * Arrow keys walk the elements that `list` holds, `width` to a row; one of them at a time is in the order of tabs, at
- * first the one with index `first`.
+ * Arrow keys move the focus between the elements of `list`, which has `width` elements per row. One element at a time is
+ * in the tab order, initially the one with index `first`.
  */
-export function walked(root, list, width = 1, first = 0) {
+export function addArrowKeys(root, list, width = 1, first = 0) {
   const sideways = width === 1;
   const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: sideways ? 1 : width, ArrowUp: sideways ? -1 : -width };
   let current = first;
-  const rest = (index) => {
+  const setCurrent = (index) => {
     list[current]?.setAttribute("tabindex", "-1");
     current = index;
     list[current]?.setAttribute("tabindex", "0");
   };
   list.forEach((item) => item.setAttribute("tabindex", "-1"));
-  rest(first);
+  setCurrent(first);
   root.addEventListener("focusin", (event) => {
     const index = list.indexOf(event.target.closest("[tabindex]"));
-    if (index >= 0) rest(index);
+    if (index >= 0) setCurrent(index);
   });
   root.addEventListener("keydown", (event) => {
-    const next = landing(event, current, list.length, width, steps);
+    const next = nextIndex(event, current, list.length, width, steps);
     if (next === undefined || !list.includes(event.target)) return;
     event.preventDefault();
     list[next].focus();
   });
 }
 
-function landing(event, current, count, width, steps) {
+function nextIndex(event, current, count, width, steps) {
   if (event.altKey || event.metaKey) return undefined;
-  const line = current - (current % width);
-  const ends = width === 1 || event.ctrlKey ? [0, count - 1] : [line, line + width - 1];
+  const rowStart = current - (current % width);
+  const ends = width === 1 || event.ctrlKey ? [0, count - 1] : [rowStart, rowStart + width - 1];
   if (event.key === "Home") return ends[0];
   if (event.key === "End") return Math.min(ends[1], count - 1);
   const step = steps[event.key];
   if (step === undefined) return undefined;
   const next = current + step;
-  const leaves = width > 1 && Math.abs(step) === 1 && Math.floor(next / width) !== Math.floor(current / width);
-  return next < 0 || next >= count || leaves ? undefined : next;
+  const leavesRow = width > 1 && Math.abs(step) === 1 && Math.floor(next / width) !== Math.floor(current / width);
+  return next < 0 || next >= count || leavesRow ? undefined : next;
 }
 
-/** Runs `change`, which makes the children of `root` anew, and gives the one that had the focus its focus back. */
-export function keepingFocus(root, change) {
+/** Runs `change`, which replaces the children of `root`, and restores the focus by the children's `data-key`. */
+export function keepFocus(root, change) {
   const key = root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   change();
   if (key !== undefined) root.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
-/** A line that says what is pointed at; read aloud when it changes. */
+/** A line that describes the element under the pointer; screen readers announce its changes. */
 export function readout(text) {
   return element("output", { class: "attn-readout", "aria-live": "polite" }, text);
 }

@@ -1,35 +1,35 @@
-// Texts as vectors, compared: a matrix of cosines.
+// The form for an embedder: the cosine similarities of texts.
 
-import { element, toned } from "./dom.js";
-import { area, answerPlace, asking, empty, field, lines, sides } from "./form.js";
+import { element, withProperty } from "./dom.js";
+import { textArea, answerSection, requestForm, showHint, field, lines, showSideBySide } from "./form.js";
 import { SENTENCES } from "./samples.js";
 
-const MOST = 24; // lines that are compared on a screen
+const MAX_TEXTS = 24; // lines that are compared
 
 export function mountEmbed(container, page) {
-  const texts = area(SENTENCES.join("\n"), 8);
-  const place = answerPlace("Similarity");
+  const texts = textArea(SENTENCES.join("\n"), 8);
+  const place = answerSection("Similarity");
 
-  const request = () => ({ path: "/v1/embeddings", body: { model: page.model.id, input: lines(texts.value).slice(0, MOST) } });
+  const request = () => ({ path: "/v1/embeddings", body: { model: page.model.id, input: lines(texts.value).slice(0, MAX_TEXTS) } });
 
-  async function ask({ path, body }, signal) {
+  async function send({ path, body }, signal) {
     const { data } = await page.request(path, body, signal);
     const units = data.map((each) => unit(each.embedding));
-    place.replaceChildren(matrix(body.input, units.map((one) => units.map((other) => dot(one, other)))),
-      element("p", { class: "hint" }, `Cosines of vectors of ${data[0].embedding.length} numbers.`));
+    place.replaceChildren(similarityTable(body.input, units.map((one) => units.map((other) => dot(one, other)))),
+      element("p", { class: "hint" }, `Cosines of vectors with ${data[0].embedding.length} numbers.`));
   }
 
-  const form = asking(page, {
-    fields: [field("Texts, one a line", texts, `Up to ${MOST} are compared.`)], button: "Compare", request, ask,
+  const form = requestForm(page, {
+    fields: [field("Texts, one per line", texts, `At most ${MAX_TEXTS} texts are compared.`)], button: "Compare", request, send,
   });
-  empty(place, "How alike they are appears here.");
-  sides(container, form, place);
+  showHint(place, "The similarities appear here.");
+  showSideBySide(container, form, place);
   return {
-    asked: () => {
+    explainSubject: () => {
       const [first, second] = lines(texts.value);
       return { input: first ?? "", target: second ? { text: second } : null };
     },
-    leave: form.leave,
+    abort: form.abort,
   };
 }
 
@@ -42,12 +42,12 @@ function unit(vector) {
   return vector.map((value) => value / length);
 }
 
-// A table: every row and column has its text, every cell its number.
-function matrix(texts, values) {
+// A table of the cosines; the rows and columns are the texts.
+function similarityTable(texts, values) {
   const heads = texts.map((text, index) => element("th", { scope: "col", title: text }, String(index + 1)));
   const rows = values.map((row, index) => element("tr", {},
     element("th", { scope: "row" }, element("span", { class: "ordinal" }, String(index + 1)), texts[index]),
-    ...row.map((value) => toned(element("td", {}, value.toFixed(2)), "--heat", Math.max(0, value).toFixed(3)))));
+    ...row.map((value) => withProperty(element("td", {}, value.toFixed(2)), "--heat", Math.max(0, value).toFixed(3)))));
   return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Similarity of all pairs" },
     element("table", { class: "heat" }, element("caption", { class: "hidden" }, "Similarity of all pairs"),
       element("thead", {}, element("tr", {}, element("td"), ...heads)), element("tbody", {}, ...rows)));

@@ -1,35 +1,34 @@
-// What an answer of /v1/explain says, as plain values: tokens as people read them, matrices of weights, pieces of text.
-// Knows nothing of the page, of requests or of models.
+// The values of an answer of /v1/explain: readable tokens, matrices of weights, pieces of text.
 //
 // A matrix is {rows, columns, values}: tokens of the answer, and rows x columns weights in one flat array.
 
 import { characters } from "./dom.js";
 
-const HALF_STEP = 2 ** -24; // between the smallest numbers of 16 bits
-const SIGNS = { "▁": "·", " ": "·", "\n": "↵", "\r": "↵", "\t": "⇥" };
-const BYTES = byteSigns();
+const HALF_STEP = 2 ** -24; // distance between the smallest float16 numbers
+const VISIBLE_SIGNS = { "▁": "·", " ": "·", "\n": "↵", "\r": "↵", "\t": "⇥" };
+const BYTE_LETTERS = byteLetters();
 
-/** The token as it can be read: what stands for a space around a word is a dot, and none is without width. */
-export function readable(token) {
-  const shown = ofBytes(token.token).replace(/[▁\n\r\t]|^ | $/g, (sign) => SIGNS[sign]);
+/** The text of a token for display: spaces at its ends are dots, line breaks are arrows, and an empty token is ∅. */
+export function displayText(token) {
+  const shown = decodeByteLetters(token.token).replace(/[▁\n\r\t]|^ | $/g, (sign) => VISIBLE_SIGNS[sign]);
   return shown === "" ? "∅" : shown;
 }
 
-/** Byte-level vocabularies spell a byte by a letter of its own: printable ones by themselves, others from U+0100 on. */
-function byteSigns() {
-  const plain = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+/** The letters of a byte-level vocabulary: a printable byte is its own character, others are U+0100 and following. */
+function byteLetters() {
+  const isPrintable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
   const signs = new Map();
   let others = 0;
   for (let byte = 0; byte < 256; byte += 1) {
-    signs.set(String.fromCharCode(plain(byte) ? byte : 256 + others), byte);
-    if (!plain(byte)) others += 1;
+    signs.set(String.fromCharCode(isPrintable(byte) ? byte : 256 + others), byte);
+    if (!isPrintable(byte)) others += 1;
   }
   return signs;
 }
 
-/** What such letters spell; the piece itself where that is no text: part of a character, or spelled otherwise. */
-function ofBytes(piece) {
-  const bytes = Array.from(piece, (sign) => BYTES.get(sign));
+/** The text of a byte-level piece; the piece itself if its bytes are no UTF-8 or it has other letters. */
+function decodeByteLetters(piece) {
+  const bytes = Array.from(piece, (sign) => BYTE_LETTERS.get(sign));
   if (bytes.includes(undefined)) return piece;
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
@@ -38,7 +37,7 @@ function ofBytes(piece) {
   }
 }
 
-function half(bits) {
+function decodeFloat16(bits) {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 31;
   const fraction = bits & 1023;
@@ -47,34 +46,34 @@ function half(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-/** Numbers of a base64 text: little-endian, of 16 or 32 bits. */
-export function decoded(data, dtype) {
+/** The numbers of a base64 text: little-endian, float16 or float32. */
+export function decodeNumbers(data, dtype) {
   const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
   const view = new DataView(bytes.buffer);
   const width = dtype === "float16" ? 2 : 4;
-  const read = width === 2 ? (at) => half(view.getUint16(at, true)) : (at) => view.getFloat32(at, true);
+  const read = width === 2 ? (at) => decodeFloat16(view.getUint16(at, true)) : (at) => view.getFloat32(at, true);
   return Float32Array.from({ length: bytes.length / width }, (_, index) => read(index * width));
 }
 
-const unpacked = new WeakMap(); // entry -> its numbers, so that a look at another head reads nothing again
+const decodedEntries = new WeakMap(); // entry -> its numbers; they are decoded once for all heads
 
-function numbers(entry) {
-  if (!unpacked.has(entry)) {
+function entryValues(entry) {
+  if (!decodedEntries.has(entry)) {
     const { values } = entry;
-    unpacked.set(entry, Array.isArray(values) ? values.flat(3) : decoded(values.data, values.dtype));
+    decodedEntries.set(entry, Array.isArray(values) ? values.flat(3) : decodeNumbers(values.data, values.dtype));
   }
-  return unpacked.get(entry);
+  return decodedEntries.get(entry);
 }
 
 /** The attention of this kind ("self", "encoder", "decoder", "cross", ...), or undefined. */
-export function attentionOf(explanation, kind) {
+export function findAttention(explanation, kind) {
   return explanation.attention.find((entry) => entry.kind === kind);
 }
 
-/** What one head of one layer looks at; a RangeError if the answer has none of them. */
-export function matrixOf(explanation, entry, layer, head) {
+/** The weights of one head of one layer. Throws a RangeError if the answer does not have them. */
+export function headMatrix(explanation, entry, layer, head) {
   const [, heads, rows, columns] = entry.shape;
-  const place = entry.layers.indexOf(layer) * heads + entry.heads.indexOf(head);
+  const index = entry.layers.indexOf(layer) * heads + entry.heads.indexOf(head);
   if (!entry.layers.includes(layer) || !entry.heads.includes(head)) {
     throw new RangeError(`The answer has no head ${head} of layer ${layer}.`);
   }
@@ -82,17 +81,17 @@ export function matrixOf(explanation, entry, layer, head) {
   return {
     rows: entry.rows.map((index) => explanation.tokens[index]),
     columns: entry.columns.map((index) => explanation.tokens[index]),
-    values: numbers(entry).slice(place * size, (place + 1) * size),
+    values: entryValues(entry).slice(index * size, (index + 1) * size),
   };
 }
 
 /** The mean over the given layers and heads. */
 export function meanMatrix(explanation, entry, layers, heads) {
-  const all = layers.flatMap((layer) => heads.map((head) => matrixOf(explanation, entry, layer, head)));
-  const values = Float64Array.from(all[0].values, (_, cell) => {
-    return all.reduce((sum, matrix) => sum + matrix.values[cell], 0) / all.length;
+  const matrices = layers.flatMap((layer) => heads.map((head) => headMatrix(explanation, entry, layer, head)));
+  const values = Float64Array.from(matrices[0].values, (_, cell) => {
+    return matrices.reduce((sum, matrix) => sum + matrix.values[cell], 0) / matrices.length;
   });
-  return { ...all[0], values };
+  return { ...matrices[0], values };
 }
 
 /** The weight in row `row` and column `column`. */
@@ -101,23 +100,23 @@ export function weightAt(matrix, row, column) {
 }
 
 /** One row's weights. */
-export function rowOf(matrix, row) {
+export function rowWeights(matrix, row) {
   const width = matrix.columns.length;
   return Array.from(matrix.values.slice(row * width, (row + 1) * width));
 }
 
 /**
- * A text cut where scores begin and end: [{text, start, end, score}], with score null between them.
- * Offsets count characters as the server does (code points), not the halves that a script's strings are made of.
+ * A text split where scores begin and end: [{text, start, end, score}]; the score is null between them.
+ * Offsets count code points, as the server does, not UTF-16 units.
  */
-export function pieces(text, scored) {
+export function splitByScores(text, scores) {
   const all = characters(text);
   const found = [];
   let at = 0;
   const add = (start, end, score) => {
     if (end > start) found.push({ text: all.slice(start, end).join(""), start, end, score });
   };
-  for (const { start, end, score } of together(scored)) {
+  for (const { start, end, score } of sumByPlace(scores)) {
     add(at, start, null);
     add(Math.max(start, at), end, score);
     at = Math.max(at, end);
@@ -126,24 +125,24 @@ export function pieces(text, scored) {
   return found;
 }
 
-/** Scores of the same characters (bytes of one sign, each a token) as one, in the order of the text. */
-function together(scored) {
+/** Sums the scores of the same characters: the bytes of one character may be several tokens. In the order of the text. */
+function sumByPlace(scores) {
   const byPlace = new Map();
-  for (const { start, end, score } of scored) {
-    const before = byPlace.get(`${start} ${end}`)?.score ?? 0;
-    byPlace.set(`${start} ${end}`, { start, end, score: before + score });
+  for (const { start, end, score } of scores) {
+    const sum = byPlace.get(`${start} ${end}`)?.score ?? 0;
+    byPlace.set(`${start} ${end}`, { start, end, score: sum + score });
   }
   return [...byPlace.values()].sort((one, other) => one.start - other.start || one.end - other.end);
 }
 
-/** A number as people compare it: as many digits as tell it apart, a real minus sign. */
-export function figure(number, digits = 3) {
+/** A number with `digits` decimals, or in scientific notation if it is smaller; with a typographic minus sign. */
+export function formatNumber(number, digits = 3) {
   if (number === null || Number.isNaN(number)) return "–";
   const small = Math.abs(number) < 10 ** -digits && number !== 0;
   return (small ? number.toExponential(digits - 1) : number.toFixed(digits)).replaceAll("-", "−");
 }
 
-/** A number with its sign in front, the plus too. */
-export function signed(number, digits = 3) {
-  return (number > 0 ? "+" : "") + figure(number, digits);
+/** A number with its sign, also a plus. */
+export function formatSigned(number, digits = 3) {
+  return (number > 0 ? "+" : "") + formatNumber(number, digits);
 }

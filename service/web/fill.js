@@ -1,40 +1,40 @@
-// Words for what is hidden in a text; a click puts one in.
+// The form for a masked language model: candidates for each mask; a click inserts one.
 
 import { bars } from "./bars.js";
 import { element, percent } from "./dom.js";
-import { amount, area, answerPlace, asking, empty, examples, field, given as numbers, sides } from "./form.js";
+import { numberInput, textArea, answerSection, requestForm, showHint, exampleButtons, field, numberValues as numbers, showSideBySide } from "./form.js";
 import { MASKED } from "./samples.js";
 
 export function mountFill(container, page) {
   const mask = page.model.mask || "[MASK]";
-  const given = MASKED.map((each) => each.replace("{}", mask));
-  const text = area(given[0], 4);
-  const count = amount(8, 1, 100);
-  const place = answerPlace("Words for what is hidden");
+  const samples = MASKED.map((each) => each.replace("{}", mask));
+  const text = textArea(samples[0], 4);
+  const count = numberInput(8, 1, 100);
+  const place = answerSection("Words for the masks");
 
   const request = () => ({
     path: `/models/${page.model.id}`, body: { inputs: text.value, parameters: numbers({ top_k: count }) },
   });
 
-  async function ask({ path, body }, signal) {
-    const found = await page.request(path, body, signal);
-    const masks = Array.isArray(found[0]) ? found : [found];
-    place.replaceChildren(...masks.map((words, index) => guesses(body.inputs, words, index, masks.length)));
+  async function send({ path, body }, signal) {
+    const results = await page.request(path, body, signal);
+    const masks = Array.isArray(results[0]) ? results : [results];
+    place.replaceChildren(...masks.map((candidates, index) => candidateBars(body.inputs, candidates, index, masks.length)));
   }
 
-  function guesses(asked, words, index, several) {
-    const most = words[0]?.score || 1;
-    const rows = words.map(({ token_str: word, score }, rank) => ({
-      name: word, share: score / most, figure: percent(score), top: !rank,
-      onclick: () => put(asked, index, word),
+  function candidateBars(inputs, candidates, index, maskCount) {
+    const maximum = candidates[0]?.score || 1;
+    const rows = candidates.map(({ token_str: word, score }, rank) => ({
+      name: word, share: score / maximum, figure: percent(score), top: !rank,
+      onclick: () => insertWord(inputs, index, word),
     }));
-    const title = several > 1 ? element("h3", {}, `Hidden word ${index + 1}`) : null;
-    return element("div", {}, title, bars(rows, `Words for hidden word ${index + 1}; one that is chosen is put in`));
+    const title = maskCount > 1 ? element("h3", {}, `Mask ${index + 1}`) : null;
+    return element("div", {}, title, bars(rows, `Words for mask ${index + 1}; a click inserts one`));
   }
 
-  // In the place of that mask; pieces that go on with a word are written to it.
-  function put(asked, index, word) {
-    const parts = asked.split(mask);
+  // Replaces the mask by the word. A piece that continues a word (##) is joined to it.
+  function insertWord(inputs, index, word) {
+    const parts = inputs.split(mask);
     const before = parts.slice(0, index + 1).join(mask);
     text.value = word.startsWith("##") ? before.trimEnd() + word.slice(2) : before + word.trim();
     text.value += parts.slice(index + 1).join(mask);
@@ -42,19 +42,19 @@ export function mountFill(container, page) {
     text.focus();
   }
 
-  function hide() {
+  function insertMask() {
     text.setRangeText(mask, text.selectionStart, text.selectionEnd, "end");
     text.dispatchEvent(new Event("input", { bubbles: true }));
     text.focus();
   }
 
-  const form = asking(page, {
-    fields: [field("Text", text, `${mask} stands for the word that is looked for.`),
-      element("div", { class: "row" }, element("button", { type: "button", class: "quiet", onclick: hide }, `Put ${mask} at the cursor`)),
-      field("Words", count), examples(given, (each) => { text.value = each; form.submitted(); })],
-    button: "Fill in", request, ask,
+  const form = requestForm(page, {
+    fields: [field("Text", text, `${mask} marks a missing word.`),
+      element("div", { class: "row" }, element("button", { type: "button", class: "quiet", onclick: insertMask }, `Insert ${mask} at the cursor`)),
+      field("Words", count), exampleButtons(samples, (each) => { text.value = each; form.run(); })],
+    button: "Fill in", request, send,
   });
-  empty(place, "Words appear here, likeliest first.");
-  sides(container, form, place);
-  return { asked: () => ({ input: text.value }), leave: form.leave };
+  showHint(place, "Words appear here, most likely first.");
+  showSideBySide(container, form, place);
+  return { explainSubject: () => ({ input: text.value }), abort: form.abort };
 }

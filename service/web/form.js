@@ -1,40 +1,40 @@
-// What all forms are made of: labelled controls, and asking with a way to stop and a place for what goes wrong.
+// Parts of all forms: labelled controls, and a form that sends a request, can stop it and shows its error.
 //
-// Knows no task.  The one idea: a form asks one thing at a time; asking again gives up what was asked before.
+// A form has one request at a time; a new one aborts the one before.
 
-import { element, unique } from "./dom.js";
+import { element, uniqueId } from "./dom.js";
 
-const LONGEST_NAME = 34; // of an example
+const MAX_NAME_LENGTH = 34; // characters of an example
 
 export function field(label, control, hint = "") {
-  control.id ||= unique("field");
-  const said = hint ? element("p", { class: "hint", id: `${control.id}-hint` }, hint) : null;
-  if (said) control.setAttribute("aria-describedby", said.id);
-  return element("div", { class: "field" }, element("label", { for: control.id }, label), control, said);
+  control.id ||= uniqueId("field");
+  const hintNode = hint ? element("p", { class: "hint", id: `${control.id}-hint` }, hint) : null;
+  if (hintNode) control.setAttribute("aria-describedby", hintNode.id);
+  return element("div", { class: "field" }, element("label", { for: control.id }, label), control, hintNode);
 }
 
-export function area(value = "", rows = 4) {
+export function textArea(value = "", rows = 4) {
   const control = element("textarea", { rows, spellcheck: "false" });
   control.value = value;
   return control;
 }
 
-export function line(value = "") {
+export function textInput(value = "") {
   const control = element("input", { type: "text", spellcheck: "false", autocomplete: "off" });
   control.value = value;
   return control;
 }
 
-export function amount(value, least, most, step = 1) {
-  const control = element("input", { type: "number", min: least, max: most, step, inputmode: "decimal" });
+export function numberInput(value, min, max, step = 1) {
+  const control = element("input", { type: "number", min, max, step, inputmode: "decimal" });
   control.value = value;
   return control;
 }
 
-// What a form says of its numbers; one that is left empty is left to the server.
-export function given(controls) {
-  const said = Object.entries(controls).filter(([, each]) => each.value !== "");
-  return Object.fromEntries(said.map(([name, each]) => [name, Number(each.value)]));
+// The values of number inputs. An empty input is omitted, so the server's default applies.
+export function numberValues(controls) {
+  const filled = Object.entries(controls).filter(([, each]) => each.value !== "");
+  return Object.fromEntries(filled.map(([name, each]) => [name, Number(each.value)]));
 }
 
 export function choice(options, value) {
@@ -43,8 +43,8 @@ export function choice(options, value) {
   return control;
 }
 
-export function ticked(label, value) {
-  const control = element("input", { type: "checkbox", id: unique("tick") });
+export function checkbox(label, value) {
+  const control = element("input", { type: "checkbox", id: uniqueId("tick") });
   control.checked = value;
   return { control, row: element("div", { class: "tick" }, control, element("label", { for: control.id }, label)) };
 }
@@ -54,61 +54,61 @@ export function lines(text) {
   return text.split("\n").map((each) => each.trim()).filter(Boolean);
 }
 
-// Beside each other: what is asked, and its answer.
-export function sides(container, form, answer) {
+// Shows the form and its answer side by side.
+export function showSideBySide(container, form, answer) {
   container.replaceChildren(element("div", { class: "sides" }, form, answer));
 }
 
-// Where an answer appears; what is there is told to whoever cannot see it.
-export function answerPlace(label = "Answer") {
+// The section for an answer; screen readers announce its content.
+export function answerSection(label = "Answer") {
   return element("section", { class: "answer", "aria-label": label, "aria-live": "polite" });
 }
 
-export function empty(place, sentence) {
+export function showHint(place, sentence) {
   place.replaceChildren(element("p", { class: "hint" }, sentence));
 }
 
-// Buttons that put something into the controls; `named` is what a choice is called.
-export function examples(choices, put, named = (each) => each) {
+// Buttons for examples; `onPick` is called with the example, `nameOf` returns its label.
+export function exampleButtons(choices, onPick, nameOf = (each) => each) {
   const buttons = choices.map((each) =>
-    element("button", { type: "button", class: "quiet", onclick: () => put(each) }, short(named(each))));
+    element("button", { type: "button", class: "quiet", onclick: () => onPick(each) }, shorten(nameOf(each))));
   return element("div", { class: "row", role: "group", "aria-label": "Examples" }, ...buttons);
 }
 
-function short(text) {
-  return text.length > LONGEST_NAME ? `${text.slice(0, text.lastIndexOf(" ", LONGEST_NAME - 2))} …` : text;
+function shorten(text) {
+  return text.length > MAX_NAME_LENGTH ? `${text.slice(0, text.lastIndexOf(" ", MAX_NAME_LENGTH - 2))} …` : text;
 }
 
-// A form of `fields`; `request()` says what it would ask now, {path, body}; `ask(asked, signal)` asks it and draws.
-export function asking(page, { fields, button = "Run", request, ask, label = "What to ask" }) {
+// A form of `fields`. `request()` returns its request, {path, body}; `send(request, signal)` sends it and draws.
+export function requestForm(page, { fields, button = "Run", request, send, label = "Request" }) {
   const error = element("p", { class: "error", role: "alert" });
-  const run = element("button", { type: "submit" }, button);
-  const stop = element("button", { type: "button", class: "quiet", hidden: true }, "Stop");
-  const form = element("form", { class: "ask", "aria-label": label }, ...fields, element("div", { class: "row" }, run, stop), error);
+  const runButton = element("button", { type: "submit" }, button);
+  const stopButton = element("button", { type: "button", class: "quiet", hidden: true }, "Stop");
+  const form = element("form", { class: "ask", "aria-label": label }, ...fields, element("div", { class: "row" }, runButton, stopButton), error);
   let running = null;
 
-  const preview = () => page.copyable(...spread(request()));
-  const busy = (now) => {
-    form.setAttribute("aria-busy", String(now));
-    stop.hidden = !now;
+  const preview = () => page.showRequest(...requestArguments(request()));
+  const showBusy = (isBusy) => {
+    form.setAttribute("aria-busy", String(isBusy));
+    stopButton.hidden = !isBusy;
   };
 
   async function submit() {
     running?.abort();
-    const mine = (running = new AbortController());
-    const asked = request();
+    const controller = (running = new AbortController());
+    const planned = request();
     error.textContent = "";
-    page.copyable(...spread(asked));
-    busy(true);
+    page.showRequest(...requestArguments(planned));
+    showBusy(true);
     try {
-      await ask(asked, mine.signal);
+      await send(planned, controller.signal);
     } catch (problem) {
       if (problem.name !== "AbortError") error.textContent = problem.message;
     } finally {
-      if (running === mine) {
+      if (running === controller) {
         running = null;
-        busy(false);
-        page.changed();
+        showBusy(false);
+        page.onChange();
       }
     }
   }
@@ -121,13 +121,13 @@ export function asking(page, { fields, button = "Run", request, ask, label = "Wh
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit();
   });
-  stop.addEventListener("click", () => running?.abort());
-  form.leave = () => running?.abort();
-  form.submitted = submit;
+  stopButton.addEventListener("click", () => running?.abort());
+  form.abort = () => running?.abort();
+  form.run = submit;
   queueMicrotask(preview);
   return form;
 }
 
-function spread({ path, body }) {
+function requestArguments({ path, body }) {
   return [path, body];
 }

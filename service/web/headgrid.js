@@ -1,46 +1,45 @@
-// All layers and heads at once, a small map each; click or Enter opens one large.
-// Knows no server: asks for a few layers at a time by the function it is given, and draws as they come.
+// A grid with a small heatmap for every layer and head; click or Enter opens one in full size.
 
-import { heatLegend, paintMatrix } from "./colours.js";
+import { scaleLegend, paintMatrix } from "./colours.js";
 import { element } from "./dom.js";
-import { walked } from "./elements.js";
-import { matrixOf } from "./explanation.js";
+import { addArrowKeys } from "./elements.js";
+import { headMatrix } from "./explanation.js";
 
-/** An empty grid of `layers` x `heads` maps; `opened(layer, head)` is called for the one that is chosen. */
-export function emptyGrid(layers, heads, opened) {
-  const top = element("tr", {}, element("td"), ...count(heads).map((head) => element("th", { scope: "col" }, String(head))));
+/** An empty grid of `layers` x `heads` maps; `onOpen(layer, head)` is called for the selected one. */
+export function emptyGrid(layers, heads, onOpen) {
+  const headRow = element("tr", {}, element("td"), ...count(heads).map((head) => element("th", { scope: "col" }, String(head))));
   const maps = [];
-  const lines = count(layers).map((layer) => {
-    const line = element("tr", {}, element("th", { scope: "row" }, String(layer)));
+  const layerRows = count(layers).map((layer) => {
+    const row = element("tr", {}, element("th", { scope: "row" }, String(layer)));
     for (const head of count(heads)) {
-      maps.push(smallMap(layer, head, opened));
-      line.append(element("td", {}, maps.at(-1)));
+      maps.push(smallMap(layer, head, onOpen));
+      row.append(element("td", {}, maps.at(-1)));
     }
-    return line;
+    return row;
   });
-  const hint = element("p", { class: "attn-note" }, "Rows are layers, columns are heads. Choose a map to see it large.");
-  const named = { class: "attn-grid", "aria-label": "Attention of every layer and head" };
-  const table = element("table", named, element("thead", {}, top), element("tbody", {}, ...lines));
-  walked(table, maps, heads);
-  return { node: element("div", {}, hint, element("div", { class: "attn-scroll" }, table), heatLegend()), maps };
+  const hint = element("p", { class: "attn-note" }, "Rows are layers, columns are heads. Select a map to see it in full size.");
+  const attributes = { class: "attn-grid", "aria-label": "Attention of every layer and head" };
+  const table = element("table", attributes, element("thead", {}, headRow), element("tbody", {}, ...layerRows));
+  addArrowKeys(table, maps, heads);
+  return { node: element("div", {}, hint, element("div", { class: "attn-scroll" }, table), scaleLegend()), maps };
 }
 
 const count = (number) => Array.from({ length: number }, (_, index) => index);
 
-function smallMap(layer, head, opened) {
+function smallMap(layer, head, onOpen) {
   const name = `Layer ${layer}, head ${head}`;
   const data = { "data-layer": layer, "data-head": head, "data-key": name };
-  const onclick = () => opened(layer, head);
+  const onclick = () => onOpen(layer, head);
   return element("button", { type: "button", class: "attn-map", "aria-label": name, title: name, ...data, onclick });
 }
 
-/** Draws those maps that `entry` of the explanation has. */
+/** Draws the maps of the layers and heads in `entry` of the explanation. */
 export function fillGrid(grid, explanation, entry) {
   for (const map of grid.maps) {
     const [layer, head] = [Number(map.dataset.layer), Number(map.dataset.head)];
     if (!entry.layers.includes(layer) || !entry.heads.includes(head)) continue;
     const canvas = element("canvas", { "aria-hidden": "true" });
     map.replaceChildren(canvas);
-    paintMatrix(canvas, matrixOf(explanation, entry, layer, head));
+    paintMatrix(canvas, headMatrix(explanation, entry, layer, head));
   }
 }

@@ -1,43 +1,43 @@
-// A matrix of weights as a heatmap with tokens along both sides; arrow keys go from cell to cell.
-// Knows no request and no model.  Small ones are tables, whose cells are elements; larger ones are one canvas with a
-// pixel a cell, blown up, since ten thousand elements would make the page slow.
+// A matrix of weights as a heatmap with tokens along both sides; arrow keys move from cell to cell.
+// A small matrix is a table. A larger one is a scaled canvas with one pixel per cell, because ten thousand elements
+// would make the page slow.
 
-import { heat, heatLegend, paintMatrix } from "./colours.js";
+import { cellColours, scaleLegend, paintMatrix } from "./colours.js";
 import { element } from "./dom.js";
-import { readout, walked } from "./elements.js";
-import { figure, readable, weightAt } from "./explanation.js";
+import { readout, addArrowKeys } from "./elements.js";
+import { formatNumber, displayText, weightAt } from "./explanation.js";
 
-const MOST_ELEMENTS = 40; // tokens on a side
-const EXACT = 6; // digits of the weight that is pointed at
+const MAX_TABLE_SIDE = 40; // tokens per side of a table
+const WEIGHT_DIGITS = 6; // digits of the weight under the pointer
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
-/** Draws `matrix` into `container`; `words` are {label, verb}: what it is, and what a row does with a column. */
+/** Draws `matrix` into `container`; `words` are {label, verb}: its name, and the verb between a row and a column. */
 export function drawMatrix(container, matrix, words) {
-  const line = readout("Point at a cell, or walk with the arrow keys.");
+  const line = readout("Point at a cell, or move with the arrow keys.");
   const frame = element("div", { class: "attn-matrix" }, line);
   container.replaceChildren(frame);
-  const small = Math.max(matrix.rows.length, matrix.columns.length) <= MOST_ELEMENTS;
-  const tell = (row, column) => say(line, matrix, words, [row, column]);
+  const small = Math.max(matrix.rows.length, matrix.columns.length) <= MAX_TABLE_SIDE;
+  const onCell = (row, column) => showCell(line, matrix, words, [row, column]);
   const body = element("div", { class: "attn-scroll" });
-  frame.append(body, heatLegend());
-  body.append(small ? table(matrix, words, tell, heat()) : pixels(matrix, words, tell));
+  frame.append(body, scaleLegend());
+  body.append(small ? table(matrix, words, onCell, cellColours()) : canvasGrid(matrix, words, onCell));
   if (!small) paintMatrix(body.querySelector("canvas"), matrix);
 }
 
-function say(line, matrix, words, [row, column]) {
+function showCell(line, matrix, words, [row, column]) {
   const weight = weightAt(matrix, row, column);
   Object.assign(line.dataset, { row, column, weight });
-  const from = element("b", {}, readable(matrix.rows[row]));
-  const to = element("b", {}, readable(matrix.columns[column]));
-  const number = element("span", { class: "attn-number" }, figure(weight, EXACT));
+  const from = element("b", {}, displayText(matrix.rows[row]));
+  const to = element("b", {}, displayText(matrix.columns[column]));
+  const number = element("span", { class: "attn-number" }, formatNumber(weight, WEIGHT_DIGITS));
   line.replaceChildren(from, ` ${words.verb} `, to, " ", number);
 }
 
-function table(matrix, words, tell, colour) {
+function table(matrix, words, onCell, colour) {
   const cells = [];
   const head = element("tr", {}, element("td"), ...matrix.columns.map(columnLabel));
   const rows = matrix.rows.map((token, row) => {
-    const line = element("tr", {}, element("th", { scope: "row", title: readable(token) }, readable(token)));
+    const line = element("tr", {}, element("th", { scope: "row", title: displayText(token) }, displayText(token)));
     matrix.columns.forEach((_, column) => {
       cells.push(cell(weightAt(matrix, row, column), row, column, colour));
       line.append(cells.at(-1));
@@ -46,39 +46,39 @@ function table(matrix, words, tell, colour) {
   });
   const attributes = { role: "grid", class: "attn-table", "aria-label": words.label };
   const grid = element("table", attributes, element("thead", {}, head), element("tbody", {}, ...rows));
-  walked(grid, cells, matrix.columns.length);
-  pointed(grid, head, tell);
+  addArrowKeys(grid, cells, matrix.columns.length);
+  highlightCells(grid, head, onCell);
   return grid;
 }
 
 function columnLabel(token) {
-  return element("th", { scope: "col", title: readable(token) }, element("span", {}, readable(token)));
+  return element("th", { scope: "col", title: displayText(token) }, element("span", {}, displayText(token)));
 }
 
 function cell(weight, row, column, colour) {
   const data = { "data-row": row, "data-column": column, "data-weight": weight };
-  const node = element("td", { role: "gridcell", "aria-label": figure(weight, 4), ...data });
+  const node = element("td", { role: "gridcell", "aria-label": formatNumber(weight, 4), ...data });
   node.style.backgroundColor = colour(weight);
   return node;
 }
 
-/** The cell under the pointer or the focus is told, and its two tokens stand out. */
-function pointed(grid, head, tell) {
-  let marked = [];
-  const mark = (event) => {
+/** Calls `onCell` for the cell under the pointer or the focus, and highlights its two tokens. */
+function highlightCells(grid, head, onCell) {
+  let highlighted = [];
+  const highlight = (event) => {
     const node = event.target.closest("[data-weight]");
     if (!node) return;
     const [row, column] = [Number(node.dataset.row), Number(node.dataset.column)];
-    marked.forEach((label) => label.classList.remove("on"));
-    marked = [node.parentElement.firstElementChild, head.children[column + 1]];
-    marked.forEach((label) => label.classList.add("on"));
-    tell(row, column);
+    highlighted.forEach((label) => label.classList.remove("on"));
+    highlighted = [node.parentElement.firstElementChild, head.children[column + 1]];
+    highlighted.forEach((label) => label.classList.add("on"));
+    onCell(row, column);
   };
-  grid.addEventListener("pointerover", mark);
-  grid.addEventListener("focusin", mark);
+  grid.addEventListener("pointerover", highlight);
+  grid.addEventListener("focusin", highlight);
 }
 
-function pixels(matrix, words, tell) {
+function canvasGrid(matrix, words, onCell) {
   const canvas = element("canvas", { "aria-hidden": "true" });
   const cross = element("div", { class: "attn-cross", hidden: true });
   const attributes = { class: "attn-pixels", role: "application", tabindex: "0", "aria-label": words.label };
@@ -86,50 +86,50 @@ function pixels(matrix, words, tell) {
   const side = (tokens, name) => element("ol", { class: name, "aria-hidden": "true" }, ...tokens.map(sideLabel));
   const columns = side(matrix.columns, "attn-columns");
   const rows = side(matrix.rows, "attn-rows");
-  steered(plane, matrix, (row, column) => {
-    place(cross, matrix, row, column);
+  selectCells(plane, matrix, (row, column) => {
+    moveCross(cross, matrix, row, column);
     for (const [list, index] of [[rows, row], [columns, column]]) {
       list.querySelector(".on")?.classList.remove("on");
       list.children[index].classList.add("on");
     }
-    tell(row, column);
+    onCell(row, column);
   });
-  const whole = element("div", { class: "attn-plane" }, element("div", { class: "attn-corner" }), columns, rows, plane);
-  whole.style.setProperty("--rows", matrix.rows.length);
-  whole.style.setProperty("--columns", matrix.columns.length);
-  return whole;
+  const grid = element("div", { class: "attn-plane" }, element("div", { class: "attn-corner" }), columns, rows, plane);
+  grid.style.setProperty("--rows", matrix.rows.length);
+  grid.style.setProperty("--columns", matrix.columns.length);
+  return grid;
 }
 
 function sideLabel(token) {
-  return element("li", { title: readable(token) }, readable(token));
+  return element("li", { title: displayText(token) }, displayText(token));
 }
 
-function place(cross, matrix, row, column) {
+function moveCross(cross, matrix, row, column) {
   cross.hidden = false;
   cross.style.left = `${(column / matrix.columns.length) * 100}%`;
   cross.style.top = `${(row / matrix.rows.length) * 100}%`;
 }
 
-/** The pointer and the arrow keys choose a cell of the canvas. */
-function steered(plane, matrix, chosen) {
+/** Selects a cell of the canvas by the pointer and the arrow keys. */
+function selectCells(plane, matrix, onCell) {
   const [rows, columns] = [matrix.rows.length, matrix.columns.length];
-  let at = [0, 0];
-  const go = (row, column) => {
-    at = [Math.min(Math.max(row, 0), rows - 1), Math.min(Math.max(column, 0), columns - 1)];
-    chosen(...at);
+  let current = [0, 0];
+  const select = (row, column) => {
+    current = [Math.min(Math.max(row, 0), rows - 1), Math.min(Math.max(column, 0), columns - 1)];
+    onCell(...current);
   };
-  plane.addEventListener("focus", () => go(...at));
+  plane.addEventListener("focus", () => select(...current));
   plane.addEventListener("pointermove", (event) => {
     const box = plane.getBoundingClientRect();
     const [down, along] = [(event.clientY - box.top) / box.height, (event.clientX - box.left) / box.width];
-    go(Math.floor(down * rows), Math.floor(along * columns));
+    select(Math.floor(down * rows), Math.floor(along * columns));
   });
   plane.addEventListener("keydown", (event) => {
-    const edges = { Home: [at[0], 0], End: [at[0], columns - 1] };
+    const edges = { Home: [current[0], 0], End: [current[0], columns - 1] };
     const step = STEPS[event.key];
     if (step === undefined && edges[event.key] === undefined) return;
     event.preventDefault();
-    go(...(edges[event.key] ?? [at[0] + step[0], at[1] + step[1]]));
+    select(...(edges[event.key] ?? [current[0] + step[0], current[1] + step[1]]));
     plane.querySelector(".attn-cross").scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 }

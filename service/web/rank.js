@@ -1,34 +1,34 @@
-// Passages by how well they answer a question, as a cross-encoder sees it.
+// The form for a cross-encoder: passages in the order of their scores for a question.
 
 import { bars } from "./bars.js";
 import { number } from "./dom.js";
-import { area, answerPlace, asking, empty, field, line, lines, sides } from "./form.js";
+import { textArea, answerSection, requestForm, showHint, field, textInput, lines, showSideBySide } from "./form.js";
 import { PASSAGES } from "./samples.js";
 
 export function mountRank(container, page) {
-  const query = line(PASSAGES.query);
-  const passages = area(PASSAGES.passages.join("\n"), 7);
-  const place = answerPlace("Passages, best first");
+  const query = textInput(PASSAGES.query);
+  const passages = textArea(PASSAGES.passages.join("\n"), 7);
+  const place = answerSection("Passages, best first");
   let best = null;
 
   const request = () => ({
     path: "/v1/rerank", body: { model: page.model.id, query: query.value, documents: lines(passages.value) },
   });
 
-  async function ask({ path, body }, signal) {
+  async function send({ path, body }, signal) {
     const { results } = await page.request(path, body, signal);
     const scores = results.map((each) => each.relevance_score);
-    const [most, least] = [Math.max(...scores, 1), Math.min(...scores, 0)];
+    const [maximum, minimum] = [Math.max(...scores, 1), Math.min(...scores, 0)];
     best = body.documents[results[0].index];
     place.replaceChildren(bars(results.map(({ index, relevance_score: score }, rank) => ({
-      name: body.documents[index], share: (score - least) / (most - least), figure: number(score), top: !rank,
+      name: body.documents[index], share: (score - minimum) / (maximum - minimum), figure: number(score), top: !rank,
     })), "Passages, best first"));
   }
 
-  const form = asking(page, {
-    fields: [field("Question", query), field("Passages, one a line", passages)], button: "Rank", request, ask,
+  const form = requestForm(page, {
+    fields: [field("Question", query), field("Passages, one per line", passages)], button: "Rank", request, send,
   });
-  empty(place, "The passages appear here, best first.");
-  sides(container, form, place);
-  return { asked: () => ({ input: [query.value, best ?? lines(passages.value)[0] ?? ""] }), leave: form.leave };
+  showHint(place, "The passages appear here, best first.");
+  showSideBySide(container, form, place);
+  return { explainSubject: () => ({ input: [query.value, best ?? lines(passages.value)[0] ?? ""] }), abort: form.abort };
 }

@@ -1,4 +1,4 @@
-// What stands in the forms before anybody has written anything, so that the first click shows something.
+// The initial texts of the forms and their examples.
 
 export const CHATS = ["Why is the sky blue?", "Name three rivers in Europe.", "Write a haiku about rain."];
 
@@ -10,7 +10,7 @@ const TEXTS = [
   "The meeting has been moved to Thursday at nine.",
 ];
 
-// By what labels of a model are about.
+// Texts for models with a certain label.
 const BY_LABEL = {
   ham: ["Are we still meeting for lunch tomorrow?", "WINNER! You have been chosen for a free prize. Call now to claim it."],
 };

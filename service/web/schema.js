@@ -1,4 +1,4 @@
-// JSON schemas for people: the fields of an object as a table, its type in words, an example of it.
+// JSON schemas as text: the type in words, a table of the fields, an example.
 
 import { element } from "./dom.js";
 
@@ -7,51 +7,51 @@ const LIMITS = {
   maxItems: "at most # items", minimum: "at least #", maximum: "at most #", exclusiveMinimum: "more than #",
 };
 const EXAMPLES = { model: "MODEL", role: "user", language: "en" };
-const SHOWN = ["content", "text"]; // not required of every message, but of those in examples
+const ALWAYS_SHOWN = ["content", "text"]; // part of an example though not required
 
 const choices = (schema) => schema.anyOf ?? schema.oneOf;
 
-// What a value may be, as in "string or list of integers".
-export function typeOf(schema) {
-  if (choices(schema)) return [...new Set(choices(schema).map(typeOf))].join(" or ");
+// The type of a value in words, such as "string or list of integers".
+export function describeType(schema) {
+  if (choices(schema)) return [...new Set(choices(schema).map(describeType))].join(" or ");
   if (schema.const !== undefined) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((each) => JSON.stringify(each)).join(", ");
-  if (schema.type === "array") return `list of ${typeOf(schema.items ?? {})}`;
+  if (schema.type === "array") return `list of ${describeType(schema.items ?? {})}`;
   return [schema.type ?? "any value"].flat().join(" or ");
 }
 
-// A table of the fields; objects in it unfold in their turn. Of several objects one table for each.
-export function fieldsOf(schema) {
+// A table of the fields, with nested objects collapsed. A choice of objects has one table for each.
+export function fieldsTable(schema) {
   const objects = objectsIn(schema);
-  if (!objects.length) return element("p", {}, typeOf(schema));
-  if (objects.length === 1) return tableOf(objects[0]);
-  const each = (object) => folded(object.title ?? "object", () => tableOf(object));
-  return element("div", {}, element("p", { class: "hint" }, "One of:"), ...objects.map(each));
+  if (!objects.length) return element("p", {}, describeType(schema));
+  if (objects.length === 1) return objectTable(objects[0]);
+  const unfold = (object) => collapsed(object.title ?? "object", () => objectTable(object));
+  return element("div", {}, element("p", { class: "hint" }, "One of:"), ...objects.map(unfold));
 }
 
-// Objects that the schema describes itself, in a choice or in a list.
+// The objects of the schema, also in a choice or in a list.
 function objectsIn(schema) {
   if (choices(schema)) return choices(schema).flatMap(objectsIn);
   if (schema.type === "array") return objectsIn(schema.items ?? {});
   return schema.properties ? [schema] : [];
 }
 
-function tableOf(object) {
+function objectTable(object) {
   const required = new Set(object.required ?? []);
   const names = Object.keys(object.properties).sort((a, b) => required.has(b) - required.has(a));
   const rows = names.map((name) => {
     const field = object.properties[name];
     return element("tr", {},
       element("td", {}, element("code", {}, name)),
-      element("td", {}, typeOf(field), ...(objectsIn(field).length ? [folded("Its fields", () => fieldsOf(field))] : [])),
-      element("td", {}, required.has(name) ? "required" : fallback(field)),
-      element("td", {}, [field.description, ...limits(field)].filter(Boolean).join("; ")));
+      element("td", {}, describeType(field), ...(objectsIn(field).length ? [collapsed("Its fields", () => fieldsTable(field))] : [])),
+      element("td", {}, required.has(name) ? "required" : defaultText(field)),
+      element("td", {}, [field.description, ...describeLimits(field)].filter(Boolean).join("; ")));
   });
   const head = ["Field", "Type", "Default", "Notes"].map((name) => element("th", { scope: "col" }, name));
   return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
 }
 
-function folded(title, draw) {
+function collapsed(title, draw) {
   const details = element("details", {}, element("summary", {}, title));
   details.addEventListener("toggle", () => {
     if (details.childElementCount === 1) details.append(draw());
@@ -59,28 +59,28 @@ function folded(title, draw) {
   return details;
 }
 
-function fallback(field) {
+function defaultText(field) {
   return field.default === undefined ? "" : JSON.stringify(field.default);
 }
 
-function limits(field) {
+function describeLimits(field) {
   return Object.entries(LIMITS).filter(([name]) => field[name] !== undefined).map(([name, text]) => text.replace("#", field[name]));
 }
 
-// Of a choice: a text where it may be one.
-function simplest(schema) {
-  const flat = (each) => (choices(each) ? choices(each).flatMap(flat) : [each]);
-  return flat(schema).find((each) => each.type === "string") ?? flat(schema)[0];
+// The simplest alternative of a choice: a string if there is one.
+function simplestChoice(schema) {
+  const flatten = (each) => (choices(each) ? choices(each).flatMap(flatten) : [each]);
+  return flatten(schema).find((each) => each.type === "string") ?? flatten(schema)[0];
 }
 
-// A value that the schema allows, with required fields alone.
+// A value that the schema allows, with the required fields only.
 export function example(schema, name = "") {
-  if (choices(schema)) return example(simplest(schema), name);
+  if (choices(schema)) return example(simplestChoice(schema), name);
   if (schema.const !== undefined) return schema.const;
   if (schema.enum) return schema.enum.includes(EXAMPLES[name]) ? EXAMPLES[name] : schema.enum[0];
   switch (schema.type) {
     case "object": {
-      const names = Object.keys(schema.properties ?? {}).filter((each) => schema.required?.includes(each) || SHOWN.includes(each));
+      const names = Object.keys(schema.properties ?? {}).filter((each) => schema.required?.includes(each) || ALWAYS_SHOWN.includes(each));
       return Object.fromEntries(names.map((each) => [each, example(schema.properties[each], each)]));
     }
     case "array":

@@ -1,39 +1,38 @@
-// How the server is: live requests, the queue, the cache, how long things take; out of /metrics, looked at every 2 s.
+// The tab Server: live requests, the queue, the cache and latencies, from /metrics every 2 s.
 //
-// Knows no task.  The one idea: the page keeps its last looks and draws what lies between them; who does not look at
-// it asks for nothing.
+// The page keeps its last scrapes and draws the differences. It scrapes only while the tab is visible.
 
 import { mountAdmin } from "./admin.js";
 import * as api from "./api.js";
-import { drawn, element, number } from "./dom.js";
-import { Look, quantile, rate } from "./prometheus.js";
+import { svgElement, element, number } from "./dom.js";
+import { Scrape, quantile, rate } from "./prometheus.js";
 
-const EVERY_MS = 2000;
-const KEPT = 150; // looks: five minutes
-const LATELY = 30; // looks that a percentile is about: one minute
+const INTERVAL_MS = 2000;
+const MAX_SCRAPES = 150; // five minutes
+const PERCENTILE_SCRAPES = 30; // scrapes of a percentile: one minute
 const GIB = 2 ** 30;
 
-const now = (name) => (looks) => looks.at(-1).total(`polyhead_${name}`);
-const speed = (name, wanted) => (looks) => looks.length > 1 ? rate(looks.at(-2), looks.at(-1), `polyhead_${name}`, wanted) : NaN;
-const lately = (name, share, wanted) => (looks) =>
-  looks.length > 1 ? quantile(looks[Math.max(0, looks.length - LATELY)], looks.at(-1), `polyhead_${name}`, share, wanted) : NaN;
+const latest = (name) => (scrapes) => scrapes.at(-1).total(`polyhead_${name}`);
+const currentRate = (name, wanted) => (scrapes) => scrapes.length > 1 ? rate(scrapes.at(-2), scrapes.at(-1), `polyhead_${name}`, wanted) : NaN;
+const recentQuantile = (name, share, wanted) => (scrapes) =>
+  scrapes.length > 1 ? quantile(scrapes[Math.max(0, scrapes.length - PERCENTILE_SCRAPES)], scrapes.at(-1), `polyhead_${name}`, share, wanted) : NaN;
 
 const TILES = [
-  ["Live requests", now("http_requests_in_flight"), count],
-  ["Running", now("requests_running"), count],
-  ["Waiting", now("requests_waiting"), count],
-  ["Cache blocks used", now("kv_blocks_used"), count],
-  ["Tokens computed / s", speed("tokens_total", { kind: "computed" }), number],
-  ["Tokens written / s", speed("tokens_total", { kind: "generated" }), number],
-  ["Latency, median", lately("request_seconds", 0.5), duration],
-  ["Latency, 95 %", lately("request_seconds", 0.95), duration],
-  ["Latency, 99 %", lately("request_seconds", 0.99), duration],
-  ["First token, 95 %", lately("time_to_first_token_seconds", 0.95), duration],
-  ["Between tokens, median", lately("inter_token_seconds", 0.5), duration],
-  ["In the queue, 95 %", lately("stage_seconds", 0.95, { stage: "queue" }), duration],
-  ["Memory", (looks) => looks.at(-1).total("process_resident_memory_bytes"), (bytes) => `${number(bytes / GIB)} GiB`],
+  ["Live requests", latest("http_requests_in_flight"), count],
+  ["Running", latest("requests_running"), count],
+  ["Waiting", latest("requests_waiting"), count],
+  ["Cache blocks used", latest("kv_blocks_used"), count],
+  ["Tokens computed / s", currentRate("tokens_total", { kind: "computed" }), number],
+  ["Tokens generated / s", currentRate("tokens_total", { kind: "generated" }), number],
+  ["Latency, median", recentQuantile("request_seconds", 0.5), duration],
+  ["Latency, 95 %", recentQuantile("request_seconds", 0.95), duration],
+  ["Latency, 99 %", recentQuantile("request_seconds", 0.99), duration],
+  ["First token, 95 %", recentQuantile("time_to_first_token_seconds", 0.95), duration],
+  ["Inter-token, median", recentQuantile("inter_token_seconds", 0.5), duration],
+  ["Queue, 95 %", recentQuantile("stage_seconds", 0.95, { stage: "queue" }), duration],
+  ["Memory", (scrapes) => scrapes.at(-1).total("process_resident_memory_bytes"), (bytes) => `${number(bytes / GIB)} GiB`],
 ];
-const HEADS = ["Model", "State", "Task", "Running", "Waiting", "Answered", "Median", "95 %", "Cache blocks"];
+const COLUMNS = ["Model", "State", "Task", "Running", "Waiting", "Done", "Median", "95 %", "Cache blocks"];
 
 function count(value) {
   return Number.isFinite(value) ? String(Math.round(value)) : "–";
@@ -46,43 +45,43 @@ function duration(seconds) {
 
 export function mountServer(panel, page) {
   const error = element("p", { class: "error", role: "alert" });
-  const tiles = TILES.map(([name, value, write]) => new Tile(name, value, write));
+  const tiles = TILES.map(([name, value, format]) => new Tile(name, value, format));
   const rows = element("tbody");
   const table = element("table", { class: "plain" }, element("caption", {}, "Models"),
-    element("thead", {}, element("tr", {}, ...HEADS.map((each) => element("th", { scope: "col" }, each)))), rows);
+    element("thead", {}, element("tr", {}, ...COLUMNS.map((each) => element("th", { scope: "col" }, each)))), rows);
   const admin = element("section", { class: "admin", "aria-label": "Administration" });
-  const looks = [];
+  const scrapes = [];
   let timer = 0;
   let shown = false;
   panel.replaceChildren(error, element("dl", { class: "tiles" }, ...tiles.map((tile) => tile.node)),
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Models" }, table),
-    element("p", { class: "hint" }, "Percentiles are of the last minute; lines of the last five."), admin);
+    element("p", { class: "hint" }, "Percentiles are of the last minute, lines of the last five minutes."), admin);
 
-  async function look() {
+  async function scrape() {
     clearTimeout(timer);
     if (!shown || document.hidden) return;
     try {
       const [text, states] = await Promise.all([api.text("/metrics"), api.readiness()]);
-      looks.push(new Look(text, performance.now()));
-      looks.splice(0, looks.length - KEPT);
-      for (const tile of tiles) tile.draw(looks);
-      rows.replaceChildren(...Object.entries(states).map(([name, state]) => modelRow(name, state, looks)));
+      scrapes.push(new Scrape(text, performance.now()));
+      scrapes.splice(0, scrapes.length - MAX_SCRAPES);
+      for (const tile of tiles) tile.draw(scrapes);
+      rows.replaceChildren(...Object.entries(states).map(([name, state]) => modelRow(name, state, scrapes)));
       error.textContent = "";
     } catch (problem) {
       error.textContent = problem.message;
     }
-    timer = setTimeout(look, EVERY_MS);
+    timer = setTimeout(scrape, INTERVAL_MS);
   }
 
-  document.addEventListener("visibilitychange", look);
+  document.addEventListener("visibilitychange", scrape);
   return {
-    visible(is) {
-      shown = is;
+    visible(isVisible) {
+      shown = isVisible;
       clearTimeout(timer);
-      if (!is) return;
-      page.copyable("/metrics");
+      if (!isVisible) return;
+      page.showRequest("/metrics");
       mountAdmin(admin, page);
-      look();
+      scrape();
     },
   };
 }
@@ -91,39 +90,39 @@ class Tile {
   constructor(name, value, write) {
     Object.assign(this, { value, write, history: [] });
     this.figure = element("dd", { class: "number" }, "–");
-    this.line = drawn("polyline", { points: "" });
-    const chart = drawn("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, this.line);
+    this.line = svgElement("polyline", { points: "" });
+    const chart = svgElement("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, this.line);
     this.node = element("div", { class: "tile" }, element("dt", {}, name), this.figure, element("dd", {}, chart));
   }
 
-  draw(looks) {
-    const value = this.value(looks);
-    this.history = [...this.history, value].slice(-KEPT);
+  draw(scrapes) {
+    const value = this.value(scrapes);
+    this.history = [...this.history, value].slice(-MAX_SCRAPES);
     this.figure.textContent = this.write(value);
-    const most = Math.max(...this.history.filter(Number.isFinite), 1e-9);
-    const points = this.history.map((each, index) => [100 - ((this.history.length - 1 - index) * 100) / (KEPT - 1), each]);
+    const maximum = Math.max(...this.history.filter(Number.isFinite), 1e-9);
+    const points = this.history.map((each, index) => [100 - ((this.history.length - 1 - index) * 100) / (MAX_SCRAPES - 1), each]);
     this.line.setAttribute("points", points.filter(([, each]) => Number.isFinite(each))
-      .map(([x, each]) => `${x.toFixed(1)},${(23 - (each / most) * 21).toFixed(1)}`).join(" "));
+      .map(([x, each]) => `${x.toFixed(1)},${(23 - (each / maximum) * 21).toFixed(1)}`).join(" "));
   }
 }
 
-function modelRow(name, state, looks) {
-  const mine = { model: name };
-  const last = looks.at(-1);
+function modelRow(name, state, scrapes) {
+  const labels = { model: name };
+  const last = scrapes.at(-1);
   const cells = [
     state.error ? `${state.state}: ${state.error}` : state.progress !== undefined ? `${state.state} ${Math.round(state.progress * 100)} %` : state.state,
-    last.of("polyhead_model_info", mine)[0]?.labels.task ?? "",
-    count(last.total("polyhead_requests_running", mine)),
-    count(last.total("polyhead_requests_waiting", mine)),
-    count(last.total("polyhead_requests_total", { ...mine, outcome: "done" })),
-    duration(lately("request_seconds", 0.5, mine)(looks)),
-    duration(lately("request_seconds", 0.95, mine)(looks)),
-    blocks(last, mine),
+    last.find("polyhead_model_info", labels)[0]?.labels.task ?? "",
+    count(last.total("polyhead_requests_running", labels)),
+    count(last.total("polyhead_requests_waiting", labels)),
+    count(last.total("polyhead_requests_total", { ...labels, outcome: "done" })),
+    duration(recentQuantile("request_seconds", 0.5, labels)(scrapes)),
+    duration(recentQuantile("request_seconds", 0.95, labels)(scrapes)),
+    cacheBlocks(last, labels),
   ];
   return element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((each) => element("td", {}, each)));
 }
 
-function blocks(look, mine) {
-  const all = look.total("polyhead_kv_blocks", mine);
-  return all ? `${look.total("polyhead_kv_blocks_used", mine)} of ${all}` : "–";
+function cacheBlocks(last, labels) {
+  const total = last.total("polyhead_kv_blocks", labels);
+  return total ? `${last.total("polyhead_kv_blocks_used", labels)} of ${total}` : "–";
 }

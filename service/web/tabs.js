@@ -1,17 +1,17 @@
-// Tabs as the ARIA Authoring Practices have them: one stop for Tab, arrows between them, Home and End.
+// Tabs after the ARIA Authoring Practices: one of them is in the tab order; arrow keys, Home and End move between them.
 
-export function tabbed(list, opened) {
+export function connectTabs(list, onOpen) {
   const tabs = [...list.querySelectorAll("[role=tab]")];
   const panel = (tab) => document.getElementById(tab.getAttribute("aria-controls"));
 
   function open(tab) {
     for (const each of tabs) {
-      const mine = each === tab;
-      each.setAttribute("aria-selected", String(mine));
-      each.tabIndex = mine ? 0 : -1;
-      panel(each).hidden = !mine;
+      const isOpen = each === tab;
+      each.setAttribute("aria-selected", String(isOpen));
+      each.tabIndex = isOpen ? 0 : -1;
+      panel(each).hidden = !isOpen;
     }
-    opened(tab.id.replace("tab-", ""));
+    onOpen(tab.id.replace("tab-", ""));
   }
 
   list.addEventListener("click", (event) => {
@@ -19,11 +19,11 @@ export function tabbed(list, opened) {
     if (tab) open(tab);
   });
   list.addEventListener("keydown", (event) => {
-    const here = tabs.indexOf(document.activeElement);
-    const there = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: tabs.length - 1 }[event.key];
-    if (here < 0 || there === undefined) return;
+    const index = tabs.indexOf(document.activeElement);
+    const next = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: tabs.length - 1 }[event.key];
+    if (index < 0 || next === undefined) return;
     event.preventDefault();
-    const tab = tabs[(there + tabs.length) % tabs.length];
+    const tab = tabs[(next + tabs.length) % tabs.length];
     tab.focus();
     open(tab);
   });

@@ -1,18 +1,18 @@
-// What is named in a text, marked in place.
+// The form for a token classifier: the entities of a text, marked in it.
 //
-// The one idea: places are characters of the text as it was sent, so what is marked is cut out of that text.
+// The offsets of the answer count characters of the text that was sent.
 
 import { characters, element, percent } from "./dom.js";
-import { area, answerPlace, asking, choice, empty, examples, field, sides } from "./form.js";
+import { textArea, answerSection, requestForm, choice, showHint, exampleButtons, field, showSideBySide } from "./form.js";
 import { TAGGED } from "./samples.js";
 
 const HUES = 8;
 const GROUPING = { "whole words": "first", "runs of tokens": "simple", "single tokens": "none" };
 
 export function mountTag(container, page) {
-  const text = area(TAGGED[0], 5);
+  const text = textArea(TAGGED[0], 5);
   const grouping = choice(Object.keys(GROUPING));
-  const place = answerPlace("The text with what is named");
+  const place = answerSection("The text with its entities");
   let target = null;
   let input = "";
 
@@ -21,68 +21,68 @@ export function mountTag(container, page) {
     body: { inputs: text.value, parameters: { aggregation_strategy: GROUPING[grouping.value] } },
   });
 
-  async function ask({ path, body }, signal) {
-    const found = await page.request(path, body, signal);
+  async function send({ path, body }, signal) {
+    const entities = await page.request(path, body, signal);
     [input, target] = [body.inputs, null];
-    const hues = huesOf(page.model.labels ?? [], found);
-    const chosen = element("p", { class: "hint" }, found.length ? "Choose one and open Attention to see why." : "Nothing is named.");
-    place.replaceChildren(marked(body.inputs, found, hues, pick), legend(found, hues), chosen);
+    const hues = kindHues(page.model.labels ?? [], entities);
+    const selectedLine = element("p", { class: "hint" }, entities.length ? "Select one and open Attention to see its explanation." : "There are no entities.");
+    place.replaceChildren(markedText(body.inputs, entities, hues, select), kindLegend(entities, hues), selectedLine);
 
-    function pick(one, button) {
+    function select(entity, button) {
       for (const each of place.querySelectorAll("mark button")) each.setAttribute("aria-pressed", String(each === button));
-      const label = labelOf(one);
-      target = { start: one.start, end: one.end, ...(one.entity ? { label } : {}) };
-      chosen.textContent = `${one.word}: ${label}, ${percent(one.score)}`;
+      const label = tagLabel(entity);
+      target = { start: entity.start, end: entity.end, ...(entity.entity ? { label } : {}) };
+      selectedLine.textContent = `${entity.word}: ${label}, ${percent(entity.score)}`;
     }
   }
 
-  const form = asking(page, {
-    fields: [field("Text", text), field("Put together", grouping), examples(TAGGED, (each) => { text.value = each; form.submitted(); })],
-    button: "Find", request, ask,
+  const form = requestForm(page, {
+    fields: [field("Text", text), field("Grouping", grouping), exampleButtons(TAGGED, (each) => { text.value = each; form.run(); })],
+    button: "Find", request, send,
   });
-  empty(place, "The text appears here, with what is named in it.");
-  sides(container, form, place);
-  return { asked: () => ({ input: target ? input : text.value, target }), leave: form.leave };
+  showHint(place, "The text appears here, with its entities marked.");
+  showSideBySide(container, form, place);
+  return { explainSubject: () => ({ input: target ? input : text.value, target }), abort: form.abort };
 }
 
-function labelOf(found) {
-  return found.entity_group ?? found.entity;
+function tagLabel(entity) {
+  return entity.entity_group ?? entity.entity;
 }
 
-// Of one kind, whether a token begins it (B-) or goes on with it (I-).
-function kindOf(label) {
+// The kind of a label, without the prefix for the first token (B-) or a further one (I-).
+function labelKind(label) {
   return label.replace(/^[BIES]-/, "");
 }
 
-// Each kind its colour: the same whatever the text, unless there are more kinds than colours.
-function huesOf(labels, found) {
-  const all = [...new Set(labels.map(kindOf))].filter((kind) => kind !== "O");
-  const kinds = [...new Set([...(all.length <= HUES ? all : []), ...found.map(labelOf).map(kindOf)])];
+// The hue of each kind. It is the same for every text, unless there are more kinds than hues.
+function kindHues(labels, entities) {
+  const all = [...new Set(labels.map(labelKind))].filter((kind) => kind !== "O");
+  const kinds = [...new Set([...(all.length <= HUES ? all : []), ...entities.map(tagLabel).map(labelKind)])];
   return new Map(kinds.map((kind, index) => [kind, index % HUES]));
 }
 
-function marked(text, found, hues, pick) {
-  const all = characters(text);
+function markedText(text, entities, hues, onPick) {
+  const letters = characters(text);
   const parts = [];
-  let reached = 0;
-  for (const one of [...found].sort((a, b) => a.start - b.start)) {
-    if (one.start < reached) continue;
-    parts.push(all.slice(reached, one.start).join(""), mark(one, all.slice(one.start, one.end).join(""), hues, pick));
-    reached = one.end;
+  let position = 0;
+  for (const entity of [...entities].sort((a, b) => a.start - b.start)) {
+    if (entity.start < position) continue;
+    parts.push(letters.slice(position, entity.start).join(""), tagMark(entity, letters.slice(entity.start, entity.end).join(""), hues, onPick));
+    position = entity.end;
   }
-  return element("p", { class: "said marked" }, ...parts, all.slice(reached).join(""));
+  return element("p", { class: "said marked" }, ...parts, letters.slice(position).join(""));
 }
 
-function mark(one, words, hues, pick) {
-  const label = labelOf(one);
-  const button = element("button", { type: "button", "aria-pressed": "false", title: percent(one.score) },
+function tagMark(entity, words, hues, onPick) {
+  const label = tagLabel(entity);
+  const button = element("button", { type: "button", "aria-pressed": "false", title: percent(entity.score) },
     element("span", { class: "words" }, words), " ", element("span", { class: "label" }, label));
-  button.addEventListener("click", () => pick(one, button));
-  return element("mark", { class: `hue-${hues.get(kindOf(label))}`, "data-start": one.start, "data-end": one.end, "data-label": label }, button);
+  button.addEventListener("click", () => onPick(entity, button));
+  return element("mark", { class: `hue-${hues.get(labelKind(label))}`, "data-start": entity.start, "data-end": entity.end, "data-label": label }, button);
 }
 
-function legend(found, hues) {
-  const kinds = [...new Set(found.map((one) => kindOf(labelOf(one))))];
+function kindLegend(entities, hues) {
+  const kinds = [...new Set(entities.map((one) => labelKind(tagLabel(one))))];
   const rows = kinds.map((kind) => element("li", { class: `hue-${hues.get(kind)}` }, kind));
   return element("ul", { class: "legend", "aria-label": "Kinds" }, ...rows);
 }

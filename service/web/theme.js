@@ -1,17 +1,17 @@
-// Light or dark: as the system has it, unless somebody said otherwise here.
+// The colour scheme: the system's, or the one selected by the button.
 
-const KEPT = "polyhead-theme";
-const ORDER = ["system", "light", "dark"];
+const STORAGE_KEY = "polyhead-theme";
+const THEMES = ["system", "light", "dark"];
 
-export function themed(button) {
-  let theme = localStorage.getItem(KEPT) ?? "system";
+export function connectThemeButton(button) {
+  let theme = localStorage.getItem(STORAGE_KEY) ?? "system";
   const show = () => {
     document.documentElement.dataset.theme = theme;
     button.textContent = `Theme: ${theme}`;
   };
   button.addEventListener("click", () => {
-    theme = ORDER[(ORDER.indexOf(theme) + 1) % ORDER.length];
-    localStorage.setItem(KEPT, theme);
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem(STORAGE_KEY, theme);
     show();
   });
   show();

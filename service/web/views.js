@@ -1,43 +1,42 @@
-// The five views of the Attention tab: which fields each has, what it asks for, and what draws the answer.
-// Knows neither the page around the tab nor how an answer is waited for.
+// The five views of the Attention tab: the fields, the request and the drawing of each.
 //
-// A view is {name, methods, fields(session), draw(stage, session), looks}: looks if it has to know how many layers and
-// heads there are; a stage is {place, ask, show}: where to draw, how to ask, and what shows an unfinished drawing.
+// A view is {name, methods, fields(session), draw(stage, session), needsLayout}; needsLayout: it needs the numbers of
+// layers and heads. A stage is {container, request(parameters), show()}; show() shows an unfinished drawing.
 
 import { drawAttributions } from "./attributions.js";
 import { paintHead } from "./colours.js";
 import { element } from "./dom.js";
 import { choice, field, segments } from "./elements.js";
-import { attentionOf, matrixOf } from "./explanation.js";
+import { findAttention, headMatrix } from "./explanation.js";
 import { emptyGrid, fillGrid } from "./headgrid.js";
 import { drawMatrix } from "./heatmap.js";
 import { drawHeads } from "./headview.js";
-import { textsOf } from "./questions.js";
-import { missing, targetFields } from "./targets.js";
+import { inputTexts } from "./questions.js";
+import { missingTargetNote, targetFields } from "./targets.js";
 
-const GRID_BYTES = 1_000_000; // of one answer on the way to the grid
-const BYTES_OF_WEIGHT = (2 * 4) / 3; // float16 in base64
-const MANY_TOKENS = 48; // from here on numbers travel packed
+const MAX_ANSWER_BYTES = 1_000_000; // of one answer for the grid
+const WEIGHT_BYTES = (2 * 4) / 3; // float16 in base64
+const PACKED_TOKENS = 48; // tokens above which numbers are requested in base64
 const PATHS = { attention_rollout: "rollout", attention_flow: "flow" };
 const METHODS = { gradient_x_input: "gradient × input", integrated_gradients: "integrated gradients", occlusion: "occlusion" };
 
 export const VIEWS = {
-  heads: { name: "Heads", methods: ["attention"], fields: headFields, draw: drawHeadView, looks: true },
-  heatmap: { name: "Heatmap", methods: ["attention"], fields: heatmapFields, draw: drawHeatmap, looks: true },
-  grid: { name: "All heads", methods: ["attention"], fields: kindFields, draw: drawGrid, looks: true },
+  heads: { name: "Heads", methods: ["attention"], fields: headFields, draw: drawHeadView, needsLayout: true },
+  heatmap: { name: "Heatmap", methods: ["attention"], fields: heatmapFields, draw: drawHeatmap, needsLayout: true },
+  grid: { name: "All heads", methods: ["attention"], fields: kindFields, draw: drawGrid, needsLayout: true },
   paths: { name: "Rollout & flow", methods: Object.keys(PATHS), fields: pathFields, draw: drawPaths },
   attributions: { name: "Attributions", methods: Object.keys(METHODS), fields: methodFields, draw: drawScores },
 };
 
 const count = (number) => Array.from({ length: number }, (_, index) => index);
 
-function set(session, changes) {
+function update(session, changes) {
   Object.assign(session.state, changes);
   session.refresh();
 }
 
-/** How many layers and heads attention of the chosen kind has. */
-function sizes({ layout, state }) {
+/** The numbers of layers and heads of the selected kind of attention. */
+function layoutSize({ layout, state }) {
   return layout[state.kind];
 }
 
@@ -45,133 +44,133 @@ function kindFields(session) {
   const kinds = Object.keys(session.layout);
   if (kinds.length < 2) return [];
   const options = kinds.map((kind) => [kind, kind]);
-  return [segments("Attention", options, session.state.kind, (kind) => set(session, { kind }))];
+  return [segments("Attention", options, session.state.kind, (kind) => update(session, { kind }))];
 }
 
 function layerField(session) {
-  const [layers] = sizes(session);
+  const [layers] = layoutSize(session);
   const options = count(layers).map((layer) => [layer, String(layer)]);
-  return choice("Layer", options, session.state.layer, (layer) => set(session, { layer: Number(layer) }));
+  return choice("Layer", options, session.state.layer, (layer) => update(session, { layer: Number(layer) }));
 }
 
 function headFields(session) {
-  const [layers, heads] = sizes(session);
-  const several = layers * heads > 1 ? [layerField(session), headToggles(session, heads)] : [];
-  return [...kindFields(session), ...several];
+  const [layers, heads] = layoutSize(session);
+  const fields = layers * heads > 1 ? [layerField(session), headToggles(session, heads)] : [];
+  return [...kindFields(session), ...fields];
 }
 
-/** A button for each head, in its colour; one head stays chosen. */
+/** A button for each head, in its colour; at least one head stays selected. */
 function headToggles(session, heads) {
-  const chosen = new Set(session.state.heads);
+  const selected = new Set(session.state.heads);
   const buttons = count(heads).map((head) => {
-    const pick = () => {
-      const next = chosen.has(head) ? [...chosen].filter((other) => other !== head) : [...chosen, head];
-      if (next.length > 0) set(session, { heads: next.sort((one, other) => one - other) });
+    const toggle = () => {
+      const next = selected.has(head) ? [...selected].filter((other) => other !== head) : [...selected, head];
+      if (next.length > 0) update(session, { heads: next.sort((one, other) => one - other) });
     };
     const attributes = { type: "button", class: "attn-head-toggle", "data-head": head, "data-key": `head ${head}` };
-    const pressed = { "aria-pressed": String(chosen.has(head)), "aria-label": `Head ${head}` };
-    return paintHead(element("button", { ...attributes, ...pressed, onclick: pick }, String(head)), head);
+    const pressed = { "aria-pressed": String(selected.has(head)), "aria-label": `Head ${head}` };
+    return paintHead(element("button", { ...attributes, ...pressed, onclick: toggle }, String(head)), head);
   });
   const row = { class: "attn-toggles", role: "group", "aria-label": "Heads" };
   return element("div", row, element("span", {}, "Heads"), ...buttons);
 }
 
 function heatmapFields(session) {
-  const [layers, heads] = sizes(session);
+  const [layers, heads] = layoutSize(session);
   if (layers * heads === 1) return kindFields(session);
   const options = count(heads).map((head) => [head, String(head)]);
-  const pick = choice("Head", options, session.state.head, (head) => set(session, { head: Number(head) }));
-  return [...kindFields(session), layerField(session), pick];
+  const headField = choice("Head", options, session.state.head, (head) => update(session, { head: Number(head) }));
+  return [...kindFields(session), layerField(session), headField];
 }
 
-const packing = ({ about }) => (about.tokens.length > MANY_TOKENS ? { encoding: "base64" } : {});
+const encodingOptions = ({ explainer }) => (explainer.tokens.length > PACKED_TOKENS ? { encoding: "base64" } : {});
 
-const READ = "A row is the place of a token that was written; what the network looks at there, it writes the next token from.";
+const DECODER_NOTE = "A row has the weights at one token; the model generates the next token from them.";
 
-const note = ({ state }) => (["cross", "decoder"].includes(state.kind) ? [element("p", { class: "attn-note" }, READ)] : []);
+const decoderNote = ({ state }) => (["cross", "decoder"].includes(state.kind) ? [element("p", { class: "attn-note" }, DECODER_NOTE)] : []);
 
-async function drawHeadView({ place, ask }, session) {
+async function drawHeadView({ container, request }, session) {
   const { kind, layer, heads } = session.state;
-  const answer = await ask({ method: "attention", layers: [layer], heads, ...packing(session) });
-  const entry = attentionOf(answer, kind);
-  const drawn = element("div");
-  drawHeads(drawn, heads.map((head) => ({ head, matrix: matrixOf(answer, entry, layer, head) })));
-  place.replaceChildren(...note(session), drawn);
+  const answer = await request({ method: "attention", layers: [layer], heads, ...encodingOptions(session) });
+  const entry = findAttention(answer, kind);
+  const viewNode = element("div");
+  drawHeads(viewNode, heads.map((head) => ({ head, matrix: headMatrix(answer, entry, layer, head) })));
+  container.replaceChildren(...decoderNote(session), viewNode);
 }
 
-async function drawHeatmap({ place, ask }, session) {
+async function drawHeatmap({ container, request }, session) {
   const { kind, layer, head } = session.state;
-  const answer = await ask({ method: "attention", layers: [layer], heads: [head], ...packing(session) });
-  const label = `Attention of layer ${layer}, head ${head}: rows look at columns`;
-  const drawn = element("div");
-  drawMatrix(drawn, matrixOf(answer, attentionOf(answer, kind), layer, head), { label, verb: "looks at" });
-  place.replaceChildren(...note(session), drawn);
+  const answer = await request({ method: "attention", layers: [layer], heads: [head], ...encodingOptions(session) });
+  const label = `Attention of layer ${layer}, head ${head}: rows attend to columns`;
+  const viewNode = element("div");
+  drawMatrix(viewNode, headMatrix(answer, findAttention(answer, kind), layer, head), { label, verb: "attends to" });
+  container.replaceChildren(...decoderNote(session), viewNode);
 }
 
-/** As many layers an answer as fit into GRID_BYTES, one as long as the number of tokens is not known. */
-function layersAtOnce({ about }, heads) {
-  const bytes = heads * about.tokens.length ** 2 * BYTES_OF_WEIGHT;
-  return bytes === 0 ? 1 : Math.max(1, Math.floor(GRID_BYTES / bytes));
+/** The layers per request that fit into MAX_ANSWER_BYTES; one while the number of tokens is not known. */
+function layersPerRequest({ explainer }, heads) {
+  const bytes = heads * explainer.tokens.length ** 2 * WEIGHT_BYTES;
+  return bytes === 0 ? 1 : Math.max(1, Math.floor(MAX_ANSWER_BYTES / bytes));
 }
 
-async function drawGrid({ place, ask, show }, session) {
-  const [layers, heads] = sizes(session);
+async function drawGrid({ container, request, show }, session) {
+  const [layers, heads] = layoutSize(session);
   const grid = emptyGrid(layers, heads, (layer, head) => session.open("heatmap", { layer, head }));
   const progress = element("progress", { max: layers, value: 0, "aria-label": "Layers drawn" });
-  place.replaceChildren(progress, grid.node);
+  container.replaceChildren(progress, grid.node);
   show();
   for (let layer = 0; layer < layers; layer = progress.value) {
-    const some = count(layers).slice(layer, layer + layersAtOnce(session, heads));
-    const part = some.length < layers ? { layers: some } : {};
-    const answer = await ask({ method: "attention", ...part, dtype: "float16", encoding: "base64" });
-    fillGrid(grid, answer, attentionOf(answer, session.state.kind));
-    progress.value = layer + some.length;
+    const batch = count(layers).slice(layer, layer + layersPerRequest(session, heads));
+    const selection = batch.length < layers ? { layers: batch } : {};
+    const answer = await request({ method: "attention", ...selection, dtype: "float16", encoding: "base64" });
+    fillGrid(grid, answer, findAttention(answer, session.state.kind));
+    progress.value = layer + batch.length;
     await new Promise(requestAnimationFrame);
   }
   progress.remove();
 }
 
-function served({ ctx }, names) {
+function availableMethods({ ctx }, names) {
   return Object.entries(names).filter(([method]) => ctx.model.explain.includes(method));
 }
 
 function pathFields(session) {
-  const pick = segments("Method", served(session, PATHS), session.state.path, (path) => set(session, { path }));
-  return [pick, ...targetFields(session)];
+  const methodField = segments("Method", availableMethods(session, PATHS), session.state.path, (path) => update(session, { path }));
+  return [methodField, ...targetFields(session)];
 }
 
-async function drawPaths({ place, ask }, session) {
+async function drawPaths({ container, request }, session) {
   const { path, target } = session.state;
-  const answer = await ask({ method: path, ...(target ? { target } : {}) });
+  const answer = await request({ method: path, ...(target ? { target } : {}) });
   const [entry] = answer.attention;
   const scores = element("div");
-  const whole = element("div");
-  drawAttributions(scores, answer, textsOf(session.ctx.input));
-  const words = { label: `${PATHS[path]}: what each token rests on`, verb: "rests on" };
-  drawMatrix(whole, matrixOf(answer, entry, entry.layers[0], entry.heads[0]), words);
-  place.replaceChildren(scores, element("h4", {}, "Every token"), whole);
+  const matrixNode = element("div");
+  drawAttributions(scores, answer, inputTexts(session.ctx.input));
+  const words = { label: `${PATHS[path]}: the contribution of each column to each row`, verb: "depends on" };
+  drawMatrix(matrixNode, headMatrix(answer, entry, entry.layers[0], entry.heads[0]), words);
+  container.replaceChildren(scores, element("h4", {}, "All tokens"), matrixNode);
 }
 
 function methodFields(session) {
   const { state } = session;
-  const fields = [segments("Method", served(session, METHODS), state.method, (method) => set(session, { method }))];
-  const number = (label, name, most) => {
-    const attributes = { type: "number", min: 1, max: most, value: state[name] };
-    return field(label, attributes, (value) => set(session, { [name]: Math.min(Math.max(Number(value), 1), most) }));
+  const fields = [segments("Method", availableMethods(session, METHODS), state.method, (method) => update(session, { method }))];
+  const number = (label, name, max) => {
+    const attributes = { type: "number", min: 1, max, value: state[name] };
+    return field(label, attributes, (value) => update(session, { [name]: Math.min(Math.max(Number(value), 1), max) }));
   };
   if (state.method === "integrated_gradients") fields.push(number("Steps", "steps", 1000));
-  if (state.method === "occlusion") fields.push(number("Tokens hidden together", "window", 32));
+  if (state.method === "occlusion") fields.push(number("Tokens removed together", "window", 32));
   return [...fields, ...targetFields(session)];
 }
 
-async function drawScores({ place, ask }, session) {
+async function drawScores({ container, request }, session) {
   const { method, target, steps, window } = session.state;
-  const lacking = missing(session);
-  if (lacking) {
-    place.replaceChildren(element("p", { class: "attn-note" }, lacking));
+  const problem = missingTargetNote(session);
+  if (problem) {
+    container.replaceChildren(element("p", { class: "attn-note" }, problem));
     return;
   }
   const options = { integrated_gradients: { steps }, occlusion: { window } };
-  const answer = await ask({ method, ...options[method], ...(target ? { target } : {}) });
-  drawAttributions(place, answer, textsOf(session.ctx.input));
+  const answer = await request({ method, ...options[method], ...(target ? { target } : {}) });
+  drawAttributions(container, answer, inputTexts(session.ctx.input));
 }

@@ -1,4 +1,4 @@
-"""The soak in small, its control, and that each of its checks can fail."""
+"""A short soak test, its control run with a leak, and proof that each of its checks can fail."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ from benchmarks.mixture import Mixture, Names, Tally, same
 from benchmarks.soak import Plan, Verdict, disagreement, shown
 from benchmarks.vitals import ENDED, GAUGES, MIB, OUTCOMES, RECEIVED, Bounds, Page, Vitals, growth, leaks
 
-# In so few requests warming up still shows, a megabyte or two that come to 8 to 64 in 10,000, so that nothing below the
-# bound of 200 is seen here; `make soak` judges tens of thousands of requests by a bound of 1.
+# With so few requests the growth of warming up is still visible: one or two megabytes, which is 8 to 64 MiB in 10,000
+# requests. The bound here is therefore 200 MiB; `make soak` sends tens of thousands of requests with a bound of 1 MiB.
 SMALL = Plan(seconds=0, looks=8, bout=45, width=8, warm=220, bounds=Bounds(memory=200))
 LEAK = 64 << 10  # bytes a request: 625 MiB in 10,000
 AT_REST = "".join(f"{name} 0.0\n" for name in GAUGES)
@@ -41,17 +41,17 @@ def test_nothing_is_left_after_a_mixed_load(soaked: Callable[[int], Verdict]) ->
     assert all(ends.values()), ends
 
 
-def test_the_same_check_catches_a_leak(soaked: Callable[[int], Verdict]) -> None:
+def test_the_check_finds_a_leak(soaked: Callable[[int], Verdict]) -> None:
     verdict = soaked(LEAK)
     assert verdict.leaky
     assert len(verdict.complaints) == 1, verdict.complaints
 
 
-def vitals(count: int = 12, **per_look: int) -> list[Vitals]:
-    """So many looks, a hundred requests apart; each adds `per_look`."""
+def vitals(count: int = 12, **per_measurement: int) -> list[Vitals]:
+    """`count` measurements, a hundred requests apart; each is larger than the one before by `per_measurement`."""
     start = {"memory": 200 * MIB, "descriptors": 9, "threads": 5}
     return [
-        Vitals(100 * look, **{name: first + look * per_look.get(name, 0) for name, first in start.items()})
+        Vitals(100 * look, **{name: first + look * per_measurement.get(name, 0) for name, first in start.items()})
         for look in range(count)
     ]
 
@@ -61,19 +61,19 @@ def verdict(complaints: list[str], looks: list[Vitals]) -> Verdict:
 
 
 def test_a_control_must_grow_by_its_leak() -> None:
-    """Growing as the honest server does while it warms up is no proof, however much that is."""
+    """Growth that a server without a leak also has while it warms up does not count."""
     warming, grown = vitals(memory=100 * 1024), vitals(memory=100 * (1024 + 384))
-    warmed = [replace(warming[-1], requests=look.requests + 1200) for look in vitals()]
-    honest = verdict([], warming + warmed)  # judged over all of it, it stands still
-    assert shown(verdict(["memory grew"], grown), honest, 384)
-    assert not shown(verdict([], grown), honest, 384)
-    assert not shown(verdict(["memory grew"], warming), honest, 384)
+    settled = [replace(warming[-1], requests=look.requests + 1200) for look in vitals()]
+    without_leak = verdict([], warming + settled)  # over the whole run its memory does not grow
+    assert shown(verdict(["memory grew"], grown), without_leak, 384)
+    assert not shown(verdict([], grown), without_leak, 384)
+    assert not shown(verdict(["memory grew"], warming), without_leak, 384)
 
 
-def test_growth_is_what_a_request_leaves() -> None:
+def test_growth_is_the_slope_over_requests() -> None:
     assert growth(vitals(memory=100 * 1024)) == pytest.approx(10_000 * 1024 / MIB)
-    lone = [*vitals(memory=1024)[:11], replace(vitals()[11], memory=300 * MIB)]
-    assert growth(lone) == pytest.approx(10_000 * 1024 / 100 / MIB, rel=0.1)
+    outlier = [*vitals(memory=1024)[:11], replace(vitals()[11], memory=300 * MIB)]
+    assert growth(outlier) == pytest.approx(10_000 * 1024 / 100 / MIB, rel=0.1)
 
 
 @pytest.mark.parametrize("what", ["memory", "descriptors", "threads"])
@@ -84,7 +84,7 @@ def test_what_grows_is_named(what: str) -> None:
     assert complaint.startswith(f"{what} grew by")
 
 
-def test_a_gauge_that_is_not_zero_is_named_and_one_that_is_missing() -> None:
+def test_gauges_that_are_missing_or_not_zero_at_rest_are_named() -> None:
     assert not list(Page(AT_REST).unrest())
     busy = Page(AT_REST.replace(f"{GAUGES[1]} 0.0", f'{GAUGES[1]}{{model="a"}} 0.0\n{GAUGES[1]}{{model="b"}} 2.0'))
     assert list(busy.unrest()) == [f"{GAUGES[1]} is 2 at rest"]
@@ -97,7 +97,7 @@ def page(received: int, **ended: int) -> Page:
     return Page("\n".join([f"{RECEIVED}{{{labels}}} {received}", *lines, ""]))
 
 
-def test_books_that_do_not_close_are_named() -> None:
+def test_a_difference_between_received_and_ended_requests_is_named() -> None:
     assert not list(page(9, done=4, failed=1, aborted=1, rejected=2, expired=1).imbalance())
     assert list(page(9, done=8).imbalance()) == ["chat generate: 9 requests received, 8 ended"]
     assert list(page(9, done=8, lost=1).imbalance())
@@ -114,25 +114,25 @@ def test_books_that_do_not_close_are_named() -> None:
         ({"done": 9, "rejected": 2, "expired": 1, "failed": 1}, "1 requests failed by the metrics, 0 by the client"),
     ],
 )
-def test_the_books_must_be_those_of_the_client(ended: dict[str, int], complaint: str) -> None:
+def test_counts_of_the_metrics_must_equal_those_of_the_client(ended: dict[str, int], complaint: str) -> None:
     tally = Tally(sent=13, answered=8, cut=2)
     tally.refused.update({400: 2, 504: 1})
     complaints = list(disagreement(page(0, **ended), tally))
     assert [one[: len(complaint)] for one in complaints] == ([complaint] if complaint else [])
 
 
-def bout(monkeypatch: pytest.MonkeyPatch, spoiled: bool) -> Tally:
-    """A bout against a stand-in that says the same of everything, or something else once the answers are known."""
-    known = False
+def bout(monkeypatch: pytest.MonkeyPatch, corrupted: bool) -> Tally:
+    """One round of requests to a stub server. With `corrupted` its answers change after the expected ones are known."""
+    learned = False
 
     async def answer(request: httpx.Request) -> httpx.Response:
         if request.headers["authorization"] == "Bearer wrong":
             return httpx.Response(401)
         await asyncio.sleep(0.002)
-        said = {"choices": [{"text": "other" if known and spoiled else "known"}]}
+        body = {"choices": [{"text": "other" if learned and corrupted else "known"}]}
         if json.loads(request.content).get("stream"):
-            return httpx.Response(200, text=f"data: {json.dumps(said)}\n\ndata: [DONE]\n\n")
-        return httpx.Response(200, json=said)
+            return httpx.Response(200, text=f"data: {json.dumps(body)}\n\ndata: [DONE]\n\n")
+        return httpx.Response(200, json=body)
 
     monkeypatch.setattr(
         mixture,
@@ -141,23 +141,23 @@ def bout(monkeypatch: pytest.MonkeyPatch, spoiled: bool) -> Tally:
             base_url=url, transport=httpx.MockTransport(answer), headers={"Authorization": "Bearer x"}
         ),
     )
-    mixed = Mixture(Names())
-    mixed.traps = [trap for trap in mixed.traps if trap.status == 401]
-    asyncio.run(mixed.learn("http://127.0.0.1"))
-    known = True
-    asyncio.run(mixed.bout("http://127.0.0.1", 300, 4))
-    return mixed.tally
+    traffic = Mixture(Names())
+    traffic.traps = [trap for trap in traffic.traps if trap.status == 401]
+    asyncio.run(traffic.learn("http://127.0.0.1"))
+    learned = True
+    asyncio.run(traffic.bout("http://127.0.0.1", 300, 4))
+    return traffic.tally
 
 
 def test_a_wrong_answer_is_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, wrong = bout(monkeypatch, spoiled=False), bout(monkeypatch, spoiled=True)
+    right, wrong = bout(monkeypatch, corrupted=False), bout(monkeypatch, corrupted=True)
     assert not right.wrong
     assert right.answered + right.cut + right.refused.total() == right.sent
     assert min(right.answered, right.cut, right.refused[401]) > 0
     assert "'other' instead of 'known'" in wrong.wrong[0]
 
 
-def test_what_counts_as_the_same() -> None:
+def test_answers_are_compared_with_a_tolerance() -> None:
     assert same("a", "a")
     assert same([0.25, 0.75], [0.25001, 0.74999])
     assert not same("a", "b")

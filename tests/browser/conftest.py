@@ -1,8 +1,8 @@
-"""The playground in a real browser, before real servers: `make browser`.
+"""The playground in a real browser, with real servers: `make browser`.
 
-Chromium is the system's, or the one that POLYHEAD_CHROMIUM names.  Networks of heads that the quick start has not are
-those that recipes left under runs/, or else what the same recipes make in their smoke form.  Every page is watched:
-whatever it says on its console, and wherever its requests go, is looked at when its test is over.
+Chromium is the system's, or the one that POLYHEAD_CHROMIUM names.  Networks with heads that the quick start does not
+have are those that recipes wrote to runs/, or else those of the same recipes' smoke runs.  The console messages of
+every page and the origins of its requests are checked when its test ends.
 """
 
 import os
@@ -24,17 +24,17 @@ from tests.support.processes import Process
 from tests.support.recipes import tried
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.pop("POLYHEAD_CHROMIUM", "")  # no setting of a server's
+CHROMIUM = os.environ.pop("POLYHEAD_CHROMIUM", "")  # removed, since the servers would reject it as an unknown setting
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a name that was bound to this machine
+    "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a name that resolves to this machine after DNS rebinding
 )
 SIZE = {"width": 1100, "height": 760}
 PATIENCE_MS = 60_000
 LARGEST_PICTURE = 150_000  # bytes
-# What is served, and the recipe that makes it.
+# Served models, and the recipe that trains each.
 RECIPES = {
     "tags": "bert-tags",
     "span": "bert-span",
@@ -51,29 +51,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @dataclass
-class Watch:
-    """What a page did that nobody sees; `expected` is what may stand on its console."""
+class PageLog:
+    """Console messages, errors and requests of a page; `expected` is a pattern of permitted console messages."""
 
     origin: str
     expected: str = ""
-    said: list[str] = field(default_factory=list)
-    asked: list[Request] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
-    def hear(self, message: ConsoleMessage) -> None:
+    def on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.said.append(message.text)
+            self.messages.append(message.text)
 
-    def stumble(self, error: object) -> None:
-        self.said.append(str(error))
+    def on_error(self, error: object) -> None:
+        self.messages.append(str(error))
 
-    def follow(self, request: Request) -> None:
-        self.asked.append(request)
+    def on_request(self, request: Request) -> None:
+        self.requests.append(request)
 
     def check(self) -> None:
-        unexpected = [said for said in self.said if not (self.expected and re.search(self.expected, said))]
-        assert not unexpected, "on the console"
-        places = {"{0.scheme}://{0.netloc}".format(urlsplit(request.url)) for request in self.asked}
-        assert places == {self.origin}, "a request left the origin"
+        unexpected = [text for text in self.messages if not (self.expected and re.search(self.expected, text))]
+        assert not unexpected, "unexpected messages on the console"
+        origins = {"{0.scheme}://{0.netloc}".format(urlsplit(request.url)) for request in self.requests}
+        assert origins == {self.origin}, "a request left the origin"
 
 
 @pytest.fixture(scope="session")
@@ -87,30 +87,30 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Visit]:
-    """Opens pages of a server; `expected` is a pattern of what they may say on their console."""
-    opened: list[tuple[Page, Watch]] = []
+    """Opens pages of a server; `expected` is a pattern of permitted console messages."""
+    opened: list[tuple[Page, PageLog]] = []
 
     def go(server: Process, path: str = "/", *, expected: str = "", scheme: str = "light") -> Page:
         context = browser.new_context(viewport=SIZE, color_scheme=scheme, reduced_motion="reduce")
         context.set_default_timeout(PATIENCE_MS)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
-        page, watch = context.new_page(), Watch(server.url, expected)
-        page.on("console", watch.hear)
-        page.on("pageerror", watch.stumble)
-        page.on("request", watch.follow)
-        opened.append((page, watch))
+        page, log = context.new_page(), PageLog(server.url, expected)
+        page.on("console", log.on_console)
+        page.on("pageerror", log.on_error)
+        page.on("request", log.on_request)
+        opened.append((page, log))
         page.goto(server.url + path)
         return page
 
     yield go
-    for page, watch in opened:
+    for page, log in opened:
         page.context.close()
-        watch.check()
+        log.check()
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A server with a model of every head."""
+    """A server with one model for each kind of head."""
     folder = tmp_path_factory.mktemp("runs")
     models = quickstart.sources(default_model_dir()) | {
         name: trained(recipe, folder) for name, recipe in RECIPES.items()
@@ -121,7 +121,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 @pytest.fixture(scope="session")
 def locked(tiny_classifier: Path, tiny_embedder: Path) -> Iterator[Process]:
-    """A server that asks for keys: `open-sesame`, and `master` to administer."""
+    """A server with the API key `open-sesame` and the admin key `master`."""
     keys = ("--api-key", "open-sesame", "--admin-key", "master", "--model-root", str(tiny_embedder.parent))
     yield from serving(f"judge={tiny_classifier}", *keys)
 
@@ -136,14 +136,14 @@ def serving(*flags: str) -> Iterator[Process]:
 
 
 def trained(recipe: str, folder: Path) -> str:
-    """What a whole run has left, or else a smoke run."""
-    whole = ROOT / "runs" / recipe / "model"
-    return str(whole if whole.is_dir() else tried([recipe], folder) / recipe / "model")
+    """The model folder of a full run where there is one, else of a smoke run."""
+    full_run = ROOT / "runs" / recipe / "model"
+    return str(full_run if full_run.is_dir() else tried([recipe], folder) / recipe / "model")
 
 
 @pytest.fixture(scope="session")
 def picture(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
-    """Takes a screenshot, where a folder is named for them."""
+    """Takes a screenshot if --pictures names a folder."""
     folder = str(request.config.getoption("--pictures"))
 
     def take(page: Page, name: str) -> None:

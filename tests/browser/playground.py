@@ -1,4 +1,4 @@
-"""What people do on the page, in the words of a test."""
+"""Actions on the page, for the tests."""
 
 import json
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from playwright.sync_api import Locator, Page, expect
 from tests.support.processes import PATIENCE, Process
 
 Visit = Callable[..., Page]
-MANY = 60_000  # milliseconds
-GRAVE = ("serious", "critical")
+TIMEOUT_MS = 60_000  # milliseconds
+SERIOUS = ("serious", "critical")
 
 
 def choose(page: Page, model: str) -> None:
@@ -24,43 +24,43 @@ def press(page: Page, name: str) -> None:
 
 
 def run(page: Page, name: str) -> Locator:
-    """Submits the form, and its answer once that is there."""
+    """Submits the form and returns its answer, complete."""
     press(page, name)
-    expect(page.locator("form.ask").first).to_have_attribute("aria-busy", "false", timeout=MANY)
+    expect(page.locator("form.ask").first).to_have_attribute("aria-busy", "false", timeout=TIMEOUT_MS)
     expect(page.locator("form.ask .error").first).to_be_hidden()
     return page.locator(".answer")
 
 
 def converse(page: Page, words: str, *, tokens: int = 24, temperature: float = 0.0) -> Locator:
-    """Says so, and the answer's tokens, which come."""
-    page.get_by_label("Most tokens").fill(str(tokens))
+    """Sends a message and returns the locator of the answer's tokens, which arrive later."""
+    page.get_by_label("Max tokens").fill(str(tokens))
     page.get_by_label("Temperature").fill(f"{temperature:g}")
     page.get_by_label("Message", exact=True).fill(words)
     page.get_by_label("Message", exact=True).press("Enter")
     return page.locator(".turn.assistant .tokens").last
 
 
-def over(page: Page) -> None:
-    """The answer of a chat is."""
-    expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=MANY)
+def wait_for_answer(page: Page) -> None:
+    """Waits until the answer of a chat is complete."""
+    expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=TIMEOUT_MS)
 
 
 def tab(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name).click()
 
 
-def faults(page: Page) -> list[str]:
-    """Serious ones, and where they are."""
+def accessibility_violations(page: Page) -> list[str]:
+    """Accessibility violations of a serious or critical impact, and their elements."""
     found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html']}" for one in found if one["impact"] in GRAVE for node in one["nodes"]]
+    return [f"{one['id']}: {node['html']}" for one in found if one["impact"] in SERIOUS for node in one["nodes"]]
 
 
-def audited(page: Page, where: str) -> None:
-    assert not faults(page), where
+def assert_accessible(page: Page, where: str) -> None:
+    assert not accessibility_violations(page), where
 
 
 def ask(server: Process, path: str, body: Any, **headers: str) -> Any:
-    """The API, as anybody has it."""
+    """POSTs to the API without the page; returns the JSON of the answer."""
     return httpx.post(server.url + path, json=body, headers=headers, timeout=PATIENCE).raise_for_status().json()
 
 
@@ -70,8 +70,8 @@ class Sent:
     def __init__(self, page: Page, path: str) -> None:
         self.bodies: list[Any] = []
         self.path = path
-        page.on("request", self.hear)
+        page.on("request", self.on_request)
 
-    def hear(self, request: Any) -> None:
+    def on_request(self, request: Any) -> None:
         if request.url.endswith(self.path):
             self.bodies.append(json.loads(request.post_data or "null"))

@@ -1,12 +1,24 @@
-"""What the tab Attention draws of weights, beside what POST /v1/explain says of the same: cell by cell."""
+"""The weights that the tab Attention draws equal those of POST /v1/explain, cell by cell."""
 
 import base64
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from attention import EXACT, PATH, TEXT, check_pieces, drawn, explained, laid, opened, pick, told, view
-from playground import Sent, Visit, ask, audited, choose, run, tab
+from attention import (
+    PATH,
+    TEXT,
+    TOLERANCE,
+    as_matrix,
+    check_pieces,
+    explained,
+    open_tab,
+    pick,
+    read_weights,
+    view,
+    wait_until_drawn,
+)
+from playground import Sent, Visit, ask, assert_accessible, choose, run, tab
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
@@ -15,14 +27,14 @@ from tests.support.processes import Process
 def test_a_heatmap_has_a_cell_for_every_weight(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     view(page, "Heatmap")
     pick(page, "Layer", "3")
     pick(page, "Head", "5")
     answer = explained(served, "sentiment", layers=[3], heads=[5])
     weights = np.array(answer["attention"][0]["values"])[0, 0]
     cells = page.locator("[role=grid] [data-weight]")
-    np.testing.assert_allclose(laid(told(cells), weights.shape), weights, atol=EXACT)
+    np.testing.assert_allclose(as_matrix(read_weights(cells), weights.shape), weights, atol=TOLERANCE)
     assert len(page.locator(".attn-table th[scope=row]").all()) == len(answer["tokens"])
     cells.nth(3).hover()
     expect(page.locator(".attn-readout b")).to_have_text([answer["tokens"][0]["token"], answer["tokens"][3]["token"]])
@@ -30,13 +42,13 @@ def test_a_heatmap_has_a_cell_for_every_weight(
 
 
 def test_the_keyboard_walks_from_cell_to_cell(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     page.get_by_role("button", name="Heads", exact=True).focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    drawn(page)
+    wait_until_drawn(page)
     expect(page.get_by_role("button", name="Heatmap")).to_be_focused()
-    for _ in range(3):  # by the fields for the layer and the head
+    for _ in range(3):  # past the fields for the layer and the head
         page.keyboard.press("Tab")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
@@ -47,7 +59,7 @@ def test_the_keyboard_walks_from_cell_to_cell(visit: Visit, served: Process) -> 
 
 def test_a_long_text_has_a_pixel_for_every_weight(visit: Visit, served: Process) -> None:
     text = "It was dull and far too long, but I loved the boats in the old harbour. " * 7
-    page = opened(visit, served, "sentiment", text)
+    page = open_tab(visit, served, "sentiment", text)
     view(page, "Heatmap")
     answer = ask(served, PATH, {"model": "sentiment", "input": text, "layers": [0], "heads": [0]})
     weights = np.array(answer["attention"][0]["values"])[0, 0]
@@ -57,14 +69,14 @@ def test_a_long_text_has_a_pixel_for_every_weight(visit: Visit, served: Process)
     page.locator(".attn-pixels").focus()
     for key in ("ArrowDown", "ArrowDown", "End"):
         page.keyboard.press(key)
-    [(row, column, weight)] = told(page.locator(".attn-readout"))
+    [(row, column, weight)] = read_weights(page.locator(".attn-readout"))
     assert (row, column) == (2, len(weights) - 1)
-    assert weight == pytest.approx(weights[2, -1], abs=EXACT)
+    assert weight == pytest.approx(weights[2, -1], abs=TOLERANCE)
     strongest = page.locator(".attn-pixels canvas").evaluate(DARKEST)
     assert strongest == int(weights.argmax())
 
 
-# The index of the darkest pixel: on a light page that of the largest weight.
+# The index of the darkest pixel. In the light theme it has the largest weight.
 DARKEST = """(canvas) => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const light = Array.from({ length: data.length / 4 }, (_, at) => data[4 * at] + data[4 * at + 1] + data[4 * at + 2]);
@@ -75,15 +87,15 @@ DARKEST = """(canvas) => {
 def test_lines_are_those_of_the_chosen_heads(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
-    page = opened(visit, served, "sentiment")
+    page = open_tab(visit, served, "sentiment")
     pick(page, "Layer", "2")
     page.get_by_role("button", name="Head 4").click()
-    drawn(page)
+    wait_until_drawn(page)
     answer = explained(served, "sentiment", layers=[2], heads=[0, 4])
     both = np.array(answer["attention"][0]["values"])[0]
     for head, weights in zip((0, 4), both, strict=True):
         lines = page.locator(f".attn-of-head[data-head='{head}'] line")
-        np.testing.assert_allclose(laid(told(lines), weights.shape), weights, atol=EXACT)
+        np.testing.assert_allclose(as_matrix(read_weights(lines), weights.shape), weights, atol=TOLERANCE)
         opacity = [
             float(each)
             for each in lines.evaluate_all("(all) => all.map((line) => line.getAttribute('stroke-opacity'))")
@@ -93,32 +105,32 @@ def test_lines_are_those_of_the_chosen_heads(
     picture(page, "attention-heads")
 
 
-def seen(page: Page) -> list[tuple[int, int, float]]:
-    """Lines that can be."""
+def visible_lines(page: Page) -> list[tuple[int, int, float]]:
+    """Row, column and weight of each visible line."""
     script = """(all) => all.forEach((line) => {
       line.classList.toggle("seen", getComputedStyle(line.parentNode).display !== "none");
     })"""
     page.locator(".attn-lines line").evaluate_all(script)
-    return told(page.locator(".attn-lines line.seen"))
+    return read_weights(page.locator(".attn-lines line.seen"))
 
 
-def test_a_token_that_is_pointed_at_shows_its_lines_alone(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+def test_hovering_a_token_shows_only_its_lines(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "sentiment")
     weights = np.array(explained(served, "sentiment", layers=[0], heads=[0])["attention"][0]["values"])[0, 0]
     page.locator("[data-side=from][data-index='2']").hover()
-    assert [(row, column) for row, column, _ in seen(page)] == [(2, column) for column in range(len(weights))]
+    assert [(row, column) for row, column, _ in visible_lines(page)] == [(2, column) for column in range(len(weights))]
     page.locator("[data-side=to][data-index='1']").focus()
-    np.testing.assert_allclose([weight for _, _, weight in seen(page)], weights[:, 1], atol=EXACT)
+    np.testing.assert_allclose([weight for _, _, weight in visible_lines(page)], weights[:, 1], atol=TOLERANCE)
     page.keyboard.press("Enter")  # keeps them
     page.get_by_role("button", name="Heatmap").focus()
     page.mouse.move(1, 1)
-    assert len(seen(page)) == len(weights)
+    assert len(visible_lines(page)) == len(weights)
 
 
 def test_all_heads_have_a_small_map_and_each_opens_large(
     visit: Visit, served: Process, picture: Callable[[Page, str], None]
 ) -> None:
-    page = opened(visit, served, "minilm")
+    page = open_tab(visit, served, "minilm")
     sent = Sent(page, PATH)
     view(page, "All heads")
     answer = explained(served, "minilm")
@@ -131,67 +143,69 @@ def test_all_heads_have_a_small_map_and_each_opens_large(
     values = np.array(entry["values"]).reshape(layers * heads, -1)
     darkest = maps.evaluate_all(f"(all) => all.map({DARKEST})")
     shown = [values[place, pixel] for place, pixel in enumerate(darkest)]
-    np.testing.assert_allclose(shown, values.max(axis=1), atol=0.01)  # of half the precision, in 256 shades
+    np.testing.assert_allclose(shown, values.max(axis=1), atol=0.01)  # float16 weights, drawn in 256 shades
     assert {(body["encoding"], body["dtype"]) for body in sent.bodies} == {("base64", "float16")}
     assert sorted(layer for body in sent.bodies for layer in body.get("layers", range(layers))) == list(range(layers))
     picture(page, "attention-all-heads")
     page.get_by_role("button", name="Layer 2, head 7").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    drawn(page)
+    wait_until_drawn(page)
     expect(page.locator("[role=gridcell]").first).to_be_focused()
-    cells = laid(told(page.locator("[role=gridcell]")), (rows, columns))
-    np.testing.assert_allclose(cells, np.array(entry["values"])[3, 7], atol=EXACT)
+    cells = as_matrix(read_weights(page.locator("[role=gridcell]")), (rows, columns))
+    np.testing.assert_allclose(cells, np.array(entry["values"])[3, 7], atol=TOLERANCE)
 
 
-def test_numbers_of_sixteen_bits_are_read_as_they_are(visit: Visit, served: Process) -> None:
+def test_float16_values_are_decoded_exactly(visit: Visit, served: Process) -> None:
     page = visit(served)
     numbers = np.concatenate([np.arange(0, 1 << 16, 97), [0x7C00, 0x0001, 0x03FF, 0x0400]]).astype("<u2").view("<f2")
     data = base64.b64encode(numbers.tobytes()).decode()
     script = """async (data) => {
-      const { decoded } = await import("/web/explanation.js");
-      return Array.from(decoded(data, "float16"), String);
+      const { decodeNumbers } = await import("/web/explanation.js");
+      return Array.from(decodeNumbers(data, "float16"), String);
     }"""
     read = np.array([float(text.replace("Infinity", "inf")) for text in page.evaluate(script, data)])
     np.testing.assert_array_equal(read, numbers.astype(float))
 
 
-def test_no_more_is_asked_for_than_is_drawn(visit: Visit, served: Process) -> None:
+def test_only_the_heads_that_are_drawn_are_requested(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "sentiment")
     sent = Sent(page, PATH)
     tab(page, "Attention")
-    drawn(page)
+    wait_until_drawn(page)
     layout, first = sent.bodies
     assert (layout["input"], layout["top_k"]) == ("a", 1)
     assert (first["layers"], first["heads"]) == ([0], [0])
     page.get_by_role("button", name="Head 1", exact=True).click()
-    drawn(page)
+    wait_until_drawn(page)
     page.get_by_role("button", name="Head 1", exact=True).click()
-    drawn(page)
-    assert [body["heads"] for body in sent.bodies[2:]] == [[0, 1]], "what was answered before is not asked again"
+    wait_until_drawn(page)
+    assert [body["heads"] for body in sent.bodies[2:]] == [[0, 1]], (
+        "weights that were fetched before are not requested again"
+    )
 
 
 # Paths through all layers
 
 
-def test_rollout_shows_the_row_that_answers_and_every_other(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+def test_rollout_shows_the_row_of_the_answer_and_every_other_row(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "sentiment")
     view(page, "Rollout & flow")
     answer = explained(served, "sentiment", method="attention_rollout")
     weights = np.array(answer["attention"][0]["values"])[0, 0]
     cells = page.locator("[role=gridcell]")
-    np.testing.assert_allclose(laid(told(cells), weights.shape), weights, atol=EXACT)
+    np.testing.assert_allclose(as_matrix(read_weights(cells), weights.shape), weights, atol=TOLERANCE)
     check_pieces(page, answer["attributions"][0], [TEXT])
     page.get_by_role("radio", name="flow").check()
-    drawn(page)
+    wait_until_drawn(page)
     flow = explained(served, "sentiment", method="attention_flow")
     np.testing.assert_allclose(
-        laid(told(cells), weights.shape), np.array(flow["attention"][0]["values"])[0, 0], atol=EXACT
+        as_matrix(read_weights(cells), weights.shape), np.array(flow["attention"][0]["values"])[0, 0], atol=TOLERANCE
     )
 
 
-def test_what_the_server_says_of_too_much_is_shown(visit: Visit, served: Process) -> None:
+def test_the_error_for_a_text_that_is_too_long_is_shown(visit: Visit, served: Process) -> None:
     page = visit(served, expected="413")
     choose(page, "sentiment")
     page.get_by_role("textbox").first.fill("far too long " * 100)
@@ -200,10 +214,10 @@ def test_what_the_server_says_of_too_much_is_shown(visit: Visit, served: Process
     page.get_by_role("radio", name="flow").check()
     expect(page.get_by_role("alert").filter(has_text="attention_rollout")).to_be_visible()
     page.get_by_role("radio", name="rollout").check()
-    drawn(page)
+    wait_until_drawn(page)
 
 
-# Alignment
+# Alignments
 
 
 @pytest.mark.parametrize("model", ["translator", "recurrent"])
@@ -213,7 +227,7 @@ def test_an_alignment_has_a_cell_for_every_pair_of_tokens(
     page = visit(served)
     choose(page, model)
     sent = Sent(page, PATH)
-    run(page, "Write")
+    run(page, "Generate")
     [body] = sent.bodies
     answer = ask(served, PATH, body)
     [cross] = [entry for entry in answer["attention"] if entry["kind"] == "cross"]
@@ -221,33 +235,33 @@ def test_an_alignment_has_a_cell_for_every_pair_of_tokens(
     written, read = mean.shape
     cells = page.locator(".attn-alignment [role=gridcell]")
     expect(cells).to_have_count(written * read)
-    np.testing.assert_allclose(laid(told(cells), mean.shape), mean, atol=EXACT)
+    np.testing.assert_allclose(as_matrix(read_weights(cells), mean.shape), mean, atol=TOLERANCE)
     labels = page.locator(".attn-alignment th[scope=row]").all_text_contents()
     assert len(labels) == written
-    assert labels[-1] == "end", "the last row writes what comes after all that was written"
+    assert labels[-1] == "end", "the last row is the token after the written text"
     if model == "translator":
         picture(page, "attention-alignment")
         tab(page, "Attention")
-        drawn(page)
+        wait_until_drawn(page)
         expect(page.get_by_role("group", name="Attention").get_by_label("cross")).to_be_checked()
 
 
-# For everybody
+# Accessibility and narrow screens
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_view_has_a_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
-    page = opened(visit, served, "sentiment", scheme=scheme)
+def test_no_view_has_a_serious_accessibility_violation(visit: Visit, served: Process, scheme: str) -> None:
+    page = open_tab(visit, served, "sentiment", scheme=scheme)
     for name in ("Heads", "Heatmap", "All heads", "Rollout & flow", "Attributions"):
         view(page, name)
-        audited(page, name)
+        assert_accessible(page, name)
     view(page, "Heads")
     page.locator("[data-side=from]").nth(2).hover()
-    audited(page, "a token that is pointed at")
+    assert_accessible(page, "a hovered token")
 
 
-def test_narrow_screens_scroll_what_is_wide_and_nothing_else(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "minilm")
+def test_on_narrow_screens_only_wide_content_scrolls(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "minilm")
     page.set_viewport_size({"width": 400, "height": 760})
     for name in ("Heads", "Heatmap", "All heads", "Rollout & flow"):
         view(page, name)

@@ -1,10 +1,10 @@
-"""Attributions on the tab Attention, beside what POST /v1/explain says of the same: character by character."""
+"""The attributions that the tab Attention shows equal those of POST /v1/explain, character by character."""
 
 from collections.abc import Callable
 
 import pytest
-from attention import BUSY, PATH, SMILING, TEXT, check_pieces, drawn, explained, opened, pick, view
-from playground import Sent, Visit, ask, choose, converse, over, run, tab
+from attention import BUSY, EMOJI_TEXT, PATH, TEXT, check_pieces, explained, open_tab, pick, view, wait_until_drawn
+from playground import Sent, Visit, ask, choose, converse, run, tab, wait_for_answer
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
@@ -15,11 +15,11 @@ def test_every_character_has_its_score(
     visit: Visit, served: Process, method: str, picture: Callable[[Page, str], None]
 ) -> None:
     name = method.replace(" × ", "_x_").replace(" ", "_")
-    text = TEXT if name == "integrated_gradients" else SMILING
-    page = opened(visit, served, "sentiment", text)
+    text = TEXT if name == "integrated_gradients" else EMOJI_TEXT
+    page = open_tab(visit, served, "sentiment", text)
     view(page, "Attributions")
     page.get_by_role("radio", name=method).check()
-    drawn(page)
+    wait_until_drawn(page)
     [attribution] = ask(served, PATH, {"model": "sentiment", "input": text, "method": name})["attributions"]
     check_pieces(page, attribution, [text])
     expect(page.locator(".attn-goal b")).to_have_text(attribution["target"]["label"])
@@ -29,40 +29,42 @@ def test_every_character_has_its_score(
     assert signs
     assert all(negative == against for negative, against in signs)
     if name == "integrated_gradients":
-        sums = attribution["completeness"]
-        expect(page.locator(".attn-completeness")).to_contain_text("Complete" if sums["holds"] else "Not complete")
-        expect(page.locator(".attn-completeness")).to_contain_text(f"{sums['sum']:+.4f}".replace("-", "−"))
+        completeness = attribution["completeness"]
+        expect(page.locator(".attn-completeness")).to_contain_text(
+            "Complete" if completeness["holds"] else "Not complete"
+        )
+        expect(page.locator(".attn-completeness")).to_contain_text(f"{completeness['sum']:+.4f}".replace("-", "−"))
         picture(page, "attention-attributions")
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_given_up(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+def test_a_pending_request_is_aborted_when_another_method_is_chosen(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "sentiment")
     view(page, "Attributions")
-    slow = "integrated_gradients"  # never answered here
-    page.route("**" + PATH, lambda route: None if slow in str(route.request.post_data) else route.continue_())
+    method = "integrated_gradients"  # never answered here
+    page.route("**" + PATH, lambda route: None if method in str(route.request.post_data) else route.continue_())
     page.get_by_role("radio", name="integrated gradients").check()
     expect(page.locator(BUSY)).to_be_visible()
-    with page.expect_event("requestfailed") as given_up:
+    with page.expect_event("requestfailed") as aborted:
         page.get_by_role("radio", name="occlusion").check()
-    assert slow in str(given_up.value.post_data)
-    drawn(page)
+    assert method in str(aborted.value.post_data)
+    wait_until_drawn(page)
     check_pieces(page, explained(served, "sentiment", method="occlusion")["attributions"][0], [TEXT])
 
 
-def test_another_label_can_be_asked_about(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
+def test_another_label_can_be_explained(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "sentiment")
     view(page, "Attributions")
-    likeliest = explained(served, "sentiment", method="gradient_x_input")["attributions"][0]["target"]["label"]
+    predicted = explained(served, "sentiment", method="gradient_x_input")["attributions"][0]["target"]["label"]
     options = page.get_by_label("Label", exact=True).locator("option").all_text_contents()[1:]
-    other = next(label for label in options if label != likeliest)
+    other = next(label for label in options if label != predicted)
     pick(page, "Label", other)
     [attribution] = explained(served, "sentiment", method="gradient_x_input", target={"label": other})["attributions"]
     expect(page.locator(".attn-goal b")).to_have_text(other)
     check_pieces(page, attribution, [TEXT])
 
 
-def test_the_tag_of_a_token_can_be_asked_about(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "tags")
+def test_the_tag_of_a_token_can_be_explained(visit: Visit, served: Process) -> None:
+    page = open_tab(visit, served, "tags")
     view(page, "Attributions")
     pick(page, "Token", "2")
     [attribution] = explained(served, "tags", method="gradient_x_input", target={"token": 2})["attributions"]
@@ -76,7 +78,7 @@ def test_an_answer_in_a_context_is_explained_over_both_texts(visit: Visit, serve
     page.get_by_label("Context").fill(TEXT)
     run(page, "Answer")
     tab(page, "Attention")
-    drawn(page)
+    wait_until_drawn(page)
     sent = Sent(page, PATH)
     view(page, "Attributions")
     [body] = sent.bodies
@@ -85,13 +87,13 @@ def test_an_answer_in_a_context_is_explained_over_both_texts(visit: Visit, serve
     check_pieces(page, attribution, body["input"])
 
 
-def test_what_was_written_is_explained_token_by_token(visit: Visit, served: Process) -> None:
+def test_a_generated_answer_is_explained_token_by_token(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "smollm2")
     converse(page, "Name a city in France.", tokens=5)
-    over(page)
+    wait_for_answer(page)
     tab(page, "Attention")
-    drawn(page)
+    wait_until_drawn(page)
     sent = Sent(page, PATH)
     view(page, "Attributions")
     [body] = sent.bodies

@@ -1,4 +1,4 @@
-"""What each head finds, where the page shows it; beside what the API itself says."""
+"""The results of each head on the page equal those of the API."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from playwright.sync_api import Locator, expect
 
 from tests.support.processes import Process
 
-# Outside the first plane of Unicode: a browser's strings count such characters twice.
-SMILING = "😀 The old harbour 🚢 of Hamburg is large."
+# Characters beyond U+FFFF: JavaScript's strings count each as two.
+EMOJI_TEXT = "😀 The old harbour 🚢 of Hamburg is large."
 
 
 def before(mark: Locator) -> int:
-    """So many characters of its paragraph stand before it, labels of other marks aside."""
+    """The number of characters before a mark in its paragraph, without the labels of other marks."""
     return int(
         mark.evaluate("""(mark) => {
           let count = 0;
@@ -25,7 +25,7 @@ def before(mark: Locator) -> int:
     )
 
 
-def test_labels_have_bars_as_long_as_they_are_likely(visit: Visit, served: Process) -> None:
+def test_the_bars_of_labels_are_as_long_as_their_scores(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "sentiment")
     page.get_by_label("Text", exact=True).fill("It was dull and far too long.")
@@ -40,7 +40,7 @@ def test_labels_have_bars_as_long_as_they_are_likely(visit: Visit, served: Proce
         assert filled / full == pytest.approx(label["score"], abs=0.01)
 
 
-def test_two_texts_that_belong_together_and_labels_named_on_the_spot(visit: Visit, served: Process) -> None:
+def test_pairs_of_texts_and_zero_shot_labels_are_classified(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "pair")
     page.get_by_label("Second text").fill("Somebody makes music.")
@@ -48,22 +48,22 @@ def test_two_texts_that_belong_together_and_labels_named_on_the_spot(visit: Visi
     answer = run(page, "Classify")
     [labels] = ask(served, "/models/pair", {"inputs": {"text": text, "text_pair": "Somebody makes music."}})
     assert answer.locator(".bars .name").all_text_contents() == [each["label"] for each in labels]
-    page.get_by_label("Labels of my own").check()
-    page.get_by_label("Labels, one a line").fill("music\ncooking")
+    page.get_by_label("Own labels").check()
+    page.get_by_label("Labels, one per line").fill("music\ncooking")
     answer = run(page, "Classify")
     assert sorted(answer.locator(".bars .name").all_text_contents()) == ["cooking", "music"]
 
 
-def test_what_is_named_is_marked_at_its_characters(visit: Visit, served: Process) -> None:
+def test_entities_are_marked_at_their_characters(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "tags")
-    page.get_by_label("Text", exact=True).fill(SMILING)
+    page.get_by_label("Text", exact=True).fill(EMOJI_TEXT)
     answer = run(page, "Find")
-    found = ask(served, "/models/tags", {"inputs": SMILING, "parameters": {"aggregation_strategy": "first"}})
+    found = ask(served, "/models/tags", {"inputs": EMOJI_TEXT, "parameters": {"aggregation_strategy": "first"}})
     marks = answer.locator("mark").all()
     assert len(marks) == len(found) > 1
     for mark, one in zip(marks, found, strict=True):
-        assert mark.locator(".words").text_content() == SMILING[one["start"] : one["end"]]
+        assert mark.locator(".words").text_content() == EMOJI_TEXT[one["start"] : one["end"]]
         assert before(mark) == one["start"]
         assert mark.locator(".label").text_content() == one["entity_group"]
     legend = answer.locator(".legend li").all_text_contents()
@@ -74,9 +74,9 @@ def test_an_answer_is_marked_in_its_context(visit: Visit, served: Process) -> No
     page = visit(served)
     choose(page, "span")
     page.get_by_label("Question").fill("What is large?")
-    page.get_by_label("Context").fill(SMILING)
+    page.get_by_label("Context").fill(EMOJI_TEXT)
     answer = run(page, "Answer")
-    body = {"inputs": {"question": "What is large?", "context": SMILING}, "parameters": {"top_k": 3}}
+    body = {"inputs": {"question": "What is large?", "context": EMOJI_TEXT}, "parameters": {"top_k": 3}}
     found = ask(served, "/models/span", body)
     mark = answer.locator("mark.found")
     expect(mark).to_have_text(found[0]["answer"])
@@ -86,7 +86,7 @@ def test_an_answer_is_marked_in_its_context(visit: Visit, served: Process) -> No
     assert before(mark) == found[1]["start"]
 
 
-def test_a_word_that_is_chosen_is_put_in(visit: Visit, served: Process) -> None:
+def test_a_chosen_word_replaces_the_mask(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "fill")
     text = page.get_by_label("Text", exact=True)
@@ -104,7 +104,7 @@ def test_a_word_that_is_chosen_is_put_in(visit: Visit, served: Process) -> None:
 def test_every_pair_of_texts_has_its_cell(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "minilm")
-    texts = page.get_by_label("Texts, one a line").input_value().splitlines()
+    texts = page.get_by_label("Texts, one per line").input_value().splitlines()
     answer = run(page, "Compare")
     data = ask(served, "/v1/embeddings", {"model": "minilm", "input": texts})["data"]
     vectors = np.array([each["embedding"] for each in data])
@@ -116,10 +116,10 @@ def test_every_pair_of_texts_has_its_cell(visit: Visit, served: Process) -> None
     assert answer.locator("tbody th").count() == len(texts)
 
 
-def test_passages_stand_in_their_order(visit: Visit, served: Process) -> None:
+def test_passages_are_ranked(visit: Visit, served: Process) -> None:
     page = visit(served)
     choose(page, "ranker")
-    query, passages = page.get_by_label("Question"), page.get_by_label("Passages, one a line")
+    query, passages = page.get_by_label("Question"), page.get_by_label("Passages, one per line")
     answer = run(page, "Rank")
     body = {"model": "ranker", "query": query.input_value(), "documents": passages.input_value().splitlines()}
     results = ask(served, "/v1/rerank", body)["results"]
@@ -127,11 +127,11 @@ def test_passages_stand_in_their_order(visit: Visit, served: Process) -> None:
 
 
 @pytest.mark.parametrize("model", ["translator", "recurrent"])
-def test_a_text_is_written_from_another_with_its_alignment(visit: Visit, served: Process, model: str) -> None:
+def test_a_translation_is_shown_with_its_alignment(visit: Visit, served: Process, model: str) -> None:
     page = visit(served)
     choose(page, model)
     text = page.get_by_label("Text", exact=True).input_value()
-    answer = run(page, "Write")
+    answer = run(page, "Generate")
     body = {"inputs": text, "parameters": {"num_beams": 4}}
     [written] = ask(served, f"/models/{model}/pipeline/translation", body)
     expect(answer.locator(".headline")).to_have_text(written["translation_text"])

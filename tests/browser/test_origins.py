@@ -1,7 +1,7 @@
-"""Pages of other origins in a real browser: what they cannot do, and what `cors_origins` lets them.
+"""Pages of other origins in a real browser: what is blocked, and what `cors_origins` permits.
 
-A foreign page stands on another port of this machine.  A page whose name was rebound (DNS rebinding) is one whose
-origin is the name and the port of the server itself, which the browser resolves to 127.0.0.1.
+A page of another origin is served on another port of this machine.  A page after DNS rebinding has the name and the
+port of the server itself as its origin; the browser resolves that name to 127.0.0.1.
 """
 
 import threading
@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.processes import Process
 
 KEY = "open-sesame"
-MANY = 60_000  # milliseconds
+TIMEOUT_MS = 60_000  # milliseconds
 PAGE = b"<!doctype html><title>Another page</title><h1>Another page</h1>"
-# What a page may try: each gets the server's address, and says how it ended.
+# Attacks of a page. Each script receives the server's address and returns how it ended.
 GET = """async (server) => {
   try { return (await fetch(`${server}/v1/models`)).status; } catch (error) { return error.name; }
 }"""
@@ -74,7 +74,7 @@ ATTACKS = {
 }
 
 
-class Other(BaseHTTPRequestHandler):
+class ForeignPage(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
@@ -83,13 +83,13 @@ class Other(BaseHTTPRequestHandler):
         self.wfile.write(PAGE)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Prints nothing."""
 
 
 @pytest.fixture(scope="module")
-def places() -> Iterator[list[str]]:
+def other_origins() -> Iterator[list[str]]:
     """Two origins that are not the server's."""
-    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Other) for _ in range(2)]
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), ForeignPage) for _ in range(2)]
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield [f"http://127.0.0.1:{server.server_port}" for server in servers]
@@ -103,7 +103,7 @@ def opened(browser: Browser) -> Iterator[Callable[[str], Page]]:
 
     def go(address: str) -> Page:
         contexts.append(browser.new_context())
-        contexts[-1].set_default_timeout(MANY)
+        contexts[-1].set_default_timeout(TIMEOUT_MS)
         page = contexts[-1].new_page()
         page.goto(address)
         return page
@@ -119,10 +119,10 @@ def open_server(tiny_classifier: Path) -> Iterator[Process]:
 
 
 @pytest.fixture(scope="module")
-def shared(tiny_classifier: Path, tiny_generator: Path, places: list[str]) -> Iterator[Process]:
-    """A server with a key, which pages of the first of the two places may use."""
+def shared(tiny_classifier: Path, tiny_generator: Path, other_origins: list[str]) -> Iterator[Process]:
+    """A server with a key; `cors_origins` permits the first of the two other origins."""
     yield from serving(
-        f"judge={tiny_classifier}", f"chat={tiny_generator}", "--api-key", KEY, "--cors-origins", places[0]
+        f"judge={tiny_classifier}", f"chat={tiny_generator}", "--api-key", KEY, "--cors-origins", other_origins[0]
     )
 
 
@@ -135,40 +135,42 @@ def serving(*flags: str) -> Iterator[Process]:
         process.stop()
 
 
-def done(server: Process) -> float:
-    """Requests that a model has answered."""
+def answered_count(server: Process) -> float:
+    """The number of requests that a model has answered."""
     return server.rest().total("requests_total", outcome="done")
 
 
-def refused(server: Process) -> float:
+def refused_count(server: Process) -> float:
     codes = ("origin_not_allowed", "misdirected_request", "unsupported_media_type")
     return sum(server.page.total("rejections_total", code=code) for code in codes)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_page_of_another_origin_cannot(
-    opened: Callable[[str], Page], open_server: Process, places: list[str], name: str
+def test_attacks_of_a_page_of_another_origin_fail(
+    opened: Callable[[str], Page], open_server: Process, other_origins: list[str], name: str
 ) -> None:
     attack, end = ATTACKS[name]
-    before, refusals = done(open_server), refused(open_server)
-    assert opened(places[0]).evaluate(attack, open_server.url) == end
-    open_server.until(lambda: refused(open_server) > refusals)
-    assert done(open_server) == before
+    before, refusals = answered_count(open_server), refused_count(open_server)
+    assert opened(other_origins[0]).evaluate(attack, open_server.url) == end
+    open_server.until(lambda: refused_count(open_server) > refusals)
+    assert answered_count(open_server) == before
 
 
 def test_a_form_of_another_origin_is_refused(
-    opened: Callable[[str], Page], open_server: Process, places: list[str]
+    opened: Callable[[str], Page], open_server: Process, other_origins: list[str]
 ) -> None:
-    before, page = done(open_server), opened(places[0])
+    before, page = answered_count(open_server), opened(other_origins[0])
     with page.expect_response(f"{open_server.url}/predict") as answer:
         page.evaluate(FORM, open_server.url)
     assert answer.value.status == 403
-    assert done(open_server) == before
+    assert answered_count(open_server) == before
 
 
-def test_no_page_is_framed_by_another(opened: Callable[[str], Page], open_server: Process, places: list[str]) -> None:
+def test_no_page_is_framed_by_another(
+    opened: Callable[[str], Page], open_server: Process, other_origins: list[str]
+) -> None:
     for path in ("/", "/docs"):
-        page = opened(places[0])
+        page = opened(other_origins[0])
         with page.expect_response(f"{open_server.url}{path}") as answer:
             page.evaluate(
                 "(address) => document.body.append(Object.assign(document.createElement('iframe'), { src: address }))",
@@ -181,9 +183,9 @@ def test_no_page_is_framed_by_another(opened: Callable[[str], Page], open_server
 
 
 def test_a_link_on_another_page_leads_to_the_playground(
-    opened: Callable[[str], Page], open_server: Process, places: list[str]
+    opened: Callable[[str], Page], open_server: Process, other_origins: list[str]
 ) -> None:
-    page = opened(places[0])
+    page = opened(other_origins[0])
     page.evaluate(
         """(address) => document.body.append(Object.assign(document.createElement("a"),
              { href: address, textContent: "There" }))""",
@@ -193,20 +195,20 @@ def test_a_link_on_another_page_leads_to_the_playground(
     expect(page.locator("#tabs")).to_be_visible()
 
 
-def test_a_name_that_was_rebound_leads_nowhere(browser: Browser, open_server: Process) -> None:
-    """The page is of the origin that it asks, so nothing but Host tells it from the server's own."""
+def test_dns_rebinding_fails(browser: Browser, open_server: Process) -> None:
+    """The page has the origin that it requests, so only the header Host distinguishes it from the server's pages."""
     rebound = open_server.url.replace("127.0.0.1", "rebound.example")
     context = browser.new_context()
     page = context.new_page()
-    page.goto(f"{rebound}/livez")  # whatever is answered, scripts that run here are of its origin
+    page.goto(f"{rebound}/livez")  # whatever the answer is, scripts that run here have its origin
     assert page.evaluate("() => location.origin") == rebound
-    before = done(open_server)
+    before = answered_count(open_server)
     assert page.evaluate(GET, rebound) == 421
     assert page.evaluate(JSON, rebound) == 421
     assert page.evaluate(BLIND, rebound) == "basic basic basic"
     assert [page.evaluate(attack, rebound) for attack in (PICTURE, SCRIPT, STREAM)] == ["error"] * 3
     assert page.goto(f"{rebound}/").status == 421  # type: ignore[union-attr]
-    assert done(open_server) == before
+    assert answered_count(open_server) == before
     context.close()
 
 
@@ -237,9 +239,9 @@ ALLOWED = """async ([server, key]) => {
 
 
 def test_a_page_of_an_allowed_origin_uses_everything(
-    opened: Callable[[str], Page], shared: Process, places: list[str]
+    opened: Callable[[str], Page], shared: Process, other_origins: list[str]
 ) -> None:
-    found = opened(places[0]).evaluate(ALLOWED, [shared.url, KEY])
+    found = opened(other_origins[0]).evaluate(ALLOWED, [shared.url, KEY])
     assert found["models"] == ["judge", "chat"]
     assert found["statuses"] == [200, 200, 400, 401]
     assert found["id"] == "from-a-page"
@@ -250,12 +252,12 @@ def test_a_page_of_an_allowed_origin_uses_everything(
     assert any(line["message"].startswith("OPTIONS /predict 204") for line in shared.lines), "a preflight"
 
 
-def test_a_page_of_an_origin_that_is_not_allowed_still_cannot(
-    opened: Callable[[str], Page], shared: Process, places: list[str]
+def test_a_page_of_an_origin_that_is_not_allowed_is_refused(
+    opened: Callable[[str], Page], shared: Process, other_origins: list[str]
 ) -> None:
-    page = opened(places[1])
+    page = opened(other_origins[1])
     assert page.evaluate(GET, shared.url) == "TypeError"
     assert page.evaluate(JSON, shared.url) == "TypeError"
-    before = done(shared)
+    before = answered_count(shared)
     assert page.evaluate(BLIND, shared.url) == "opaque opaque opaque"
-    assert done(shared) == before
+    assert answered_count(shared) == before

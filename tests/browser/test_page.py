@@ -1,4 +1,4 @@
-"""The page around the forms: tabs, the keyboard, themes, what is copied; and how it looks, for docs/."""
+"""The page around the forms: tabs, the keyboard, themes, copied code; and screenshots for docs/."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from playground import MANY, Visit, ask, audited, choose, converse, over, press, run, tab
+from playground import TIMEOUT_MS, Visit, ask, assert_accessible, choose, converse, press, run, tab, wait_for_answer
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
@@ -20,33 +20,33 @@ BUTTONS = {
     "fill": "Fill in",
     "minilm": "Compare",
     "ranker": "Rank",
-    "translator": "Write",
+    "translator": "Generate",
     "writer": "Continue",
 }
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_tab_has_a_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
+def test_no_tab_has_a_serious_accessibility_violation(visit: Visit, served: Process, scheme: str) -> None:
     page = visit(served, scheme=scheme)
     for model, button in BUTTONS.items():
         choose(page, model)
         if model == "writer":
-            page.get_by_label("Most tokens").fill("4")  # a smoke run's network takes few
+            page.get_by_label("Max tokens").fill("4")  # the network of a smoke run has few positions
         run(page, button)
-        audited(page, model)
+        assert_accessible(page, model)
     choose(page, "smollm2")
     converse(page, "Hello!", tokens=6)
-    over(page)
+    wait_for_answer(page)
     page.locator(".token").first.hover()
-    audited(page, "chat")
+    assert_accessible(page, "chat")
     for name in ("Attention", "Server"):
         tab(page, name)
         expect(page.locator(f"#panel-{name.lower()}")).not_to_be_empty()
-        expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=MANY)
-        audited(page, name)
+        expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=TIMEOUT_MS)
+        assert_accessible(page, name)
 
 
-def test_tabs_are_one_stop_with_arrows_between_them(visit: Visit, served: Process) -> None:
+def test_tabs_are_one_tab_stop_with_arrow_keys_between_them(visit: Visit, served: Process) -> None:
     page = visit(served)
     page.get_by_role("tab", name="Try").focus()
     for key, name in (("ArrowRight", "Attention"), ("ArrowRight", "Server"), ("ArrowRight", "Try"), ("End", "Server")):
@@ -57,7 +57,7 @@ def test_tabs_are_one_stop_with_arrows_between_them(visit: Visit, served: Proces
     assert page.locator("#tabs > div [tabindex='0']").count() == 1
 
 
-def test_the_keyboard_alone_is_enough(visit: Visit, served: Process) -> None:
+def test_the_page_can_be_used_with_the_keyboard_alone(visit: Visit, served: Process) -> None:
     page = visit(served)
     expect(page.locator("#tabs")).to_be_visible()
     page.keyboard.press("Tab")
@@ -66,23 +66,23 @@ def test_the_keyboard_alone_is_enough(visit: Visit, served: Process) -> None:
     expect(page.get_by_label("Model", exact=True)).to_be_focused()
     page.keyboard.type("sentiment")
     expect(page.get_by_label("Model", exact=True)).to_have_value("sentiment")
-    until(page, page.get_by_label("Text", exact=True))
+    tab_to(page, page.get_by_label("Text", exact=True))
     page.keyboard.press("Control+A")
     page.keyboard.type("A wonderful day.")
-    until(page, page.get_by_role("button", name="Classify"))
+    tab_to(page, page.get_by_role("button", name="Classify"))
     page.keyboard.press("Enter")
     expect(page.locator(".headline")).to_have_text("POSITIVE")
 
 
-def until(page: Page, control: object) -> None:
-    """Tab, and what has the focus can be seen to have it, until it is the control."""
+def tab_to(page: Page, control: object) -> None:
+    """Presses Tab until the control has the focus. Asserts that each focused element shows an outline."""
     for _ in range(20):
         page.keyboard.press("Tab")
         outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
         assert outline not in ("none", "")
         if control.evaluate("(control) => control === document.activeElement"):  # type: ignore[attr-defined]
             return
-    pytest.fail("it is never reached")
+    pytest.fail("the control is never reached with Tab")
 
 
 def test_a_page_that_is_loaded_again_is_the_same(visit: Visit, served: Process) -> None:
@@ -99,16 +99,16 @@ def test_a_page_that_is_loaded_again_is_the_same(visit: Visit, served: Process) 
 
 
 @pytest.mark.parametrize("model", ["sentiment", "minilm", "smollm2", "writer"])
-def test_what_is_copied_runs_as_it_is(visit: Visit, served: Process, model: str) -> None:
+def test_copied_code_runs(visit: Visit, served: Process, model: str) -> None:
     page = visit(served)
     choose(page, model)
-    said = "It's 5 o'clock; \"why\"? `date` $HOME \\ 😀"
+    prompt = "It's 5 o'clock; \"why\"? `date` $HOME \\ 😀"
     if model == "smollm2":
-        page.get_by_label("Message", exact=True).fill(said)
+        page.get_by_label("Message", exact=True).fill(prompt)
     if model == "sentiment":
         page.get_by_label("Text", exact=True).fill("null")
     if model in ("smollm2", "writer"):
-        page.get_by_label("Most tokens").fill("6")
+        page.get_by_label("Max tokens").fill("6")
         page.get_by_label("Temperature").fill("0")
     code = page.locator("#copy-code")
     expect(code).to_contain_text(model)
@@ -122,8 +122,8 @@ def test_what_is_copied_runs_as_it_is(visit: Visit, served: Process, model: str)
     if model in ("smollm2", "writer"):
         events = [json.loads(line[6:]) for line in by_curl.splitlines() if line.startswith("data: {")]
         choices = [choice for event in events for choice in event["choices"]]
-        spoken = "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
-        assert by_python == spoken + "\n" != "\n"
+        streamed = "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
+        assert by_python == streamed + "\n" != "\n"
     else:
         assert by_python.strip() == repr(json.loads(by_curl))
     press(page, "Copy")
@@ -131,12 +131,12 @@ def test_what_is_copied_runs_as_it_is(visit: Visit, served: Process, model: str)
     assert page.evaluate("() => navigator.clipboard.readText()") == code.text_content()
 
 
-def test_where_keys_are_asked_for_the_page_asks_for_one(visit: Visit, locked: Process) -> None:
+def test_the_page_asks_for_a_key_where_the_server_needs_one(visit: Visit, locked: Process) -> None:
     page = visit(locked, expected="status of 40[13]")
     key = page.get_by_label("Key", exact=True)
     expect(key).to_be_focused()
     expect(page.locator("#tabs")).to_be_hidden()
-    audited(page, "the key")
+    assert_accessible(page, "the key")
     key.fill("wrong")
     key.press("Enter")
     expect(page.locator("#key-error")).to_have_text("the key in the header Authorization is not this server's")
@@ -168,7 +168,7 @@ def test_an_administrator_loads_and_unloads_models(visit: Visit, locked: Process
     page.get_by_label("Key", exact=True).fill("open-sesame")
     page.keyboard.press("Enter")
     tab(page, "Server")
-    key = page.get_by_label("Key of an administrator")
+    key = page.get_by_label("Administrator's key")
     key.fill("open-sesame")
     key.press("Enter")
     expect(page.locator(".admin .error")).to_contain_text("may not administer")
@@ -179,17 +179,17 @@ def test_an_administrator_loads_and_unloads_models(visit: Visit, locked: Process
     press(page, "Load")
     expect(page.get_by_role("button", name="Unload vectors")).to_be_visible()
     expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["judge", "vectors"])
-    audited(page, "administration")
+    assert_accessible(page, "administration")
     press(page, "Unload vectors")
     expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["judge"])
     expect(page.get_by_role("button", name="Unload vectors")).to_have_count(0)
 
 
-def test_how_pages_look(visit: Visit, served: Process, picture: Callable[[Page, str], None]) -> None:
+def test_screenshots(visit: Visit, served: Process, picture: Callable[[Page, str], None]) -> None:
     page = visit(served)
     choose(page, "smollm2")
     converse(page, "Why is the sky blue?", tokens=48)
-    over(page)
+    wait_for_answer(page)
     page.locator(".token").nth(9).hover()
     picture(page, "chat")
     page = visit(served, scheme="dark")
@@ -198,10 +198,10 @@ def test_how_pages_look(visit: Visit, served: Process, picture: Callable[[Page, 
         run(page, BUTTONS[model])
         picture(page, name)
     tab(page, "Server")
-    talk = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}
     for _ in range(4):
         with page.expect_response("**/metrics"):
-            ask(served, "/v1/chat/completions", talk)
+            ask(served, "/v1/chat/completions", body)
             ask(served, "/models/sentiment", {"inputs": ["Good.", "Bad.", "Neither of both."]})
     expect(page.locator(".tile .number").nth(6)).not_to_have_text("–")
     picture(page, "server")

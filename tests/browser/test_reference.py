@@ -1,11 +1,11 @@
-"""The page /docs: it is of the package alone, says what /openapi.json says, and asks for a key where there are keys."""
+"""The page /docs: it needs only files of the package, equals /openapi.json, and asks for a key where one is needed."""
 
 import subprocess
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from playground import Visit, audited
+from playground import Visit, assert_accessible
 from playwright.sync_api import Page, expect
 
 from tests.support.processes import Process
@@ -17,12 +17,12 @@ EXAMPLES = """async (schemas) => {
 
 
 @pytest.fixture
-def described(served: Process) -> Any:
+def openapi_paths(served: Process) -> Any:
     return served.get("/openapi.json").json()["paths"]
 
 
 def unfold(page: Page) -> None:
-    """Whatever can be unfolded, again and again until all is."""
+    """Opens every collapsed section, until none is left."""
     page.evaluate("""async () => {
       for (let left = 1; left; left = document.querySelectorAll("#routes details:not([open])").length) {
         for (const each of document.querySelectorAll("#routes details:not([open])")) each.open = true;
@@ -31,9 +31,11 @@ def unfold(page: Page) -> None:
     }""")
 
 
-def test_every_route_is_listed_with_all_that_is_known_of_it(visit: Visit, served: Process, described: Any) -> None:
+def test_every_route_is_listed_with_its_answers_and_fields(visit: Visit, served: Process, openapi_paths: Any) -> None:
     page = visit(served, "/docs")
-    operations = [(path, method, operation) for path, every in described.items() for method, operation in every.items()]
+    operations = [
+        (path, method, operation) for path, every in openapi_paths.items() for method, operation in every.items()
+    ]
     expect(page.locator("#count")).to_have_text(f"{len(operations)} routes")
     unfold(page)
     written = page.locator("#routes").inner_text()
@@ -49,11 +51,11 @@ def test_every_route_is_listed_with_all_that_is_known_of_it(visit: Visit, served
     assert "frame-ancestors 'none'" in policy
 
 
-def test_examples_are_what_the_schemas_allow(visit: Visit, served: Process, described: Any) -> None:
+def test_examples_are_what_the_schemas_allow(visit: Visit, served: Process, openapi_paths: Any) -> None:
     page = visit(served, "/docs")
     bodies = [
         operation["requestBody"]["content"]["application/json"]["schema"]
-        for every in described.values()
+        for every in openapi_paths.values()
         for operation in every.values()
         if "requestBody" in operation
     ]
@@ -61,7 +63,7 @@ def test_examples_are_what_the_schemas_allow(visit: Visit, served: Process, desc
         Draft202012Validator(schema).validate(value)
 
 
-def test_routes_are_found_by_their_words(visit: Visit, served: Process) -> None:
+def test_routes_are_found_by_search_words(visit: Visit, served: Process) -> None:
     page = visit(served, "/docs")
     page.get_by_label("Filter").fill("post /v1/chat/completions")
     expect(page.locator("#count")).to_have_text("1 route")
@@ -71,7 +73,7 @@ def test_routes_are_found_by_their_words(visit: Visit, served: Process) -> None:
     expect(page.locator("[id='post-/v1/completions']")).to_have_attribute("open", "")
 
 
-def test_a_line_for_a_shell_runs_as_it_is(visit: Visit, served: Process) -> None:
+def test_the_curl_command_runs(visit: Visit, served: Process) -> None:
     page = visit(served, "/docs#get-/v1/models")
     line = page.locator("[id='get-/v1/models'] pre").text_content() or ""
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
@@ -83,22 +85,22 @@ def test_a_line_for_a_shell_runs_as_it_is(visit: Visit, served: Process) -> None
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_has_no_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
+def test_it_has_no_serious_accessibility_violation(visit: Visit, served: Process, scheme: str) -> None:
     page = visit(served, "/docs", scheme=scheme)
     expect(page.locator("#count")).to_contain_text("routes")
-    audited(page, "closed")
+    assert_accessible(page, "closed")
     for name in ("post-/v1/chat/completions", "get-/readyz", "post-/pipeline/{task}"):
         page.locator(f"[id='{name}'] > summary").click()
     page.locator("summary:visible", has_text="Its fields").first.click()
-    audited(page, "opened")
+    assert_accessible(page, "opened")
 
 
-def test_where_keys_are_asked_for_it_asks_for_one(visit: Visit, locked: Process) -> None:
+def test_it_asks_for_a_key_where_the_server_needs_one(visit: Visit, locked: Process) -> None:
     page = visit(locked, "/docs", expected="status of 40[13]")
     key = page.get_by_label("Key", exact=True)
     expect(key).to_be_focused()
     expect(page.locator("#routes")).to_be_empty()
-    audited(page, "the key")
+    assert_accessible(page, "the key")
     key.fill("wrong")
     key.press("Enter")
     expect(page.locator("#key-error")).to_have_text("the key in the header Authorization is not this server's")
@@ -108,7 +110,7 @@ def test_where_keys_are_asked_for_it_asks_for_one(visit: Visit, locked: Process)
     page.locator("[id='get-/v1/models'] > summary").click()
     expect(page.locator("[id='get-/v1/models'] pre")).to_contain_text("$POLYHEAD_API_KEY")
     page.get_by_role("link", name="Playground").click()
-    expect(page.locator("#tabs")).to_be_visible()  # the same tab has the same key
+    expect(page.locator("#tabs")).to_be_visible()  # the same tab keeps its key
     page.get_by_role("link", name="API").click()
     expect(page.locator("#count")).to_contain_text("routes")
     page.get_by_role("button", name="Key").click()

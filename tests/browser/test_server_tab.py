@@ -1,4 +1,4 @@
-"""The Server tab: figures out of /metrics, looked at by those who look."""
+"""The tab Server: figures from /metrics, fetched only while the tab is visible."""
 
 import re
 
@@ -13,24 +13,24 @@ def tile(page: Page, name: str) -> str:
     return page.locator(".tile", has=page.get_by_text(name, exact=True)).locator(".number").text_content() or ""
 
 
-def test_it_is_looked_at_only_while_it_can_be_seen(visit: Visit, served: Process) -> None:
+def test_metrics_are_fetched_only_while_the_tab_is_visible(visit: Visit, served: Process) -> None:
     page = visit(served)
-    looks: list[Request] = []
-    page.on("request", lambda request: looks.append(request) if request.url.endswith("/metrics") else None)
+    scrapes: list[Request] = []
+    page.on("request", lambda request: scrapes.append(request) if request.url.endswith("/metrics") else None)
     expect(page.locator("#tabs")).to_be_visible()
     page.clock.install()
     page.clock.run_for(10_000)
-    assert not looks
+    assert not scrapes
     page.get_by_role("tab", name="Server").click()
     for count in (1, 2, 3):
         expect(page.locator(".tile .number").first).not_to_have_text("–")
         with page.expect_response("**/metrics"):
             page.clock.run_for(2_000)
-        assert len(looks) >= count
+        assert len(scrapes) >= count
     page.get_by_role("tab", name="Try").click()
-    seen = len(looks)
+    scrape_count = len(scrapes)
     page.clock.run_for(20_000)
-    assert len(looks) == seen
+    assert len(scrapes) == scrape_count
 
 
 def test_its_figures_are_those_of_the_metrics(visit: Visit, served: Process) -> None:
@@ -51,8 +51,8 @@ def test_its_figures_are_those_of_the_metrics(visit: Visit, served: Process) -> 
     assert (page.locator(".tile polyline").first.get_attribute("points") or "").count(",") >= 2
 
 
-# Two looks at a histogram: in between two came to at most 0.1 s, four to 0.2 s and two to more.
-LOOKS = [
+# Two scrapes of a histogram. In between, two requests took at most 0.1 s, four at most 0.2 s and two longer.
+SCRAPES = [
     f"""# TYPE polyhead_request_seconds histogram
 polyhead_request_seconds_bucket{{le="0.1",model="a"}} {first}
 polyhead_request_seconds_bucket{{le="0.2",model="a"}} {second}
@@ -63,15 +63,15 @@ polyhead_requests_total{{model="a"}} {all_of_them}
     for first, second, all_of_them in ((10, 20, 30), (12, 26, 38))
 ]
 FIGURES = """async (looks) => {
-  const { Look, quantile, rate } = await import("/web/prometheus.js");
-  const [before, after] = looks.map((text, index) => new Look(text, index * 4000));
+  const { Scrape, quantile, rate } = await import("/web/prometheus.js");
+  const [before, after] = looks.map((text, index) => new Scrape(text, index * 4000));
   const of = (share) => quantile(before, after, "polyhead_request_seconds", share, { model: "a" });
   return [of(0.125), of(0.5), of(0.99), rate(before, after, "polyhead_requests_total"),
     Number.isNaN(quantile(after, after, "polyhead_request_seconds", 0.5)), after.samples[3].labels.model];
 }"""
 
 
-def test_percentiles_are_of_what_lies_between_two_looks(visit: Visit, locked: Process) -> None:
+def test_percentiles_are_of_the_interval_between_two_scrapes(visit: Visit, locked: Process) -> None:
     page = visit(locked, expected="status of 401")
-    figures = page.evaluate(FIGURES, LOOKS)
+    figures = page.evaluate(FIGURES, SCRAPES)
     assert figures == [pytest.approx(0.05), pytest.approx(0.15), 0.2, 2.0, True, 'other "} {\\']

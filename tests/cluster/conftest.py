@@ -1,4 +1,4 @@
-"""Real clusters: `make cluster`.  They need the extra ray, and minutes."""
+"""Tests on real clusters: `make cluster`.  They need the extra ray and take minutes."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from nodes import Cluster
 
 
 @pytest.fixture(autouse=True)
-def nothing_goes_out_and_nothing_is_unpickled() -> None:
-    """Not here: Ray pickles what its own processes tell each other, and asks its cloud who it is."""
+def no_remote_connection_and_no_unpickling() -> None:
+    """Disabled here: Ray pickles the messages between its own processes and asks for metadata of its cloud."""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("ray"))
+    cluster = Cluster(tmp_path_factory.mktemp("ray"))
     try:
-        yield made
+        yield cluster
     finally:
-        made.close()
+        cluster.close()

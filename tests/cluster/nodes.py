@@ -1,7 +1,7 @@
-"""A Ray cluster of two nodes on this machine, each a family of processes of its own, and what serves on it.
+"""A Ray cluster of two nodes on this machine, each with its own process tree, and a server on it.
 
-The one idea: nodes have room for one replica of a model each, so where replicas are is known, and a node that is killed
-takes its replica along.
+A node has room for one replica of each model. The node of each replica is therefore known, and a killed node loses
+exactly one replica of each model.
 """
 
 import json
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 class Node:
-    """A node of the cluster.  Its processes are one session, so that all of it can be killed at once."""
+    """A node of the cluster. Its processes are one session, so that all of them can be killed at once."""
 
     def __init__(self, *flags: str) -> None:
         command = [
@@ -63,8 +63,8 @@ class Node:
         )
 
     def kill(self) -> None:
-        """As a machine that is switched off."""
-        for process in family(self.child.pid):
+        """Kills all processes of the node, as if the machine were switched off."""
+        for process in process_tree(self.child.pid):
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
@@ -72,8 +72,8 @@ class Node:
         self.child.wait()
 
 
-def family(root: int) -> list[int]:
-    """A process and all that descend from it."""
+def process_tree(root: int) -> list[int]:
+    """A process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -103,29 +103,29 @@ def replicas(model: str) -> set[int]:
 
 
 class Cluster:
-    """`dashboard` is where `serve deploy` sends its file."""
+    """`dashboard` is the address to which `serve deploy` sends its file."""
 
     def __init__(self, folder: Path) -> None:
         self.address = f"{HOST}:{free_port()}"
-        port, shown = self.address.rpartition(":")[2], str(free_port())
-        self.dashboard = f"http://{HOST}:{shown}"
-        flags = ("--head", "--port", port, "--dashboard-port", shown, "--temp-dir", str(folder))
+        port, dashboard_port = self.address.rpartition(":")[2], str(free_port())
+        self.dashboard = f"http://{HOST}:{dashboard_port}"
+        flags = ("--head", "--port", port, "--dashboard-port", dashboard_port, "--temp-dir", str(folder))
         self.nodes = [Node(*flags)]
         until(self.answers)
         self.add()
 
     def answers(self) -> bool:
-        """So does what deploys."""
+        """Whether the cluster answers, and the dashboard that `serve deploy` needs."""
         status = subprocess.run([RAY, "status", "--address", self.address], env=ENVIRONMENT, capture_output=True)
         with suppress(httpx.TransportError):
             return status.returncode == 0 and httpx.get(f"{self.dashboard}/api/version").is_success
         return False
 
     def ids(self) -> list[str]:
-        """Of the nodes that live, beside the head."""
+        """The ids of the running nodes except the head."""
         command = [RAY, "list", "nodes", "--address", self.dashboard, "--format", "json", "--filter", "state=ALIVE"]
-        told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
-        return [node["node_id"] for node in json.loads(told) if not node["is_head_node"]]
+        listed = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+        return [node["node_id"] for node in json.loads(listed) if not node["is_head_node"]]
 
     def add(self) -> Node:
         self.nodes.append(Node("--address", self.address))
@@ -136,7 +136,7 @@ class Cluster:
             node.kill()
 
 
-class Served:
+class ServedCluster:
     """`polyhead serve --ray` on the cluster."""
 
     def __init__(self, cluster: Cluster, *arguments: str) -> None:
@@ -145,17 +145,17 @@ class Served:
             [sys.executable, "-m", "polyhead", "serve", *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
         )
         self.lines: list[str] = []
-        threading.Thread(target=self.listen, daemon=True).start()
-        self.url = str(until(self.told))
+        threading.Thread(target=self.read_log, daemon=True).start()
+        self.url = str(until(self.listening_url))
 
-    def listen(self) -> None:
-        """For as long as it lives: a log that nobody reads would hold it up."""
+    def read_log(self) -> None:
+        """Reads the log until the server ends: a full pipe would block the server."""
         assert self.child.stderr is not None
         for line in self.child.stderr:
             self.lines.append(line)
 
-    def told(self) -> str:
-        """Where it listens."""
+    def listening_url(self) -> str:
+        """The URL that the server logged, or "" while it starts."""
         assert self.child.poll() is None, "".join(self.lines)
         found = re.search(r"listening on (http://\S+?),", "".join(self.lines))
         return found[1] if found else ""
@@ -167,7 +167,7 @@ class Served:
     def count(self, model: str) -> int:
         return int(self.page.total("replicas", model=model))
 
-    def settled(self, model: str, count: int) -> None:
+    def wait_for_count(self, model: str, count: int) -> None:
         until(lambda: self.count(model) == count)
 
     def close(self) -> None:

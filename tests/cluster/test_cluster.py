@@ -1,5 +1,7 @@
-"""A fleet on a real cluster: two nodes, a replica on each; what is killed, removed and replaced costs what it must and
-no more."""
+"""A fleet on a real cluster of two nodes with a replica on each: replicas and nodes are killed, removed and replaced.
+
+Only the requests that were running on a lost replica fail.
+"""
 
 import asyncio
 import os
@@ -10,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes import ENVIRONMENT, RAY, Cluster, Served, family, replicas, until
+from nodes import ENVIRONMENT, RAY, Cluster, ServedCluster, process_tree, replicas, until
 
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion
 from tests.support.load import Asked, load
 from tests.support.manifests import pods_of, rendered
 
 pytestmark = pytest.mark.timeout(900)
-LONG = 3000  # tokens: seconds of a tiny network
+LONG = 3000  # tokens; a tiny network takes seconds for them
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +30,14 @@ def arguments(long_generator: Path, tiny_classifier: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: Cluster, arguments: list[str]) -> Iterator[Served]:
-    made = Served(cluster, *arguments)
+def served(cluster: Cluster, arguments: list[str]) -> Iterator[ServedCluster]:
+    server = ServedCluster(cluster, *arguments)
     try:
         for model in ("chat", "judge"):
-            made.settled(model, 2)
-        yield made
+            server.wait_for_count(model, 2)
+        yield server
     finally:
-        made.close()
+        server.close()
 
 
 async def streamed(url: str) -> Answer:
@@ -43,7 +45,7 @@ async def streamed(url: str) -> Answer:
 
 
 def ended(answer: Answer) -> str:
-    """How a stream ended: with all of it, or with one error."""
+    """How a stream ended: "done" with the complete answer, or "lost" with one error."""
     errors = [data for data in answer.data if '"error"' in data]
     assert len(errors) <= 1
     if errors:
@@ -54,23 +56,23 @@ def ended(answer: Answer) -> str:
     return "done"
 
 
-async def while_streaming(served: Served, act: object) -> list[str]:
-    """How streams end during which something happens."""
+async def while_streaming(served: ServedCluster, act: object) -> list[str]:
+    """How eight streams end, during which `act` is called."""
     streams = [asyncio.create_task(streamed(served.url)) for _ in range(8)]
     await asyncio.to_thread(until, lambda: served.page.total("requests_running", model="chat") == 8)
-    await asyncio.sleep(0.3)  # all have said something
+    await asyncio.sleep(0.3)  # all have sent tokens
     await asyncio.to_thread(act)  # type: ignore[arg-type]
     return [ended(answer) for answer in await asyncio.gather(*streams)]
 
 
-def test_a_replica_that_is_killed_takes_along_only_what_it_had_begun(served: Served) -> None:
+def test_a_killed_replica_fails_only_its_running_requests(served: ServedCluster) -> None:
     before = replicas("chat")
     assert len(before) == 2
     victim = min(before)
     ends = asyncio.run(while_streaming(served, lambda: os.kill(victim, signal.SIGKILL)))
     assert 0 < ends.count("lost") < 8, ends
     assert served.page.total("replicas_lost_total", model="chat") == 1
-    served.settled("chat", 2)  # Ray has started another one
+    served.wait_for_count("chat", 2)  # Ray has started another replica
     assert victim not in replicas("chat")
     assert len(replicas("chat")) == 2
 
@@ -80,19 +82,19 @@ def test_a_replica_that_is_killed_takes_along_only_what_it_had_begun(served: Ser
     assert all(answer.status == 200 for answer in asyncio.run(after()))
 
 
-def test_a_deploy_is_rolled_without_a_failed_request(served: Served, cluster: Cluster, arguments: list[str]) -> None:
+def test_a_rolling_update_fails_no_request(served: ServedCluster, cluster: Cluster, arguments: list[str]) -> None:
     before = replicas("chat")
 
     async def rolled() -> None:
         async with load(served.url, Asked(tokens=200)) as report:
-            again = await asyncio.to_thread(Served, cluster, *arguments, "--max-running", "32")
+            again = await asyncio.to_thread(ServedCluster, cluster, *arguments, "--max-running", "32")
             try:
                 await asyncio.to_thread(
                     until, lambda: len(replicas("chat") - before) == 2 and not replicas("chat") & before
                 )
-                await asyncio.to_thread(again.settled, "chat", 2)
-                await asyncio.to_thread(served.settled, "chat", 2)
-                await asyncio.to_thread(again.settled, "judge", 2)
+                await asyncio.to_thread(again.wait_for_count, "chat", 2)
+                await asyncio.to_thread(served.wait_for_count, "chat", 2)
+                await asyncio.to_thread(again.wait_for_count, "judge", 2)
                 await report.more(5)
             finally:
                 await asyncio.to_thread(again.close)
@@ -104,24 +106,26 @@ def test_a_deploy_is_rolled_without_a_failed_request(served: Served, cluster: Cl
     asyncio.run(rolled())
 
 
-def test_a_node_is_emptied_without_a_failed_request(served: Served, cluster: Cluster) -> None:
-    """As the chart's pods do it before they go."""
+def test_draining_a_node_fails_no_request(served: ServedCluster, cluster: Cluster) -> None:
+    """By the preStop hook of the chart's pods."""
     values = {"config": {"models": {"chat": "/models/a"}}, "ray": {"enabled": True}, "models": {"claim": "checkpoints"}}
     [service] = [manifest for manifest in rendered(values) if manifest["kind"] == "RayService"]
     *_, worker = pods_of(service).values()
     command = worker["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1].partition(" && ")[0]
     [node], lost = cluster.ids(), served.page.total("replicas_lost_total")
-    there = set(family(cluster.nodes[1].child.pid)) & (replicas("chat") | replicas("judge"))
-    assert there
+    node_replicas = set(process_tree(cluster.nodes[1].child.pid)) & (replicas("chat") | replicas("judge"))
+    assert node_replicas
     cluster.add()
     until(lambda: len(cluster.ids()) == 2)
     words = [RAY if word == "ray" else word for word in shlex.split(command)]
-    words += ["--address", cluster.address, "--node-id", node]  # in a pod the environment says both
+    words += ["--address", cluster.address, "--node-id", node]  # in a pod, environment variables give both
 
     async def emptied() -> None:
         async with load(served.url, Asked(tokens=200)) as report:
             await asyncio.to_thread(subprocess.run, words, env=ENVIRONMENT, check=True)
-            await asyncio.to_thread(until, lambda: not there & (replicas("chat") | replicas("judge")), patience=180)
+            await asyncio.to_thread(
+                until, lambda: not node_replicas & (replicas("chat") | replicas("judge")), patience=180
+            )
             assert (len(replicas("chat")), len(replicas("judge"))) == (2, 2)
             await asyncio.to_thread(cluster.nodes.pop(1).kill)
             await report.more(20)
@@ -130,10 +134,10 @@ def test_a_node_is_emptied_without_a_failed_request(served: Served, cluster: Clu
 
     asyncio.run(emptied())
     for model in ("chat", "judge"):
-        served.settled(model, 2)
+        served.wait_for_count(model, 2)
 
 
-def test_a_node_is_removed_and_another_one_comes(served: Served, cluster: Cluster) -> None:
+def test_a_removed_node_is_replaced(served: ServedCluster, cluster: Cluster) -> None:
     ends = asyncio.run(while_streaming(served, cluster.nodes[1].kill))
     assert ends.count("lost") < 8, ends
     cluster.nodes.pop(1)
@@ -145,5 +149,5 @@ def test_a_node_is_removed_and_another_one_comes(served: Served, cluster: Cluste
 
     assert all(answer.status == 200 for answer in asyncio.run(on_one()))
     cluster.add()
-    served.settled("chat", 2)
-    served.settled("judge", 2)
+    served.wait_for_count("chat", 2)
+    served.wait_for_count("judge", 2)

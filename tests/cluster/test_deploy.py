@@ -1,4 +1,4 @@
-"""A config file that `serve deploy` sends to a running cluster, and what Ray's own proxy answers then."""
+"""A config file that `serve deploy` sends to a running cluster, and the answers of Ray's own proxy after it."""
 
 import asyncio
 import subprocess
@@ -18,7 +18,7 @@ SERVE = str(Path(sys.executable).with_name("serve"))
 
 
 class Deployed:
-    """The application of a config file, behind the head's proxy."""
+    """The application of a config file, through the proxy of the head."""
 
     def __init__(self, cluster: Cluster, folder: Path, models: dict[str, str]) -> None:
         port = free_port()
@@ -52,10 +52,10 @@ class Deployed:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def status(self) -> str:
-        """Of the application, as `serve status` says it."""
+        """The status of the application, as `serve status` reports it."""
         command = [SERVE, "status", "--address", self.cluster.dashboard]
-        told = yaml.safe_load(subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True).stdout)
-        return str(told["applications"].get("polyhead", {}).get("status"))
+        report = yaml.safe_load(subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True).stdout)
+        return str(report["applications"].get("polyhead", {}).get("status"))
 
     def ready(self) -> bool:
         try:
@@ -64,7 +64,7 @@ class Deployed:
             return False
 
 
-def test_a_file_is_deployed_and_deployed_again_without_a_failed_request(
+def test_deploying_a_file_again_fails_no_request(
     cluster: Cluster, tmp_path: Path, long_generator: Path, tiny_classifier: Path
 ) -> None:
     deployed = Deployed(cluster, tmp_path, {"chat": str(long_generator), "judge": str(tiny_classifier)})

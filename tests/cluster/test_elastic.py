@@ -1,4 +1,4 @@
-"""As many replicas on a real cluster as what is queued asks for, and many models on few of them."""
+"""Autoscaling on a real cluster by queued tokens, and many models on few replicas."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from nodes import Cluster, Served, replicas, until
+from nodes import Cluster, ServedCluster, replicas, until
 
 from tests.support.crowd import COMPLETIONS, ask, completion
 from tests.support.load import Asked, load
 
 pytestmark = pytest.mark.timeout(900)
-QUEUED = 2000  # tokens a replica
+QUEUED = 2000  # tokens per replica
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,18 @@ def arguments(long_generator: Path, tiny_classifier: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: Cluster, arguments: list[str]) -> Iterator[Served]:
-    with closing(Served(cluster, *arguments)) as made:
+def served(cluster: Cluster, arguments: list[str]) -> Iterator[ServedCluster]:
+    with closing(ServedCluster(cluster, *arguments)) as server:
         for model in ("chat", "judge"):
-            made.settled(model, 1)
-        yield made
+            server.wait_for_count(model, 1)
+        yield server
 
 
-def test_replicas_come_with_tokens_and_go_without_a_failed_request(served: Served) -> None:
+def test_scaling_up_and_down_fails_no_request(served: ServedCluster) -> None:
     [first] = replicas("chat")
 
-    async def more(enough: asyncio.Event) -> None:
-        """Ten thousand tokens and more, queued."""
+    async def queue_tokens(enough: asyncio.Event) -> None:
+        """Keeps more than ten thousand tokens queued."""
 
         async def one() -> None:
             while not enough.is_set():
@@ -48,41 +48,43 @@ def test_replicas_come_with_tokens_and_go_without_a_failed_request(served: Serve
     async def grown_and_shrunk() -> None:
         enough = asyncio.Event()
         async with load(served.url, Asked(tokens=200, streams=1, calls=1)) as report:
-            asking = asyncio.create_task(more(enough))
+            adding = asyncio.create_task(queue_tokens(enough))
             try:
-                await asyncio.to_thread(served.settled, "chat", 2)
+                await asyncio.to_thread(served.wait_for_count, "chat", 2)
             finally:
                 enough.set()
-                await asking
+                await adding
             grown = replicas("chat")
             assert first in grown
             assert len(grown) == 2
             await asyncio.to_thread(until, lambda: len(replicas("chat")) == 1)
-            await asyncio.to_thread(served.settled, "chat", 1)
+            await asyncio.to_thread(served.wait_for_count, "chat", 1)
             await report.more(20)
         assert not report.failures, report.failures[:3]
         assert served.page.total("replicas_lost_total") == 0
-        assert served.count("judge") == 1, "calls are few tokens"
+        assert served.count("judge") == 1, "classifications are too few tokens for a second replica"
 
     asyncio.run(grown_and_shrunk())
 
 
-def test_many_models_share_replicas_of_which_each_holds_one(
+def test_many_models_share_replicas_that_hold_one_model_each(
     cluster: Cluster, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path
 ) -> None:
     models = {"mood": tiny_classifier, "embed": tiny_embedder, "rank": tiny_ranker}
     flags = ["--pools", "small=mood+embed+rank", "--pool-models", "1", "--replicas", "2", "--replica-cpus", "0.2"]
-    asked: list[tuple[str, dict[str, Any]]] = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("/models/mood/predict", {"inputs": "a good film"}),
         ("/v1/embeddings", {"model": "embed", "input": "a good film"}),
         ("/v1/rerank", {"model": "rank", "query": "a film", "documents": ["a good film", "bread"]}),
     ]
 
     async def answers(http: httpx.AsyncClient) -> list[Any]:
-        came = await asyncio.gather(*(http.post(path, json=body) for path, body in asked))
-        assert [answer.status_code for answer in came] == [200] * len(asked), [answer.text for answer in came]
-        told = [answer.json() for answer in came]
-        return [{**one, "id": ""} if isinstance(one, dict) else one for one in told]
+        responses = await asyncio.gather(*(http.post(path, json=body) for path, body in requests))
+        assert [answer.status_code for answer in responses] == [200] * len(requests), [
+            answer.text for answer in responses
+        ]
+        bodies = [answer.json() for answer in responses]
+        return [{**one, "id": ""} if isinstance(one, dict) else one for one in bodies]
 
     async def again_and_again(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=60) as http:
@@ -90,9 +92,9 @@ def test_many_models_share_replicas_of_which_each_holds_one(
             for _ in range(8):
                 assert await answers(http) == first
 
-    with closing(Served(cluster, *(f"{name}={path}" for name, path in models.items()), *flags)) as pool:
+    with closing(ServedCluster(cluster, *(f"{name}={path}" for name, path in models.items()), *flags)) as pool:
         for model in models:
-            pool.settled(model, 2)
+            pool.wait_for_count(model, 2)
         asyncio.run(again_and_again(pool.url))
         assert pool.page.total("replicas_lost_total") == 0
         assert len(replicas("small")) == 2

@@ -1,4 +1,5 @@
-"""The contract: who leaves, leaves nothing behind, whenever and however that is; and the others don't notice."""
+"""Contract: a client that disconnects leaves nothing allocated, whenever and however it disconnects, and the other
+requests do not change."""
 
 import asyncio
 import random
@@ -10,24 +11,24 @@ import pytest
 
 from tests.support.crowd import COMPLETIONS, PATIENCE, Alone, Moment, ask, completion, leave, prompts, together
 from tests.support.faults import Fault
-from tests.support.processes import Faulted, Page
+from tests.support.processes import FaultServer, Page
 
 RUNNING, CHUNK = 16, 32
 LONG = 12_000  # tokens
 
 
 @pytest.fixture(scope="module")
-def server(faulted: Callable[..., Faulted], long_generator: Path) -> Faulted:
-    return faulted(
+def server(start_fault_server: Callable[..., FaultServer], long_generator: Path) -> FaultServer:
+    return start_fault_server(
         f"chat={long_generator}",
         *("--max-running", str(RUNNING), "--prefill-chunk", str(CHUNK), "--step-tokens", "256"),
         *("--cache-tokens", "16384", "--max-requests", "512", "--deterministic", "true"),
     )
 
 
-def storm(server: Faulted, count: int, seed: int) -> None:
-    """So many clients, at most 64 at once, who leave while they ask, are queued, in the prompt, at the first token, in
-    the middle, before the last one, or while a whole answer is made."""
+def storm(server: FaultServer, count: int, seed: int) -> None:
+    """Send `count` requests, at most 64 at once, whose clients disconnect while they send, are queued, in the prompt,
+    at the first token, in the middle, before the last token, or while a whole answer is computed."""
     draw = random.Random(seed)
 
     def one(prompt: list[int]) -> tuple[dict[str, object], Moment]:
@@ -44,7 +45,7 @@ def storm(server: Faulted, count: int, seed: int) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_whoever_leaves_leaves_nothing_behind(server: Faulted, full: bool) -> None:
+def test_requests_of_clients_that_disconnect_are_freed(server: FaultServer, full: bool) -> None:
     storm(server, 150, seed=1)
     server.rest()
     descriptors, census, resident = server.descriptors(), server.census(), server.resident()
@@ -52,8 +53,8 @@ def test_whoever_leaves_leaves_nothing_behind(server: Faulted, full: bool) -> No
     page = server.rest()
     assert page.total("requests_total", outcome="aborted") > 300
     assert page.total("requests_total", outcome="failed") == 0
-    assert page.books[0] == page.books[1]
-    server.until(lambda: server.descriptors() <= descriptors)  # the last look at the metrics had one
+    assert page.received_and_ended[0] == page.received_and_ended[1]
+    server.until(lambda: server.descriptors() <= descriptors)  # the metrics that were read last include a request
     tasks, threads = server.census()
     assert (tasks <= census[0], threads <= census[1]) == (True, True), (census, tasks, threads)
     assert server.resident() < resident + 20
@@ -61,19 +62,19 @@ def test_whoever_leaves_leaves_nothing_behind(server: Faulted, full: bool) -> No
     assert not [line for line in server.lines if line.get("level") in ("error", "critical")]
 
 
-def begun(server: Faulted, count: int, body: dict[str, object], moment: Moment) -> None:
+def begun(server: FaultServer, count: int, body: dict[str, object], moment: Moment) -> None:
     asyncio.run(together(leave(server.url, COMPLETIONS, body, moment) for _ in range(count)))
 
 
-async def counted(server: Faulted, name: str, count: int) -> Page:
-    """The metrics as soon as one of them is so."""
+async def counted(server: FaultServer, name: str, count: int) -> Page:
+    """The metrics as soon as the counter `name` is `count`."""
     found = await asyncio.to_thread(server.until, lambda: page if (page := server.page).total(name) == count else None)
     assert isinstance(found, Page)
     return found
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_work_for_someone_who_left_stops(server: Faulted, streamed: bool) -> None:
+def test_work_stops_when_the_client_disconnects(server: FaultServer, streamed: bool) -> None:
     """In the middle of an answer, in the middle of a prompt, and before either."""
     server.arm(Fault("slow", seconds=0.01))
     answer = completion(prompts(1)[0], LONG, stream=streamed)
@@ -101,22 +102,24 @@ def test_work_for_someone_who_left_stops(server: Faulted, streamed: bool) -> Non
     server.arm()
 
 
-def test_ten_of_a_hundred_leave_and_the_others_do_not_notice(server: Faulted, alone: Alone) -> None:
+def test_ten_of_a_hundred_clients_disconnect_and_the_others_get_the_same_answers(
+    server: FaultServer, alone: Alone
+) -> None:
     bodies = [completion(prompt, 16) for prompt in prompts(100, 24, seed=3)]
     expected = alone(server.url, bodies[10:])
 
     async def crowd() -> list[str]:
         leaving = together(leave(server.url, COMPLETIONS, body, Moment(0.02 * n)) for n, body in enumerate(bodies[:10]))
-        gone = asyncio.create_task(leaving)
+        aborted = asyncio.create_task(leaving)
         answers = await together(ask(server.url, COMPLETIONS, body) for body in bodies[10:])
-        await gone
+        await aborted
         return [answer.text for answer in answers]
 
     assert asyncio.run(crowd()) == expected
     server.rest()
 
 
-def test_after_two_hundred_who_wanted_a_lot_and_left_the_next_is_served(server: Faulted) -> None:
+def test_the_next_request_is_served_after_two_hundred_large_requests_are_aborted(server: FaultServer) -> None:
     begun(server, 200, completion([202, 203], 10_000, stream=True), Moment(0.5))
     answer = asyncio.run(ask(server.url, COMPLETIONS, completion([204], 4)))
     assert answer.json["usage"]["completion_tokens"] == 4

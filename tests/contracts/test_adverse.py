@@ -1,5 +1,5 @@
-"""A server under conditions that no client makes: stopped and continued, signals, a dead engine thread, a full disk,
-clocks that jump, too few file descriptors, model files that change while it serves."""
+"""A server under adverse conditions: SIGSTOP and SIGCONT, signals, an engine thread that has ended, a full disk, clocks
+that jump, too few file descriptors, model files that change while they are served."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ import pytest
 from polyhead.service.engine import pause_detector as pulse
 from polyhead.service.engine.pause_detector import PauseDetector
 from tests.support.faults import Fault
-from tests.support.processes import Faulted, Process
+from tests.support.processes import FaultServer, Process
 
 ADMIN = "an admin's key"
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
@@ -49,23 +49,24 @@ def launched() -> Iterator[Callable[..., Process]]:
 # Stopped and continued
 
 
-def test_a_pause_of_the_process_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_of_the_process_is_not_counted_as_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(pulse, "perf_counter", lambda: now)
     seen = PauseDetector()
     now = 101.5
-    assert seen.paused_since(99) == 0, "a late beat is no pause"
+    assert seen.paused_since(99) == 0, "a delayed heartbeat counts as a pause"
     now = 162.5
     assert seen.paused_since(99) == 60
-    assert seen.paused_since(163) == 0, "what was begun afterwards was not paused"
+    assert seen.paused_since(163) == 0, "time after the pause counts as paused"
     for _ in range(60):
         now += 1
         seen._check()
-    assert seen.paused_since(99) == 60, "a step that hangs is no pause"
+    assert seen.paused_since(99) == 60, "a step that hangs counts as a pause"
 
 
 def test_a_server_that_was_stopped_goes_on(launched: Callable[..., Process], tiny_generator: Path) -> None:
-    """Requests, streams and probes were under way, and more came meanwhile; its patience is shorter than the stop."""
+    """Requests, streams and probes are in flight, and more arrive meanwhile. The server's stall limit is shorter than
+    the stop."""
     limits = ("--stall-seconds", "1.5", "--hang-seconds", "1.5", "--write-seconds", "1", "--body-seconds", "1")
     server = launched(f"chat={tiny_generator}", *limits)
     server.ready()
@@ -91,9 +92,9 @@ def test_a_server_that_was_stopped_goes_on(launched: Callable[..., Process], tin
         server.until(lambda: server.page.total("requests_received_total") >= 5)
         server.child.send_signal(signal.SIGSTOP)
         probes = [pool.submit(probe) for _ in range(10)]
-        time.sleep(4)  # longer than each patience above, in which nothing can be waited for
+        time.sleep(4)  # longer than each limit above, so that no condition can be waited for
         server.child.send_signal(signal.SIGCONT)
-        assert all(one.result() == 200 for one in probes), "a process that was stopped does not hang"
+        assert all(one.result() == 200 for one in probes), "a stopped process is reported as hanging"
         assert all(one.result() for one in streams)
         assert [one.result().status_code for one in whole] == [200] * 4
         assert {one.result().status_code for one in short} <= {200, 504}
@@ -101,7 +102,7 @@ def test_a_server_that_was_stopped_goes_on(launched: Callable[..., Process], tin
         server.child.send_signal(signal.SIGSTOP)
         server.child.send_signal(signal.SIGCONT)
     assert complete(url, 4).status_code == 200
-    received, ended = server.rest().books
+    received, ended = server.rest().received_and_ended
     assert received == ended
     assert server.stop() == 0
 
@@ -124,7 +125,7 @@ def test_a_signal_while_models_load_ends_it(launched: Callable[..., Process], ti
     assert server.stop() == 0
 
 
-def test_signals_that_mean_nothing_change_nothing(launched: Callable[..., Process], tiny_generator: Path) -> None:
+def test_signals_without_a_handler_change_nothing(launched: Callable[..., Process], tiny_generator: Path) -> None:
     server = launched(f"chat={tiny_generator}")
     server.ready()
     for sig in (signal.SIGPIPE, signal.SIGWINCH, signal.SIGURG, signal.SIGCHLD):
@@ -133,13 +134,13 @@ def test_signals_that_mean_nothing_change_nothing(launched: Callable[..., Proces
     assert server.stop() == 0
 
 
-# The engine's thread is dead
+# The engine thread has ended
 
 
-def test_when_the_engine_thread_dies_every_request_ends_and_probes_say_so(
-    faulted: Callable[..., Faulted], tiny_generator: Path
+def test_when_the_engine_thread_ends_every_request_fails_and_probes_report_it(
+    start_fault_server: Callable[..., FaultServer], tiny_generator: Path
 ) -> None:
-    server = faulted(f"chat={tiny_generator}", "--hang-seconds", "3600")
+    server = start_fault_server(f"chat={tiny_generator}", "--hang-seconds", "3600")
     server.ready()
     url = server.url
     server.arm(Fault("hang"))
@@ -153,7 +154,7 @@ def test_when_the_engine_thread_dies_every_request_ends_and_probes_say_so(
     assert server.get("/livez").status_code == server.get("/readyz").status_code == 503
     again = complete(url, 4)
     assert (again.status_code, "must be restarted" in again.text) == (503, True)
-    received, ended = server.rest().books
+    received, ended = server.rest().received_and_ended
     assert received == ended
     assert "the engine thread has died" in server.log
     assert server.stop() == 0
@@ -185,7 +186,7 @@ def fill(folder: Path) -> None:
 def test_a_full_disk_for_models_and_costs(
     launched: Callable[..., Process], disk: Path, tiny_generator: Path, tmp_path: Path
 ) -> None:
-    """Costs are not kept, an administrator's load says what failed, nothing half-written stays, and models answer."""
+    """Costs are not stored, a load through /admin returns the error, no partial file stays, and models answer."""
     fill(disk)
     flags = ("--model-dir", str(disk), "--admin-key", ADMIN, "--model-root", str(tiny_generator.parent))
     server = launched(f"chat={tiny_generator}", *flags, "--precision", "int8")
@@ -198,7 +199,7 @@ def test_a_full_disk_for_models_and_costs(
     again = launched(f"chat={tiny_generator}", *flags, "--precision", "int8")
     again.ready()
     assert again.stop() == 0
-    assert list(disk.rglob("*.json")), "there is room again"
+    assert list(disk.rglob("*.json")), "costs are stored once the disk has space"
 
 
 def answers(url: str) -> bool:
@@ -208,8 +209,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_a_log_that_takes_nothing_stops_nobody(tiny_generator: Path) -> None:
-    """Standard output and standard error are on a device that is full."""
+def test_a_log_that_cannot_be_written_does_not_stop_requests(tiny_generator: Path) -> None:
+    """Standard output and standard error are a device that is full."""
     with Path("/dev/full").open("w") as full:
         server = Process(f"chat={tiny_generator}", entry=("-c", SHUT, full.name))
         try:
@@ -221,7 +222,7 @@ def test_a_log_that_takes_nothing_stops_nobody(tiny_generator: Path) -> None:
             assert server.stop() == 0
 
 
-# Says where it listens on the pipe it was given, and has a full device for its output and its log.
+# Writes its address to the given pipe; its output and its log are a full device.
 SHUT = """
 import os, socket, sys
 said = os.dup(2)
@@ -248,7 +249,7 @@ cli.app()
 def test_a_jump_of_the_wall_clock_moves_no_deadline(
     launched: Callable[..., Process], tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: str
 ) -> None:
-    """Forwards and backwards, while requests are under way: the monotonic clock is left as it is."""
+    """Forwards and backwards, while requests are in flight. The monotonic clock does not change."""
     offset, keys = tmp_path / "offset", tmp_path / "keys.yaml"
     offset.write_text("+0d\n")
     keys.write_text(f"one:\n  hash: sha256:{sha256(b'foo').hexdigest()}\n  requests_per_minute: 3\n")
@@ -270,7 +271,7 @@ def test_a_jump_of_the_wall_clock_moves_no_deadline(
         offset.write_text(f"{jump}\n")
         assert slow.result().status_code == 200
     third = complete(server.url, 2, headers=key)
-    assert abs(third.json()["created"] - before) > 300 * 86400, "the clock has jumped"
+    assert abs(third.json()["created"] - before) > 300 * 86400, "the clock did not jump"
     spent = complete(server.url, 2, headers=key)
     assert spent.status_code == 429
     assert 1 <= int(spent.headers["retry-after"]) <= 60
@@ -300,10 +301,10 @@ def test_a_server_with_few_file_descriptors_goes_on(launched: Callable[..., Proc
     assert server.stop() == 0
 
 
-def test_no_model_file_is_mapped_and_what_serves_outlives_its_file(
+def test_model_files_are_not_memory_mapped_and_may_change_while_served(
     launched: Callable[..., Process], tiny_generator: Path, tmp_path: Path
 ) -> None:
-    """A mapped file that is cut short ends whoever reads it, by SIGBUS."""
+    """A process that reads a mapped file that was truncated is ended by SIGBUS."""
     folder = shutil.copytree(tiny_generator, tmp_path / "chat")
     server = launched(f"chat={folder}", "--admin-key", ADMIN)
     server.ready()

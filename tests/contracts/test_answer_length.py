@@ -1,4 +1,4 @@
-"""How long an answer is where the request does not say: as the setting has it, or as each dialect does without it."""
+"""The length of an answer where the request has no limit: the setting, or else the default of each dialect."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from polyhead.service.core.request import BeamSearchOptions, Generate, Sampling
 from tests.support.scripted import Registry, application, ask, echo, model
 
 CONTEXT, CUSTOM = 64, 9
-OWN = {"translation": CUSTOM, "completions": 16, "completions of tokens": 16}  # of the others what the context leaves
-SAID = [{"role": "user", "content": "a"}]
+OWN = {"translation": CUSTOM, "completions": 16, "completions of tokens": 16}  # the others: what the context leaves
+LIMIT_FIELDS = [{"role": "user", "content": "a"}]
 TENSORS = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
-# Each way to ask a generator: its address, its body, and where it says how long the answer may be.
+# Each route that generates: its path, its body, and the field with the length of the answer.
 CALLS: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "completions": ("/v1/completions", {"model": "talker", "prompt": "a"}, ("max_tokens",)),
     "completions of tokens": ("/v1/completions", {"model": "talker", "prompt": [5, 6]}, ("max_tokens",)),
-    "chat": ("/v1/chat/completions", {"model": "talker", "messages": SAID}, ("max_completion_tokens",)),
+    "chat": ("/v1/chat/completions", {"model": "talker", "messages": LIMIT_FIELDS}, ("max_completion_tokens",)),
     "responses": ("/v1/responses", {"model": "talker", "input": "a"}, ("max_output_tokens",)),
     "generate": ("/models/talker/generate", {"inputs": "a"}, ("parameters", "max_new_tokens")),
     "generate_stream": ("/models/talker/generate_stream", {"inputs": "a"}, ("parameters", "max_new_tokens")),
@@ -40,7 +40,7 @@ def registry(tiny_generator: Path) -> Registry:
 
 
 def lengths(registry: Registry, path: str, body: Mapping[str, Any], **settings: Any) -> tuple[int, int]:
-    """The most tokens that the engine is asked for, and how many the context leaves."""
+    """The limit of tokens that the engine receives, and how many tokens the context leaves."""
     (answer,) = ask(application(registry, **settings), (path, body))
     assert answer.status_code == 200, answer.text
     [asked] = registry.requests
@@ -49,7 +49,7 @@ def lengths(registry: Registry, path: str, body: Mapping[str, Any], **settings: 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_setting_is_used_where_a_request_does_not_say(registry: Registry, name: str) -> None:
+def test_the_setting_is_used_where_a_request_has_no_limit(registry: Registry, name: str) -> None:
     path, body, _ = CALLS[name]
     assert lengths(registry, path, body, max_tokens_default=5)[0] == 5
 
@@ -62,7 +62,7 @@ def test_the_setting_is_bounded_by_the_context(registry: Registry, name: str) ->
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_without_the_setting_a_dialect_has_its_own(registry: Registry, name: str) -> None:
+def test_without_the_setting_each_dialect_has_its_default(registry: Registry, name: str) -> None:
     path, body, _ = CALLS[name]
     asked, left = lengths(registry, path, body)
     assert asked == OWN.get(name, left)
@@ -74,7 +74,7 @@ def test_a_completion_s_own_length_is_bounded_by_the_context(registry: Registry)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_request_says_stays(registry: Registry, name: str) -> None:
+def test_the_limit_of_a_request_overrides_the_setting(registry: Registry, name: str) -> None:
     path, body, (*parents, last) = CALLS[name]
     said: dict[str, Any] = {last: 7}
     for parent in reversed(parents):
@@ -82,8 +82,8 @@ def test_what_a_request_says_stays(registry: Registry, name: str) -> None:
     assert lengths(registry, path, body | said, max_tokens_default=5)[0] == 7
 
 
-def test_anthropic_s_messages_say_it_themselves(registry: Registry) -> None:
-    body = {"model": "talker", "messages": SAID}
+def test_anthropic_messages_require_a_limit(registry: Registry) -> None:
+    body = {"model": "talker", "messages": LIMIT_FIELDS}
     assert lengths(registry, "/v1/messages", body | {"max_tokens": 7}, max_tokens_default=5)[0] == 7
     (answer,) = ask(application(registry, max_tokens_default=5), ("/v1/messages", body))
     assert answer.status_code == 400
@@ -96,7 +96,7 @@ def test_a_prompt_that_is_only_scored_has_no_answer(registry: Registry) -> None:
 
 
 def test_a_stream_that_the_setting_cuts_ends_as_any_other(registry: Registry) -> None:
-    """Its last token's event is the last event."""
+    """The event of its last token is the last event."""
     prompt = "The quick brown fox jumps"
     said = ({"inputs": prompt}, {"inputs": prompt, "parameters": {"max_new_tokens": 3}})
     calls = [("/models/talker/generate_stream", body) for body in said]

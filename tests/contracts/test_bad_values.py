@@ -1,5 +1,5 @@
-"""Values that no field can have, of every numeric field of every route that generates: refused by its name, never the
-server's fault, and nothing to whoever is answered meanwhile."""
+"""Invalid values for every numeric field of every route that generates: each is rejected with the field's name, none
+causes a 5xx, and the answer of another request does not change."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 from tests.support.bad_values import asked
 from tests.support.processes import Process
 
-STORY = {
+NEIGHBOUR = {
     "model": "chat",
     "prompt": "The quick",
     "max_tokens": 100,
@@ -30,11 +30,11 @@ def server(tiny_generator: Path) -> Iterator[Process]:
     assert process.stop() == 0, process.log
 
 
-async def story(client: httpx.AsyncClient) -> str:
-    return (await client.post("/v1/completions", json=STORY)).text
+async def stream_neighbour(client: httpx.AsyncClient) -> str:
+    return (await client.post("/v1/completions", json=NEIGHBOUR)).text
 
 
-def words(events: str) -> str:
+def text_of(events: str) -> str:
     return "".join(
         json.loads(line.removeprefix("data: "))["choices"][0]["text"]
         for line in events.split("\n\n")
@@ -43,35 +43,36 @@ def words(events: str) -> str:
 
 
 async def answers(url: str) -> tuple[list[httpx.Response], set[str]]:
-    """To all calls, a few at a time; and what a neighbour was told, again and again, until all were answered."""
-    calls, found, told = list(asked()), {}, set()
+    """The answers of all calls, sent a few at a time, and the texts of a stream that is requested again and again until
+    all calls are answered."""
+    calls, found, texts = list(asked()), {}, set()
 
-    async def some(client: httpx.AsyncClient, first: int) -> None:
+    async def send_every_fourth(client: httpx.AsyncClient, first: int) -> None:
         for index in range(first, len(calls), 4):
             found[index] = await client.post(calls[index].path, content=calls[index].body)
 
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        told.add(words(await story(client)))
-        asking = asyncio.gather(*(some(client, first) for first in range(4)))
-        while not asking.done():
-            told.add(words(await story(client)))
-        await asking
-    return [found[index] for index in range(len(calls))], told
+        texts.add(text_of(await stream_neighbour(client)))
+        pending = asyncio.gather(*(send_every_fourth(client, first) for first in range(4)))
+        while not pending.done():
+            texts.add(text_of(await stream_neighbour(client)))
+        await pending
+    return [found[index] for index in range(len(calls))], texts
 
 
-def test_no_value_of_any_field_is_the_servers_fault(server: Process) -> None:
-    found, told = asyncio.run(answers(server.url))
-    assert {len(each) > 50 for each in told} == {True}
-    assert len(told) == 1, "a neighbour was told something else"
+def test_no_value_of_a_numeric_field_causes_a_server_error(server: Process) -> None:
+    found, texts = asyncio.run(answers(server.url))
+    assert {len(each) > 50 for each in texts} == {True}
+    assert len(texts) == 1, "the text of the other stream changed"
     refused = 0
     for call, answer in zip(asked(), found, strict=True):
-        said = f"{call.path} {call.body.decode()} {answer.status_code} {answer.text}"
-        if answer.status_code == 504 and call.name == "timeout":  # a second may be too little for a busy machine
+        request = f"{call.path} {call.body.decode()} {answer.status_code} {answer.text}"
+        if answer.status_code == 504 and call.name == "timeout":  # a second may be too short on a busy machine
             continue
-        assert answer.status_code < (300 if call.fine else 500), said
+        assert answer.status_code < (300 if call.is_valid else 500), request
         if answer.status_code >= 400:
             refused += 1
-            assert call.name in answer.text or b"NaN" in call.body, said
-    assert refused > len(found) / 3, "most of these values are none"
+            assert call.name in answer.text or b"NaN" in call.body, request
+    assert refused > len(found) / 3, "too few of these values are invalid"
     rest = server.rest()
-    assert rest.books[0] == rest.books[1]
+    assert rest.received_and_ended[0] == rest.received_and_ended[1]

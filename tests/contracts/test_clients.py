@@ -1,4 +1,4 @@
-"""The clients people have, against a real server in its own process: openai, huggingface_hub, an SSE parser."""
+"""Client libraries against a real server in its own process: openai, huggingface_hub, an SSE parser."""
 
 import json
 import struct
@@ -65,7 +65,7 @@ def test_greedy_text_equals_the_reference_alone_and_together(client: openai.Open
         assert list(pool.map(complete, PROMPTS)) == expected
 
 
-def test_a_chat_streamed_says_what_it_says_at_once(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_has_the_text_of_a_whole_one(client: openai.OpenAI) -> None:
     asked = {
         "model": "chat",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is Paris?"}],
@@ -84,7 +84,7 @@ def test_a_chat_streamed_says_what_it_says_at_once(client: openai.OpenAI) -> Non
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
-def test_deadline_and_priority_go_beside_what_the_client_knows(client: openai.OpenAI) -> None:
+def test_deadline_and_priority_are_extra_fields_of_the_client(client: openai.OpenAI) -> None:
     asked = {"model": "chat", "prompt": "The fox", "max_tokens": 3, "extra_body": {"timeout": 30, "priority": 5}}
     assert client.completions.create(**asked).usage
     assert client.completions.create(**asked, extra_headers={"X-Request-Timeout": "30"}, timeout=60).usage
@@ -122,7 +122,7 @@ def test_the_event_stream_parses(server: Process) -> None:
 def test_embeddings(client: openai.OpenAI, server: Process) -> None:
     texts = ["A good film.", "A bad film, dull and far too long."]
     answer = client.embeddings.create(model="vectors", input=texts)
-    vectors = [item.embedding for item in answer.data]  # the client asks for base64 and decodes it
+    vectors = [item.embedding for item in answer.data]  # the client requests base64 and decodes it
     plain = client.embeddings.create(model="vectors", input=texts, encoding_format="float")
     assert torch.allclose(torch.tensor(vectors), torch.tensor([item.embedding for item in plain.data]), atol=1e-6)
     assert all(abs(sum(x * x for x in vector) - 1) < 1e-5 for vector in vectors)
@@ -161,7 +161,9 @@ def test_class_probabilities_equal_the_reference(server: Process, tiny_classifie
 
 
 def test_huggingface_hub(server: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # else it refuses our own address too
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_OFFLINE", False
+    )  # without it the client rejects the address of this machine
     chat = InferenceClient(base_url=f"{server.url}/v1", api_key="none")
     said = chat.chat_completion([{"role": "user", "content": "Hello"}], model="chat", max_tokens=5)
     assert said.usage.completion_tokens <= 5
@@ -178,7 +180,7 @@ def test_rerank(server: Process) -> None:
 
 
 def test_a_closed_connection_frees_what_it_held(server: Process) -> None:
-    """Running and queued, streamed and not: soon nothing runs, nothing waits and no block is held."""
+    """Running and queued, streamed and whole: soon no request runs, none waits, and no block is in use."""
     url = f"{server.url}/v1/completions"
     body = {"model": "chat", "prompt": ["The fox"] * 64, "max_tokens": 200, "ignore_eos": True}
     with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:

@@ -1,4 +1,4 @@
-"""The contract: the same request gets the same answer, whatever else is computed beside it."""
+"""Contract: the same request gets the same answer, whatever other requests are in its batch."""
 
 import asyncio
 import random
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
-from tests.support.processes import Faulted
+from tests.support.processes import FaultServer
 
 
 @pytest.fixture(scope="module")
-def server(exact: Faulted) -> Faulted:
+def server(exact: FaultServer) -> FaultServer:
     return exact
 
 
@@ -26,7 +26,7 @@ def mixed(count: int) -> list[dict[str, Any]]:
     return made
 
 
-def test_answers_do_not_depend_on_company(server: Faulted, alone: Alone, full: bool) -> None:
+def test_answers_do_not_depend_on_the_batch(server: FaultServer, alone: Alone, full: bool) -> None:
     asked = mixed(200 if full else 80)
     expected = alone(server.url, asked)
     for most in (2, 7, 32):
@@ -34,8 +34,8 @@ def test_answers_do_not_depend_on_company(server: Faulted, alone: Alone, full: b
         assert [answer.text for answer in answers] == expected
 
 
-def test_scores_do_not_depend_on_company(server: Faulted, full: bool) -> None:
-    """To the last bit."""
+def test_scores_do_not_depend_on_the_batch(server: FaultServer, full: bool) -> None:
+    """Equal to the last bit."""
     draw = random.Random(15)
     words = ["a", "good", "bad", "film", "dull", "long", "money", "fox", "dog", "the", "was", "beautifully", "shot"]
     texts = [" ".join(draw.choices(words, k=draw.randrange(1, 60))) for _ in range(200 if full else 100)]

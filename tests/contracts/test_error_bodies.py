@@ -1,4 +1,4 @@
-"""No error tells whoever reads it anything of the machine: of 5,000 and more, by every route and in every dialect."""
+"""No error body has information about the machine: of 5,000 errors and more, by every route and in every dialect."""
 
 import json
 import os
@@ -51,7 +51,8 @@ BODY: dict[str, Any] = {
 
 
 def leaks(base: Path) -> re.Pattern[str]:
-    """What would tell of this machine: folders, values of the environment, addresses, Python's own words."""
+    """Information about this machine that a body contains: folders, values of the environment, addresses, messages of
+    Python."""
     folders = {str(base), sys.prefix, sys.base_prefix, str(Path.home()), str(ROOT), os.getcwd(), "/tmp/", "/usr/"}
     values = {value for value in os.environ.values() if len(value) > 7}
     words = "|".join(re.escape(each) for each in sorted(folders | values, key=len, reverse=True) if len(each) > 1)
@@ -64,7 +65,7 @@ def leaks(base: Path) -> re.Pattern[str]:
 
 
 def asked(paths: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
-    """Every route with every field wrong in every way, with bodies that are none, and for models that are not there."""
+    """Every route with every field invalid in every way, with bodies that are not JSON, and for unknown models."""
     for template, operations in paths.items():
         for method, operation in operations.items():
             for name in ("chat", "judge", "cut", "gone", "nobody", "..%2f..%2fetc%2fpasswd", "%00", "a" * 3000):
@@ -75,13 +76,13 @@ def asked(paths: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
             path = template.replace("{name}", "chat").replace("{task}", "text-generation").replace("{version}", "1")
             schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             for kind in schema.get("anyOf", [schema]):
-                yield from spoiled(method.upper(), path, kind)
+                yield from invalid_bodies(method.upper(), path, kind)
     for path in MISSED:
         for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
             yield method, path, b"{}"
 
 
-def spoiled(method: str, path: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
+def invalid_bodies(method: str, path: str, schema: dict[str, Any]) -> Iterator[tuple[str, str, bytes]]:
     fields = schema.get("properties", {})
     fine = {name: value for name, value in BODY.items() if name in fields}
     for content in GARBAGE if fields else ():
@@ -93,7 +94,7 @@ def spoiled(method: str, path: str, schema: dict[str, Any]) -> Iterator[tuple[st
 
 
 def broken(base: Path, folder: Path) -> dict[str, Path]:
-    """Models that cannot be loaded, whose folders' names have a space and would tell of the machine."""
+    """Models that cannot be loaded; the names of their folders have a space and would show the path."""
     cut = base / "a folder" / "cut"
     shutil.copytree(folder, cut)
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-100])
@@ -104,7 +105,7 @@ def broken(base: Path, folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.timeout(400)
-def test_no_error_tells_of_the_machine(
+def test_no_error_has_information_about_the_machine(
     tiny_generator: Path, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOMETHING_SECRET", CANARY)
@@ -114,10 +115,10 @@ def test_no_error_tells_of_the_machine(
     def look(answer: httpx.Response) -> None:
         if answer.status_code >= 400:
             seen[answer.status_code] += 1
-            told = f"{answer.text} {dict(answer.headers)}"
-            if leak := pattern.search(told):
+            reported = f"{answer.text} {dict(answer.headers)}"
+            if leak := pattern.search(reported):
                 found.append(
-                    (f"{answer.request.method} {answer.request.url.raw_path.decode()[:80]}: {leak[0]}", told[:400])
+                    (f"{answer.request.method} {answer.request.url.raw_path.decode()[:80]}: {leak[0]}", reported[:400])
                 )
 
     async def act(client: Client) -> None:
@@ -132,7 +133,7 @@ def test_no_error_tells_of_the_machine(
         look(await client.ask("GET", "/readyz"))
         look(await client.http.get("/v1/models/cut", headers={"Authorization": "Bearer wrong"}))
         index = await client.ask("POST", "/v2/repository/index", {}, headers=KEY)
-        assert not pattern.search(index.text), "why a model is broken is told to clients too"
+        assert not pattern.search(index.text), "the cause of a load error, which clients can read, names the machine"
 
     models = {"chat": tiny_generator, "judge": tiny_classifier, **broken(tmp_path, tiny_classifier)}
     serving(act, models)

@@ -1,5 +1,5 @@
-"""The contract: a request that goes wrong goes wrong alone.  Its neighbours finish exactly, the server stays ready; a
-model that cannot compute any more is said to be so, by name, until it can again."""
+"""Contract: a request that fails fails alone. The other requests get exactly their answers and the server stays ready.
+A model that cannot compute any more is named by /readyz until it can compute again."""
 
 import asyncio
 import json
@@ -12,21 +12,21 @@ import pytest
 from polyhead.models.tokenizer import Tokenizer
 from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
 from tests.support.faults import Fault
-from tests.support.processes import Faulted
+from tests.support.processes import FaultServer
 
-MARK = 250  # the first token of the request that goes wrong
+MARK = 250  # the first token of the request that fails
 POISON = 251
-CHUNK = 32  # of a prompt, as the server is told
+CHUNK = 32  # tokens of a prompt in a step, as the server is set
 WORD = "money"
 
 
 @pytest.fixture(scope="module")
-def server(exact: Faulted) -> Faulted:
+def server(exact: FaultServer) -> FaultServer:
     return exact
 
 
 @pytest.fixture(autouse=True)
-def sound(server: Faulted) -> None:
+def no_faults(server: FaultServer) -> None:
     server.arm()
     server.rest()
 
@@ -34,11 +34,11 @@ def sound(server: Faulted) -> None:
 NEIGHBOURS = [completion(prompt, 16) for prompt in prompts(12, 24, seed=3)]
 
 
-def beside(server: Faulted, *guilty: dict[str, Any], model: str = "chat") -> tuple[list[Answer], list[Answer]]:
-    """The neighbours and the guilty, all at once."""
+def beside(server: FaultServer, *failing: dict[str, Any], model: str = "chat") -> tuple[list[Answer], list[Answer]]:
+    """The neighbours and the failing requests, all at once."""
 
     async def crowd() -> list[Answer]:
-        bodies = [body | {"model": model} for body in (*NEIGHBOURS, *guilty)]
+        bodies = [body | {"model": model} for body in (*NEIGHBOURS, *failing)]
         return await together(ask(server.url, COMPLETIONS, body) for body in bodies)
 
     answers = asyncio.run(crowd())
@@ -48,52 +48,56 @@ def beside(server: Faulted, *guilty: dict[str, Any], model: str = "chat") -> tup
 SEEDS = count(1000)
 
 
-def guilty(first: int = MARK) -> dict[str, Any]:
-    """Nobody has asked it before: nothing of it is in the cache."""
+def failing(first: int = MARK) -> dict[str, Any]:
+    """A prompt that was not sent before: none of it is in the cache."""
     (prompt,) = prompts(1, 99, seed=next(SEEDS))
     return completion([first, *prompt], 8)
 
 
 @pytest.mark.parametrize("kind", ["raise", "memory", "device memory", "nan"])
-@pytest.mark.parametrize("after", [0, 2, 6], ids=["in its first chunk", "in the middle of its prompt", "as it talks"])
-def test_one_goes_wrong_alone(server: Faulted, alone: Alone, kind: Any, after: int) -> None:
+@pytest.mark.parametrize(
+    "after", [0, 2, 6], ids=["in its first chunk", "in the middle of its prompt", "while it answers"]
+)
+def test_a_request_that_fails_fails_alone(server: FaultServer, alone: Alone, kind: Any, after: int) -> None:
     expected = alone(server.url, NEIGHBOURS)
     server.arm(Fault("slow", seconds=0.002), Fault(kind, token=MARK, after=after))
-    asked = guilty()
+    asked = failing()
     answers, (wrong,) = beside(server, asked)
     assert (wrong.status, wrong.code) == (500, "step_failed")
     assert [answer.text for answer in answers] == expected
     assert server.get("/readyz").status_code == 200
     server.arm()
     server.rest()
-    assert beside(server, asked)[1][0].text == alone(server.url, [asked])[0], "what went wrong was kept"
+    assert beside(server, asked)[1][0].text == alone(server.url, [asked])[0], (
+        "the cache has blocks of the failed request"
+    )
 
 
-def test_keys_that_are_no_numbers_harm_nobody(server: Faulted, alone: Alone) -> None:
-    """Computed by the real network; whoever gets the blocks next doesn't see them."""
+def test_nan_keys_fail_only_their_request(server: FaultServer, alone: Alone) -> None:
+    """The keys are computed by the real network; the next request that gets the blocks does not read them."""
     expected = alone(server.url, NEIGHBOURS)
     server.arm(Fault("poison", token=POISON))
     for _ in range(3):
-        answers, wrong = beside(server, guilty(POISON), guilty(POISON), model="fragile")
+        answers, wrong = beside(server, failing(POISON), failing(POISON), model="fragile")
         assert [answer.text for answer in answers] == expected
         assert {(answer.status, answer.code) for answer in wrong} == {(500, "step_failed")}
     assert server.get("/readyz").status_code == 200
     before = server.rest().total("tokens_total", kind="computed")
-    asyncio.run(ask(server.url, COMPLETIONS, guilty(POISON) | {"model": "fragile"}))
-    assert server.rest().total("tokens_total", kind="computed") - before <= CHUNK, "the rest was computed in vain"
+    asyncio.run(ask(server.url, COMPLETIONS, failing(POISON) | {"model": "fragile"}))
+    assert server.rest().total("tokens_total", kind="computed") - before <= CHUNK, "the rest of the prompt was computed"
 
 
 @pytest.mark.parametrize("kind", ["raise", "memory"])
-def test_a_hiccup_harms_nobody(server: Faulted, alone: Alone, kind: Any) -> None:
+def test_a_single_failed_step_fails_no_request(server: FaultServer, alone: Alone, kind: Any) -> None:
     expected = alone(server.url, NEIGHBOURS)
-    server.arm(Fault(kind, after=3, times=1, among=3))  # of one alone it would be the fault
+    server.arm(Fault(kind, after=3, times=1, among=3))  # in a step of one sequence its request would fail
     answers, _ = beside(server)
     assert [answer.text for answer in answers] == expected
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_an_error_after_the_first_byte_is_one_last_event(server: Faulted, alone: Alone, after: int) -> None:
-    asked = guilty()
+def test_an_error_after_the_first_byte_is_one_last_event(server: FaultServer, alone: Alone, after: int) -> None:
+    asked = failing()
     server.arm(Fault("raise", token=MARK, after=4 + after))  # its prompt takes four chunks
     answers, (wrong,) = beside(server, asked | {"stream": True})
     assert [answer.text for answer in answers] == alone(server.url, NEIGHBOURS)
@@ -102,11 +106,11 @@ def test_an_error_after_the_first_byte_is_one_last_event(server: Faulted, alone:
     assert json.loads(last)["error"]["code"] == "step_failed"
     assert "error" not in "".join(before)
     server.arm()
-    (sound,) = alone(server.url, [asked])
-    assert sound.startswith("".join(wrong.deltas))
+    (expected,) = alone(server.url, [asked])
+    assert expected.startswith("".join(wrong.deltas))
 
 
-def test_one_text_goes_wrong_alone(server: Faulted, tiny_classifier: Path) -> None:
+def test_a_text_that_fails_fails_alone(server: FaultServer, tiny_classifier: Path) -> None:
     """The same for encoders, in their dialect."""
     tokenizer = Tokenizer.from_folder(tiny_classifier)
     (mark,) = set(tokenizer.encode(f"my {WORD}").ids) - set(tokenizer.encode("my").ids)
@@ -117,17 +121,17 @@ def test_one_text_goes_wrong_alone(server: Faulted, tiny_classifier: Path) -> No
         predict = "/models/judge/predict"
         return list(await asyncio.gather(*(ask(server.url, predict, {"inputs": text}) for text in asked)))
 
-    sound = asyncio.run(crowd())
-    assert {answer.status for answer in sound} == {200}
+    expected = asyncio.run(crowd())
+    assert {answer.status for answer in expected} == {200}
     server.arm(Fault("raise", token=mark, of="encoder"))
     wrong = asyncio.run(crowd())
     assert (wrong[10].status, wrong[10].json["error_type"]) == (424, "Backend")
-    del sound[10], wrong[10]
-    assert [answer.json for answer in wrong] == [answer.json for answer in sound]
+    del expected[10], wrong[10]
+    assert [answer.json for answer in wrong] == [answer.json for answer in expected]
     assert server.get("/readyz").status_code == 200
 
 
-def test_a_model_that_cannot_compute_is_named_until_it_can_again(server: Faulted) -> None:
+def test_readyz_names_a_model_that_fails_until_it_computes_again(server: FaultServer) -> None:
     server.arm(Fault("raise"))
     answers, _ = beside(server)
     assert {(answer.status, answer.code) for answer in answers} == {(500, "step_failed")}
@@ -139,4 +143,4 @@ def test_a_model_that_cannot_compute_is_named_until_it_can_again(server: Faulted
     assert judged.status == 200
     server.arm()
     server.until(lambda: server.get("/readyz").status_code == 200)
-    assert server.page.books[0] == server.page.books[1]
+    assert server.page.received_and_ended[0] == server.page.received_and_ended[1]

@@ -1,4 +1,4 @@
-"""Hugging Face's own client against a real server: each of its methods says what transformers' pipelines say."""
+"""Hugging Face's client against a real server: its methods return what the pipelines of transformers return."""
 
 import json
 import re
@@ -53,7 +53,9 @@ def server(folders: Folders) -> Iterator[Process]:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> InferenceClient:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # else it refuses our own address too
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_OFFLINE", False
+    )  # without it the client rejects the address of this machine
     return InferenceClient()
 
 
@@ -67,7 +69,7 @@ def pipeline(task: str, folder: Path) -> Any:
 
 
 def same(ours: Any, theirs: Any) -> None:
-    """Equal, and numbers within 1e-4; fields that are empty in what the client makes of an answer do not count."""
+    """Equal; numbers within 1e-4. Fields that are empty in the client's objects do not count."""
     if isinstance(theirs, dict):
         mine = {key: value for key, value in dict(ours).items() if value is not None}
         assert mine.keys() == theirs.keys()
@@ -149,7 +151,7 @@ def test_question_answering(
         assert ours.score == pytest.approx(theirs.score, abs=1e-4)
 
 
-def test_a_context_that_is_too_long_is_told_of_windows(client: InferenceClient, at: Any) -> None:
+def test_the_error_for_a_context_that_is_too_long_names_windows(client: InferenceClient, at: Any) -> None:
     with pytest.raises(huggingface_hub.errors.BadRequestError, match=r"inputs: the input has .*doc_stride"):
         client.question_answering(QUESTION, LONG * 4, model=at("reader"))
     assert client.question_answering(QUESTION, LONG * 4, model=at("reader"), max_seq_len=64).answer
@@ -242,22 +244,22 @@ def test_text_generation_as_transformers_does(at: Any, folders: Folders, options
     assert post(at("chat"), {"inputs": prompt, "parameters": options}).json() == theirs
 
 
-def test_text_generation_told_in_detail(client: InferenceClient, at: Any, folders: Folders) -> None:
+def test_text_generation_with_details(client: InferenceClient, at: Any, folders: Folders) -> None:
     prompt, asked = "The quick brown", {"model": at("chat"), "max_new_tokens": 9, "details": True}
-    told = client.text_generation(prompt, decoder_input_details=True, top_n_tokens=2, **asked).details
-    assert told is not None
+    message = client.text_generation(prompt, decoder_input_details=True, top_n_tokens=2, **asked).details
+    assert message is not None
     tokenizer = tf.AutoTokenizer.from_pretrained(folders["chat"])
     model = tf.AutoModelForCausalLM.from_pretrained(folders["chat"]).eval()
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     with torch.no_grad():
         likely = model(ids).logits[0].log_softmax(-1)
-    assert [token.id for token in told.prefill] == ids[0].tolist()
+    assert [token.id for token in message.prefill] == ids[0].tolist()
     expected = [float(row[id]) for row, id in zip(likely, ids[0, 1:], strict=False)]
-    assert told.prefill[0].logprob is None
-    assert [token.logprob for token in told.prefill[1:]] == pytest.approx(expected, abs=1e-4)
-    assert told.top_tokens is not None
-    for token, top in zip(told.tokens, told.top_tokens, strict=True):
-        assert (len(top), dict(top[0])["id"]) == (2, token.id), "the likeliest is drawn"
+    assert message.prefill[0].logprob is None
+    assert [token.logprob for token in message.prefill[1:]] == pytest.approx(expected, abs=1e-4)
+    assert message.top_tokens is not None
+    for token, top in zip(message.tokens, message.top_tokens, strict=True):
+        assert (len(top), dict(top[0])["id"]) == (2, token.id), "the most likely token is chosen"
     best = client.text_generation(prompt, best_of=3, temperature=1.0, seed=1, **asked)
     assert best.details is not None
     assert best.details.best_of_sequences is not None
@@ -282,15 +284,15 @@ def test_text_generation_streamed(client: InferenceClient, at: Any, stopped: boo
     assert [event.generated_text for event in events[:-1]] == [None] * (len(events) - 1)
     last, details = events[-1], whole.details
     assert last.generated_text == whole.generated_text
-    assert not stop or whole.generated_text[-1] in stop, "as text-generation-inference leaves it"
+    assert not stop or whole.generated_text[-1] in stop, "as text-generation-inference has it"
     assert last.details is not None
     assert details is not None
     assert (last.details.finish_reason, last.details.generated_tokens) == (
         details.finish_reason,
         details.generated_tokens,
     )
-    spoken = [event.token.id for event in events if not event.token.special]
-    assert spoken == [token.id for token in details.tokens if not token.special]
+    answered = [event.token.id for event in events if not event.token.special]
+    assert answered == [token.id for token in details.tokens if not token.special]
 
 
 def test_a_list_as_it_comes_and_one_bad_text(at: Any) -> None:

@@ -1,4 +1,4 @@
-"""No source, name or revision that comes over HTTP reaches outside of the folder where models may lie."""
+"""No source, name or revision that is sent over HTTP leads outside of the model root."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from polyhead.service.runtime.loader import known_sources
 from tests.service.api.operations.test_admin import Client, serving
 from tests.support.hostile import Watch, describe
 
-BOSS = {"Authorization": "Bearer boss"}
+ADMIN = {"Authorization": "Bearer boss"}
 
 
 @pytest.fixture
 def root(tmp_path: Path, tiny_classifier: Path) -> Path:
-    """A folder of models, with one in it; beside it one that may not be reached."""
+    """A folder with a model in it; beside it is a folder that must not be reached."""
     shutil.copytree(tiny_classifier, tmp_path / "shelf" / "inside")
     shutil.copytree(tiny_classifier, tmp_path / "the-outside-file")
     (tmp_path / "shelf" / "link").symlink_to(tmp_path / "the-outside-file")
@@ -31,7 +31,7 @@ def root(tmp_path: Path, tiny_classifier: Path) -> Path:
 
 
 def outside(root: Path) -> Iterator[str]:
-    """Ways to name the folder that may not be reached, and others."""
+    """Sources that lead to the folder that must not be reached, or to others outside."""
     there = root.parent / "the-outside-file"
     yield from (str(there), f"{root}/../{there.name}", f"../{there.name}", f"inside/../../{there.name}")
     yield from ("link", f"{root}/link", f"up/{there.name}", f"{root}/up/{there.name}/config.json", "..", "/", "/etc")
@@ -51,12 +51,12 @@ def test_sources_over_http_lie_in_the_model_root(root: Path) -> None:
             load = await client.ask("POST", "/admin/models", asked)
             reload = await client.ask("POST", "/admin/models/judge/reload", {"source": source})
             triton = {"parameters": {"source": source}}
-            other = await client.ask("POST", "/v2/repository/models/other/load", triton, headers=BOSS)
+            other = await client.ask("POST", "/v2/repository/models/other/load", triton, headers=ADMIN)
             watch.on = False
             for answer in (load, reload, other):
                 assert answer.status_code == 400, (source, answer.text)
                 assert str(root.parent) not in answer.text
-        assert not watch.heard
+        assert not watch.events
         assert await client.names() == ["judge"]
         for number, source in enumerate(("inside", str(root / "inside"), "./inside", "up/shelf/inside")):
             asked = {"name": f"new{number}", "source": source}
@@ -66,7 +66,7 @@ def test_sources_over_http_lie_in_the_model_root(root: Path) -> None:
     serving(act, {"judge": root / "inside"}, model_root=str(root), memory_mib=4096)
 
 
-def test_what_whoever_runs_the_server_has_named_may_lie_anywhere(root: Path) -> None:
+def test_sources_of_the_settings_may_lie_anywhere(root: Path) -> None:
     async def act(client: Client) -> None:
         assert (await client.ask("POST", "/admin/models/judge/reload")).status_code == 200
         same = {"source": str(root.parent / "the-outside-file")}
@@ -75,7 +75,7 @@ def test_what_whoever_runs_the_server_has_named_may_lie_anywhere(root: Path) -> 
     serving(act, {"judge": root.parent / "the-outside-file"}, model_root=str(root))
 
 
-def test_by_default_the_root_is_where_fetched_models_are_kept(root: Path) -> None:
+def test_the_default_model_root_is_the_folder_of_fetched_models(root: Path) -> None:
     async def act(client: Client) -> None:
         for source, status in (("inside", 200), (str(root / "inside"), 409), (str(root.parent), 400)):
             asked = {"name": "new" if status != 400 else "other", "source": source}
@@ -94,30 +94,30 @@ def test_an_adapter_inside_does_not_bring_in_a_base_outside(root: Path) -> None:
             described("adapter", SourcePolicy(root))
 
 
-def test_who_may_not_look_does_not_learn_what_is_there(root: Path) -> None:
-    said = set()
+def test_without_the_key_answers_do_not_show_whether_a_path_exists(root: Path) -> None:
+    messages = set()
     for name in ("the-outside-file", "nothing-at-all", "the-outside-file/config.json"):
         with pytest.raises(CheckpointError) as raised:
             SourcePolicy(root).locate(f"../{name}")
-        said.add(str(raised.value).replace(name, ""))
-    assert len(said) == 1
+        messages.add(str(raised.value).replace(name, ""))
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize(
     "name",
     ["..", "../x", "a/../b", "/etc/passwd", "a//b", "a\0b", "a\nb", "~", "%2e%2e", "a\\b", ".hidden", "a/.b", ""],
 )
-def test_such_are_no_names(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     assert not is_name(name)
 
 
 @pytest.mark.parametrize("revision", ["..", "../x", "/etc", "a/../b", "a//b", "a..b", "", ".", "a/", "ä", "a\n"])
-def test_such_are_no_revisions(revision: str) -> None:
+def test_invalid_revisions_are_rejected(revision: str) -> None:
     assert not hub.is_id(f"org/name@{revision}")
 
 
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/3", "0123456789abcdef", "feature_x-1"])
-def test_such_are_revisions(revision: str) -> None:
+def test_valid_revisions_are_accepted(revision: str) -> None:
     assert hub.is_id(f"org/name@{revision}")
 
 
@@ -147,7 +147,7 @@ def test_names_in_an_address_are_no_paths(root: Path) -> None:
     serving(act, {"judge": root / "inside"}, model_root=str(root))
     assert {answer.status_code for answer in answers} <= {400, 401, 404, 405}
     assert not [answer for answer in answers if "root:" in answer.text]
-    assert not watch.heard
+    assert not watch.events
 
 
 def test_what_the_settings_name_may_lie_anywhere_and_so_may_what_is_merged_there() -> None:

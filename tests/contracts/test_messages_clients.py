@@ -1,4 +1,4 @@
-"""The official clients of Anthropic's messages and of OpenAI's responses, against a real server in its own process."""
+"""The official clients of Anthropic's messages and of OpenAI's responses against a real server in its own process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ SCHEMA: Any = {"type": "object", "properties": {"q": {"enum": ["fox", "dog"]}}, 
 STRICT: Any = SCHEMA | {"additionalProperties": False}
 LOOK_UP: Any = {"name": "look_up", "description": "Finds a word.", "input_schema": STRICT}
 GREEDY = {"temperature": 0}
-LONG: Any = {"max_tokens": 400}  # an untrained model likes white space
+LONG: Any = {"max_tokens": 400}  # an untrained model often generates white space
 
 
 class Animal(BaseModel):
@@ -46,7 +46,7 @@ def client(server: Process) -> openai.OpenAI:
 # Anthropic's
 
 
-def test_a_message_streamed_is_the_one_at_once(claude: anthropic.Anthropic) -> None:
+def test_a_streamed_message_equals_a_whole_one(claude: anthropic.Anthropic) -> None:
     whole = claude.messages.create(**TALK, system="Be brief.", extra_body=GREEDY)
     with claude.messages.stream(**TALK, system="Be brief.", extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
@@ -63,7 +63,7 @@ def test_a_message_streamed_is_the_one_at_once(claude: anthropic.Anthropic) -> N
     assert stream.request_id != whole._request_id
 
 
-def test_a_message_is_gone_on_with(claude: anthropic.Anthropic) -> None:
+def test_a_message_of_the_assistant_is_continued(claude: anthropic.Anthropic) -> None:
     first = claude.messages.create(**TALK | {"max_tokens": 8}, extra_body=GREEDY).content[0]
     assert first.type == "text"
     begun = [*TALK["messages"], {"role": "assistant", "content": first.text}]
@@ -74,10 +74,10 @@ def test_a_message_is_gone_on_with(claude: anthropic.Anthropic) -> None:
 
 
 def test_a_stop_sequence_is_named(claude: anthropic.Anthropic) -> None:
-    said = claude.messages.create(**TALK, extra_body=GREEDY).content[0]
-    assert said.type == "text"
-    stopped = claude.messages.create(**TALK, stop_sequences=[said.text[5:8]], extra_body=GREEDY)
-    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", said.text[5:8])
+    answer = claude.messages.create(**TALK, extra_body=GREEDY).content[0]
+    assert answer.type == "text"
+    stopped = claude.messages.create(**TALK, stop_sequences=[answer.text[5:8]], extra_body=GREEDY)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", answer.text[5:8])
 
 
 def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
@@ -98,12 +98,12 @@ def test_tools_of_messages(claude: anthropic.Anthropic) -> None:
     assert after.usage.input_tokens + (after.usage.cache_read_input_tokens or 0) > 40
 
 
-def test_messages_of_a_form(claude: anthropic.Anthropic) -> None:
-    said = claude.messages.parse(**TALK | LONG, output_format=Animal)
-    assert isinstance(said.parsed_output, Animal)
+def test_messages_with_a_schema(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.parse(**TALK | LONG, output_format=Animal)
+    assert isinstance(answer.parsed_output, Animal)
 
 
-def test_errors_are_the_clients_own(claude: anthropic.Anthropic, server: Process) -> None:
+def test_errors_have_the_client_s_exception_classes(claude: anthropic.Anthropic, server: Process) -> None:
     with pytest.raises(anthropic.NotFoundError, match="there are: chat, vectors"):
         claude.messages.create(**TALK | {"model": "nobody"})
     with pytest.raises(anthropic.BadRequestError, match="vectors can") as caught:
@@ -125,7 +125,7 @@ def test_errors_are_the_clients_own(claude: anthropic.Anthropic, server: Process
 # OpenAI's
 
 
-def test_a_response_streamed_is_the_one_at_once(client: openai.OpenAI) -> None:
+def test_a_streamed_response_equals_a_whole_one(client: openai.OpenAI) -> None:
     asked: Any = ASK | {"instructions": "Be brief.", "temperature": 0}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(**asked, stream=True))
@@ -140,8 +140,8 @@ def test_a_response_streamed_is_the_one_at_once(client: openai.OpenAI) -> None:
 
 
 def test_log_probabilities_of_a_response(client: openai.OpenAI) -> None:
-    said = client.responses.create(**ASK, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0)
-    [item] = said.output
+    answer = client.responses.create(**ASK, include=["message.output_text.logprobs"], top_logprobs=2, temperature=0)
+    [item] = answer.output
     assert item.type == "message"
     part = item.content[0]
     assert part.type == "output_text"
@@ -157,24 +157,24 @@ def test_tools_of_responses(client: openai.OpenAI) -> None:
         "tools": [tool],
         "tool_choice": "required",
     }
-    said = client.responses.create(**asked)
+    answer = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
         streamed = stream.get_final_response()
-    for response in (said, streamed):
+    for response in (answer, streamed):
         call = response.output[-1]
         assert call.type == "function_call"
         assert call.arguments in ('{"q": "fox"}', '{"q": "dog"}')
-    call = said.output[-1]
+    call = answer.output[-1]
     assert call.type == "function_call"
     returned = {"type": "function_call_output", "call_id": call.call_id, "output": "an animal"}
-    items: Any = [{"role": "user", "content": ASK["input"]}, *said.output, returned]
+    items: Any = [{"role": "user", "content": ASK["input"]}, *answer.output, returned]
     assert client.responses.create(model="chat", input=items, max_output_tokens=4, tools=[tool]).output
 
 
-def test_responses_of_a_form(client: openai.OpenAI) -> None:
+def test_responses_with_a_schema(client: openai.OpenAI) -> None:
     asked: Any = ASK | {"max_output_tokens": 400}
-    said = client.responses.parse(**asked, text_format=Animal)
-    assert isinstance(said.output_parsed, Animal)
+    answer = client.responses.parse(**asked, text_format=Animal)
+    assert isinstance(answer.output_parsed, Animal)
     with client.responses.stream(**asked, text_format=Animal) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Animal)
 

@@ -1,4 +1,5 @@
-"""A value of any type in any place of any body is refused by its name, or read; it is never the server's fault."""
+"""A value of any type at any place of any body is read, or rejected with the name of its field; it never causes a
+5xx."""
 
 import json
 import re
@@ -19,14 +20,14 @@ from tests.support.odd_values import ROUTES, UNHASHABLE, VALUES, Place, Route, i
 
 ANSWERS = ("contradiction", "neutral", "entailment")
 LEAST = 4000  # bodies over HTTP
-TOO_LONG = re.compile("context_length_exceeded|answer_too_large|the model takes [0-9]+")  # of a value that was read
+TOO_LONG = re.compile("context_length_exceeded|answer_too_large|the model takes [0-9]+")  # the value was read
 READS = "{% if documents %}{{ documents[0].text }}{{ enable_thinking }}{% endif %}"
 FIELD = re.compile(r"([^:.\[]*)")
 REFUSED = (400, 422)
 ROOM = 600  # tokens
 
 
-def test_no_wire_object_stumbles_over_a_value() -> None:
+def test_no_wire_object_raises_an_unexpected_error() -> None:
     """Each value of each example of docs/dialects.md, which has every field of every wire object."""
     tried, unnamed = 0, list[tuple[Any, str]]()
     seen = set[str]()
@@ -43,7 +44,7 @@ def test_no_wire_object_stumbles_over_a_value() -> None:
                 tried += 1
                 try:
                     section.tried(odd)
-                except BadRequest as error:  # anything else that is raised fails here
+                except BadRequest as error:  # any other exception fails the test here
                     if not is_named(place, error.message) and not contradicted(place, error.message):
                         unnamed.append((place, error.message))
     assert not unnamed
@@ -51,19 +52,19 @@ def test_no_wire_object_stumbles_over_a_value() -> None:
 
 
 def contradicted(place: Place, said: str) -> bool:
-    """Whether what is complained of is another field, which does not fit the value that was read."""
+    """Whether the error is about another field, which does not fit the value that was read."""
     return FIELD.match(said).group(1) not in ("", "the body", str(place[0]))
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> dict[str, Path]:
-    """A model of every task; the one that talks has room for tools in its prompt."""
+    """A model for every task; the context of the generator has room for tools in its prompt."""
     made = tmp_path_factory.mktemp("odd")
-    talks = edited(tiny_generator, made / "chat", max_position_embeddings=ROOM)
-    (talks / "chat_template.jinja").write_text(checkpoints.CHAT_TEMPLATE + READS)
+    chat_folder = edited(tiny_generator, made / "chat", max_position_embeddings=ROOM)
+    (chat_folder / "chat_template.jinja").write_text(checkpoints.CHAT_TEMPLATE + READS)
     translators.translator(made / "writer", "marian")
     return {
-        "chat": talks,
+        "chat": chat_folder,
         "judge": checkpoints.classifier(made / "judge", labels=ANSWERS),
         "ranker": checkpoints.ranker(made / "ranker"),
         "embedder": checkpoints.embedder(made / "embedder"),
@@ -74,8 +75,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> d
     }
 
 
-def asked(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]]:
-    """The address, the place of the odd value, the body; other addresses of the same route get fewer."""
+def odd_requests(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]]:
+    """The path, the place of the odd value, the body. Further paths of the same route get fewer."""
     for number, path in enumerate(route.addresses.values()):
         for body in route.bodies:
             yield path, (), dict(body)
@@ -89,7 +90,7 @@ def asked(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]]:
 
 
 @pytest.mark.timeout(600)
-def test_no_route_stumbles_over_a_value(folders: dict[str, Path], full: bool) -> None:
+def test_no_route_answers_a_value_with_a_server_error(folders: dict[str, Path], full: bool) -> None:
     wrong, sent, known = list[str](), 0, set[str]()
 
     async def act(client: Client) -> None:
@@ -98,13 +99,13 @@ def test_no_route_stumbles_over_a_value(folders: dict[str, Path], full: bool) ->
         known.update(path for path, methods in paths.items() for each in methods.values() if "requestBody" in each)
         for route in ROUTES:
             first = next(iter(route.addresses.values()))
-            for path, place, body in asked(route, full=full):
+            for path, place, body in odd_requests(route, full=full):
                 administers = path.startswith(("/admin", "/v2/repository"))
                 headers = KEY if administers else {}
                 answer = await client.http.request(route.method, path, json=body, headers=headers)
                 sent += 1
-                if complaint := complained(answer, place, path == first):
-                    wrong.append(f"{path} {place} {inside(body, place)!r:.60}: {complaint:.300}")
+                if error := error_of(answer, place, path == first):
+                    wrong.append(f"{path} {place} {inside(body, place)!r:.60}: {error:.300}")
 
     serving(act, folders, explain_tokens=48)
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:60])
@@ -112,8 +113,8 @@ def test_no_route_stumbles_over_a_value(folders: dict[str, Path], full: bool) ->
     assert sent >= LEAST, sent
 
 
-def complained(answer: httpx.Response, place: Place, first: bool) -> str:
-    """What is wrong with an answer; of other than the first addresses some name no model."""
+def error_of(answer: httpx.Response, place: Place, first: bool) -> str:
+    """The error in an answer, or an empty string. Some of the further paths of a route name no model."""
     fine = answer.status_code < (300 if first and not place else 500)
     if not fine and "odd" not in answer.text and "gone" not in answer.text:
         return f"{answer.status_code} {answer.text}"
@@ -124,9 +125,9 @@ def complained(answer: httpx.Response, place: Place, first: bool) -> str:
     return f"does not name its field: {answer.text}"
 
 
-def sentences(told: Any) -> list[str]:
-    """The texts in an error that begin with a field."""
-    inner = told.values() if isinstance(told, dict) else told if isinstance(told, list) else ()
-    if isinstance(told, str) and ": " in told:
-        return [told]
+def sentences(body: Any) -> list[str]:
+    """The texts in an error body that begin with a field."""
+    inner = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    if isinstance(body, str) and ": " in body:
+        return [body]
     return [said for each in inner for said in sentences(each)]

@@ -1,4 +1,4 @@
-"""A panic of a library written in Rust is an error of what was asked for, and of nothing else."""
+"""A panic of a Rust library is an error of the request or model that caused it, and of nothing else."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ SENTENCE = r"tokenizer\.json: the tokenizers library fails on the tokenizer: "
 
 
 class PanicException(BaseException):
-    """As the library names its own."""
+    """Named like the exception of the library."""
 
 
 def panic(*_: Any, **__: Any) -> Any:
@@ -45,37 +45,37 @@ def panic(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture(params=PANICS)
 def panicking(request: pytest.FixtureRequest, tiny_classifier: Path, tmp_path: Path) -> Path:
-    """A checkpoint whose tokenizer makes the library panic."""
+    """A checkpoint with a tokenizer that makes the library panic."""
     folder = tmp_path / "panicking"
     shutil.copytree(tiny_classifier, folder)
     hostile.vocabulary(folder, PANICS[request.param])
     return folder
 
 
-def test_a_tokenizer_on_which_the_library_panics_is_refused(panicking: Path) -> None:
+def test_a_tokenizer_that_makes_the_library_panic_is_rejected(panicking: Path) -> None:
     with pytest.raises(CheckpointError, match=SENTENCE):
         Tokenizer.from_folder(panicking)
 
 
-def test_one_that_a_replica_tells_of_is_refused_too(panicking: Path) -> None:
+def test_such_a_tokenizer_is_rejected_when_a_replica_sends_it(panicking: Path) -> None:
     with pytest.raises(CheckpointError, match="the tokenizers library fails on the tokenizer: "):
         Tokenizer.from_parts((panicking / "tokenizer.json").read_text("utf-8"), *[""] * 5)
 
 
 class Panicking:
-    """A backend that panics on every text."""
+    """A tokenizer backend that panics on every text."""
 
     encode_batch = encode_batch_fast = decode = panic
 
 
-def test_a_panic_over_a_text_says_so(tiny_classifier: Path) -> None:
+def test_a_panic_on_a_text_is_a_tokenizer_error(tiny_classifier: Path) -> None:
     tokenizer = Tokenizer.from_folder(tiny_classifier)
     tokenizer._backend = Panicking()
     with pytest.raises(TokenizerError, match=r"library fails on this text: index out of bounds$"):
         tokenizer.encode("a fox")
 
 
-def test_a_check_of_it_says_so(panicking: Path, tiny_classifier: Path) -> None:
+def test_polyhead_check_reports_such_a_tokenizer(panicking: Path, tiny_classifier: Path) -> None:
     result = CliRunner().invoke(app, ["check", f"sick={panicking}", f"well={tiny_classifier}"])
     assert result.exit_code == 1
     assert "polyhead: sick: " in result.output
@@ -84,7 +84,7 @@ def test_a_check_of_it_says_so(panicking: Path, tiny_classifier: Path) -> None:
     assert "Traceback" not in result.output
 
 
-def test_a_server_has_the_others(panicking: Path, tiny_classifier: Path) -> None:
+def test_the_other_models_of_a_server_are_loaded(panicking: Path, tiny_classifier: Path) -> None:
     async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
@@ -96,7 +96,9 @@ def test_a_server_has_the_others(panicking: Path, tiny_classifier: Path) -> None
     serving({"sick": panicking, "well": tiny_classifier}, act)
 
 
-def test_a_load_of_it_fails_and_the_next_one_works(panicking: Path, tiny_classifier: Path, tiny_ranker: Path) -> None:
+def test_a_load_of_such_a_tokenizer_fails_and_the_next_load_works(
+    panicking: Path, tiny_classifier: Path, tiny_ranker: Path
+) -> None:
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             refused = await client.ask("POST", "/admin/models", {"name": "sick", "source": str(panicking)})
@@ -109,7 +111,7 @@ def test_a_load_of_it_fails_and_the_next_one_works(panicking: Path, tiny_classif
     served(act, {"judge": tiny_classifier})
 
 
-def test_a_panic_over_a_request_s_text_is_that_request_s_error(
+def test_a_panic_on_the_text_of_a_request_fails_that_request(
     tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(client: Client) -> None:
@@ -127,16 +129,16 @@ def test_a_panic_over_a_request_s_text_is_that_request_s_error(
             def tokenize(text: str) -> Any:
                 return client.ask("POST", "/tokenize", {"inputs": text})
 
-            for text, said in (("panic", "the tokenizers library fails on this text"), ("raw", "a library failed")):
+            for text, message in (("panic", "the tokenizers library fails on this text"), ("raw", "a library failed")):
                 answers = await asyncio.gather(*map(tokenize, ("a fox", text, "a dog")))
                 assert [answer.status_code for answer in answers] == [200, 500, 200]
-                assert said in answers[1].text
+                assert message in answers[1].text
             assert threads == {"text_0"}
 
     served(act, {"judge": tiny_classifier}, tokenizer_threads=1)
 
 
-# Wherever work is given to a thread, what it raises comes back
+# Exceptions of work on threads
 
 
 def test_what_a_thread_raises_comes_back_as_an_exception() -> None:
@@ -147,16 +149,16 @@ def test_what_a_thread_raises_comes_back_as_an_exception() -> None:
                 def fail(raised: BaseException = raised) -> None:
                     raise raised
 
-                for hand in (run_on_thread(fail), run_on_thread(fail, pool), run_on_daemon_thread(fail)):
+                for work in (run_on_thread(fail), run_on_thread(fail, pool), run_on_daemon_thread(fail)):
                     with pytest.raises((PolyheadError, ValueError, RuntimeError)):
-                        await asyncio.wait_for(hand, PATIENCE_S)
+                        await asyncio.wait_for(work, PATIENCE_S)
             assert await run_on_thread(lambda: 5, pool) == 5
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_ends_the_process_goes_through(kind: type[BaseException]) -> None:
+def test_exceptions_that_end_the_process_are_raised(kind: type[BaseException]) -> None:
     def fail() -> None:
         raise kind
 
@@ -164,7 +166,7 @@ def test_what_ends_the_process_goes_through(kind: type[BaseException]) -> None:
         attempt(fail)
 
 
-def test_a_panic_on_the_engine_s_thread_is_that_call_s_error() -> None:
+def test_a_panic_on_the_engine_thread_fails_that_call() -> None:
     async def act(registry: ModelRegistry) -> None:
         engine = registry._engine
         async with asyncio.timeout(PATIENCE_S):
@@ -194,7 +196,9 @@ def test_a_panic_while_a_model_is_described_or_read_breaks_that_model(
     serving({"sick": tiny_ranker, "well": tiny_classifier}, act)
 
 
-def test_a_panic_while_an_explanation_s_network_is_read(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_while_the_explainer_is_loaded_fails_that_load(
+    tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
@@ -208,42 +212,42 @@ def test_a_panic_while_an_explanation_s_network_is_read(tiny_classifier: Path, m
     serving({"judge": tiny_classifier}, act)
 
 
-def test_a_panic_over_one_mask_fails_that_answer_alone() -> None:
-    walks = [SimpleNamespace(fill_mask=lambda _: True), SimpleNamespace(fill_mask=panic)]
-    talks: list[Any] = [Talked(walk) for walk in walks]
-    made = build_masks(talks, 40)
-    assert list(made.row_of) == talks[:1]
-    assert "a library failed" in str(made.failed[talks[1]])
+def test_a_panic_in_one_mask_fails_that_answer_alone() -> None:
+    guide_states = [SimpleNamespace(fill_mask=lambda _: True), SimpleNamespace(fill_mask=panic)]
+    states_with_guides: list[Any] = [GuidedState(guide_state) for guide_state in guide_states]
+    made = build_masks(states_with_guides, 40)
+    assert list(made.row_of) == states_with_guides[:1]
+    assert "a library failed" in str(made.failed[states_with_guides[1]])
 
 
-class Talked:
-    def __init__(self, walk: Any) -> None:
-        self.guide_state = walk
+class GuidedState:
+    def __init__(self, guide_state: Any) -> None:
+        self.guide_state = guide_state
 
 
-def test_a_panic_over_a_share_is_told_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
-    words: list[list[Any]] = [[StepCommand.LOAD, 1], [StepCommand.READY, 1]]
+def test_a_panic_in_a_follower_is_reported_to_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    confirmed: list[bool] = []
+    messages: list[list[Any]] = [[StepCommand.LOAD, 1], [StepCommand.READY, 1]]
     group = SimpleNamespace(
-        receive_message=lambda: words.pop(0), all_confirm=told.append, share=SimpleNamespace(rank=1)
+        receive_message=lambda: messages.pop(0), all_confirm=confirmed.append, share=SimpleNamespace(rank=1)
     )
     monkeypatch.setattr(follower, "load_share", panic)
     monkeypatch.setattr(follower.ShareRequest, "decode", lambda _: None)
     following = follower.FollowerLoop(group)  # type: ignore[arg-type]
     following.handle_message()
     following.handle_message()
-    assert told == [False]
+    assert confirmed == [False]
     following._read_pool.shutdown()
 
 
-def test_a_panic_over_the_metrics_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_while_metrics_are_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics({})
     monkeypatch.setattr(metrics._series, "render", panic)
     with pytest.raises(PolyheadError, match="a library failed"):
         asyncio.run(metrics.render_on_thread(""))
 
 
-def test_no_thread_is_given_work_by_another_way() -> None:
+def test_work_is_given_to_threads_by_one_module_only() -> None:
     direct = [
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "service").rglob("*.py")

@@ -1,4 +1,4 @@
-"""A panic of a library while an answer is written or guided ends that answer alone, and frees what it held."""
+"""A panic of a library while an answer is detokenized or guided ends that answer alone and frees what it held."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,23 +20,23 @@ from tests.contracts.test_panics import PATIENCE_S, PanicException, panic
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 
-ODD = "panic"  # in what an odd request asks for
-ASKED = {"model": "chat", "prompt": "The fox", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+PANIC_WORD = "panic"  # marks the request whose tokens cause a panic
+COMPLETION = {"model": "chat", "prompt": "The fox", "max_tokens": 4, "ignore_eos": True, "temperature": 0}
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True}
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
-    "completions": ("/v1/completions", ASKED),
-    "several": ("/v1/completions", ASKED | {"prompt": ["The fox", "A dog", "A bird"]}),
+    "completions": ("/v1/completions", COMPLETION),
+    "several": ("/v1/completions", COMPLETION | {"prompt": ["The fox", "A dog", "A bird"]}),
     "chat": ("/v1/chat/completions", CHAT),
     "responses": ("/v1/responses", {"model": "chat", "input": "Hello", "max_output_tokens": 16}),
     "messages": ("/v1/messages", {"model": "chat", "messages": CHAT["messages"], "max_tokens": 4}),
     "tgi": ("/models/chat/generate", {"inputs": "The fox", "parameters": {"max_new_tokens": 4}}),
     "hf": ("/models/chat", {"inputs": "The fox", "parameters": {"max_new_tokens": 4}}),
 }
-PANICS: dict[str, Callable[..., Any]] = {"told": lambda *_: run_library(panic, text_failure), "raw": panic}
+PANICS: dict[str, Callable[..., Any]] = {"reported": lambda *_: run_library(panic, text_failure), "raw": panic}
 
 
 async def settled(client: Client) -> None:
-    """Nothing is held any more."""
+    """Wait until no tokens are in flight."""
     while float(await client.metric("polyhead_tokens_in_flight")):
         await asyncio.sleep(0.005)
 
@@ -49,20 +49,20 @@ async def is_well(client: Client) -> None:
 
 
 def error_of(answer: httpx.Response) -> str:
-    """What the answer, or the last event of a stream that is one, says."""
+    """The text of an error answer, or of a stream whose last event is an error."""
     lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
-    said = orjson.loads(lines[-1].removeprefix("data: ")) if lines else answer.json()
-    assert "error" in said or said["type"] == "response.failed", answer.text
+    message = orjson.loads(lines[-1].removeprefix("data: ")) if lines else answer.json()
+    assert "error" in message or message["type"] == "response.failed", answer.text
     assert sum('"error":{' in line or '"error":"' in line for line in lines) <= 1
     return answer.text
 
 
 @pytest.mark.parametrize("kind", PANICS)
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_panic_while_an_answer_becomes_text_is_that_answer_s_error(
+def test_a_panic_in_detokenization_fails_that_answer(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, kind: str, after: int
 ) -> None:
-    """At its first token, or in the middle: in every dialect, whole and streamed."""
+    """At its first token or in the middle: in every dialect, whole and streamed."""
     real = TokenStream.push
 
     def pushing() -> Callable[..., str]:
@@ -85,27 +85,27 @@ def test_a_panic_while_an_answer_becomes_text_is_that_answer_s_error(
                     with monkeypatch.context() as patched:
                         patched.setattr(TokenStream, "push", pushing())
                         answer = await client.ask("POST", way, body | streamed)
-                    said = error_of(answer)
-                    assert "library fail" in said, (way, said)
+                    message = error_of(answer)
+                    assert "library fail" in message, (way, message)
                     await settled(client)
                 await is_well(client)
 
     served(act, {"chat": tiny_generator})
 
 
-def test_others_are_answered_meanwhile(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_requests_are_answered_after_a_panic(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = TokenSpelling.token_bytes
 
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             fine = await client.says("chat", 20)
-            [token, *_] = (await client.ask("POST", "/tokenize", {"inputs": ODD})).json()[0]
+            [token, *_] = (await client.ask("POST", "/tokenize", {"inputs": PANIC_WORD})).json()[0]
 
             def spell(self: TokenSpelling, id: int, *, first: bool = False) -> bytes:
                 return panic() if id == token["id"] else real(self, id, first=first)
 
             monkeypatch.setattr(TokenSpelling, "token_bytes", spell)
-            odd = ASKED | {"logit_bias": {str(token["id"]): 100}, "stream": True}
+            odd = COMPLETION | {"logit_bias": {str(token["id"]): 100}, "stream": True}
             answers = await asyncio.gather(
                 client.says("chat", 20), client.ask("POST", "/v1/completions", odd), client.says("chat", 20)
             )
@@ -118,13 +118,13 @@ def test_others_are_answered_meanwhile(tiny_generator: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("method", ["advance", "forced", "fill", "begin"])
-def test_a_panic_of_the_guide_s_library_is_that_answer_s_error(
+def test_a_panic_of_the_grammar_library_fails_that_answer(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     calls = {"advance": "consume_token", "forced": "compute_ff_tokens", "fill": "unsafe_compute_mask_ptr"}
 
     class Panicking:
-        """A matcher on which the library panics."""
+        """A matcher that makes the library panic."""
 
         def __init__(self, matcher: Any) -> None:
             self._matcher = matcher
@@ -144,7 +144,8 @@ def test_a_panic_of_the_guide_s_library_is_that_answer_s_error(
                     guides.CompiledGuide, "__init__", lambda self, matcher, asked: real(self, Panicking(matcher), asked)
                 )
                 answers = await asyncio.gather(
-                    client.ask("POST", "/v1/completions", ASKED | {"guided_regex": "[a-z]{40}"}), client.says("chat", 9)
+                    client.ask("POST", "/v1/completions", COMPLETION | {"guided_regex": "[a-z]{40}"}),
+                    client.says("chat", 9),
                 )
             assert [answer.status_code for answer in answers] == [500, 200], answers[0].text
             assert "a library failed: PanicException" in answers[0].text
@@ -153,8 +154,8 @@ def test_a_panic_of_the_guide_s_library_is_that_answer_s_error(
     served(act, {"chat": tiny_generator})
 
 
-def test_a_request_that_a_worker_cannot_take_is_told_so(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that come with it are taken."""
+def test_a_request_that_a_worker_rejects_gets_an_error(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that arrive with it are accepted."""
     real = GeneratorWorker.submit
 
     def submit(self: GeneratorWorker, ticket: Any) -> None:
@@ -175,7 +176,7 @@ def test_a_request_that_a_worker_cannot_take_is_told_so(tiny_generator: Path, mo
     served(act, {"chat": tiny_generator})
 
 
-def test_a_panic_in_a_handler_is_that_request_s_error(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_in_a_handler_fails_that_request(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(client: Client) -> None:
         async with asyncio.timeout(PATIENCE_S):
             with monkeypatch.context() as patched:
@@ -188,7 +189,7 @@ def test_a_panic_in_a_handler_is_that_request_s_error(tiny_generator: Path, monk
     served(act, {"chat": tiny_generator})
 
 
-def test_a_tokenizer_that_fails_outside_its_threads_says_so(
+def test_a_tokenizer_that_fails_outside_its_threads_is_an_error(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(client: Client) -> None:

@@ -1,4 +1,5 @@
-"""Clients that stop reading: what they cost, that they are cut, and that nobody else notices; over real sockets."""
+"""Clients that stop reading: what they cost, that their connections are closed, and that other requests do not
+change; over real sockets."""
 
 import asyncio
 import json
@@ -20,27 +21,28 @@ from tests.support.edits import edited
 from tests.support.processes import Process
 
 MANY = 50
-PATIENCE = 3  # seconds: the server's
+PATIENCE = 3  # seconds: the server's write limit
 PROMPT = [40, 41, 42]
 
 
 @pytest.fixture(scope="module")
-def patient_talker(tiny_generator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generator that can go on for long."""
+def long_context_generator(tiny_generator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generator with a context of 20,000 tokens."""
     return edited(tiny_generator, tmp_path_factory.mktemp("patient"), max_position_embeddings=20_000)
 
 
 @pytest.fixture(scope="module")
-def server(patient_talker: Path) -> Iterator[Process]:
+def server(long_context_generator: Path) -> Iterator[Process]:
     flags = ("--write-seconds", str(PATIENCE), "--cache-tokens", "400000")
-    process = Process(f"chat={patient_talker}", *flags)
+    process = Process(f"chat={long_context_generator}", *flags)
     process.ready()
     yield process
     assert process.stop() == 0, process.log
 
 
-def stuck(server: Process, body: Any, buffer: int = 4096) -> socket.socket:
-    """A client that asks and never reads; what waits for it is in the server's buffers, but for `buffer` bytes."""
+def unread(server: Process, body: Any, buffer: int = 4096) -> socket.socket:
+    """A client that sends a request and never reads: its answer stays in the server's buffers, except for `buffer`
+    bytes."""
     content = json.dumps(body).encode()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -51,14 +53,14 @@ def stuck(server: Process, body: Any, buffer: int = 4096) -> socket.socket:
     return client
 
 
-def test_many_who_do_not_read_are_cut_and_nobody_else_notices(server: Process) -> None:
+def test_connections_that_are_not_read_are_closed_and_other_answers_do_not_change(server: Process) -> None:
     asked = completion(PROMPT, 400, stream=True)
     alone = asyncio.run(ask(server.url, "/v1/completions", asked))
     before = server.resident()
     endless = completion(PROMPT, 19_000, stream=True, logprobs=20)
     with ExitStack() as held:
         for _ in range(MANY):
-            held.enter_context(stuck(server, endless))
+            held.enter_context(unread(server, endless))
         server.until(lambda: server.page.total("requests_running") == MANY)
         beside = asyncio.run(ask(server.url, "/v1/completions", asked))
         server.until(lambda: server.page.total("connections_cut_total") == MANY)
@@ -70,29 +72,29 @@ def test_many_who_do_not_read_are_cut_and_nobody_else_notices(server: Process) -
     assert server.resident() - before < 2 * MANY  # MiB
 
 
-def test_a_whole_answer_that_is_not_read_is_cut_too(server: Process) -> None:
-    """The request is done by then; what is left of it is a buffer."""
+def test_a_connection_with_a_whole_unread_answer_is_closed(server: Process) -> None:
+    """The request has ended by then; the rest of its answer is in a buffer."""
     cut, done = server.page.total("connections_cut_total"), server.page.total("requests_total", outcome="done")
-    with stuck(server, completion([PROMPT] * 8, 200, logprobs=20)):
+    with unread(server, completion([PROMPT] * 8, 200, logprobs=20)):
         server.until(lambda: server.page.total("connections_cut_total") == cut + 1)
     assert server.page.total("requests_total", outcome="done") == done + 8
 
 
-def test_who_reads_slowly_is_not_cut(server: Process) -> None:
-    """As long as it takes something now and then."""
+def test_a_client_that_reads_slowly_is_not_disconnected(server: Process) -> None:
+    """As long as it reads some data in each interval."""
     cut, began = server.page.total("connections_cut_total"), time.monotonic()
-    with stuck(server, completion([PROMPT] * 8, 300, logprobs=20), SEND_BUFFER) as client:  # more than it can read
+    with unread(server, completion([PROMPT] * 8, 300, logprobs=20), SEND_BUFFER) as client:  # more than it can read
         client.settimeout(120)
         while time.monotonic() - began < 3 * PATIENCE:
             assert client.recv(SEND_BUFFER)
             time.sleep(PATIENCE / 5)
         client.setblocking(False)
-        assert client.recv(1), "all was sent, so nothing was waited for"
+        assert client.recv(1), "everything was sent, so the server did not wait"
         assert server.page.total("connections_cut_total") == cut
 
 
 class Pipe(asyncio.Transport):
-    """A transport whose buffer a test fills."""
+    """A transport whose buffer size a test sets."""
 
     size = 0
     high: int | None = None
@@ -108,8 +110,8 @@ class Pipe(asyncio.Transport):
         self.aborted = True
 
 
-class Leaping(asyncio.SelectorEventLoop):
-    """A loop whose clock goes on at once to whatever is due next."""
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock advances at once to the next timer."""
 
     now = 0.0
 
@@ -117,18 +119,18 @@ class Leaping(asyncio.SelectorEventLoop):
         super().__init__()
         select = self._selector.select
 
-        def leap(timeout: float | None) -> Any:
+        def jump(timeout: float | None) -> Any:
             self.now += timeout or 0
             return select(0)
 
-        self._selector.select = leap  # type: ignore[method-assign]
+        self._selector.select = jump  # type: ignore[method-assign]
 
     def time(self) -> float:
         return self.now
 
 
-def test_a_reader_takes_a_least_amount_or_all_that_is_left() -> None:
-    """In each `write_seconds`.  A few bytes now and then are too little."""
+def test_a_client_must_read_a_minimum_or_all_that_is_left() -> None:
+    """In each `write_seconds`. A few bytes are too little."""
 
     async def run() -> tuple[int | None, list[bool], int]:
         cuts: list[int] = []
@@ -148,20 +150,20 @@ def test_a_reader_takes_a_least_amount_or_all_that_is_left() -> None:
         pipe.size = 2 * MIN_PROGRESS
         connection.pause_writing()
         await asyncio.sleep(150)
-        pipe.size = MIN_PROGRESS  # enough was taken in time
+        pipe.size = MIN_PROGRESS  # enough was read in time
         await asyncio.sleep(250)
         seen.append(pipe.aborted)
-        connection.resume_writing()  # all taken
+        connection.resume_writing()  # all was read
         await asyncio.sleep(400)
         seen.append(pipe.aborted)
         pipe.size = 2
         connection.pause_writing()
         await asyncio.sleep(290)
         seen.append(pipe.aborted)
-        pipe.size = 1  # a byte of the last two
+        pipe.size = 1  # one byte of the last two
         await asyncio.sleep(20)
         seen.append(pipe.aborted)
         return pipe.high, seen, len(cuts)
 
-    with asyncio.Runner(loop_factory=Leaping) as runner:
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         assert runner.run(run()) == (0, [False, False, False, True], 1)

@@ -1,4 +1,4 @@
-"""Tools, thoughts and forms with OpenAI's own client against a server: what a random model says keeps to them."""
+"""Tools, reasoning and schemas with OpenAI's client against a server: the answers of a random model follow them."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def client(server: Process) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def keeps_to_the_schema(call: Any) -> bool:
+def follows_the_schema(call: Any) -> bool:
     arguments = json.loads(call.function.arguments)
     if call.function.name == "now":
         return bool(arguments == {})
@@ -53,7 +53,7 @@ def keeps_to_the_schema(call: Any) -> bool:
 
 
 @pytest.mark.parametrize("model", ["tagged", "plain"])
-def test_a_required_call_comes_and_keeps_to_its_schema(client: openai.OpenAI, model: str) -> None:
+def test_a_required_call_follows_its_schema(client: openai.OpenAI, model: str) -> None:
     asked = ASKED | {"model": model, "tool_choice": "required", "parallel_tool_calls": False}
     for seed in range(4):
         whole = client.chat.completions.create(**asked, seed=seed, extra_body=QUIET)
@@ -61,7 +61,7 @@ def test_a_required_call_comes_and_keeps_to_its_schema(client: openai.OpenAI, mo
         assert choice.finish_reason == "tool_calls"
         assert choice.message.content is None
         [call] = choice.message.tool_calls
-        assert keeps_to_the_schema(call)
+        assert follows_the_schema(call)
         with client.chat.completions.stream(**asked, seed=seed, extra_body=QUIET) as stream:
             streamed = stream.get_final_completion().choices[0]
         assert streamed.finish_reason == "tool_calls"
@@ -76,18 +76,18 @@ def test_the_named_tool_is_called(client: openai.OpenAI, model: str) -> None:
     for choice in whole.choices:
         for call in choice.message.tool_calls:
             assert call.function.name == "weather"
-            # the last of several may not have been finished
-            assert choice.finish_reason == "length" or keeps_to_the_schema(call)
+            # the last call may be incomplete
+            assert choice.finish_reason == "length" or follows_the_schema(call)
 
 
-def test_thinking_ends_in_time_and_then_the_call_comes(client: openai.OpenAI) -> None:
+def test_reasoning_ends_at_its_budget_and_the_call_follows(client: openai.OpenAI) -> None:
     asked = ASKED | {"model": "tagged", "tool_choice": "required", "parallel_tool_calls": False}
     budget = {"thinking_token_budget": 5, "continue_final_message": True}
     messages = [*ASKED["messages"], {"role": "assistant", "content": "<think>\nHm"}]
     whole = client.chat.completions.create(**asked | {"messages": messages}, seed=1, extra_body=budget)
     [choice] = whole.choices
     assert choice.finish_reason == "tool_calls"
-    assert keeps_to_the_schema(choice.message.tool_calls[0])
+    assert follows_the_schema(choice.message.tool_calls[0])
     assert choice.message.reasoning_content
     assert 5 <= whole.usage.completion_tokens_details.reasoning_tokens <= 5 + len("</think>")
 
@@ -98,7 +98,7 @@ def test_a_free_answer_is_text(client: openai.OpenAI) -> None:
         assert whole.choices[0].message.content or whole.choices[0].message.tool_calls
 
 
-def test_a_conversation_goes_on_with_what_the_client_was_told(client: openai.OpenAI) -> None:
+def test_a_conversation_continues_with_the_answer_of_the_server(client: openai.OpenAI) -> None:
     asked = ASKED | {"tool_choice": "required", "parallel_tool_calls": False, "extra_body": QUIET}
     for model in ("tagged", "plain"):
         said = client.chat.completions.create(**asked, model=model).choices[0].message
@@ -111,7 +111,7 @@ def test_a_conversation_goes_on_with_what_the_client_was_told(client: openai.Ope
             assert not answer.choices[0].message.tool_calls
 
 
-def test_a_schema_that_cannot_be_kept_to_names_its_tool(client: openai.OpenAI) -> None:
+def test_the_error_for_an_unsupported_schema_names_its_tool(client: openai.OpenAI) -> None:
     wrong = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
     tools = [WEATHER, {"type": "function", "function": {"name": "other", "parameters": wrong}}]
     with pytest.raises(openai.BadRequestError) as caught:

@@ -1,8 +1,7 @@
-"""Narrow arithmetic against float32 on networks with the outliers of real ones; see tests/support/zoo.py.
+"""Low precision compared with float32 on networks with the outliers of real ones; see tests/support/zoo.py.
 
-Each test is one network on all instruction sets of this machine.  What is compared is what users notice: by how much
-the distribution of the next token changes, or the states of an encoder.
-"""
+Each test runs one network on all instruction sets of this machine. It compares what users notice: the change of the
+distribution of the next token, or of the states of an encoder."""
 
 import random
 from copy import deepcopy
@@ -41,7 +40,7 @@ def native(of: Grown, precision: Precision, instructions: str, threads: int = 1)
 
 
 def tables(choice: random.Random) -> list[list[int]]:
-    """Blocks of the cache for each text, in any order."""
+    """Blocks of the cache for each text, in random order."""
     free = choice.sample(range(BLOCKS), BLOCKS)
     return [[free.pop() for _ in range(-(-length // 16))] for length in LENGTHS]
 
@@ -53,14 +52,15 @@ def all_rows(of: Grown) -> StepInput:
 
 
 def answers(of: Grown, executor: Executor) -> Tensor:
-    """[T, V] logarithms of chances, or [T, W] states."""
+    """[T, V] log-probabilities, or [T, W] states."""
     out = executor.step(all_rows(of)).clone()
     return out.log_softmax(-1) if of.head else out
 
 
 def divergences(of: Grown, expected: Tensor, found: Tensor) -> float:
-    """Mean Kullback-Leibler divergence in nats of what follows all but first tokens; of an encoder 1 - mean cosine of
-    states, all features moved and scaled to mean 0 and variance 1: else a few large ones would be all that counts."""
+    """Mean Kullback-Leibler divergence in nats of the distributions behind all but first tokens; of an encoder 1 -
+    mean cosine of the states, each feature scaled to mean 0 and variance 1, so that a few large features do not
+    dominate."""
     later = [row for row in range(len(expected)) if row not in zoo.first_rows()]
     a, b = expected[later], found[later]
     if of.head:
@@ -69,15 +69,15 @@ def divergences(of: Grown, expected: Tensor, found: Tensor) -> float:
     return 1 - float(torch.cosine_similarity((a - mean) / spread, (b - mean) / spread).mean())
 
 
-def lost(of: Grown, precision: Precision) -> dict[str, float]:
-    """By instruction set: divergence of `precision` from float32."""
-    expected = answers(of, native(of, "float32", SETS[0]))  # the others are as near to torch; see the test of that
+def divergence_of(of: Grown, precision: Precision) -> dict[str, float]:
+    """Divergence of `precision` from float32, by instruction set."""
+    expected = answers(of, native(of, "float32", SETS[0]))  # torch is as near, see test_float32_equals_torch
     return {name: divergences(of, expected, answers(of, native(of, precision, name))) for name in SETS}
 
 
 def excess(of: Grown, precision: Precision, bound: float) -> dict[str, float]:
-    """Where the divergence is not below the bound, NaN included."""
-    return {name: value for name, value in lost(of, precision).items() if not value < bound}
+    """Instruction sets whose divergence is not below the bound; NaN is included."""
+    return {name: value for name, value in divergence_of(of, precision).items() if not value < bound}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -106,8 +106,8 @@ def test_int4_is_near_float32_of_the_same_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in RECIPES for kind in zoo.kinds_of(name)])
-def test_a_file_is_answered_as_it_says(name: str, kind: str, tmp_path: Path) -> None:
-    """In the precision that suits it, against float32 of the same file."""
+def test_answers_of_a_file_are_near_float32_of_the_same_file(name: str, kind: str, tmp_path: Path) -> None:
+    """In the precision that suits the file, compared with float32 of the same file."""
     checkpoint = load(str(zoo.gguf_file(tmp_path / "network.gguf", name, kind)))
     of = Grown(checkpoint.network, checkpoint.head if RECIPES[name].config.causal else None)
     recipe = RECIPES[name]
@@ -115,8 +115,8 @@ def test_a_file_is_answered_as_it_says(name: str, kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].files])
-def test_a_file_holds_the_network(name: str, tmp_path: Path) -> None:
-    """Unrounded: all that the other files lack is precision."""
+def test_an_unrounded_file_gives_the_same_network(name: str, tmp_path: Path) -> None:
+    """Without rounding: what the other files lose is precision."""
     checkpoint = load(str(zoo.gguf_file(tmp_path / "network.gguf", name, "F32")))
     of = Grown(checkpoint.network, checkpoint.head if RECIPES[name].config.causal else None)
     expected, found = (answers(one, native(one, "float32", SETS[0])) for one in (grown(name), of))
@@ -125,7 +125,7 @@ def test_a_file_holds_the_network(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("name", GENERATORS)
-def test_batches_chunks_and_the_cache_change_nothing(name: str, precision: Precision) -> None:
+def test_batches_chunks_and_the_cache_change_no_bit(name: str, precision: Precision) -> None:
     """To the bit: all texts in one step, each alone, and in chunks over the cache beside chunks of others."""
     of = deepcopy(grown(name)) if precision == "int4" else grown(name)
     if precision == "int4":
@@ -160,7 +160,7 @@ def test_batches_chunks_and_the_cache_change_nothing(name: str, precision: Preci
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_company_changes_no_states(name: str) -> None:
+def test_the_batch_changes_no_states(name: str) -> None:
     of = grown(name)
     starts = list(accumulate(LENGTHS, initial=0))
     for instructions in SETS:
@@ -174,7 +174,8 @@ def test_company_changes_no_states(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 @torch.no_grad()
 def test_the_next_token_depends_on_the_context(name: str) -> None:
-    """Else a divergence of 0 would say nothing: distributions have a peak, and other words before change them."""
+    """Otherwise a divergence of 0 would mean nothing: the distributions have a peak, and the words before change
+    them."""
     of = grown(name)
     assert of.head
     text = zoo.texts(of.network.config)[-1]
@@ -193,7 +194,7 @@ def test_sinks_have_nearly_all_weight(name: str) -> None:
     assert float(shares[2:].max()) < 0.3
 
 
-def test_outliers_are_as_large_as_said() -> None:
+def test_outliers_have_the_size_of_the_recipe() -> None:
     def largest(name: str, part: str) -> float:
         net = grown(name).network
         return float(zoo.inputs_of(net, net.get_submodule(part)).abs().max())
@@ -214,7 +215,7 @@ def test_outliers_are_as_large_as_said() -> None:
 
 @pytest.mark.parametrize(("kind", "most"), [("Q6_K", 0.025), ("Q4_K", 0.09)])
 def test_blocks_of_256_hold_the_weights(kind: str, most: float) -> None:
-    """Those that the package of the format cannot make are made here."""
+    """Formats that the gguf package cannot write are made here."""
     weights = torch.randn(6, 512, generator=torch.Generator().manual_seed(1)).numpy()
     found = dequantize(zoo.K_QUANTIZERS[kind](weights), GGMLQuantizationType[kind])
     assert float(((found - weights) ** 2).mean() ** 0.5) < most

@@ -1,7 +1,7 @@
-"""The Helm chart and the plain manifests: valid in every combination, and meaning what they should.
+"""The Helm chart and the plain manifests: valid in every combination of values, with the right meaning.
 
-Everything is rendered by the real helm and kustomize.  What is asserted of the meaning are the promises of the server:
-what it needs to leave in peace, which probe says what, which metric is a queue, where keys may stand.
+Everything is rendered by the real helm and kustomize.  The checks of meaning are the requirements of the server: the
+time that it needs to drain, the meaning of each probe, the metrics of its queues, and where keys may be stored.
 """
 
 import os
@@ -57,26 +57,26 @@ MATRIX: dict[str, Manifest] = {
     "monitored": {"monitoring": {"serviceMonitor": True, "rules": True}},
     "on GPUs": {"gpu": {"count": 2, "runtimeClass": "nvidia"}, "strategy": {"type": "Recreate"}},
     "by digest": {"image": {"digest": "sha256:" + "0" * 64}},
-    "the account of somebody else": {"serviceAccount": {"create": False, "name": "theirs"}},
+    "an existing service account": {"serviceAccount": {"create": False, "name": "theirs"}},
     "a long drain": {"config": {"drain_seconds": 600}, "preStopSeconds": 15},
     "no drain": {"config": {"drain_seconds": 0}, "preStopSeconds": 0},
     "more time than needed": {"terminationGracePeriodSeconds": 90},
-    "as little as possible": {
+    "the smallest deployment": {
         "networkPolicy": {"enabled": False}, "disruption": {"enabled": False}, "spread": False,
         "serviceAccount": {"create": False},
     },
 }  # fmt: skip
-everything_given = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
+with_all_values = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
 REFUSED = {
     "bogus: {}": "'bogus' not allowed",
     "autoscaling: {by: both}": "'none', 'hpa', 'keda'",
-    "autoscaling: {by: keda, tokens: 0, running: 0}": "by one of them pods are counted",
+    "autoscaling: {by: keda, tokens: 0, running: 0}": "at least one must be set",
     "autoscaling: {by: hpa, minReplicas: 5}": "autoscaling.minReplicas: 5 is more than autoscaling.maxReplicas, 4",
-    "config: {api_key: s3cret}": "config.api_key: a ConfigMap is no place for keys",
-    "config: {api_keys: {a: s3cret}}": "config.api_keys: a ConfigMap is no place for keys",
-    "config: {admin_key: s3cret}": "config.admin_key: a ConfigMap is no place for keys",
-    "config: {fleet_key: s3cret}": "config.fleet_key: a ConfigMap is no place for keys",
-    "config: {queued_tokens: 9}": "config.queued_tokens: the values under ray and autoscaling say this",
+    "config: {api_key: s3cret}": "config.api_key: a ConfigMap must not contain keys",
+    "config: {api_keys: {a: s3cret}}": "config.api_keys: a ConfigMap must not contain keys",
+    "config: {admin_key: s3cret}": "config.admin_key: a ConfigMap must not contain keys",
+    "config: {fleet_key: s3cret}": "config.fleet_key: a ConfigMap must not contain keys",
+    "config: {queued_tokens: 9}": "config.queued_tokens: set the values under ray and autoscaling instead",
     "config: {port: 9}": "config.port: the chart sets this itself",
     "extraArgs: [--api-key=s3cret]": "put keys into a Secret",
     "extraArgs: [--admin-key, s3cret]": "put keys into a Secret",
@@ -96,22 +96,22 @@ def pod(found: dict[str, Manifest]) -> Manifest:
 
 
 def container(found: dict[str, Manifest]) -> Manifest:
-    (only,) = pod(found)["containers"]
-    return only
+    (single,) = pod(found)["containers"]
+    return single
 
 
 def settings(found: dict[str, Manifest]) -> Manifest:
     return yaml.safe_load(found["ConfigMap"]["data"]["polyhead.yaml"]) or {}
 
 
-@everything_given
-def test_whatever_is_asked_for_is_what_the_api_takes(values: Manifest) -> None:
+@with_all_values
+def test_every_rendered_manifest_is_valid(values: Manifest) -> None:
     for manifest in rendered(values):
         validate(manifest)
         assert manifest["metadata"]["namespace"] == "prod"
 
 
-def test_the_validation_sees_what_is_wrong() -> None:
+def test_the_validation_finds_errors() -> None:
     found = kinds(rendered(EVERYTHING))
     container(found)["readynessProbe"] = {}
     with pytest.raises(jsonschema.ValidationError, match="readynessProbe"):
@@ -121,20 +121,20 @@ def test_the_validation_sees_what_is_wrong() -> None:
         validate(found["ScaledObject"])
 
 
-def test_helm_finds_nothing_to_complain_about() -> None:
+def test_helm_lint_passes() -> None:
     done = manifests.helm("lint", "--strict", str(CHART), values=EVERYTHING)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(("given", "complaint"), REFUSED.items(), ids=REFUSED.keys())
-def test_what_cannot_be_meant_is_refused_by_name(given: str, complaint: str) -> None:
+def test_contradictory_values_are_refused_by_name(given: str, complaint: str) -> None:
     done = template(yaml.safe_load(given))
     assert done.returncode != 0
     assert complaint in done.stderr
     assert not done.stdout
 
 
-@everything_given
+@with_all_values
 def test_a_pod_is_confined(values: Manifest) -> None:
     found = kinds(rendered(values))
     inside = container(found)["securityContext"]
@@ -151,8 +151,8 @@ def test_a_pod_is_confined(values: Manifest) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod(found).keys()
 
 
-@everything_given
-def test_a_pod_has_more_time_to_leave_than_its_server_takes(values: Manifest) -> None:
+@with_all_values
+def test_the_grace_period_is_longer_than_the_drain(values: Manifest) -> None:
     found = kinds(rendered(values))
     hook = container(found).get("lifecycle", {"preStop": {"sleep": {"seconds": 0}}})["preStop"]["sleep"]["seconds"]
     drain = settings(found).get("drain_seconds", Settings.model_fields["drain_seconds"].default)
@@ -161,10 +161,10 @@ def test_a_pod_has_more_time_to_leave_than_its_server_takes(values: Manifest) ->
     assert drain == values.get("config", {}).get("drain_seconds", 30)
 
 
-def test_probes_are_three_and_ask_what_they_mean() -> None:
+def test_the_three_probes_request_their_routes() -> None:
     routes = {route.path for route in router.routes}  # type: ignore[attr-defined]
-    served = container(kinds(rendered({})))
-    paths = {name: served[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    pod_container = container(kinds(rendered({})))
+    paths = {name: pod_container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
     assert {name: probe["path"] for name, probe in paths.items()} == {
         "startup": "/startupz", "liveness": "/livez", "readiness": "/readyz",
     }  # fmt: skip
@@ -173,21 +173,25 @@ def test_probes_are_three_and_ask_what_they_mean() -> None:
 
 def test_probes_may_have_a_port_of_their_own() -> None:
     found = kinds(rendered({"probes": {"port": 8001}}))
-    served = container(found)
-    assert {served[f"{name}Probe"]["httpGet"]["port"] for name in ("startup", "liveness", "readiness")} == {"probes"}
-    assert {"name": "probes", "containerPort": 8001} in served["ports"]
-    assert {"name": "POLYHEAD_PROBE_PORT", "value": "8001"} in served["env"]
-    assert [port["name"] for port in found["Service"]["spec"]["ports"]] == ["http"], "no client reaches it"
+    pod_container = container(found)
+    assert {pod_container[f"{name}Probe"]["httpGet"]["port"] for name in ("startup", "liveness", "readiness")} == {
+        "probes"
+    }
+    assert {"name": "probes", "containerPort": 8001} in pod_container["ports"]
+    assert {"name": "POLYHEAD_PROBE_PORT", "value": "8001"} in pod_container["env"]
+    assert [port["name"] for port in found["Service"]["spec"]["ports"]] == ["http"], (
+        "the probe port is not in the Service"
+    )
 
 
 @pytest.mark.parametrize("seconds", [1, 60, 601])
-def test_a_start_has_the_time_it_is_given(seconds: int) -> None:
+def test_the_startup_probe_permits_the_configured_time(seconds: int) -> None:
     probe = container(kinds(rendered({"probes": {"startupSeconds": seconds}})))["startupProbe"]
     assert seconds <= probe["failureThreshold"] * probe["periodSeconds"] <= seconds + 1
 
 
-@everything_given
-def test_whoever_selects_pods_selects_these(values: Manifest) -> None:
+@with_all_values
+def test_every_selector_matches_the_pods(values: Manifest) -> None:
     found = kinds(rendered(values))
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
     selectors = [found["Service"]["spec"]["selector"], found["Deployment"]["spec"]["selector"]["matchLabels"]]
@@ -200,7 +204,7 @@ def test_whoever_selects_pods_selects_these(values: Manifest) -> None:
         assert monitor["spec"]["namespaceSelector"]["matchNames"] == [found["Service"]["metadata"]["namespace"]]
 
 
-@everything_given
+@with_all_values
 def test_ports_are_found_by_their_name(values: Manifest) -> None:
     found = kinds(rendered(values))
     (port,) = container(found)["ports"]
@@ -223,7 +227,7 @@ def test_an_update_takes_no_pod_away_before_another_is_ready() -> None:
 @pytest.mark.parametrize(
     ("by", "scaler"), [("none", None), ("hpa", "HorizontalPodAutoscaler"), ("keda", "ScaledObject")]
 )
-def test_one_thing_alone_counts_the_pods(by: str, scaler: str | None) -> None:
+def test_only_one_controller_sets_the_replica_count(by: str, scaler: str | None) -> None:
     found = kinds(rendered({"autoscaling": {"by": by}, "replicas": 3}))
     assert found.keys() & {"HorizontalPodAutoscaler", "ScaledObject"} == ({scaler} if scaler else set())
     assert found["Deployment"]["spec"].get("replicas") == (None if scaler else 3)
@@ -232,7 +236,7 @@ def test_one_thing_alone_counts_the_pods(by: str, scaler: str | None) -> None:
         assert (target["kind"], target["name"]) == ("Deployment", found["Deployment"]["metadata"]["name"])
 
 
-def test_autoscalers_ask_for_metrics_that_there_are() -> None:
+def test_autoscalers_query_exposed_metrics() -> None:
     page = Metrics(["chat"]).render("")[0].decode()
     exposed = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
     hpa = kinds(rendered(MATRIX["a horizontal autoscaler"]))["HorizontalPodAutoscaler"]["spec"]["metrics"]
@@ -241,30 +245,32 @@ def test_autoscalers_ask_for_metrics_that_there_are() -> None:
     assert asked.keys() <= exposed
     triggers = kinds(rendered(MATRIX["KEDA"]))["ScaledObject"]["spec"]["triggers"]
     queries = {trigger["metadata"]["query"]: trigger["metadata"]["threshold"] for trigger in triggers}
-    ours = 'namespace="prod", service="polyhead"'
+    labels = 'namespace="prod", service="polyhead"'
     assert queries == {
-        f"sum(avg_over_time(polyhead_tokens_in_flight{{{ours}}}[1m]))": "8192",
-        f'sum(avg_over_time(polyhead_requests_running{{{ours}, task="generate"}}[1m]))': "32",
+        f"sum(avg_over_time(polyhead_tokens_in_flight{{{labels}}}[1m]))": "8192",
+        f'sum(avg_over_time(polyhead_requests_running{{{labels}, task="generate"}}[1m]))': "32",
     }
 
 
-def test_what_is_counted_can_be_chosen() -> None:
+def test_the_metric_of_the_autoscaler_can_be_chosen() -> None:
     values = {"by": "keda", "tokens": 0, "running": 0, "waiting": 7}
     (trigger,) = kinds(rendered({"autoscaling": values}))["ScaledObject"]["spec"]["triggers"]
     assert "polyhead_requests_waiting{" in trigger["metadata"]["query"]
     assert trigger["metadata"]["threshold"] == "7"
 
 
-def test_who_cannot_see_the_work_stops_nobody() -> None:
+def test_missing_metrics_do_not_scale_down() -> None:
     spec = kinds(rendered({"autoscaling": {"by": "keda", "minReplicas": 2}}))["ScaledObject"]["spec"]
     assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
     assert spec["fallback"]["replicas"] == spec["minReplicaCount"] == 2
-    assert {trigger["metricType"] for trigger in spec["triggers"]} == {"AverageValue"}  # of others it has no fallback
-    # That nothing is said of tokens is no rest; of answers there is nothing to say where only encoders are served.
+    assert {trigger["metricType"] for trigger in spec["triggers"]} == {
+        "AverageValue"
+    }  # KEDA has no fallback for other types
+    # A missing series of queued tokens is an error. That of running sequences is missing if only encoders are served.
     assert [trigger["metadata"]["ignoreNullValues"] for trigger in spec["triggers"]] == ["false", "true"]
 
 
-def test_keys_come_from_a_secret_and_stand_nowhere() -> None:
+def test_keys_come_from_a_secret_and_are_in_no_manifest() -> None:
     assert "envFrom" not in container(kinds(rendered({})))
     with_keys = container(kinds(rendered({"keys": {"secret": "mine"}})))
     assert with_keys["envFrom"] == [{"secretRef": {"name": "mine"}}]
@@ -276,11 +282,13 @@ def test_keys_come_from_a_secret_and_stand_nowhere() -> None:
     secrets = {"api_key", "api_keys", "admin_key", "fleet_key"}
     assert not secrets & settings(kinds(rendered(EVERYTHING))).keys()
     known = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
-    assert known == secrets, "a new secret: the chart must refuse it in its ConfigMap too (templates/_rules.tpl)"
+    assert known == secrets, (
+        "a new secret setting: the chart must also refuse it in its ConfigMap (templates/_rules.tpl)"
+    )
 
 
-@everything_given
-def test_the_file_has_settings_that_there_are(values: Manifest) -> None:
+@with_all_values
+def test_the_config_file_has_valid_settings(values: Manifest) -> None:
     found = kinds(rendered(values))
     Settings(**settings(found))
     mounts = {mount["name"]: mount["mountPath"] for mount in container(found)["volumeMounts"]}
@@ -288,14 +296,14 @@ def test_the_file_has_settings_that_there_are(values: Manifest) -> None:
     assert mounts.keys() == {volume["name"] for volume in pod(found)["volumes"]}
 
 
-@everything_given
-def test_variables_are_settings_that_there_are(values: Manifest) -> None:
+@with_all_values
+def test_environment_variables_are_valid_settings(values: Manifest) -> None:
     named = {entry["name"] for entry in container(kinds(rendered(values)))["env"]}
-    ours = {name.removeprefix("POLYHEAD_").lower() for name in named if name.startswith("POLYHEAD_")}
-    assert {"host", "port"} <= ours <= Settings.model_fields.keys()
+    labels = {name.removeprefix("POLYHEAD_").lower() for name in named if name.startswith("POLYHEAD_")}
+    assert {"host", "port"} <= labels <= Settings.model_fields.keys()
 
 
-def test_other_settings_are_other_pods() -> None:
+def test_changed_settings_change_the_pod_template() -> None:
     def template_of(values: Manifest) -> Manifest:
         return kinds(rendered(values))["Deployment"]["spec"]["template"]
 
@@ -306,28 +314,28 @@ def test_other_settings_are_other_pods() -> None:
 @pytest.mark.parametrize(
     ("values", "ways"),
     [
-        ({}, {53, 443}),  # the quick start fetches its models
+        ({}, {53, 443}),  # the quick start downloads its models
         (OWN, set()),
         ({**OWN, "models": {"download": True}}, {53, 443}),
         ({**OWN, "networkPolicy": {"egress": [{"ports": [{"port": 4318}]}]}}, {53, 4318}),
     ],
     ids=["quick start", "own models", "a hub", "a collector"],
 )
-def test_nobody_is_called_unless_that_was_asked_for(values: Manifest, ways: set[int]) -> None:
+def test_egress_is_closed_unless_configured(values: Manifest, ways: set[int]) -> None:
     policy = kinds(rendered(values))["NetworkPolicy"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == ways
 
 
-def test_clients_and_monitoring_come_in_and_nobody_else() -> None:
+def test_ingress_is_open_only_to_clients_and_monitoring() -> None:
     rules = kinds(rendered({}))["NetworkPolicy"]["spec"]["ingress"]
     assert [rule["ports"] for rule in rules] == [[{"port": "http", "protocol": "TCP"}]] * 2
-    assert all(rule["from"] for rule in rules)  # an empty list would be everybody
+    assert all(rule["from"] for rule in rules)  # an empty list would permit every client
     closed = kinds(rendered({"networkPolicy": {"clients": [], "monitoring": []}}))["NetworkPolicy"]["spec"]
     assert not closed["ingress"]
 
 
-def test_models_are_mounted_so_that_nobody_writes_to_them() -> None:
+def test_models_are_mounted_read_only() -> None:
     for values in (MATRIX["own models on a claim"], MATRIX["own models on the node"]):
         mounts = {
             mount["mountPath"]: mount.get("readOnly", False)
@@ -336,7 +344,7 @@ def test_models_are_mounted_so_that_nobody_writes_to_them() -> None:
         assert mounts == {"/models": True, "/etc/polyhead": True, "/cache": False, "/tmp": False}
 
 
-def test_gpus_come_with_the_image_that_uses_them() -> None:
+def test_gpu_pods_use_the_gpu_image() -> None:
     on_gpus = container(kinds(rendered(MATRIX["on GPUs"])))
     assert on_gpus["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert on_gpus["image"].endswith("-gpu")
@@ -371,7 +379,9 @@ def test_plain_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
     made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
     assert len(made) == 3
     for path in made:
-        assert (KUSTOMIZE / path).read_text() == (tmp_path / path).read_text(), f"{path} is old: run make manifests"
+        assert (KUSTOMIZE / path).read_text() == (tmp_path / path).read_text(), (
+            f"{path} is outdated: run make manifests"
+        )
 
 
 @pytest.mark.parametrize("components", [[], ["gpu"], ["keda"], ["monitoring"], ["gpu", "keda", "monitoring"]], ids=str)
@@ -391,7 +401,7 @@ def test_components_fit_the_base(components: list[str], tmp_path: Path) -> None:
         assert (kind in found) == (name in components)
 
 
-def test_the_overlay_to_copy_is_whole() -> None:
+def test_the_example_overlay_is_complete() -> None:
     found = kinds(built(KUSTOMIZE / "overlays" / "production"))
     for manifest in found.values():
         validate(manifest)

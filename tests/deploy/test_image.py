@@ -1,4 +1,4 @@
-"""What the image is made of, as far as that can be known without building it: the Dockerfile and the scripts it runs.
+"""The image without building it: the Dockerfile and the scripts that it runs.
 
 `make lint` has hadolint read it, `make image` builds it, `python -m benchmarks.image` runs it as production would.
 """
@@ -26,7 +26,7 @@ Instruction = tuple[str, str]
 
 
 def instructions() -> list[list[Instruction]]:
-    """What the Dockerfile says, stage by stage; before the first stand arguments for all."""
+    """The instructions of the Dockerfile by stage. The first list has the arguments before the first stage."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     stages: list[list[Instruction]] = [[]]
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -37,22 +37,22 @@ def instructions() -> list[list[Instruction]]:
     return stages
 
 
-BEFORE, BUILD, FINAL = instructions()
+GLOBAL, BUILD, FINAL = instructions()
 
 
-def told(stage: list[Instruction], name: str) -> list[str]:
+def values(stage: list[Instruction], name: str) -> list[str]:
     return [rest for instruction, rest in stage if instruction == name]
 
 
-def test_the_image_is_for_cpus_unless_it_is_told_otherwise() -> None:
-    assert "VARIANT=cpu" in told(BEFORE, "ARG")
-    assert './torch.sh "${VARIANT}"' in " ".join(told(BUILD, "RUN"))
-    assert 'slim.py "${VARIANT}"' in " ".join(told(BUILD, "RUN"))
+def test_the_image_is_for_cpus_by_default() -> None:
+    assert "VARIANT=cpu" in values(GLOBAL, "ARG")
+    assert './torch.sh "${VARIANT}"' in " ".join(values(BUILD, "RUN"))
+    assert 'slim.py "${VARIANT}"' in " ".join(values(BUILD, "RUN"))
 
 
 def test_the_base_is_pinned_by_version_and_digest() -> None:
-    """That of the first stage; the second has the same unless RUNTIME is given."""
-    base, runtime = (rest for rest in told(BEFORE, "ARG") if rest.startswith(("BASE=", "RUNTIME=")))
+    """The base of the first stage; the second stage has the same one unless RUNTIME is given."""
+    base, runtime = (rest for rest in values(GLOBAL, "ARG") if rest.startswith(("BASE=", "RUNTIME=")))
     assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
     assert runtime == "RUNTIME=${BASE}"
     text = (ROOT / "Dockerfile").read_text()
@@ -64,7 +64,7 @@ OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 @pytest.fixture
 def pinned(tmp_path: Path) -> Path:
-    """A copy of what names images by digest, and a docker that finds the digest which the file `found` holds."""
+    """A copy of the files that name images by digest, and a stub docker that returns the digest in the file `found`."""
     (tmp_path / "deploy").mkdir()
     shutil.copy(ROOT / "deploy" / "digests.sh", tmp_path / "deploy")
     (tmp_path / "Dockerfile").write_text(f"ARG BASE=python:3.12.15-slim-trixie@{OLD}\n")
@@ -101,7 +101,7 @@ def test_digests_are_checked_without_writing(pinned: Path) -> None:
     assert digests(pinned, "--check").returncode == 0
 
 
-def test_what_is_no_digest_is_not_written(pinned: Path) -> None:
+def test_an_invalid_digest_is_not_written(pinned: Path) -> None:
     (pinned / "found").write_text("unauthorised")
     done = digests(pinned)
     assert done.returncode == 1
@@ -109,44 +109,44 @@ def test_what_is_no_digest_is_not_written(pinned: Path) -> None:
     assert OLD in (pinned / "Dockerfile").read_text()
 
 
-def test_what_runs_was_only_copied() -> None:
-    """So the final stage needs no shell, and has neither compiler nor sources."""
-    assert not told(FINAL, "RUN")
-    assert all(copied.startswith("--from=build ") for copied in told(FINAL, "COPY"))
-    assert not told(FINAL, "ADD")
+def test_the_final_stage_only_copies() -> None:
+    """The final stage therefore needs no shell and has neither compiler nor sources."""
+    assert not values(FINAL, "RUN")
+    assert all(copied.startswith("--from=build ") for copied in values(FINAL, "COPY"))
+    assert not values(FINAL, "ADD")
 
 
 @pytest.mark.parametrize("name", ["ENTRYPOINT", "CMD", "HEALTHCHECK"])
 def test_no_shell_is_needed_to_start_it(name: str) -> None:
-    (rest,) = told(FINAL, name)
+    (rest,) = values(FINAL, name)
     assert json.loads(rest[rest.index("[") :])
 
 
-def test_it_runs_as_nobody_in_particular() -> None:
-    assert told(FINAL, "USER") == ["10001:10001"]
-    assert [rest for rest in told(FINAL, "COPY") if "--chown" in rest] == [
+def test_it_runs_as_an_unprivileged_user() -> None:
+    assert values(FINAL, "USER") == ["10001:10001"]
+    assert [rest for rest in values(FINAL, "COPY") if "--chown" in rest] == [
         "--from=build --chown=10001:10001 /opt/models /models"
     ]
 
 
-def test_it_says_what_it_is() -> None:
-    (labels,) = told(FINAL, "LABEL")
+def test_it_has_the_oci_labels() -> None:
+    (labels,) = values(FINAL, "LABEL")
     names = {label.partition("=")[0] for label in shlex.split(labels)}
     assert names == {
         f"org.opencontainers.image.{n}" for n in ("title", "description", "licenses", "version", "revision")
     }
 
 
-def test_all_that_the_build_copies_reaches_it_and_every_option_is_an_argument() -> None:
+def test_the_build_context_has_all_copied_files_and_every_option_is_an_argument() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert all((ROOT / path).exists() for path in allowed)
-    needed = {path for rest in told(BUILD, "COPY") for path in rest.split()[:-1]} - {"."}
+    needed = {path for rest in values(BUILD, "COPY") for path in rest.split()[:-1]} - {"."}
     assert needed <= set(allowed)
     script = (ROOT / "deploy" / "image.sh").read_text()
     (options,) = re.findall(r"^for option in (.*); do$", script, flags=re.MULTILINE)
-    arguments = {rest.partition("=")[0] for stage in (BEFORE, BUILD, FINAL) for rest in told(stage, "ARG")}
+    arguments = {rest.partition("=")[0] for stage in (GLOBAL, BUILD, FINAL) for rest in values(stage, "ARG")}
     assert arguments - {"VERSION", "REVISION"} == set(options.split())
-    (labels,) = told(FINAL, "LABEL")
+    (labels,) = values(FINAL, "LABEL")
     overridden = re.findall(r"--label \"([a-z.]+)=", script)
     assert len(overridden) == 2
     assert all(f"{name}=" in labels for name in overridden)
@@ -154,7 +154,7 @@ def test_all_that_the_build_copies_reaches_it_and_every_option_is_an_argument() 
 
 @pytest.fixture
 def probed() -> Iterator[http.server.HTTPServer]:
-    """A server whose /readyz says what `status` is."""
+    """A server whose /readyz answers with `status`."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -179,7 +179,7 @@ def test_it_is_healthy_when_it_is_ready(
     probed: http.server.HTTPServer, status: int, healthy: bool, others: dict[str, str]
 ) -> None:
     probed.status = status  # type: ignore[attr-defined]
-    (check,) = told(FINAL, "HEALTHCHECK")
+    (check,) = values(FINAL, "HEALTHCHECK")
     _, *arguments = json.loads(check[check.index("[") :])
     its = str(probed.server_address[1])
     environment = {"POLYHEAD_PORT": its} | {name: value.replace("its", its) for name, value in others.items()}
@@ -189,7 +189,7 @@ def test_it_is_healthy_when_it_is_ready(
 
 @pytest.fixture
 def pip(tmp_path: Path) -> Path:
-    """A pip that writes down what it is asked for, and finds it if the file `found` is there."""
+    """A stub pip that records its arguments and succeeds if the file `found` exists."""
     tool = tmp_path / "pip"
     tool.write_text('#!/bin/sh\ncd "${0%/*}"\necho "$PIP_EXTRA_INDEX_URL" "$@" >asked\ntest -e found\n')
     tool.chmod(0o755)
@@ -202,7 +202,7 @@ def torch_sh(pip: Path, variant: str, index: str = "") -> subprocess.CompletedPr
     return subprocess.run(command, cwd=ROOT, env={"PIP": str(pip)}, capture_output=True, text=True, check=False)
 
 
-def test_the_torch_that_is_asked_for_is_the_variants(pip: Path) -> None:
+def test_the_requested_torch_is_that_of_the_variant(pip: Path) -> None:
     (pinned,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     for variant, index, asked in (
         ("cpu", "", f"install {pinned}+cpu"),
@@ -242,7 +242,7 @@ def slim() -> ModuleType:
         ("gpu", None, [], "is built without CUDA"),
     ],
 )
-def test_what_was_installed_is_what_the_variant_means(
+def test_installed_packages_must_match_the_variant(
     slim: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
@@ -260,7 +260,7 @@ def test_what_was_installed_is_what_the_variant_means(
         slim.verify(variant)
 
 
-def test_an_extra_that_was_not_asked_for_is_not_missed(
+def test_modules_of_an_extra_that_was_not_installed_are_skipped(
     slim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     package = tmp_path / "ours"
@@ -279,8 +279,8 @@ def test_an_extra_that_was_not_asked_for_is_not_missed(
 
 
 def test_the_usual_image_has_no_ray_in_it() -> None:
-    """Ray is a quarter of a gigabyte, and what it needs comes on top; whoever wants it asks for it."""
-    (extras,) = [rest for rest in told(BUILD, "ARG") if rest.startswith("EXTRAS=")]
+    """Ray takes a quarter of a gigabyte without its dependencies, so it is installed only on request."""
+    (extras,) = [rest for rest in values(BUILD, "ARG") if rest.startswith("EXTRAS=")]
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras == "EXTRAS=hub,otel"
     assert {"hub", "otel", "ray"} <= known.keys()

@@ -1,6 +1,6 @@
-"""What is deployed beside the server to watch it, as files: rules, alerts and their stories, the dashboard.
+"""The monitoring files beside the server: rules, alerts with their rule tests, the dashboard.
 
-tests/deploy/test_monitoring_served.py asks the same of a real server.
+tests/deploy/test_monitoring_served.py checks them against a real server.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.support.prometheus import DEPLOYED, ROOT, promtool, rules
 OURS = re.compile(r'(?:reason|code)=~"([^"]+)"')
 MEASURED = re.compile(r"(?<![\w:])polyhead_\w+|(?<![\w:])process_\w+")
 RECORDED = re.compile(r"\b[a-z_]+:\w+:\w+")
-STORIES = sorted((DEPLOYED / "tests").glob("*.yml"))
+RULE_TESTS = sorted((DEPLOYED / "tests").glob("*.yml"))
 GRAFANA = ROOT / "deploy" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "polyhead.json").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -34,21 +34,21 @@ def read(path: Path) -> Any:
 
 
 def test_prometheus_takes_the_configuration_and_its_rules() -> None:
-    said = promtool("check", "config", "prometheus.yml")
-    assert f"{len(list((DEPLOYED / 'rules').glob('*.yml')))} rule files found" in said
+    annotations = promtool("check", "config", "prometheus.yml")
+    assert f"{len(list((DEPLOYED / 'rules').glob('*.yml')))} rule files found" in annotations
     promtool("check", "rules", *(str(path) for path in (DEPLOYED / "rules").glob("*.yml")))
 
 
-@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_the_stories_of_the_alerts_come_true(path: Path) -> None:
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+def test_the_rule_tests_of_the_alerts_pass(path: Path) -> None:
     promtool("test", "rules", str(path))
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_each_alert_has_a_story_in_which_it_fires_and_one_in_which_it_does_not(alert: str) -> None:
+def test_each_alert_has_a_rule_test_in_which_it_fires_and_one_in_which_it_does_not(alert: str) -> None:
     cases = [
         case
-        for path in STORIES
+        for path in RULE_TESTS
         for story in read(path)["tests"]
         for case in story.get("alert_rule_test", [])
         if case["alertname"] == alert
@@ -60,13 +60,13 @@ def test_each_alert_has_a_story_in_which_it_fires_and_one_in_which_it_does_not(a
 
 
 @pytest.mark.parametrize("rule", rules("alert"), ids=lambda rule: rule["alert"])
-def test_each_alert_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_each_alert_has_a_summary_a_description_and_a_runbook_section(rule: dict[str, Any]) -> None:
     assert rule["alert"].startswith("Polyhead")
     assert rule["labels"]["severity"] in ("critical", "warning")
-    said = rule["annotations"]
-    assert said["summary"]
-    assert said["description"]
-    page, _, anchor = said["runbook_url"].partition("#")
+    annotations = rule["annotations"]
+    assert annotations["summary"]
+    assert annotations["description"]
+    page, _, anchor = annotations["runbook_url"].partition("#")
     headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
     assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
     assert anchor == rule["alert"].lower()
@@ -78,21 +78,21 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
 
 
 def codes(least: int, beyond: int) -> set[str]:
-    """Of all errors whose status is in [least, beyond)."""
+    """Codes of all errors whose status is in [least, beyond)."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     found = [kind for kind in kinds if issubclass(kind, errors.PolyheadError)]
     return {kind.code for kind in found if least <= kind.status < beyond}
 
 
-def test_the_error_budget_is_spent_by_all_that_is_a_5xx_and_by_nothing_else() -> None:
+def test_the_error_budget_counts_all_5xx_codes_and_no_others() -> None:
     named = [OURS.findall(rule["expr"]) for rule in rules("record") if ":polyhead_errors:" in rule["record"]]
     for pattern in {pattern for patterns in named for pattern in patterns}:
         assert set(pattern.split("|")) == codes(500, 600)
         assert not any(re.fullmatch(pattern, code) for code in codes(400, 500))
-    assert sum(map(len, named)) == 6  # begun and turned away: as a rate, in an hour, in six
+    assert sum(map(len, named)) == 6  # for begun and for rejected requests: as a rate, in one hour, in six hours
 
 
-def test_recorded_names_say_which_labels_are_left() -> None:
+def test_names_of_recording_rules_list_their_labels() -> None:
     for rule in rules("record"):
         level, metric, operation = rule["record"].split(":")
         by = re.search(r"\bby \(([^)]+)\)", rule["expr"])
@@ -103,14 +103,14 @@ def test_recorded_names_say_which_labels_are_left() -> None:
 
 
 def exposed() -> set[str]:
-    """Names of all samples that there can be on a server's page."""
+    """Names of all samples that a server's page can have."""
     page, _ = Metrics(["chat"]).render("")
     kinds = re.findall(r"^# TYPE (\S+) (\w+)$", page.decode(), re.MULTILINE)
     parts = {"histogram": ("_bucket", "_sum", "_count")}
     return {name + part for name, kind in kinds for part in parts.get(kind, ("",))}
 
 
-def test_whatever_is_asked_for_is_counted_or_recorded() -> None:
+def test_every_queried_series_is_exposed_or_recorded() -> None:
     asked = [target["expr"] for panel in PANELS for target in panel["targets"]]
     asked += [rule["expr"] for rule in rules("alert") + rules("record")]
     asked += [str(variable.get("definition")) for variable in DASHBOARD["templating"]["list"]]
@@ -120,23 +120,23 @@ def test_whatever_is_asked_for_is_counted_or_recorded() -> None:
     assert used <= known
 
 
-def looked_at(expression: str) -> set[str]:
-    """The metrics that an expression comes to, through whatever is recorded of them."""
+def read_metrics(expression: str) -> set[str]:
+    """The metrics that an expression reads, recording rules expanded."""
     recorded = {rule["record"]: rule["expr"] for rule in rules("record")}
     found = {re.sub(r"_bucket$", "", name) for name in MEASURED.findall(expression)}
-    return found.union(*(looked_at(recorded[name]) for name in RECORDED.findall(expression)))
+    return found.union(*(read_metrics(recorded[name]) for name in RECORDED.findall(expression)))
 
 
-def test_the_table_of_metrics_is_right_about_alerts() -> None:
-    """Its last column says which alert looks at a metric."""
+def test_the_table_of_metrics_names_the_alerts() -> None:
+    """The last column of docs/metrics.md names the alerts that read a metric."""
     rows = re.findall(
         r"^\| `(polyhead_\w+)`.*\|([^|]*)\|$", (ROOT / "docs/metrics.md").read_text("utf-8"), re.MULTILINE
     )
-    told = {(metric, alert) for metric, cell in rows for alert in re.findall(r"\bPolyhead\w+", cell)}
-    looks = {(metric, rule["alert"]) for rule in rules("alert") for metric in looked_at(rule["expr"])}
-    assert told
-    assert told <= looks
-    assert {alert for _, alert in looks} - {alert for _, alert in told} <= {"PolyheadDown", "PolyheadOverloaded"}
+    documented = {(metric, alert) for metric, cell in rows for alert in re.findall(r"\bPolyhead\w+", cell)}
+    used = {(metric, rule["alert"]) for rule in rules("alert") for metric in read_metrics(rule["expr"])}
+    assert documented
+    assert documented <= used
+    assert {alert for _, alert in used} - {alert for _, alert in documented} <= {"PolyheadDown", "PolyheadOverloaded"}
 
 
 def test_every_recorded_series_is_recorded_once() -> None:
@@ -144,7 +144,7 @@ def test_every_recorded_series_is_recorded_once() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_dashboard_is_what_its_panels_say(tmp_path: Path) -> None:
+def test_the_dashboard_file_equals_its_panels(tmp_path: Path) -> None:
     """Change deploy/grafana/panels.py, then run dashboard.py."""
     made = tmp_path / "made.json"
     subprocess.run([sys.executable, str(GRAFANA / "dashboard.py"), str(made)], check=True)
@@ -152,7 +152,7 @@ def test_the_dashboard_is_what_its_panels_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_each_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+def test_each_panel_is_described(panel: dict[str, Any]) -> None:
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -170,7 +170,7 @@ def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
     return {(x, y) for x in across for y in range(place["y"], place["y"] + place["h"])}
 
 
-def test_no_panel_lies_over_another() -> None:
+def test_no_panels_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         assert not taken & cells(panel), panel["title"]
@@ -182,16 +182,16 @@ def test_no_panel_lies_over_another() -> None:
     assert len(titles) == len(set(titles))
 
 
-def test_every_panel_can_be_narrowed_to_one_server() -> None:
-    """But for what is recorded of all of them together, and what an ingress says of replicas."""
+def test_every_panel_can_be_filtered_to_one_server() -> None:
+    """Except panels of series that are recorded over all servers, and those of an ingress about replicas."""
     wide = {panel["title"] for panel in PANELS if any("$instance" not in target["expr"] for target in panel["targets"])}
     assert wide == {
-        *("Failures", "Turned away", "Error budget"),
+        *("Failures", "Rejected with 429", "Error budget"),
         *("Replicas", "Queued tokens by replica", "Imbalance", "Routing", "Replicas lost"),
     }
 
 
-def test_the_dashboard_is_for_whoever_has_a_prometheus() -> None:
+def test_the_dashboard_depends_on_no_particular_data_source() -> None:
     names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
     assert names == ["datasource", "job", "model", "task", "instance"]
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(PANELS)))

@@ -1,4 +1,4 @@
-"""compose.yaml keeps what it promises: everything named in it exists, is contained, pinned, bounded and only here."""
+"""compose.yaml: each named file exists, and each service is confined, pinned, limited and bound to this machine."""
 
 import re
 import tomllib
@@ -18,7 +18,7 @@ MOUNTED = {(name, inside): ROOT / source for name, source, inside, *_ in VOLUMES
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_is_contained(name: str) -> None:
+def test_a_service_is_confined(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -30,7 +30,7 @@ def test_a_service_is_contained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_is_reached_from_this_machine_only_and_says_how_it_is(name: str) -> None:
+def test_a_service_is_bound_to_this_machine_and_has_a_health_check(name: str) -> None:
     [(address, outside, inside)] = [port.split(":") for port in SERVICES[name]["ports"]]
     assert address == "127.0.0.1"
     assert outside == inside
@@ -39,18 +39,18 @@ def test_a_service_is_reached_from_this_machine_only_and_says_how_it_is(name: st
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_an_image_is_pinned(name: str) -> None:
-    """By its version, and by its digest unless it is built here."""
+    """Pinned by version, and by digest unless the image is built here."""
     digest = "" if "build" in SERVICES[name] else r"@sha256:[0-9a-f]{64}"
     assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+" + digest, SERVICES[name]["image"])
 
 
-def test_the_server_is_built_as_the_version_it_is() -> None:
+def test_the_image_has_the_version_of_the_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert SERVICES["polyhead"]["image"] == f"polyhead:{version}"
     assert SERVICES["polyhead"]["build"]["args"]["VERSION"] == version
 
 
-def test_volumes_are_named_or_there() -> None:
+def test_volumes_are_named_or_exist() -> None:
     named = {source for _, source, *_ in VOLUMES if not source.startswith("./")}
     assert named == COMPOSE["volumes"].keys()
     for source in MOUNTED.values():
@@ -58,7 +58,7 @@ def test_volumes_are_named_or_there() -> None:
     assert all(mode == ["ro"] for _, source, _, *mode in VOLUMES if source.startswith("./"))
 
 
-def test_who_waits_waits_for_one_that_says_how_it_is() -> None:
+def test_a_service_depends_only_on_services_with_a_health_check() -> None:
     waits = [wait for service in SERVICES.values() for wait in service.get("depends_on", {}).items()]
     assert waits
     for name, condition in waits:
@@ -66,7 +66,7 @@ def test_who_waits_waits_for_one_that_says_how_it_is() -> None:
         assert "healthcheck" in SERVICES[name]
 
 
-def test_each_finds_the_others() -> None:
+def test_the_services_have_each_others_addresses() -> None:
     config = yaml.safe_load(MOUNTED["prometheus", "/etc/prometheus/prometheus.yml"].read_text("utf-8"))
     [job] = [job for job in config["scrape_configs"] if job["job_name"] == "polyhead"]
     assert job["static_configs"] == [{"targets": ["polyhead:8000"]}]
@@ -82,19 +82,19 @@ def test_each_finds_the_others() -> None:
     assert home == f"{provider['options']['path']}/{dashboard.name}"
 
 
-def test_no_password_stands_in_the_file() -> None:
-    """Whoever starts it without one is told."""
+def test_no_password_is_in_the_file() -> None:
+    """Without a password, compose fails with a message."""
     assert SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
     assert SERVICES["polyhead"]["environment"]["POLYHEAD_API_KEY"] == "${POLYHEAD_API_KEY:-}"
 
 
-def test_what_the_server_is_told_are_settings_of_its(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_s_environment_has_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SERVICES["polyhead"]["environment"]:
         assert name.removeprefix(ENVIRONMENT_PREFIX).lower() in Settings.model_fields
-    monkeypatch.setenv("POLYHEAD_API_KEY", "")  # what is put there if none is chosen
+    monkeypatch.setenv("POLYHEAD_API_KEY", "")  # the value if none is chosen
     assert not Settings().api_key.get_secret_value()
 
 
-def test_a_drain_has_the_time_it_needs() -> None:
+def test_the_grace_period_is_longer_than_the_drain() -> None:
     allowed = int(SERVICES["polyhead"]["stop_grace_period"].removesuffix("s"))
     assert allowed > Settings().drain_seconds + EXIT_SECONDS

@@ -1,6 +1,6 @@
-"""A real server, real traffic and a real Prometheus: what is deployed to watch the first finds what it asks for.
+"""A real server, real traffic and a real Prometheus: every query of the rules and of the dashboard finds data.
 
-What an ingress alone says stands on a page beside (ingress_page.py).
+Series that only an ingress exposes come from a second page (ingress_page.py).
 """
 
 import json
@@ -28,25 +28,27 @@ LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True)
-class Watched:
+class MonitoredServer:
     server: Process
     prometheus: Prometheus
 
     def traffic(self) -> None:
-        """A little of everything that is counted: answers, refusals, what comes too late, what is too much."""
+        """A few requests of each outcome: answered, invalid, expired, rejected for the limit of requests."""
         self.server.rest()
         with httpx.Client(base_url=self.server.url, headers=KEY, verify=False, timeout=PATIENCE) as client:
             long = {"model": "chat", "prompt": PROMPT, "max_tokens": 40, "min_tokens": 40, "temperature": 0}
             assert client.post("/v1/completions", json=long).status_code == 200
             assert client.post("/models/judge/predict", json={"inputs": "A good film."}).status_code == 200
-            late = client.post("/v1/completions", json=long | {"max_tokens": 180, "min_tokens": 180, "timeout": 0.02})
-            assert late.status_code in (200, 504)
+            expired = client.post(
+                "/v1/completions", json=long | {"max_tokens": 180, "min_tokens": 180, "timeout": 0.02}
+            )
+            assert expired.status_code in (200, 504)
             assert client.post("/v1/completions", json={"model": "chat", "prompt": 7.5}).status_code == 400
-            with self.taken():
+            with self.occupied_slot():
                 assert client.post("/v1/completions", json=long).status_code == 429
 
-    def taken(self) -> socket.socket:
-        """A connection whose request holds the only place there is, since nothing of its long answer is read."""
+    def occupied_slot(self) -> socket.socket:
+        """A connection whose request occupies the only slot, since its long answer is not read."""
         url = httpx.URL(self.server.url)
         held = socket.create_connection((url.host, url.port or 80))
         body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 16_000, "ignore_eos": True, "stream": True})
@@ -56,8 +58,8 @@ class Watched:
         self.server.until(lambda: self.server.page.total("requests_received_total") > before)
         return held
 
-    def answered(self, queries: Iterable[str]) -> None:
-        """Traffic comes until each query has found a number."""
+    def wait_for_data(self, queries: Iterable[str]) -> None:
+        """Sends traffic until each query finds a finite number."""
         unanswered = list(queries)
 
         def all_answered() -> bool:
@@ -77,10 +79,12 @@ def number(series: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, long_generator: Path, tiny_classifier: Path) -> Iterator[Watched]:
+def monitored(
+    tmp_path_factory: pytest.TempPathFactory, long_generator: Path, tiny_classifier: Path
+) -> Iterator[MonitoredServer]:
     models = f"chat={long_generator}", f"judge={tiny_classifier}"
     bounds = "--api-keys", "team=a-long-secret", "--max-requests", "1", "--drain-seconds", "8"
-    tool("prometheus")  # without one nothing is started
+    tool("prometheus")  # skips before the server is started if there is none
     server = Process(*models, *bounds)
     with ingress_page() as page:
         try:
@@ -89,7 +93,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, long_generator: Path, tiny
             try:
                 server.ready()
                 prometheus.ready()
-                yield Watched(server, prometheus)
+                yield MonitoredServer(server, prometheus)
             finally:
                 prometheus.stop()
         finally:
@@ -106,8 +110,8 @@ def targets() -> list[tuple[str, str]]:
     ]
 
 
-def as_grafana_asks(expression: str, models: str = ".*") -> str:
-    """Variables become what Grafana puts in their place; with 15 s between scrapes its rates look back a minute."""
+def as_grafana_query(expression: str, models: str = ".*") -> str:
+    """The query with Grafana's values for its variables. With 15 s between scrapes, $__rate_interval is one minute."""
     values = {"$__rate_interval": "1m", "$job": ".+", "$model": models, "$task": ".*", "$instance": ".*"}
     for name, value in values.items():
         expression = expression.replace(name, value)
@@ -115,78 +119,78 @@ def as_grafana_asks(expression: str, models: str = ".*") -> str:
     return expression
 
 
-def test_the_server_is_up_and_its_rules_are_loaded(watched: Watched) -> None:
-    [up] = watched.prometheus.until(lambda: watched.prometheus.query('up{job="polyhead"} == 1'))
-    assert up["metric"]["instance"] == watched.server.url.removeprefix("http://")
+def test_the_server_is_up_and_its_rules_are_loaded(monitored: MonitoredServer) -> None:
+    [up] = monitored.prometheus.until(lambda: monitored.prometheus.query('up{job="polyhead"} == 1'))
+    assert up["metric"]["instance"] == monitored.server.url.removeprefix("http://")
 
     def evaluated() -> list[dict[str, Any]]:
-        found = [rule for group in watched.prometheus.ask("rules")["groups"] for rule in group["rules"]]
+        found = [rule for group in monitored.prometheus.ask("rules")["groups"] for rule in group["rules"]]
         return [] if any(rule["health"] == "unknown" for rule in found) else found
 
-    found = watched.prometheus.until(evaluated)
+    found = monitored.prometheus.until(evaluated)
     assert [rule for rule in found if rule["health"] != "ok" or rule.get("lastError")] == []
     assert sorted(rule["name"] for rule in found) == sorted(
         [rule["alert"] for rule in rules("alert")] + [rule["record"] for rule in rules("record")]
     )
 
 
-def test_every_query_of_the_dashboard_finds_something(watched: Watched) -> None:
-    queries = [as_grafana_asks(expression) for _, expression in targets()]
+def test_every_query_of_the_dashboard_finds_data(monitored: MonitoredServer) -> None:
+    queries = [as_grafana_query(expression) for _, expression in targets()]
     assert len(queries) > 50
-    watched.answered(queries)
+    monitored.wait_for_data(queries)
 
 
-def test_every_query_is_about_the_models_that_are_chosen(watched: Watched) -> None:
-    about = [expression for _, expression in targets() if "$model" in expression]
-    watched.answered(as_grafana_asks(expression, "(chat|judge)") for expression in about)
-    for expression in about:
-        assert not watched.prometheus.query(as_grafana_asks(expression, "another")), expression
+def test_queries_are_filtered_by_the_chosen_models(monitored: MonitoredServer) -> None:
+    model_queries = [expression for _, expression in targets() if "$model" in expression]
+    monitored.wait_for_data(as_grafana_query(expression, "(chat|judge)") for expression in model_queries)
+    for expression in model_queries:
+        assert not monitored.prometheus.query(as_grafana_query(expression, "another")), expression
 
 
-def test_legends_name_labels_that_there_are(watched: Watched) -> None:
+def test_legends_name_existing_labels(monitored: MonitoredServer) -> None:
     for title, expression in targets():
-        query = as_grafana_asks(expression)
-        watched.answered([query])
-        labels = {label for series in watched.prometheus.query(query) for label in series["metric"]}
+        query = as_grafana_query(expression)
+        monitored.wait_for_data([query])
+        labels = {label for series in monitored.prometheus.query(query) for label in series["metric"]}
         assert set(LEGEND.findall(title)) <= labels, title
 
 
-def test_every_variable_has_values(watched: Watched) -> None:
+def test_every_variable_has_values(monitored: MonitoredServer) -> None:
     found = {}
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
             [(series, label)] = re.findall(r"^label_values\((.+), (\w+)\)$", variable["definition"])
-            values = watched.prometheus.ask(f"label/{label}/values", **{"match[]": as_grafana_asks(series)})
+            values = monitored.prometheus.ask(f"label/{label}/values", **{"match[]": as_grafana_query(series)})
             found[variable["name"]] = set(values)
     assert found["job"] == {"polyhead"}
     assert found["model"] >= {"chat", "judge"}
     assert found["task"] >= {"generate", "classify"}
-    assert found["instance"] == {watched.server.url.removeprefix("http://")}
+    assert found["instance"] == {monitored.server.url.removeprefix("http://")}
 
 
-def test_every_recording_rule_records(watched: Watched) -> None:
-    watched.answered(rule["record"] for rule in rules("record"))
+def test_every_recording_rule_records(monitored: MonitoredServer) -> None:
+    monitored.wait_for_data(rule["record"] for rule in rules("record"))
 
 
-def test_whatever_an_alert_looks_at_is_there(watched: Watched) -> None:
-    """An alert whose condition names what nobody counts would be silent for ever."""
-    watched.answered({name for rule in rules("alert") for name in NAME.findall(rule["expr"])})
+def test_every_series_of_an_alert_exists(monitored: MonitoredServer) -> None:
+    """An alert on a series that does not exist would never fire."""
+    monitored.wait_for_data({name for rule in rules("alert") for name in NAME.findall(rule["expr"])})
 
 
-def test_the_page_is_as_prometheus_wants_it(watched: Watched) -> None:
-    watched.traffic()
-    assert promtool("check", "metrics", given=watched.server.get("/metrics").text) == ""
+def test_promtool_accepts_the_metrics_page(monitored: MonitoredServer) -> None:
+    monitored.traffic()
+    assert promtool("check", "metrics", given=monitored.server.get("/metrics").text) == ""
 
 
-def test_a_server_that_leaves_slowly_and_one_that_is_gone_raise_their_alerts(watched: Watched) -> None:
-    """The last of this file: it ends the server."""
-    leaves, gone = 'ALERTS{alertname="PolyheadDrainTooLong"}', 'ALERTS{alertname="PolyheadDown"}'
-    assert not watched.prometheus.query(f"{leaves} or {gone}")
-    with watched.taken():
-        watched.server.child.send_signal(signal.SIGTERM)
-        [alert] = watched.prometheus.until(lambda: watched.prometheus.query(leaves))
+def test_a_slow_drain_and_a_stopped_server_raise_their_alerts(monitored: MonitoredServer) -> None:
+    """The last test of this file: it stops the server."""
+    drain_alert, down_alert = 'ALERTS{alertname="PolyheadDrainTooLong"}', 'ALERTS{alertname="PolyheadDown"}'
+    assert not monitored.prometheus.query(f"{drain_alert} or {down_alert}")
+    with monitored.occupied_slot():
+        monitored.server.child.send_signal(signal.SIGTERM)
+        [alert] = monitored.prometheus.until(lambda: monitored.prometheus.query(drain_alert))
     assert alert["metric"]["alertstate"] == "firing"
-    assert watched.server.child.wait(PATIENCE) == 0
-    [alert] = watched.prometheus.until(lambda: watched.prometheus.query(gone))
-    assert alert["metric"]["alertstate"] == "pending"  # for a minute, then it fires
-    assert watched.prometheus.query(leaves)  # still shown
+    assert monitored.server.child.wait(PATIENCE) == 0
+    [alert] = monitored.prometheus.until(lambda: monitored.prometheus.query(down_alert))
+    assert alert["metric"]["alertstate"] == "pending"  # for one minute, then it is firing
+    assert monitored.prometheus.query(drain_alert)  # still firing

@@ -1,6 +1,6 @@
-"""A new version under load, on Kubernetes: nobody notices.
+"""A rolling update under load, as on Kubernetes: no request fails.
 
-Two servers with real checkpoints for pods; every number of how they come and go is out of the rendered chart.
+Two servers with real checkpoints stand for the pods. All times and limits of the rollout come from the rendered chart.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from tests.support.manifests import kinds, rendered
 from tests.support.processes import Process
 from tests.support.rollout import Terms, roll, service
 
-# The chart's times in short: a hook of one second instead of five, a probe each second instead of each fifth
+# Shorter times than the chart's: a preStop hook of one second instead of five, a probe every second instead of five
 SHORT = {
     "replicas": 2,
     "preStopSeconds": 1,
@@ -38,7 +38,7 @@ def test_an_update_fails_no_request(long_generator: Path, tiny_classifier: Path)
             assert len(pods.pods) == len(first)
             assert not set(first) & set(pods.pods)
             assert [pod.code for pod in gone] == [0, 0]
-            assert all(pod.open for pod in gone)  # something was there that could have been cut
+            assert all(pod.open for pod in gone)  # requests were open that could have been cut off
             assert len({pod.last for pod in gone}) == 1
 
     asyncio.run(updated())

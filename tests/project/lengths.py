@@ -1,6 +1,6 @@
-"""A report, not a test: `python -m tests.project.lengths` lists the longest files and functions, to be looked at.
+"""A report, not a test: `python -m tests.project.lengths` lists the longest files and functions for review.
 
-Code is as long as its subject.  What is over 400 lines a file or 40 lines a function may still be two subjects.
+Files over 400 lines and functions over 40 lines may contain two subjects.
 """
 
 import ast

@@ -1,7 +1,7 @@
-"""The shape of the code, checked: who imports whom, what stands where, what never appears.
+"""Rules of the repository: imports, the places of files, names, and calls that are forbidden.
 
-Layers are import-linter's business (pyproject.toml).  Here is what it cannot say.  Exceptions are literal tables with
-a reason each, and an exception nobody needs any more fails too.
+Layers are contracts of import-linter (pyproject.toml).  This file checks what these cannot express.  Exceptions are
+rows of literal tables, each with its reason; an exception that is no longer needed also fails.
 """
 
 import ast
@@ -48,11 +48,11 @@ URL_HOSTS = {
     "www.apache.org",
     "www.w3.org",
 }
-RESERVED = re.compile(r"(^|\.)example(\.com)?$", re.IGNORECASE)  # for documentation, nobody's (RFC 2606)
+RESERVED = re.compile(r"(^|\.)example(\.com)?$", re.IGNORECASE)  # reserved for documentation (RFC 2606)
 
-# What goes over a bound, and why it may.
+# Exceptions to a bound, with the reason.
 MANY_ARGUMENTS = {
-    "models/checkpoint/gguf_header.py:_build_entry": "partially applied: whoever calls it gives one",
+    "models/checkpoint/gguf_header.py:_build_entry": "partially applied: callers pass one argument",
     "service/cli/main.py:key": "each is an option of the command",
     "service/cli/checkpoint_commands.py:explain": "each is an option of the command",
     "models/native/native_executor.py:__init__": "all but the network and its head by keyword, each with a default",
@@ -65,7 +65,7 @@ GET_PREFIXES = {
 BROAD_EXCEPTS = {
     "models/tokenizer/panics.py": "the tokenizers library panics, which is no Exception",
     "models/tokenizer/vocabulary.py": "the tokenizers library raises bare Exception for bad data, nothing narrower",
-    "service/concurrency/outcome.py": "whatever a thread is given to do may fail, and the thread goes on",
+    "service/concurrency/outcome.py": "any job of a thread may fail, and the thread must continue",
 }
 FAMILY_WORDS = {
     "models/checkpoint/head_config.py": "sentence_bert_config.json is what a file of an embedding checkpoint is called",
@@ -87,7 +87,7 @@ def label(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """Its name as it is installed, for modules of the product."""
+    """The module's name; for modules of the product, the installed one."""
     return ".".join(("polyhead", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
 
 
@@ -145,7 +145,7 @@ def test_the_product_is_found() -> None:
 
 
 def test_no_import_circle() -> None:
-    """Imports inside functions and under TYPE_CHECKING count: they are the same knot, tied later."""
+    """Imports inside functions and under TYPE_CHECKING count too: they are cycles as well."""
     known = {module_of(path) for path in PRODUCT}
     graph = {module_of(path): modules_of(path, known) for path in PRODUCT}
     try:
@@ -166,7 +166,7 @@ def test_imports_stand_at_the_top(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=label)
 def test_a_module_has_one_name(path: Path) -> None:
-    """Imported as `service.x` and as `polyhead.service.x` it would be two modules, with two of each class.
+    """A module imported as `service.x` and as `polyhead.service.x` would exist twice, with two copies of each class.
 
     Within models, service or training imports are relative; across them they begin with `polyhead`.
     """
@@ -183,13 +183,13 @@ def test_a_module_has_one_name(path: Path) -> None:
             )
 
 
-def test_the_root_of_service_holds_rooms_only() -> None:
+def test_the_root_of_service_contains_only_packages() -> None:
     entries = {path.name for path in (ROOT / "service").iterdir() if not path.name.startswith((".", "__pycache__"))}
     assert {name for name in entries if "." in name} == {"__init__.py"}
     assert len(entries - {"__init__.py"}) <= 16
 
 
-def test_the_wire_side_loads_no_torch() -> None:
+def test_the_api_and_text_modules_load_no_torch() -> None:
     sides = [*files("service/api"), ROOT / "service/text/tokenization.py", ROOT / "service/core/request.py"]
     code = "import sys\n" + "".join(
         f"import {module_of(path)}\nassert 'torch' not in sys.modules, 'torch came with {module_of(path)}'\n"
@@ -200,7 +200,7 @@ def test_the_wire_side_loads_no_torch() -> None:
 
 
 def on_ray(path: Path) -> bool:
-    """Whether it is part of what the extra ray is for; nothing else imports it, but for the command line when asked."""
+    """Whether a module needs the extra ray. Only the command line imports such modules, on request."""
     return label(path) == "service/fleet/ray_app.py" or label(path).startswith("service/fleet/")
 
 
@@ -242,7 +242,7 @@ def test_metrics_are_declared_in_one_place() -> None:
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=label)
 def test_modules_open_with_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(tree(path)), f"{label(path)}: what is in it?"
+    assert ast.get_docstring(tree(path)), f"{label(path)}: the module has no docstring"
 
 
 def arguments(node: ast.AST) -> int:
@@ -260,7 +260,7 @@ def test_functions_take_few_arguments() -> None:
     assert found == MANY_ARGUMENTS.keys()
 
 
-def test_names_say_what_a_thing_is() -> None:
+def test_no_class_or_file_has_a_banned_name() -> None:
     assert not {label(path) for path in EVERYTHING if path.stem in BANNED_FILES}
     for path in CODE:
         assert not places(path, [n for n in nodes(path, ast.ClassDef) if BANNED_CLASS.search(n.name)])
@@ -277,7 +277,7 @@ def test_functions_have_no_get_prefix() -> None:
 
 
 def words_of(path: Path) -> Iterator[str]:
-    """Identifiers and strings of a module; docstrings and comments are free to name anything."""
+    """Identifiers and strings of a module, without docstrings and comments."""
     docstrings = {id(node.value) for node in nodes(path, ast.Expr) if isinstance(node.value, ast.Constant)}
     for node in walked(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -287,7 +287,7 @@ def words_of(path: Path) -> Iterator[str]:
                 yield word
 
 
-def test_families_are_named_among_the_architectures_only() -> None:
+def test_families_are_named_in_the_architectures_only() -> None:
     allowed = ("models/architectures/", "service/runtime/quickstart/")
     found = {
         label(path): sorted({word[:60] for word in words_of(path) if FAMILY.search(word)})
@@ -347,24 +347,24 @@ def test_no_path_of_a_machine_is_tracked() -> None:
 
 
 def test_addresses_lead_to_known_places() -> None:
-    """So no package index, image registry or machine of somebody's network gets in; add to URL_HOSTS what belongs."""
+    """No package index, image registry or private machine may be named. Permitted hosts are in URL_HOSTS."""
     address = re.compile(r"\bhttps?://((?:[\w-]+\.)+[a-z]{2,}|\d+(?:\.\d+){3})\b", re.IGNORECASE)
     found = {(name, match[1]) for name, text in tracked() for match in address.finditer(text)}
     assert not {(name, host) for name, host in found if host not in URL_HOSTS and not RESERVED.search(host)}
 
 
-def test_packages_come_from_wherever_pip_is_told() -> None:
+def test_no_file_sets_a_package_index() -> None:
     option = re.compile("--(extra-)?index" + "-url|--find" + "-links|--trusted" + "-host")
     assert not [name for name, text in tracked() if option.search(text)]
 
 
-def test_licence_is_whole() -> None:
+def test_the_licence_is_complete() -> None:
     text = (ROOT / "LICENSE").read_text("utf-8").strip()
     assert text.startswith("Apache License\n                           Version 2.0, January 2004")
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_ci_runs_what_everyone_runs() -> None:
+def test_ci_runs_the_same_commands_as_make() -> None:
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & 0o111
     assert script.read_text("utf-8").splitlines()[-1] == "exec make test"

@@ -1,4 +1,4 @@
-"""No release with a hole that we stand on is let in, by what this project asks for or by what is installed here."""
+"""No dependency may be a release with a known vulnerability, neither by the requirements nor as installed here."""
 
 import tomllib
 from importlib.metadata import version
@@ -10,28 +10,28 @@ from packaging.version import Version
 
 from tests.support.places import ROOT
 
-# The first release without it, and what it is.
+# The first release without the vulnerability, and its description.
 FLOORS = {
     "jinja2": ("3.1.6", "CVE-2025-27516: templates leave the sandbox by the filter attr"),
     "starlette": ("0.49.1", "CVE-2025-62727: a header Range takes quadratic time; CVE-2025-54121: blocking on forms"),
     "h11": ("0.16.0", "CVE-2025-43859: bodies in malformed chunks are taken, which smuggles requests"),
     "orjson": ("3.11.6", "CVE-2025-67221: values nested deeply overflow the stack when they are written"),
-    "torch": ("2.6.0", "CVE-2025-32434: weights_only ran code; nothing here unpickles, but those beside us may"),
+    "torch": ("2.6.0", "CVE-2025-32434: weights_only ran code; nothing here unpickles, but other packages may"),
 }
 
 
-def asked() -> dict[str, SpecifierSet]:
-    """What the project depends on, by name."""
+def requirements() -> dict[str, SpecifierSet]:
+    """The version specifiers of the project's dependencies by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return {each.name.lower(): each.specifier for each in map(Requirement, project["dependencies"])}
 
 
-def least(specifier: SpecifierSet) -> Version:
+def minimum(specifier: SpecifierSet) -> Version:
     return max(Version(each.version) for each in specifier if each.operator == ">=")
 
 
 @pytest.mark.parametrize("name", FLOORS)
-def test_what_is_asked_for_and_what_is_here_have_no_known_hole(name: str) -> None:
+def test_required_and_installed_releases_have_no_known_vulnerability(name: str) -> None:
     floor, why = FLOORS[name]
-    assert least(asked()[name]) >= Version(floor), why
+    assert minimum(requirements()[name]) >= Version(floor), why
     assert Version(version(name)) >= Version(floor), why

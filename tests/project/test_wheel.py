@@ -1,4 +1,4 @@
-"""The wheel: all that it installs has the name `polyhead`, and serves beside packages called `models` or `service`."""
+"""The wheel installs only the package `polyhead`, which works beside other packages named `models` or `service`."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.places import ROOT
 
-SOMEONE_ELSES = 'raise ImportError("this is another package of this name")\n'
+OTHER_PACKAGE = 'raise ImportError("this is another package of this name")\n'
 COMMAND = "serve", "--port", "0", "--host", "127.0.0.1"
 
 
@@ -48,19 +48,19 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
     for name in ("models", "service", "training"):
         (site / name).mkdir()
-        (site / name / "__init__.py").write_text(SOMEONE_ELSES)
-    # A line of a .pth file is a folder to import from; the .pth files in that folder, such as that of an editable
+        (site / name / "__init__.py").write_text(OTHER_PACKAGE)
+    # A line of a .pth file is a folder to import from. The .pth files in that folder, such as that of an editable
     # install of this repository, are not read.
     (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     return folder
 
 
 def without_path() -> dict[str, str]:
-    """The environment, but for a PYTHONPATH that would hide what is installed."""
+    """The environment without PYTHONPATH, which would hide the installed package."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_it_holds_one_package(wheel: Path) -> None:
+def test_it_contains_one_package(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {re.sub(r"^polyhead-.*\.dist-info$", "dist-info", name.split("/")[0]) for name in names} == {
         "polyhead",
@@ -71,10 +71,10 @@ def test_it_holds_one_package(wheel: Path) -> None:
     ).stdout.split()
     inside = {name.removeprefix("polyhead/") for name in names}
     assert {name for name in tracked if (ROOT / name).exists()} <= inside
-    assert not [name for name in names if name.endswith((".so", ".pyc"))], "compiled for this machine"
+    assert not [name for name in names if name.endswith((".so", ".pyc"))], "the wheel contains compiled files"
 
 
-def test_it_serves_beside_others_of_the_folders_names(installed: Path, tiny_classifier: Path, tmp_path: Path) -> None:
+def test_it_serves_beside_packages_named_as_the_folders(installed: Path, tiny_classifier: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [installed / "bin" / "polyhead", *COMMAND, f"judge={tiny_classifier}"],
         stderr=subprocess.PIPE,
@@ -84,13 +84,13 @@ def test_it_serves_beside_others_of_the_folders_names(installed: Path, tiny_clas
     )
     try:
         assert process.stderr is not None
-        said = list[str]()
+        lines = list[str]()
         for line in process.stderr:
-            said.append(line)
+            lines.append(line)
             if address := re.search(r"http://127\.0\.0\.1:\d+", line):
                 break
         else:
-            pytest.fail("".join(said))
+            pytest.fail("".join(lines))
         with httpx.Client(base_url=address[0], timeout=120) as client:
             while client.get("/readyz").status_code != 200:
                 assert process.poll() is None
@@ -105,7 +105,7 @@ def test_it_serves_beside_others_of_the_folders_names(installed: Path, tiny_clas
 def test_modules_have_the_installed_name(installed: Path) -> None:
     code = (
         "import sys, polyhead.service.cli.main, polyhead.service.server.assembly\n"
-        "import polyhead.training.recipes.finetune_recipe\n"
+        "import polyhead.training.recipes.commands\n"
         "assert not {'models', 'service', 'training'} & set(sys.modules)\n"
         f"assert sys.modules['polyhead'].__file__.startswith({str(installed)!r})\n"
     )

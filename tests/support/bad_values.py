@@ -1,4 +1,4 @@
-"""Requests with values that no field can have, for every numeric field of every route that generates."""
+"""Requests with invalid values for every numeric field of every route that generates."""
 
 import json
 import math
@@ -15,14 +15,14 @@ from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.shared.dialect import Wire
 
 VALUES = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, math.nan, "1", None, True)
-NOBODY = 10**8  # a token of no vocabulary
+NOBODY = 10**8  # a token id of no vocabulary
 NOT_ONE = ("length_penalty", "top_logprobs", "timeout")
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 
 
 @dataclass(frozen=True)
 class Route:
-    """A wire object, a body that costs little, and the fields that are token ids or have such in them."""
+    """A wire object, a body that costs little, and the fields that are token ids or contain them."""
 
     wire: type[Wire]
     body: Mapping[str, Any]
@@ -59,7 +59,7 @@ ROUTES = {
 
 
 def numbers(kind: type[Wire]) -> Iterator[str]:
-    """The fields that are numbers; those of parameters too."""
+    """The numeric fields; those of `parameters` too."""
     for name, field in kind.model_fields.items():
         if field.annotation in (int, float):
             yield name
@@ -75,9 +75,9 @@ class Call:
     body: bytes
 
     @property
-    def fine(self) -> bool:
-        """Null says nothing where nothing must be said, and all these numbers may be one; not without company, or in
-        microseconds."""
+    def is_valid(self) -> bool:
+        """Whether the value is valid: null where the field is optional, and 1 for all fields except those of
+        NOT_ONE."""
         if self.value is None:
             field = ROUTES[self.path].wire.model_fields.get(self.field)
             return field is None or not field.is_required()

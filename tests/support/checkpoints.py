@@ -1,7 +1,7 @@
-"""Tiny random checkpoints in the formats of the real ones: a few thousand weights, a real tokenizer, no network.
+"""Tiny random checkpoints in the formats of real ones: a few thousand weights, a real tokenizer, no download.
 
-The weights are wider spread than a fresh network's, so that answers differ from token to token and from text to text.
-"""
+The weights have a larger spread than those of a new network, so that answers differ from token to token and from
+text to text."""
 
 import json
 from pathlib import Path
@@ -123,7 +123,7 @@ def roberta_bpe(size: int = 384) -> PreTrainedTokenizerFast:
 
 
 def generator(folder: Path, *, seed: int = 0) -> Path:
-    """A Llama with rotary positions, grouped keys and a tied head, and a chat template."""
+    """A Llama with rotary positions, grouped keys, a tied head, and a chat template."""
     tokenizer = byte_level_bpe()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -143,7 +143,7 @@ def generator(folder: Path, *, seed: int = 0) -> Path:
 
 
 def classifier(folder: Path, *, labels: tuple[str, ...] = LABELS, seed: int = 1) -> Path:
-    """A BERT with one label a text."""
+    """A BERT with one label for each text."""
     tokenizer = word_piece()
     config = bert_config(tokenizer)
     config.id2label = dict(enumerate(labels))
@@ -154,7 +154,7 @@ def classifier(folder: Path, *, labels: tuple[str, ...] = LABELS, seed: int = 1)
 
 
 def ranker(folder: Path, *, seed: int = 2) -> Path:
-    """A cross-encoder: a BERT that reads a pair and says one number."""
+    """A cross-encoder: a BERT that reads a pair and returns one score."""
     tokenizer = word_piece()
     config = bert_config(tokenizer)
     config.num_labels = 1
@@ -163,7 +163,7 @@ def ranker(folder: Path, *, seed: int = 2) -> Path:
 
 
 def embedder(folder: Path, *, seed: int = 3) -> Path:
-    """A BERT with sentence-transformers' files: mean pooling, then length one."""
+    """A BERT with the files of sentence-transformers: mean pooling, then normalised to length one."""
     tokenizer = word_piece()
     torch.manual_seed(seed)
     save(BertModel(bert_config(tokenizer)), tokenizer, folder)
@@ -182,7 +182,7 @@ def embedder(folder: Path, *, seed: int = 3) -> Path:
 
 
 def encoder(folder: Path, kind: type[PreTrainedModel], *, labels: tuple[str, ...] = ENTITIES, seed: int = 4) -> Path:
-    """A BERT, DistilBERT, RoBERTa or XLM-R with the head that `kind` has; those with labels have `labels`."""
+    """A BERT, DistilBERT, RoBERTa or XLM-R with the head of `kind`, and `labels` where the head has some."""
     plain = kind.config_class in (BertConfig, DistilBertConfig)
     tokenizer = word_piece() if plain else roberta_bpe()
     sizes = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": len(tokenizer)}

@@ -1,4 +1,4 @@
-"""A collector of traces: what OTLP over HTTP brings, decoded, kept for tests."""
+"""A collector of traces for tests: it decodes and stores the spans that arrive as OTLP over HTTP."""
 
 import threading
 import time
@@ -11,12 +11,12 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-PATIENCE = 120.0  # seconds for what was sent to be here
+PATIENCE = 120.0  # seconds until sent spans have arrived
 
 
 @dataclass
 class Collector:
-    """`silent` collectors take everything and answer nothing."""
+    """A `silent` collector accepts every request and sends no answer."""
 
     url: str = ""
     silent: threading.Event = field(default_factory=threading.Event)
@@ -36,12 +36,13 @@ class Collector:
                 self.spans += scope.spans
 
     def trace(self, id: str) -> tuple[Span, list[Span]]:
-        """The server's span of a trace, and the spans below it in the order they began; as soon as they are here."""
+        """The server's span of a trace, then the spans below it in the order of their start; waits until they have
+        arrived."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             found = [span for span in list(self.spans) if span.trace_id.hex() == id]
             servers = [span for span in found if span.kind == Span.SPAN_KIND_SERVER]
-            if servers:  # it ends after those below it, and is sent after them
+            if servers:  # it ends after the spans below it and is sent after them
                 [server] = servers
                 return server, [span for span in found if span is not server]
             time.sleep(0.01)
@@ -49,7 +50,7 @@ class Collector:
 
 
 def facts(of: Any) -> dict[str, Any]:
-    """Attributes of a span or a resource."""
+    """The attributes of a span or a resource."""
     return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in of.attributes}
 
 
@@ -70,7 +71,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, *_: Any) -> None:
-            """Nobody reads it."""
+            """-"""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     server.daemon_threads = True

@@ -1,4 +1,5 @@
-"""Many clients at once on one event loop, over plain sockets: as many whole clients would cost more than the server."""
+"""Many concurrent clients on one event loop, over plain sockets; complete HTTP clients would cost more than the
+server."""
 
 import asyncio
 import json
@@ -18,7 +19,7 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass
 class Answer:
-    """What came back.  `parts` and `times` are of a stream: its chunks and when each came."""
+    """An answer. `parts` and `times` are those of a stream: its chunks, and the time of each."""
 
     began: float
     status: int = 0
@@ -26,7 +27,7 @@ class Answer:
     parts: list[bytes] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     ended: float = 0.0
-    whole: bool = False  # it came to its end, not only to the connection's
+    whole: bool = False  # the answer was complete when the connection ended
 
     @property
     def seconds(self) -> float:
@@ -38,18 +39,18 @@ class Answer:
 
     @property
     def data(self) -> list[str]:
-        """What the events of a stream carry; decoding is strict, so half a character anywhere is an error."""
+        """The data of the events of a stream. Decoding is strict: an incomplete character is an error."""
         return [line.removeprefix("data: ") for line in self.body.decode().split("\n") if line.startswith("data: ")]
 
     @property
     def deltas(self) -> list[str]:
-        """Of the completion in a stream."""
+        """The deltas of a streamed completion."""
         events = [json.loads(data) for data in self.data if data != "[DONE]"]
         return [event["choices"][0]["text"] for event in events if "choices" in event]
 
     @property
     def text(self) -> str:
-        """The completion, streamed or not."""
+        """The text of the completion, streamed or not."""
         assert self.status == 200, self.body
         if "event-stream" not in self.headers["content-type"]:
             return str(self.choice["text"])
@@ -66,12 +67,12 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The error's, as the OpenAI dialect says it."""
+        """The error code, in the OpenAI format."""
         return str(self.json["error"]["code"])
 
 
 async def call(url: str, path: str, body: Any, headers: Mapping[str, str], sent: float = 1.0) -> Connection:
-    """A connection on which a request was sent, or such a part of its body."""
+    """A connection on which a request, or the first `sent` part of its body, was sent."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
     content = json.dumps(body).encode()
@@ -113,11 +114,10 @@ async def read(reader: asyncio.StreamReader, answer: Answer) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a client leaves: after so many seconds, or events if those come first.
+    """When a client disconnects: after so many seconds, or after so many events if these come first.
 
-    `politely` is as a program that ends, otherwise it is as a line that breaks.  `sent` is how much of its body it
-    sends before.
-    """
+    `politely`: the socket is closed as by a program that ends; otherwise it is reset. `sent` is the part of the body
+    that is sent before."""
 
     seconds: float = PATIENCE
     events: int = 0
@@ -126,7 +126,7 @@ class Moment:
 
 
 async def leave(url: str, path: str, body: Any, moment: Moment, headers: Mapping[str, str] = NOTHING) -> int:
-    """Ask and go; returns how many events came."""
+    """Send a request and disconnect; return the number of events that arrived."""
     reader, writer = await call(url, path, body, headers, moment.sent)
     came = 0
     try:
@@ -147,7 +147,7 @@ async def leave(url: str, path: str, body: Any, moment: Moment, headers: Mapping
 
 
 async def together(tasks: Iterable[Coroutine[Any, Any, T]], most: int = 1 << 30) -> list[T]:
-    """What they return, at most so many at once."""
+    """The results of the tasks, of which at most `most` run at once."""
     places = asyncio.Semaphore(most)
 
     async def placed(task: Coroutine[Any, Any, T]) -> T:
@@ -158,19 +158,19 @@ async def together(tasks: Iterable[Coroutine[Any, Any, T]], most: int = 1 << 30)
 
 
 def completion(prompt: list[int], tokens: int, **others: Any) -> dict[str, Any]:
-    """A greedy completion of exactly so many tokens."""
+    """A greedy completion of exactly `tokens` tokens."""
     asked = {"model": "chat", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     return asked | others
 
 
 def prompts(count: int, length: int = 24, seed: int = 0) -> list[list[int]]:
-    """Different ones, of tokens from 10 to 199, so that others are free to be marks."""
+    """Different prompts of tokens from 10 to 199; other tokens are free to mark requests."""
     draw = random.Random(seed)
     return [[draw.randrange(10, 200) for _ in range(length)] for _ in range(count)]
 
 
 class Alone:
-    """What completions say with nobody beside them, asked one by one and only once a session."""
+    """Completions of single requests, sent one after the other; each is computed once in a session."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}

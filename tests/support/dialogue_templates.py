@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (templates stand as they are written)
-"""Chat templates with tools and thoughts, their essential parts as their makers write them."""
+"""Chat templates with tools and reasoning: their essential parts, as published."""
 
 QWEN25 = """{%- if tools %}
     {{- '<|im_start|>system\\n' }}

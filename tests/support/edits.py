@@ -1,4 +1,4 @@
-"""Copies of checkpoints with something changed in them."""
+"""Copies of checkpoints with changes."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tests.support import checkpoints
 
 
 def edited(folder: Path, target: Path, file: str = "config.json", **changes: Any) -> Path:
-    """A copy of a checkpoint with some values of a JSON file changed; None removes one."""
+    """A copy of a checkpoint with changed values in a JSON file; None removes a value."""
     if folder != target:
         shutil.copytree(folder, target, dirs_exist_ok=True)
     path = target / file

@@ -1,4 +1,4 @@
-"""Stand-ins for networks that make every mistake of the engine visible, and an observer that keeps all it is told."""
+"""Fake networks that make mistakes of the engine visible, and an observer that records all calls."""
 
 import asyncio
 import itertools
@@ -18,13 +18,13 @@ GREEDY = Sampling(temperature=0)
 
 
 def logits_after(tokens: Sequence[int], words: int = WORDS) -> list[float]:
-    """The logits of a pretended network: a pure function of all tokens so far."""
+    """The logits of a fake network: a pure function of all tokens so far."""
     choice = random.Random(repr(tuple(tokens)))
     return [choice.uniform(-4, 4) for _ in range(words)]
 
 
 def greedy(prompt: Sequence[int], count: int, stop: frozenset[int] = frozenset()) -> list[int]:
-    """What the pretended network says after `prompt`, a stop token not included."""
+    """The greedy answer of the fake network to `prompt`, without the stop token."""
     tokens = list(prompt)
     for _ in range(count):
         logits = logits_after(tokens)
@@ -36,11 +36,10 @@ def greedy(prompt: Sequence[int], count: int, stop: frozenset[int] = frozenset()
 
 
 class FakeGenerator:
-    """Keeps tokens for keys and values, and answers from what it reads back out of the blocks.
+    """Stores tokens in place of keys and values, and computes its answers from what it reads back out of the blocks.
 
-    `poison` names tokens: rows that end in one get NaN.  `poisoned` names blocks that are said to hold NaN.
-    `explode` raises while it returns True.
-    """
+    `poison` are tokens: rows that end in one of them get NaN. `poisoned` are blocks that are reported to contain
+    NaN. A step raises an error while `raises` returns True."""
 
     argmax = None
 
@@ -49,12 +48,12 @@ class FakeGenerator:
         self.cache: dict[int, tuple[int, int]] = {}
         self.poison: set[int] = set()
         self.nonfinite_blocks: set[int] = set()
-        self.explode: Callable[[StepInput], bool] = lambda rows: False
+        self.raises: Callable[[StepInput], bool] = lambda rows: False
         self.seen: list[StepInput] = []
 
     def step(self, rows: StepInput) -> Tensor:
         self.seen.append(rows)
-        if self.explode(rows):
+        if self.raises(rows):
             raise RuntimeError("the device is on fire")
         wanted = []
         for number, table in enumerate(rows.block_tables):
@@ -88,20 +87,21 @@ class FakeGenerator:
 
 
 class FakeEncoder:
-    """States of three features: the token, its position and its segment.  `cursed` tokens make a step raise."""
+    """States of three features: the token, its position and its segment. A step with one of `failing_tokens` raises an
+    error."""
 
     block_count = block_size = 0
     argmax = None
 
     def __init__(self) -> None:
-        self.explode = False
-        self.cursed: set[int] = set()
+        self.raises = False
+        self.failing_tokens: set[int] = set()
         self.nonfinite_blocks: set[int] = set()
         self.seen: list[StepInput] = []
 
     def step(self, rows: StepInput) -> Tensor:
         self.seen.append(rows)
-        if self.explode or self.cursed & set(rows.tokens):
+        if self.raises or self.failing_tokens & set(rows.tokens):
             raise RuntimeError("the device is on fire")
         segments = rows.segments or [0] * len(rows.tokens)
         return torch.tensor([rows.tokens, rows.positions, segments], dtype=torch.float32).T[rows.output_rows]
@@ -111,26 +111,26 @@ class FakeEncoder:
 
 
 class FakeHead:
-    """Sums of a text's tokens, positions and segments; closing divides by their length, as an embedding's would.
+    """Sums of a text's tokens, positions and segments; postprocessing divides by their length, as an embedding head
+    does.
 
-    A token 13 makes its text infinite.
-    """
+    A text with the token 13 gets an infinite value."""
 
     def needed_rows(self, starts: list[int]) -> tuple[list[int], list[int]]:
         return list(range(starts[-1])), starts
 
     def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
         rows = [states[start:end].sum(dim=0) for start, end in itertools.pairwise(starts)]
-        cursed = [bool((states[start:end, 0] == 13).any()) for start, end in itertools.pairwise(starts)]
-        return torch.stack([row * float("inf") if bad else row for row, bad in zip(rows, cursed, strict=True)])
+        failing_tokens = [bool((states[start:end, 0] == 13).any()) for start, end in itertools.pairwise(starts)]
+        return torch.stack([row * float("inf") if bad else row for row, bad in zip(rows, failing_tokens, strict=True)])
 
     def postprocess(self, raw: Tensor) -> Tensor:
         return raw / raw.norm(dim=-1, keepdim=True)
 
 
 @dataclass(eq=False)
-class Ask:
-    """A ticket for tests of workers: keeps what it receives."""
+class RecordingTicket:
+    """A ticket for tests of workers: it records what it receives."""
 
     request: Request
     submitted: float = 0.0
@@ -150,8 +150,8 @@ class Ask:
         return [event.id for event in self.events if isinstance(event, GeneratedToken)]
 
 
-def ask(worker: Worker, *requests: Request) -> list[Ask]:
-    tickets = [Ask(request) for request in requests]
+def ask(worker: Worker, *requests: Request) -> list[RecordingTicket]:
+    tickets = [RecordingTicket(request) for request in requests]
     for ticket in tickets:
         worker.validate(ticket.request)
         worker.submit(ticket)
@@ -179,15 +179,15 @@ def generate(prompt: Sequence[int], max_tokens: int = 8, **options: object) -> G
 
 
 @dataclass
-class Notes:
-    """An observer."""
+class RecordingObserver:
+    """An observer that records its calls."""
 
     steps: list[StepReport] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
     rests: list[str] = field(default_factory=list)
 
     def record_step(self, report: StepReport) -> None:
-        asyncio.get_running_loop()  # raises anywhere but on the event loop thread
+        asyncio.get_running_loop()  # raises on any thread but that of the event loop
         self.steps.append(report)
 
     def record_end(self, ended: RequestEnd) -> None:

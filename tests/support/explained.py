@@ -1,4 +1,4 @@
-"""Networks to explain, tiny and random, beside the same as their own library has them."""
+"""Tiny random networks to explain, beside the same networks in transformers."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -53,7 +53,8 @@ KINDS: dict[str, tuple[type[tf.PreTrainedConfig], dict[str, Any], Any]] = {
 
 
 def both(kind: str, folder: Path) -> tuple[Any, InstrumentedNetwork]:
-    """The same network twice: as transformers has it, and to be watched; read as a server might, under its mode."""
+    """The same network twice: in transformers, and instrumented for explanations, with its eval mode set as in a
+    server."""
     make, shape, made = KINDS[kind]
     torch.manual_seed(4)
     theirs = made(make(vocab_size=len(WORDS), pad_token_id=WORDS.pad_token_id, **shape)).eval()
@@ -69,7 +70,7 @@ def both(kind: str, folder: Path) -> tuple[Any, InstrumentedNetwork]:
 
 
 def driven(steps: Generator[None, None, T]) -> tuple[T, int]:
-    """What comes of it, and how often it let others compute before: as an engine drives it, under its mode."""
+    """The result of an explanation, and the number of its steps, driven as by an engine."""
     count = 0
     with torch.inference_mode():
         while True:

@@ -1,8 +1,7 @@
-"""Faults for a server under test, between the worker and its executor.
+"""Fault injection for a server under test, between a worker and its executor.
 
-A list of faults is a file, looked at before every step: a test arms and disarms them while the server runs.  A
-generator's request is marked by the first token of its prompt, an encoder's by any token of its text.
-"""
+A file has the list of faults. It is checked before every step, so a test can change them while the server runs. The
+first token of the prompt marks the request of a generator; any token of the text marks that of an encoder."""
 
 import json
 import os
@@ -31,32 +30,31 @@ EVERY = -1
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and when: in the steps that a marked request takes part in, or in every step.
+    """A fault: what fails, and in which steps: in those with a marked request, or in every step.
 
-    hang and slow come before the step, raise and the two of memory in its place; nan spoils what it says of the
-    marked requests, say makes them say what a test wants; poison makes keys of the mark, wherever it is read, that are
-    no numbers.
-    """
+    "hang" and "slow" come before the step; "raise" and the two kinds of memory errors replace it. "nan" makes the
+    logits of marked requests NaN, "say" makes them generate given tokens, "poison" makes the embedding of the mark
+    NaN."""
 
     kind: Kind
     token: int = EVERY  # the mark
-    after: int = 0  # so many of these steps are let pass
-    times: int = 0  # in so many it goes wrong; 0: in all that follow
+    after: int = 0  # the first `after` of these steps do not fail
+    times: int = 0  # so many steps fail; 0: all that follow
     among: int = 1  # only steps of at least so many sequences
     seconds: float = 0.0  # for slow
-    script: tuple[int, ...] = ()  # for say: the tokens that follow the mark, which is the whole prompt
+    script: tuple[int, ...] = ()  # for "say": the tokens that follow the mark, which is the whole prompt
     of: Literal["generator", "encoder"] = "generator"
 
 
 def write(path: Path, faults: tuple[Fault, ...]) -> None:
-    """At once, so that nobody reads half of it."""
+    """Written atomically, so that no reader gets a part of it."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps([asdict(fault) for fault in faults]))
     os.replace(draft, path)
 
 
 class Armed:
-    """The faults in a file, read again when it changes."""
+    """The faults of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,15 +71,15 @@ class Armed:
         return self.faults
 
 
-class Faulty:
-    """An executor that does what the other one does, but for the faults."""
+class FaultyExecutor:
+    """An executor with injected faults."""
 
     def __init__(self, executor: Executor, armed: Armed) -> None:
         self.executor, self.armed = executor, armed
         self.kind = "generator" if executor.block_count else "encoder"
-        self.first_tokens: dict[int, int] = {}  # of whoever a block is the first of
+        self.first_tokens: dict[int, int] = {}  # first token of the sequence whose first block it is
         self.version: Version | None = None
-        self.seen: Counter[Fault] = Counter()  # steps that each fault could have struck since they were armed
+        self.seen: Counter[Fault] = Counter()  # steps that match each fault since the file changed
 
     @property
     def block_size(self) -> int:
@@ -97,7 +95,7 @@ class Faulty:
 
     @property
     def argmax(self) -> None:
-        """Unknown, of logits that may be spoiled here."""
+        """Unknown: the logits may be changed here."""
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         self.executor.copy(blocks)
@@ -117,11 +115,11 @@ class Faulty:
         if self.version != self.armed.version:
             self.version = self.armed.version
             self.seen.clear()
-        striking = [fault for fault in faults if self._strikes(fault, rows)]
-        for fault in striking:
+        due = [fault for fault in faults if self._is_due(fault, rows)]
+        for fault in due:
             self._before(fault)
         out = self.executor.step(rows)
-        for fault in striking:
+        for fault in due:
             self._after(fault, rows, out)
         return out
 
@@ -130,20 +128,20 @@ class Faulty:
             if table and rows.positions[start] == 0:
                 self.first_tokens[table[0]] = rows.tokens[start]
 
-    def _concerned(self, fault: Fault, rows: StepInput) -> list[int]:
-        """The sequences of `rows` that are marked for it."""
-        everybody = range(len(rows.starts) - 1)
+    def _marked_sequences(self, fault: Fault, rows: StepInput) -> list[int]:
+        """The sequences of `rows` that are marked for the fault."""
+        sequences = range(len(rows.starts) - 1)
         if fault.token == EVERY:
-            return list(everybody)
+            return list(sequences)
         if self.kind == "generator":
             return [
-                number for number in everybody if self.first_tokens.get(rows.block_tables[number][0]) == fault.token
+                number for number in sequences if self.first_tokens.get(rows.block_tables[number][0]) == fault.token
             ]
         bounds = list(pairwise(rows.starts))
-        return [number for number in everybody if fault.token in rows.tokens[slice(*bounds[number])]]
+        return [number for number in sequences if fault.token in rows.tokens[slice(*bounds[number])]]
 
-    def _strikes(self, fault: Fault, rows: StepInput) -> bool:
-        if fault.of != self.kind or len(rows.starts) <= fault.among or not self._concerned(fault, rows):
+    def _is_due(self, fault: Fault, rows: StepInput) -> bool:
+        if fault.of != self.kind or len(rows.starts) <= fault.among or not self._marked_sequences(fault, rows):
             return False
         self.seen[fault] += 1
         struck = self.seen[fault] - fault.after
@@ -162,20 +160,20 @@ class Faulty:
             case "poison":
                 embedding(self.executor)[fault.token] = float("nan")
             case "die":
-                engine.attempt = die  # what the engine's thread calls next is not caught any more
+                engine.attempt = die  # so that the next call of the engine thread is not caught
             case "hang":
                 while fault in self.armed.now():
                     time.sleep(0.01)
             case _:
-                pass  # afterwards
+                pass  # after the step
 
     def _after(self, fault: Fault, rows: StepInput, out: Tensor) -> None:
-        concerned = self._concerned(fault, rows)
-        theirs = {row for number in concerned for row in range(rows.starts[number], rows.starts[number + 1])}
+        marked = self._marked_sequences(fault, rows)
+        marked_rows = {row for number in marked for row in range(rows.starts[number], rows.starts[number + 1])}
         for index, row in enumerate(rows.output_rows):
-            if fault.kind == "nan" and row in theirs:
+            if fault.kind == "nan" and row in marked_rows:
                 out[index] = float("nan")
-            elif fault.kind == "say" and row in theirs:
+            elif fault.kind == "say" and row in marked_rows:
                 out[index] = 0.0
                 out[index, fault.script[rows.positions[row]]] = 1e4
 
@@ -185,7 +183,7 @@ def die(_: object) -> None:
 
 
 def embedding(executor: Executor) -> Any:
-    """The numbers of every token, wherever this executor keeps them."""
+    """The embedding of every token, of either executor."""
     if isinstance(executor, NativeExecutor):
         return executor.token_table
     return cast(TorchExecutor, executor).network.tokens.weight.data

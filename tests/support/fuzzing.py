@@ -1,13 +1,12 @@
-"""Random work for the compiled step, under sanitizers: `python tests/support/fuzzing.py FOLDER NAME SECONDS FIRST
+"""Random input for the compiled step, under sanitizers: `python tests/support/fuzzing.py FOLDER NAME SECONDS FIRST
 ROUNDS`.
 
-ROUNDS of them from number FIRST on, and more until the time is over.  A round makes one network, of a random shape or
-one of the tests' own, with random or outlying weights in one of the formats, and takes it through steps: valid rows,
-valid rows of which some numbers were replaced before or behind the check in Python, copies of cache blocks, and drawn
-tokens.  Its number says all of it, and is written before it begins: `FOLDER NAME 0 NUMBER 1` runs that one again.
+It runs ROUNDS rounds from number FIRST on, and more until the time is over. A round makes one network, of a random
+shape or of one of the tests, with random weights or outliers in one of the formats. Its steps are: valid rows, valid
+rows in which some numbers were replaced before or after the check in Python, copies of cache blocks, and sampled
+tokens. The round's number determines all of it and is printed first: `FOLDER NAME 0 NUMBER 1` repeats it.
 
-Between other steps the same text is computed again, and must have the same bits.
-"""
+Between other steps the same text is computed again and must have the same bits."""
 
 import random
 import sys
@@ -74,7 +73,7 @@ COUNTS: Counter[str] = Counter()
 
 
 def drawn_config(choice: random.Random) -> ModelConfig:
-    """Any shape that a checkpoint may describe."""
+    """A random shape that a checkpoint may have."""
     kv_heads, causal = choice.choice((1, 1, 2, 3)), choice.random() < 0.6
     rotary, depth, window = choice.random() < 0.6, choice.randint(1, 3), choice.choice(WINDOWS)
     flag = lambda: choice.random() < 0.5  # noqa: E731
@@ -124,8 +123,8 @@ def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | Non
     return net, head(config) if config.causal and choice.random() < 0.9 else None
 
 
-def spoil(net: nn.Module, choice: random.Random) -> None:
-    """Some weights become outliers, or no numbers."""
+def corrupt_weights(net: nn.Module, choice: random.Random) -> None:
+    """Replace some weights by outliers or NaN."""
     for parameter in choice.sample([*net.parameters()], 2):
         flat = parameter.data.reshape(-1)
         for _ in range(3):
@@ -133,7 +132,7 @@ def spoil(net: nn.Module, choice: random.Random) -> None:
 
 
 class Replacing(Bounds):
-    """Lets valid rows through with numbers replaced: what the compiled step itself must refuse."""
+    """Replaces numbers of valid rows after the check in Python: the compiled step itself must reject them."""
 
     choice: random.Random | None = None  # None: nothing is replaced
 
@@ -141,7 +140,7 @@ class Replacing(Bounds):
         arrays = super().check(rows, attached)
         if self.choice is None:
             return arrays
-        names = [f.name for f in fields(arrays) if f.name != "table_starts"]  # of which the step cannot see the length
+        names = [f.name for f in fields(arrays) if f.name != "table_starts"]  # whose length the step cannot check
         lists = {name: values for name in names if (values := getattr(arrays, name)) is not None and values.size}
         changed = {name: lists[name].copy() for name in self.choice.sample(sorted(lists), min(2, len(lists)))}
         for values in changed.values():
@@ -151,7 +150,7 @@ class Replacing(Bounds):
 
 @dataclass
 class Round:
-    """One network and what is done with it."""
+    """One network and its steps."""
 
     choice: random.Random
     config: ModelConfig
@@ -174,7 +173,7 @@ class Round:
                 module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()})
                 narrow(module, least, steps)
         elif choice.random() < 0.2:
-            spoil(net, choice)
+            corrupt_weights(net, choice)
         blocks = choice.choice((1, 3, 15, 16, 17, 40)) if config.causal and choice.random() < 0.9 else 0
         threads = choice.choice((1,) * 6 + (2, 3))
         sys.stderr.write(f"round {number}: {precision}, {blocks} blocks, {threads} threads, {config}\n")
@@ -184,10 +183,10 @@ class Round:
         return cls(choice, config, executor, numbers, blocks)
 
     def valid(self) -> StepInput:
-        """Sequences of random lengths; with a cache some go on behind blocks that they share with others."""
+        """Sequences of random lengths; with a cache some continue blocks that they share with others."""
         choice, parts = self.choice, []
         free = choice.sample(range(self.blocks), self.blocks)
-        kept = free[: len(free) // 3]  # read, and not written to
+        kept = free[: len(free) // 3]  # read, not written
         del free[: len(free) // 3]
         most = self.config.max_positions if self.config.position == "learned" else 600
         for _ in range(choice.choice((1, 1, 2, 3, 7))):
@@ -201,15 +200,15 @@ class Round:
                     break
                 count = -(-(first + size) // BLOCK) - len(shared)
                 table = shared + [free.pop() for _ in range(count)]
-                table += free[: choice.choice((0, 0, 1))]  # of which it has no token yet
+                table += free[: choice.choice((0, 0, 1))]  # which has no token yet
             else:
                 first, table = 0, []
             parts.append((self.tokens(size), first, table))
         parts = parts or [(self.tokens(1), 0, [0] if self.blocks else [])]
-        return self.dressed(rows_of(parts, last_only=choice.random() < 0.5))
+        return self.with_options(rows_of(parts, last_only=choice.random() < 0.5))
 
-    def dressed(self, rows: StepInput) -> StepInput:
-        """With segments, adapters and rows that are wanted."""
+    def with_options(self, rows: StepInput) -> StepInput:
+        """With segments, adapters and requested rows."""
         choice, count = self.choice, len(rows.tokens)
         if self.config.segments and choice.random() < 0.7:
             rows = replace(rows, segments=[choice.randrange(self.config.segments) for _ in range(count)])
@@ -231,7 +230,7 @@ class Round:
         self.repeat()
 
     def fresh(self, rows: StepInput) -> bool:
-        """Whether it does not depend on what the cache holds."""
+        """Whether the result does not depend on the cache."""
         return not any(rows.positions[start] for start in rows.starts[:-1])
 
     def step(self) -> None:
@@ -244,7 +243,7 @@ class Round:
         COUNTS["answered"] += 1
 
     def refusal(self, rows: StepInput) -> str:
-        """Why rows are refused; empty if they are answered."""
+        """The error message with which rows are rejected; empty if they are answered."""
         try:
             self.executor.step(rows)
         except StepInputError as error:
@@ -252,14 +251,14 @@ class Round:
         return ""
 
     def disturb(self) -> None:
-        """Rows with other numbers or lengths: answered, or refused in Python."""
+        """Rows with other numbers or lengths: answered, or rejected in Python."""
         rows = disturbed(self.valid(), self.choice)
         refusal = self.refusal(rows)
-        assert "the compiled step" not in refusal, "Python and C++ check alike"
+        assert "the compiled step" not in refusal, "Python and C++ check differently"
         COUNTS["refused in Python" if refusal else "answered"] += 1
 
     def replace(self) -> None:
-        """Other numbers behind the check in Python: answered, or refused by the step."""
+        """Other numbers after the check in Python: answered, or rejected by the step."""
         bounds = self.executor._bounds
         object.__setattr__(bounds, "choice", self.choice)
         refusal = self.refusal(self.valid())
@@ -268,7 +267,7 @@ class Round:
         COUNTS["refused by the step" if refusal else "answered"] += 1
 
     def copy(self) -> None:
-        """Blocks of the cache, some of which are not there."""
+        """Copy blocks of the cache, some of which do not exist."""
         numbers = (*range(self.blocks), -1, self.blocks, HUGE)
         pairs = [(self.choice.choice(numbers), self.choice.choice(numbers)) for _ in range(self.choice.randint(0, 3))]
         try:
@@ -277,10 +276,12 @@ class Round:
             assert any(not 0 <= number < self.blocks for pair in pairs for number in pair)
 
     def repeat(self) -> None:
-        """The first rows again."""
+        """Compute the first rows again."""
         if self.expected is not None and self.again is not None:
             found = self.executor.step(self.again)
-            assert np.array_equal(found.numpy(), self.expected.numpy(), equal_nan=True), "the same bits as before"
+            assert np.array_equal(found.numpy(), self.expected.numpy(), equal_nan=True), (
+                "the bits differ from the first time"
+            )
             COUNTS["repeated"] += 1
 
 
@@ -289,7 +290,7 @@ WEIGHTS = (10, 4, 6, 1, 1)
 
 
 def draw(number: int, instructions: str) -> None:
-    """Tokens by random settings from rows of finite numbers, of any size."""
+    """Sample tokens with random settings from rows of finite numbers, of any size."""
     choice = random.Random(number)
     words = choice.choice((1, 2, 31, 32, 33, 64, 257, 1000))
     logits = torch.randn(5, words) * choice.choice((0.0, 1.0, 1e-30, 1e30, 1e37))
@@ -314,7 +315,7 @@ def draw(number: int, instructions: str) -> None:
 
 
 def decode(number: int, instructions: str) -> None:
-    """Blocks of GGUF files with any bytes."""
+    """Decode blocks of GGUF files with random bytes."""
     choice = random.Random(number)
     kind, count = choice.randrange(3), choice.choice((1, 2, 7, 100))
     raw = np.frombuffer(choice.randbytes(count * (18, 20, 34)[kind]), np.uint8).copy()
@@ -323,7 +324,7 @@ def decode(number: int, instructions: str) -> None:
 
 
 def drive(instructions: str, first: int, seconds: float, rounds: int = 1) -> str:
-    """So many rounds, and then more until the time is over; what was done, in a line."""
+    """Run so many rounds, then more until the time is over; return one line with the counts."""
     number, end = first, time.monotonic() + seconds
     while number < first + rounds or time.monotonic() < end:
         Round.made(number, instructions).run()

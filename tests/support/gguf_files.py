@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written the way llama.cpp's converter writes them: its names, its row order, its shifted norms."""
+"""Tiny GGUF files as llama.cpp's converter writes them: its names, its order of rows, its shifted norms."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ ARCHITECTURES = {
 
 
 def permuted(weight: Tensor, heads: int) -> Tensor:
-    """As `LlamaModel.permute` in the converter: halves of a head become neighbours."""
+    """As `LlamaModel.permute` in the converter: the halves of a head are interleaved."""
     return (
         weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
     )
@@ -62,10 +62,9 @@ def write(
     tensors: Mapping[str, Tensor],
     kind_of: Callable[[str, Tensor], str] = lambda name, tensor: "F32",
 ) -> Path:
-    """`metadata` keys have no architecture in front, unless they begin with a dot: those are whole.
+    """Keys of `metadata` get the architecture as prefix, unless they begin with a dot.
 
-    A tensor of bytes is blocks already.
-    """
+    A tensor of bytes consists of blocks already."""
     writer = GGUFWriter(path, architecture)
     for key, value in metadata.items():
         add(writer, key[1:] if key.startswith(".") else f"{architecture}.{key}", value)
@@ -92,7 +91,7 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def decoder_metadata(config: Any) -> dict[str, Any]:
-    """What the converter writes of a Llama-like configuration."""
+    """The metadata that the converter writes for a Llama-like configuration."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return {
@@ -128,7 +127,7 @@ def byte_level_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
 
 
 def word_piece_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """The vocabulary of a WordPiece: words begin with a low line, their continuations with nothing."""
+    """The vocabulary of a WordPiece: words begin with a low line, their continuations do not."""
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     special = set(tokenizer.all_special_tokens)
 
@@ -151,7 +150,7 @@ def word_piece_metadata(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> numpy.ndarray[Any, Any]:
-    """Bytes that are quantised numbers of no particular model, scales kept small and finite."""
+    """Random bytes as quantised blocks, with small and finite scales."""
     items, size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     raw = numpy.random.default_rng(seed).integers(0, 256, (rows * columns // items, size), dtype=numpy.uint8)
     scale = numpy.frombuffer(numpy.float16(0.01).tobytes(), dtype=numpy.uint8)
@@ -162,7 +161,7 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> numpy.nd
 
 
 def torch_seeded(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """Wide random weights, norms and biases too, so that nothing left out goes unnoticed."""
+    """Random weights with a large spread, norms and biases too, so that a missing tensor changes the answer."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,10 +1,10 @@
-"""What a served model really takes, as a child of tests: answers a line of JSON, [WARM, SOURCE, SETTINGS], with one.
+"""The memory that a served model takes, as a child of tests: it reads lines of JSON, [WARM, SOURCE, SETTINGS], and
+answers each with one.
 
-WARM is a small checkpoint of the same kind, loaded and asked first: what the libraries take once is not counted.  The C
-library is told to keep nothing that is free: what is measured is what is needed.  The load is the worst there is: a
-full cache, every sequence drawn in the most costly way, and prompts as long as the context.  Each is measured in a
-process of its own, forked from one that has imported everything and done nothing.
-"""
+WARM is a small checkpoint of the same kind. It is loaded and used first, so that what libraries allocate once is not
+counted. The C library is set to return free memory at once, so that only needed memory is measured. The load is the
+largest possible: a full cache, every sequence sampled in the most costly way, and prompts as long as the context.
+Each measurement has its own process, forked from one that has imported everything."""
 
 import asyncio
 import ctypes
@@ -33,7 +33,7 @@ dice = Random(0)
 
 
 def resident(kind: str) -> float:
-    """MiB now ("VmRSS") or at most since `forget` ("VmHWM")."""
+    """MiB now ("VmRSS"), or the maximum since `forget` ("VmHWM")."""
     lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
     return int(lines[kind].split()[0]) / 1024
 
@@ -48,7 +48,7 @@ def text(model: Model, length: int) -> tuple[int, ...]:
 
 def waves(model: Model, settings: Settings) -> list[list[Request]]:
     if model.task != "generate":
-        full = settings.encoder_step_tokens // model.max_tokens + 1  # more texts than a step has room for
+        full = settings.encoder_step_tokens // model.max_tokens + 1  # more texts than one step takes
         lengths = ([model.max_tokens] * full, [dice.randrange(1, model.max_tokens + 1) for _ in range(2 * full)])
         return [[Encode("e", text(model, length)) for length in wave] for wave in lengths]
     shaped = Sampling(temperature=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, bias=((3, 1.0),))
@@ -69,14 +69,14 @@ async def asked(registry: ModelRegistry, model: Model, requests: Sequence[Reques
 async def measured(warm: str, source: str, settings: Settings) -> dict[str, float]:
     engine, metrics = Engine(Metrics([]), threads=1), Metrics([])
     engine.start()
-    registry = ModelRegistry(engine, settings, told=metrics)
+    registry = ModelRegistry(engine, settings, observer=metrics)
     await registry.load("warm", warm).wait_and_raise()
     small = registry.models()[0]
     for wave in waves(small, settings):
         await asked(registry, small, wave[:4])
     del small
     lives = 1 if settings.precision in ("auto", "float32") else 2
-    for _ in range(lives):  # of the first the libraries keep up to 45 MiB, for kernels and their buffers
+    for _ in range(lives):  # of the first load the libraries keep up to 45 MiB, for kernels and their buffers
         machine.return_free_memory()
         found = await one_life(registry, source, settings)
     await engine.close(0)
@@ -84,7 +84,7 @@ async def measured(warm: str, source: str, settings: Settings) -> dict[str, floa
 
 
 async def one_life(registry: ModelRegistry, source: str, settings: Settings) -> dict[str, float]:
-    """MiB that were added: at most while it was loaded, at most while it was asked, and after it was unloaded."""
+    """MiB that were added: the maximum during the load, the maximum during requests, and after the unload."""
     forget()
     base = resident("VmRSS")
     await registry.load("model", source).wait_and_raise()
@@ -101,7 +101,7 @@ async def one_life(registry: ModelRegistry, source: str, settings: Settings) -> 
 def measure(warm: str, source: str, given: dict[str, Any]) -> None:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, SMALLEST)
     torch.set_num_threads(1)
-    nowhere = "/proc/nowhere"  # where no cost of a precision can be kept: each load measures it
+    nowhere = "/proc/nowhere"  # a folder that cannot store the costs of a precision: each load measures them
     settings = Settings(device="cpu", model_root="/", model_dir=nowhere, **given)
     say(asyncio.run(measured(warm, source, settings)))
 

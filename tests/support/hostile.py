@@ -1,8 +1,7 @@
-"""Model folders and files made by somebody who means harm, each by a function in a table, and who tries to load them.
+"""Malicious model folders and files, each made by a function of a table, and the process that tries to load them.
 
-As a program it loads every source in a list, one after the other, and says of each how it ended, what it cost, and
-what it touched: `python hostile.py CASES.json` where CASES are [name, source] pairs.
-"""
+As a program it loads every source of a list, one after the other, and prints for each the outcome, its cost, and
+what it touched: `python hostile.py CASES.json` where CASES are [name, source] pairs."""
 
 import json
 import os
@@ -23,7 +22,7 @@ from polyhead.models.checkpoint.load_estimate import estimate_load
 from polyhead.models.core.errors import ModelError
 from polyhead.service.runtime import tokenizer_check as vetting
 
-OUTSIDE = "the-outside-file"  # that no checkpoint may reach
+OUTSIDE = "the-outside-file"  # which no checkpoint may reach
 SECRET = "{what stands in it}"
 HUGE = 10**9
 SCRIPT = "import pathlib\npathlib.Path({canary!r}).touch()\n"
@@ -32,13 +31,13 @@ FLOATS = {"F64": 8, "F32": 4, "F16": 2}
 
 @dataclass
 class Outcome:
-    """`touched`: what was opened, run or unpickled that should not be."""
+    """`touched`: files that were opened, code that was run or objects that were unpickled against the rules."""
 
     name: str
     said: str = ""
     kind: str = ""
-    seconds: float = 0.0  # of a processor
-    mebibytes: float = 0.0  # that the process grew by, at most
+    seconds: float = 0.0  # of processor time
+    mebibytes: float = 0.0  # growth of the process, at most
     touched: list[str] = field(default_factory=list)
 
 
@@ -56,7 +55,7 @@ def tensor(begin: int, end: int, shape: list[Any], kind: str = "F32") -> dict[st
 
 
 def sparse(path: Path, size: int, begin: bytes = b"") -> None:
-    """A file that is long and takes no room."""
+    """A long file that takes no space on disk."""
     with path.open("wb") as file:
         file.write(begin)
         file.truncate(size)
@@ -83,7 +82,7 @@ def said(file: str = "config.json", **changes: Any) -> Callable[[Path], None]:
 
 
 def swelling(folder: Path) -> None:
-    """A matrix of 10^9 words that is really there, as far as the file says."""
+    """A matrix of 10^9 words that the file really has, as a sparse file."""
     content = (folder / "model.safetensors").read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     entries = json.loads(content[8 : 8 + size])
@@ -100,7 +99,7 @@ def swelling(folder: Path) -> None:
     describe(folder, vocab_size=HUGE)
 
 
-# Where code could come in
+# Code in a checkpoint
 
 
 def foreign_code(folder: Path) -> None:
@@ -120,12 +119,12 @@ def code_of_a_tokenizer(folder: Path) -> None:
 
 
 def canary(folder: Path) -> Path:
-    """A file that only code of the checkpoint makes."""
+    """A file that only code of the checkpoint writes."""
     return folder.parent / f"{folder.name}.canary"
 
 
 def pickled(folder: Path) -> None:
-    """What `torch.load` would run, by hand: a call of os.system."""
+    """A pickle that runs os.system when `torch.load` reads it."""
     command = f"touch {canary(folder)}".encode()
     code = b"cos\nsystem\n(S'" + command + b"'\ntR."
     (folder / "model.safetensors").unlink()
@@ -155,7 +154,7 @@ def templated(source: str) -> Callable[[Path], None]:
     return write
 
 
-# Links and things that are no files
+# Links, and what is not a regular file
 
 
 def outside(folder: Path) -> Path:
@@ -225,7 +224,7 @@ def indexed(shard: str) -> Callable[[Path], None]:
 
 
 def crowded(folder: Path) -> None:
-    """Very many files, none of which is the one that is needed."""
+    """Very many files, none of which is the needed one."""
     (folder / "model.safetensors").unlink()
     for number in range(20_000):
         (folder / f"{number:08}.bin").touch()
@@ -255,7 +254,7 @@ def nested(values: dict[str, Any]) -> None:
 
 
 def panicking_normalizer(values: dict[str, Any]) -> None:
-    """The tokenizers library panics while it reads it."""
+    """The tokenizers library panics while it reads this."""
     values["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAAgP////8AAAAA"}
 
 
@@ -280,12 +279,12 @@ def replacing(found: str, content: str) -> dict[str, Any]:
 
 
 def spelled(values: dict[str, Any]) -> None:
-    """Every letter a of an answer becomes 2^40."""
+    """The decoder replaces every letter a of an answer by 2^40 letters."""
     values["decoder"] = {"type": "Sequence", "decoders": [replacing("a", "aa")] * 40}
 
 
 def words_of_any_length(values: dict[str, Any]) -> None:
-    """Each of them is looked for in the vocabulary from every letter to every other."""
+    """For each of them the vocabulary is searched from every letter to every other."""
     values["model"]["max_input_chars_per_word"] = 10**12
 
 
@@ -296,7 +295,7 @@ def pieces_of_any_length(values: dict[str, Any]) -> None:
 
 
 def templated_round(tokens: int, times: int, texts: int = 1) -> Callable[[dict[str, Any]], None]:
-    """A template that puts so many tokens round a text, so often, and has the text itself so often."""
+    """A template that adds so many tokens around a text, so many times, and repeats the text itself so many times."""
     special = {"[CLS]": {"id": "[CLS]", "ids": [2] * tokens, "tokens": ["[CLS]"] * tokens}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     single = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * times + [first] * texts
@@ -305,7 +304,7 @@ def templated_round(tokens: int, times: int, texts: int = 1) -> Callable[[dict[s
 
 
 def templated_pair(*ids: str) -> Callable[[dict[str, Any]], None]:
-    """A template whose text for a pair has these texts."""
+    """A template whose part for a pair has these texts."""
 
     def change(values: dict[str, Any]) -> None:
         texts = [{"Sequence": {"id": name, "type_id": 0}} for name in ids]
@@ -320,7 +319,7 @@ def templated_pair(*ids: str) -> Callable[[dict[str, Any]], None]:
 
 
 def repeated_unseen(values: dict[str, Any]) -> None:
-    """A template with very many texts, in a sequence, over a vocabulary that has a token for z and nothing else."""
+    """A template that repeats the text very often, over a vocabulary that has only a token for z."""
     ids = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "z": 5}
     values["model"] = {"type": "BPE", "vocab": ids, "merges": []}
     values["normalizer"] = values["pre_tokenizer"] = values["decoder"] = None
@@ -329,7 +328,7 @@ def repeated_unseen(values: dict[str, Any]) -> None:
 
 
 def long_piece(size: int, decoder: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], None]:
-    """A vocabulary with one more piece, so long."""
+    """A vocabulary with one more piece of such a length."""
 
     def change(values: dict[str, Any]) -> None:
         known = values["model"]["vocab"]
@@ -340,14 +339,14 @@ def long_piece(size: int, decoder: dict[str, Any] | None = None) -> Callable[[di
 
 
 def many_pieces(values: dict[str, Any]) -> None:
-    """Each is short enough, and a hundred times as long in a text; a file of a megabyte spells a hundred."""
+    """Each is short enough, but a hundred times as long in a text; a file of a megabyte has a hundred of them."""
     known = values["model"]["vocab"]
     known |= {f"{number:06}{'x' * 30}": len(known) + number for number in range(20_000)}
     values["decoder"] = replacing("x", "y" * 100)
 
 
 def unknown_named(name: str) -> Callable[[dict[str, Any]], None]:
-    """A single character that the vocabulary lacks becomes this token."""
+    """A character that is not in the vocabulary becomes this token."""
 
     def change(values: dict[str, Any]) -> None:
         model = values["model"]
@@ -359,7 +358,7 @@ def unknown_named(name: str) -> Callable[[dict[str, Any]], None]:
 
 
 def long_beginning(values: dict[str, Any]) -> None:
-    """Two tokens, each short enough, before every text."""
+    """Two tokens, each short enough, at the beginning of every text."""
     known = values["model"]["vocab"]
     names = ["x" * 2500, "y" * 2500]
     known |= {name: len(known) + number for number, name in enumerate(names)}
@@ -417,7 +416,7 @@ def of_json(file: str, content: bytes) -> Callable[[Path], None]:
 
 
 def adapted(name: str) -> Callable[[Path], None]:
-    """An adapter whose base is somewhere else."""
+    """An adapter whose base is in another folder."""
 
     def write(folder: Path) -> None:
         outside(folder)
@@ -427,7 +426,7 @@ def adapted(name: str) -> Callable[[Path], None]:
 
 
 def ranked(*patterns: str) -> Callable[[Path], None]:
-    """An adapter with these patterns of ranks."""
+    """An adapter with these rank patterns."""
 
     def write(folder: Path) -> None:
         adapter = {"peft_type": "LORA", "base_model_name_or_path": "base", "r": 1, "lora_alpha": 1}
@@ -586,7 +585,7 @@ def list_field(key: str, kind: int, count: int, content: bytes = b"") -> bytes:
 LLAMA = string_field("general.architecture", "llama")
 NAMELESS = gguf(tensors=placed("a", [4], 0), counts=(1, 0), rest=bytes(64))
 MANY = 1 << 62
-FILES: dict[str, bytes | tuple[int, bytes]] = {  # a length and how it begins, or all of it
+FILES: dict[str, bytes | tuple[int, bytes]] = {  # a length and the beginning, or all of it
     "2^63 fields": gguf(LLAMA, counts=(0, 1 << 63)),
     "2^63 tensors": gguf(LLAMA, counts=(1 << 63, 1)),
     "a string of 2^62 bytes": gguf(struct.pack("<Q", MANY), counts=(0, 1)),
@@ -622,61 +621,63 @@ FILES: dict[str, bytes | tuple[int, bytes]] = {  # a length and how it begins, o
 }
 
 
-# Who tries them
+# Loading
 
 
 class Watch:
-    """Hears of everything that Python opens, runs and unpickles, while it is `on`."""
+    """Records everything that Python opens, runs and unpickles while it is `on`."""
 
     def __init__(self) -> None:
-        self.on, self.heard = False, list[str]()
-        sys.addaudithook(self.hear)
+        self.on, self.events = False, list[str]()
+        sys.addaudithook(self.record)
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def record(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.on:
             return
         if event == "open" and isinstance(arguments[0], str) and OUTSIDE in os.path.realpath(arguments[0]):
-            self.heard.append(f"opened {arguments[0]}")
+            self.events.append(f"opened {arguments[0]}")
         elif event == "subprocess.Popen" and vetting.__name__ in arguments[1]:
-            return  # the process in which tokenizers are tried
+            return  # the process in which tokenizers are checked
         elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"):
-            self.heard.append(f"{event} {arguments[0]}")
+            self.events.append(f"{event} {arguments[0]}")
         elif event in ("socket.connect", "socket.getaddrinfo"):
-            self.heard.append(f"{event} {arguments}")
+            self.events.append(f"{event} {arguments}")
 
 
 def memory(what: str) -> float:
-    """MiB: VmRSS is what there is, VmHWM the most there was since it was last forgotten."""
+    """MiB: VmRSS is the memory now, VmHWM the maximum since it was reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
 
 def tried(name: str, source: str, watch: Watch, vet: vetting.TokenizerCheck) -> Outcome:
-    """Who describes it first and finds it too large for memory reads nothing of it."""
+    """Describe a source, then load it; if the description shows that it is too large for memory it is not read."""
     outcome = Outcome(name)
     Path("/proc/self/clear_refs").write_text("5")
     before, began = memory("VmRSS"), time.process_time()
-    watch.heard, watch.on = [], True
+    watch.events, watch.on = [], True
     try:
-        needed = estimate_load(checkpoint.describe_source(source, vet=vet.check_folder)).weight_bytes(torch.float32)
+        needed = estimate_load(checkpoint.describe_source(source, folder_check=vet.check_folder)).weight_bytes(
+            torch.float32
+        )
         if needed > 1 << 30:
             raise ModelError(f"it needs {needed} bytes")
         template = checkpoint.load(source).chat
         if template is not None:
             template.render([{"role": "user", "content": "hello"}])
-    except BaseException as error:  # noqa: BLE001  what it is stands in the outcome
+    except BaseException as error:  # noqa: BLE001  its type is part of the outcome
         outcome.said, outcome.kind = str(error), type(error).__name__
         if isinstance(error, ModelError):
             outcome.kind = "ModelError"
     watch.on = False
     outcome.seconds, outcome.mebibytes = time.process_time() - began, memory("VmHWM") - before
-    outcome.touched = watch.heard
+    outcome.touched = watch.events
     return outcome
 
 
 def main(cases: Path) -> None:
     watch, vet = Watch(), vetting.TokenizerCheck()
-    vetting.CPU_SECONDS = 2  # of a processor
+    vetting.CPU_SECONDS = 2  # of processor time
     for name, source in json.loads(cases.read_text()):
         sys.stdout.write(json.dumps(asdict(tried(name, source, watch, vet))) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The page of an ingress with two replicas, for tests of what watches it: the rows of the table, and numbers that grow.
+"""The metrics page of an ingress with two replicas, for tests of what scrapes it: the rows of the table, with
+numbers that grow.
 
-Knows no routing.  What an ingress counts is tested where it counts; here it has to be there under the declared names.
-"""
+Nothing is routed. The counts of an ingress are tested elsewhere; here they only have their declared names."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ WHYS = ("affinity", "load", "only")
 
 
 def counted(page: MetricSeries) -> bytes:
-    """A little more than last time of all that grows."""
+    """Increase each counter."""
     page.gauge("replicas", MODEL).set(len(REPLICAS))
     page.gauge("wanted_replicas", MODEL).set(len(REPLICAS))
     for number, replica in enumerate(REPLICAS):
@@ -31,7 +31,7 @@ def counted(page: MetricSeries) -> bytes:
 
 @contextmanager
 def ingress_page() -> Iterator[str]:
-    """Its address while it is served."""
+    """The address of the page while it is served."""
     page = MetricSeries(ALL_METRICS)
 
     class Answer(BaseHTTPRequestHandler):

@@ -1,12 +1,10 @@
-"""Load that goes on while something is done to those who answer: streams and classifications, each answer looked at.
+"""Continuous load while servers are changed: streams and classifications, of which each answer is checked.
 
-Knows neither who answers nor what is done to them: `async with load(url, asked) as report: ...`, and afterwards the
-report says what came of every request.  The one idea: a request is only counted as answered if all of it came and it is
-what it always is; whatever else happens to it is a failure, in words.
+`async with load(url, asked) as report: ...`; afterwards `report` has the outcome of every request. A request counts
+as answered only if its answer is complete and equal to all others; anything else is a failure with its text.
 
-Each request has a connection of its own and one chance.  Clients that keep theirs send again where the official ones
-do: after a 503, or when the connection was closed before a byte of an answer came.
-"""
+Each request has its own connection and is sent once. With kept connections it is sent again where the official
+clients do: after a 503, or when the connection was closed before a byte of an answer."""
 
 import asyncio
 import json
@@ -19,14 +17,14 @@ from typing import Any
 import httpx
 
 PATIENCE = 120.0
-TRIES = 3  # of one request, as openai's client has it
+TRIES = 3  # of one request, as in openai's client
 GONE = (httpx.RemoteProtocolError, httpx.ConnectError, httpx.ReadError, httpx.WriteError)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Names of the models, how long a streamed answer is, how many clients of either kind there are, whether they keep
-    their connections, and how long each rests between an answer and its next request."""
+    """Names of the models, the length of a streamed answer, the number of clients of each kind, whether they keep
+    their connections, and the pause between an answer and the next request."""
 
     generator: str = "chat"
     classifier: str = "judge"
@@ -44,10 +42,10 @@ class Asked:
 
 @dataclass
 class Report:
-    """What has come of it so far."""
+    """The outcomes so far."""
 
     answered: Counter[str] = field(default_factory=Counter)  # by kind: stream, call
-    again: Counter[str] = field(default_factory=Counter)  # sent again, by why
+    again: Counter[str] = field(default_factory=Counter)  # sent again, by cause
     failures: list[str] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)  # the answer, by kind: always the same
 
@@ -57,7 +55,7 @@ class Report:
         self.answered[kind] += 1
 
     async def more(self, count: int) -> None:
-        """Until so many more of either kind were answered."""
+        """Wait until so many more of each kind were answered."""
         wanted = {kind: self.answered[kind] + count for kind in ("stream", "call")}
         async with asyncio.timeout(PATIENCE):
             while any(self.answered[kind] < number for kind, number in wanted.items()):
@@ -65,11 +63,11 @@ class Report:
 
 
 class Unanswered(Exception):
-    """It may be tried again elsewhere."""
+    """No answer; the request may be sent again."""
 
 
 async def stream(client: httpx.AsyncClient, asked: Asked, came: asyncio.Event | None = None) -> str:
-    """The text of a whole stream, of which something `came`.  One that has begun is not tried again."""
+    """The text of a whole stream, whose events are reported to `came`. A stream that has begun is not sent again."""
     lines: list[str] = []
     async with client.stream("POST", "/v1/completions", json=asked.stream) as answer:
         await checked(answer)
@@ -89,7 +87,7 @@ async def stream(client: httpx.AsyncClient, asked: Asked, came: asyncio.Event | 
 
 
 async def begun(url: str, asked: Asked) -> asyncio.Task[str]:
-    """A stream that has said something, and goes on."""
+    """A stream that has sent an event and goes on."""
     came = asyncio.Event()
 
     async def whole() -> str:
@@ -117,7 +115,7 @@ async def checked(answer: httpx.Response) -> None:
 
 
 async def answered(send: Callable[[], Awaitable[str]], tries: int, report: Report) -> str:
-    """What `send` comes to, in the end."""
+    """The answer to `send`, with repeated attempts."""
     for _ in range(tries - 1):
         try:
             return await send()
@@ -131,7 +129,7 @@ Send = Callable[[httpx.AsyncClient, Asked], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Client:
-    """One who asks for one kind of answer, again and again."""
+    """A client that sends requests of one kind, one after the other."""
 
     url: str
     asked: Asked
@@ -152,8 +150,8 @@ class Client:
 
 @asynccontextmanager
 async def load(url: str, asked: Asked | None = None) -> AsyncGenerator[Report]:
-    """Clients that ask one after the other, from the first answers on until the block is left; what they have begun by
-    then they bring to its end."""
+    """Clients that send one request after the other, from the first answers on until the block is left; their last
+    requests are completed."""
     asked, report, over = asked or Asked(), Report(), asyncio.Event()
     kinds: list[tuple[str, Send, int]] = [("stream", stream, asked.streams), ("call", call, asked.calls)]
     clients = [Client(url, asked, kind, send).ask(report, over) for kind, send, count in kinds for _ in range(count)]

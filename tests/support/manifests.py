@@ -1,7 +1,6 @@
-"""The Kubernetes manifests as they are rendered by the real helm and kustomize, and what they are held against.
+"""Kubernetes manifests as rendered by the real helm and kustomize, and the schemas they are validated against.
 
-Both programs are those that `make` put into .venv/tools, or those on the PATH.  Knows no value of the chart.
-"""
+Both programs are those that `make` put into .venv/tools, or those on the PATH."""
 
 import json
 import os
@@ -23,7 +22,7 @@ Manifest = dict[str, Any]
 
 CHART = ROOT / "deploy" / "helm" / "polyhead"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
-VERSIONS = ("1.30", kubernetes_validate.latest_version())  # the oldest that the chart is for, and the newest
+VERSIONS = ("1.30", kubernetes_validate.latest_version())  # the oldest and the newest version that the chart supports
 
 
 def closed(required: str, **properties: Any) -> dict[str, Any]:
@@ -59,7 +58,7 @@ WINDOW = closed(
     ),
 )
 BEHAVIORS = ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]
-# What the chart uses of resources that Kubernetes itself doesn't have: parts of their published definitions, closed.
+# What the chart uses of custom resources: parts of their published definitions, without further fields.
 CUSTOM = {
     "ScaledObject": custom(
         "keda.sh/v1alpha1",
@@ -137,7 +136,7 @@ CUSTOM = {
 }
 
 SECRET = closed("name key", name=TEXT, key=TEXT)
-POD = {"type": "object", "required": ["metadata", "spec"]}  # what Kubernetes itself knows: `pods_of`
+POD = {"type": "object", "required": ["metadata", "spec"]}  # validated as Kubernetes' own kinds: `pods_of`
 GROUP = closed(
     "groupName replicas minReplicas maxReplicas rayStartParams template",
     groupName=TEXT,
@@ -215,14 +214,14 @@ CUSTOM |= {
 
 
 def pods_of(service: Manifest) -> dict[str, Manifest]:
-    """Of a RayService: the template of its head, and of each group of workers by its name."""
+    """Of a RayService: the template of its head, and of each group of workers by name."""
     cluster = service["spec"]["rayClusterConfig"]
     groups = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
     return {"": cluster["headGroupSpec"]["template"], **groups}
 
 
 def inside(manifest: Manifest) -> list[Manifest]:
-    """What of Kubernetes' own a RayService carries: each as it would stand alone."""
+    """The Kubernetes objects inside a RayService, each as a manifest of its own."""
     service = {"apiVersion": "v1", "kind": "Service", **manifest["spec"]["serveService"]}
     pods = [{**pod, "metadata": {"name": "pod", **pod["metadata"]}} for pod in pods_of(manifest).values()]
     return [service, *({"apiVersion": "v1", "kind": "Pod", **pod} for pod in pods)]
@@ -257,7 +256,7 @@ def printed(values: str) -> str:
 
 
 def built(folder: Path) -> list[Manifest]:
-    """What `kubectl apply -k` would send."""
+    """The manifests that `kubectl apply -k` would send."""
     command = [tool("kubectl"), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -269,14 +268,14 @@ def read(text: str) -> list[Manifest]:
 
 
 def kinds(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """By kind; no kind is there twice."""
+    """Manifests by kind; each kind is there at most once."""
     found = {manifest["kind"]: manifest for manifest in manifests}
     assert len(found) == len(manifests)
     return found
 
 
 def validate(manifest: Manifest) -> None:
-    """Raises unless it is what the API takes, in every version of it, with no field that isn't known there."""
+    """Raise unless every supported version of the API accepts it, without unknown fields."""
     checked(json.dumps(manifest, sort_keys=True))
 
 

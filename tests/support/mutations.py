@@ -1,8 +1,7 @@
-"""Files of checkpoints with something changed at random, and who tries to load them.
+"""Files of checkpoints with random changes, and the process that tries to load them.
 
-As a program it makes and loads cases of a seed, one after the other, and says of each how it ended:
-`python mutations.py SEED COUNT FOLDER...`, COUNT for each file of each folder.
-"""
+As a program it makes and loads the cases of a seed, one after the other, and prints the outcome of each: `python
+mutations.py SEED COUNT FOLDER...`, COUNT for each file of each folder."""
 
 import json
 import random
@@ -22,7 +21,7 @@ from polyhead.models.checkpoint.load_estimate import estimate_load
 from polyhead.models.core.errors import ModelError
 from polyhead.service.runtime import tokenizer_check as vetting
 
-SMALL = 1 << 28  # bytes of weights that are read
+SMALL = 1 << 28  # bytes of weights that are changed
 HEAD = 1 << 14  # bytes of a GGUF file that are changed: its metadata
 ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 255, 1 << 31, 1 << 40, 1 << 63, -(1 << 63), 10**30, 0.5, -0.5, 1e308, 1e-308,
@@ -31,7 +30,7 @@ ODD: tuple[Any, ...] = (
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The ways to everything inside a value of JSON."""
+    """The paths to everything inside a JSON value."""
     yield way
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inside:
@@ -39,7 +38,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def edited(value: Any, chance: random.Random) -> Any:
-    """Something of it changed, left out, said twice, or in another's place."""
+    """A copy in which a value was changed, removed, duplicated or replaced by another."""
     ways = [way for way in places(value) if way]
     if not ways:
         return chance.choice(ODD)
@@ -64,7 +63,7 @@ def edited(value: Any, chance: random.Random) -> Any:
 
 
 def scratched(content: bytes, chance: random.Random, head: int) -> bytes:
-    """A few bytes changed, cut out or put in near the beginning."""
+    """A few bytes near the beginning changed, removed or inserted."""
     raw = bytearray(content)
     for _ in range(chance.randrange(1, 4)):
         at = chance.randrange(max(min(len(raw), head), 1))
@@ -92,7 +91,7 @@ def mutated(name: str, content: bytes, chance: random.Random) -> bytes:
 
 
 def cases(sources: list[Path], chance: random.Random, count: int) -> Iterator[tuple[str, Path, str, bytes]]:
-    """What is changed, in which source, in which file of it, and what that is then."""
+    """The change, the source, the file in it, and its new content."""
     for source in sources:
         files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
         for file in files:
@@ -102,9 +101,9 @@ def cases(sources: list[Path], chance: random.Random, count: int) -> Iterator[tu
 
 
 def tried(source: Path, vet: vetting.TokenizerCheck) -> str:
-    """A model that reads a text, or the sentence that refuses it; everything else is raised."""
+    """Load a model and tokenise a text, or return the message of its error; any other exception is raised."""
     try:
-        what = checkpoint.describe_source(str(source), vet=vet.check_folder)
+        what = checkpoint.describe_source(str(source), folder_check=vet.check_folder)
         if estimate_load(what).weight_bytes(torch.float32) > SMALL:
             return "large"
         loaded = checkpoint.load(str(source))
@@ -129,7 +128,7 @@ def main(seed: int, count: int, place: Path, sources: list[Path]) -> None:
         began, crashed = time.process_time(), ""
         try:
             outcome = tried(copy, vet)
-        except BaseException:  # noqa: BLE001  what it is stands in what is told
+        except BaseException:  # noqa: BLE001  its type is part of the output
             outcome, crashed = "crashed", traceback.format_exc()[-1500:]
         told = {"name": name, "outcome": outcome, "crashed": crashed, "seconds": time.process_time() - began}
         sys.stdout.write(json.dumps(told) + "\n")

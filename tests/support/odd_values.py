@@ -1,4 +1,4 @@
-"""Valid bodies of every route, and values of an odd type for every place inside them."""
+"""Valid bodies of every route, and values of unusual types for every place inside them."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -23,15 +23,15 @@ WRITING = {"max_new_tokens": 2, "stop": ["x"], "bad_words_ids": [[5]], "logit_bi
 
 @dataclass(frozen=True)
 class Route:
-    """The addresses that take the same bodies, the first of which is tried with all values, and those bodies."""
+    """Paths that take the same bodies, and these bodies. The first path is tested with all values."""
 
-    addresses: Mapping[str, str]  # as in /openapi.json, with what is asked
+    addresses: Mapping[str, str]  # as in /openapi.json, with the parameters filled in
     bodies: tuple[Mapping[str, Any], ...]
     method: str = "POST"
 
 
 def route(*addresses: str, bodies: tuple[Mapping[str, Any], ...], method: str = "POST", **values: str) -> Route:
-    """`values` are those of the names in the addresses."""
+    """`values` fill the names in the paths."""
     asked = {}
     for address in addresses:
         path = address
@@ -262,7 +262,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 def places(value: Any, before: Place = ()) -> Iterator[Place]:
-    """Every place inside `value` that has a value of its own, containers too."""
+    """Every place inside `value` that has a value, containers too."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inner:
         yield (*before, key)
@@ -277,13 +277,13 @@ def replaced(body: Any, place: Place, value: Any) -> Any:
 
 
 def inside(body: Any, place: Place) -> Any:
-    """What stands there."""
+    """The value at `place`."""
     for key in place:
         body = body[key]
     return body
 
 
 def is_named(place: Place, said: str) -> bool:
-    """Whether an error says where the odd value stands: its field, or the object that this field is in."""
+    """Whether an error names the place of the odd value: its field, or the object that has the field."""
     names = [key for key in place if isinstance(key, str)]
     return any(name in said for name in names[-2:])

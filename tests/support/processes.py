@@ -1,7 +1,6 @@
-"""A real server for tests: `polyhead serve` as a child on a free port, its log read along.
+"""A real server for tests: `polyhead serve` as a child on a free port; a thread reads its log.
 
-`Faulted` is the same server with faults that a test arms and disarms while it runs.
-"""
+`FaultServer` is the same server with faults that a test changes while it runs."""
 
 import json
 import os
@@ -18,17 +17,17 @@ from typing import Any
 import httpx
 
 from tests.support.faults import Fault, write
-from tests.support.nursery import Born, born
+from tests.support.fork_server import ForkedProcess, start_forked
 
 PATIENCE = 120.0  # seconds; a busy machine imports slowly
 SERVE = ("-m", "polyhead", "serve")
-PROGRAMS = {"serve": SERVE, "faulty": (str(Path(__file__).with_name("faulty.py")),)}
+PROGRAMS = {"serve": SERVE, "faulty": (str(Path(__file__).with_name("fault_server.py")),)}
 BUSY = ("requests_running", "requests_waiting", "kv_blocks_used", "tokens_in_flight", "http_requests_in_flight")
 SAMPLE = re.compile(r"^(?P<name>polyhead_\w+)(\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
 
 
 class Page:
-    """The metrics as they were at one moment."""
+    """The metrics at one moment."""
 
     def __init__(self, text: str) -> None:
         self.samples = list(SAMPLE.finditer(text))
@@ -47,22 +46,23 @@ class Page:
         return not any(map(self.total, BUSY))
 
     @property
-    def books(self) -> tuple[float, float]:
-        """What was received and what has ended: equal at rest."""
+    def received_and_ended(self) -> tuple[float, float]:
+        """The numbers of received and of ended requests; they are equal when idle."""
         return self.total("requests_received_total"), self.total("requests_total")
 
 
-def started(entry: tuple[str, ...], flags: Sequence[str]) -> subprocess.Popen[str] | Born:
-    """What `entry` begins with is a program of the nursery's, or a word for the interpreter."""
+def started(entry: tuple[str, ...], flags: Sequence[str]) -> subprocess.Popen[str] | ForkedProcess:
+    """`entry` begins with a program of the fork server, or with an argument of the interpreter."""
     program, *more = entry
     if program in PROGRAMS and sys.platform == "linux":
-        return born(program, (*more, *flags))
+        return start_forked(program, (*more, *flags))
     command = [sys.executable, *PROGRAMS.get(program, (program,)), *more, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 class Process:
-    """A server as a child; its log is read along.  It is one of the nursery's, or started from nothing: `SERVE`."""
+    """A server as a child process whose log is read. It is forked by the fork server, or started from nothing:
+    `SERVE`."""
 
     def __init__(self, *arguments: str, entry: tuple[str, ...] = ("serve",)) -> None:
         self.child = started(entry, ("--port", "0", "--log-format", "json", *arguments))
@@ -83,7 +83,7 @@ class Process:
         while time.monotonic() < deadline:
             if found := condition():
                 return found
-            if self.child.poll() is not None:  # its log may still say something
+            if self.child.poll() is not None:  # its last lines may still come
                 deadline = min(deadline, time.monotonic() + 5)
             time.sleep(0.01)
         raise TimeoutError(self.log)
@@ -93,7 +93,7 @@ class Process:
         return str(self.until(lambda: re.search(r"listening on (https?://\S+),", self.log))[1])
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=PATIENCE, verify=False)  # else it reads all certificates there are
+        return httpx.get(self.url + path, timeout=PATIENCE, verify=False)  # else it loads all system certificates
 
     def ready(self) -> httpx.Response:
         def answer() -> httpx.Response | None:
@@ -113,7 +113,7 @@ class Process:
         return Page(self.get("/metrics").text)
 
     def rest(self, patience: float = PATIENCE) -> Page:
-        """The metrics as soon as nothing is under way any more."""
+        """The metrics as soon as no request is in flight."""
         found = self.until(lambda: page if (page := self.page).at_rest else None, patience)
         assert isinstance(found, Page)
         return found
@@ -122,7 +122,7 @@ class Process:
         return len(os.listdir(f"/proc/{self.child.pid}/fd"))
 
     def resident(self, kind: str = "VmRSS") -> float:
-        """MiB now, or at most since `forget` ("VmHWM")."""
+        """MiB now, or the maximum since `forget` ("VmHWM")."""
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.child.pid}/status").read_text().splitlines())
         return int(lines[kind].split()[0]) / 1024
 
@@ -130,8 +130,8 @@ class Process:
         Path(f"/proc/{self.child.pid}/clear_refs").write_text("5")
 
 
-class Faulted(Process):
-    """The server of tests/support/faulty.py; `folder` is where its faults are written."""
+class FaultServer(Process):
+    """The server of tests/support/fault_server.py; `folder` is where its faults are written."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.faults = folder / "faults.json"
@@ -139,13 +139,13 @@ class Faulted(Process):
         super().__init__(*arguments, entry=("faulty", str(self.faults)))
 
     def arm(self, *faults: Fault) -> None:
-        """These faults, and no others, from the next step on."""
+        """Replace the faults, from the next step on."""
         write(self.faults, faults)
 
     def census(self) -> tuple[int, int]:
-        """How many tasks the event loop has and how many threads the process, as its own log says when asked."""
-        said = [line for line in list(self.lines) if line["message"] == "census"]
+        """The number of tasks of the event loop and of threads, which the server logs at SIGUSR1."""
+        before = [line for line in list(self.lines) if line["message"] == "census"]
         self.child.send_signal(signal.SIGUSR1)
-        self.until(lambda: len([line for line in list(self.lines) if line["message"] == "census"]) > len(said))
+        self.until(lambda: len([line for line in list(self.lines) if line["message"] == "census"]) > len(before))
         last = [line for line in list(self.lines) if line["message"] == "census"][-1]
         return last["tasks"], last["threads"]

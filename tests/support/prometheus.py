@@ -1,7 +1,6 @@
-"""A real Prometheus for tests: Debian's, started on a free port of 127.0.0.1 with the rules that are deployed.
+"""A real Prometheus for tests, of the Debian package, on a free port of 127.0.0.1 with the deployed rules.
 
-Where there is none (deploy/tools.sh fetches it for `make test`) the tests that need it are skipped and say so.
-"""
+Where it is not installed (deploy/tools.sh fetches it for `make test`) the tests that need it are skipped."""
 
 import json
 import shutil
@@ -26,7 +25,7 @@ PATIENCE = 120.0
 
 
 def tool(name: str) -> str:
-    """Where `prometheus` or `promtool` is; without it the test that asks is skipped."""
+    """The path of `prometheus` or `promtool`; the test is skipped if there is none."""
     found = shutil.which(name) or shutil.which(name, path=FETCHED)
     if not found:
         pytest.skip(f"{name} is not here; deploy/tools.sh .venv/tools fetches it where there is apt")
@@ -34,7 +33,7 @@ def tool(name: str) -> str:
 
 
 def promtool(*arguments: str, given: str = "") -> str:
-    """What it says, which has to be good."""
+    """The output of promtool, which must succeed."""
     command = [tool("promtool"), *arguments]
     ran = subprocess.run(command, input=given, capture_output=True, text=True, cwd=DEPLOYED, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -43,7 +42,7 @@ def promtool(*arguments: str, given: str = "") -> str:
 
 @cache
 def rule_groups() -> list[dict[str, Any]]:
-    """Of all the rules that are deployed."""
+    """The groups of all deployed rules."""
     files = sorted((DEPLOYED / "rules").glob("*.yml"))
     return [group for file in files for group in yaml.safe_load(file.read_text("utf-8"))["groups"]]
 
@@ -54,7 +53,7 @@ def rules(kind: str) -> list[dict[str, Any]]:
 
 
 class Prometheus:
-    """As deployed, but for the addresses, and that it looks every second; `others` are targets of jobs of their own."""
+    """As deployed, except for the addresses and a scrape interval of a second; `others` are targets of further jobs."""
 
     def __init__(self, folder: Path, target: str, **others: str) -> None:
         with socket.socket() as probe:
@@ -79,7 +78,7 @@ class Prometheus:
             self.child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
     def ready(self) -> None:
-        """Before, it answers 503 to every question while it reads what it has stored."""
+        """Until then it answers 503 while it reads its storage."""
         self.until(lambda: httpx.get(f"http://{self.address}/-/ready", timeout=PATIENCE, verify=False).is_success)
 
     def ask(self, path: str, **parameters: str) -> Any:
@@ -95,7 +94,7 @@ class Prometheus:
         return found
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """What `condition` finds, asked again until it finds something.  One that is not up yet answers nobody."""
+        """The first result of `condition` that is not empty; until Prometheus is up its errors are ignored."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             assert self.child.poll() is None, self.log.read_text()

@@ -1,9 +1,8 @@
-"""The threads of the compiled step under the thread sanitizer: `python tests/support/racing.py FOLDER NAME`, a child of
-tests.
+"""The threads of the compiled step under the thread sanitizer, as a child of tests: `python tests/support/racing.py
+FOLDER NAME`.
 
-Loads FOLDER/NAME.so, compiled with it, and takes networks through steps on three threads.  A race is reported on the
-way, with the places of both.
-"""
+Loads FOLDER/NAME.so, which is compiled with it, and runs steps of networks on three threads. The sanitizer reports a
+race with both of its places."""
 
 import random
 import sys

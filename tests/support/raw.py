@@ -1,4 +1,4 @@
-"""HTTP as bytes on a socket, for what no client library would send."""
+"""HTTP as bytes on a socket, for requests that no client library sends."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ def connected(port: int) -> socket.socket:
 
 
 def heard(client: socket.socket) -> bytes:
-    """Everything until the server closes."""
+    """Everything until the server closes the connection."""
     parts = []
     while part := client.recv(1 << 16):
         parts.append(part)
@@ -40,7 +40,7 @@ def heard(client: socket.socket) -> bytes:
 
 
 def answers(content: bytes, *heads: int) -> list[Said]:
-    """All answers in `content`; those with these numbers have no body, whatever they say."""
+    """All answers in `content`; those to the requests with these numbers have no body, whatever their headers are."""
     found: list[Said] = []
     while content:
         head, _, content = content.partition(b"\r\n\r\n")
@@ -53,7 +53,7 @@ def answers(content: bytes, *heads: int) -> list[Said]:
 
 
 def said(port: int, *parts: bytes) -> list[Said]:
-    """What is answered to `parts` until the server closes."""
+    """The answers to `parts` until the server closes the connection."""
     with connected(port) as client:
         for part in parts:
             client.sendall(part)
@@ -61,13 +61,13 @@ def said(port: int, *parts: bytes) -> list[Said]:
 
 
 def post(body: bytes, *fields: bytes, path: bytes = b"/v1/completions") -> bytes:
-    """A whole request with a Content-Length, the last on its connection."""
+    """A whole request with a Content-Length and `Connection: close`."""
     lines = [b"POST %s HTTP/1.1" % path, b"Host: localhost", b"Connection: close", *fields]
     return b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body])
 
 
 def chunked(*chunks: bytes, path: bytes = b"/v1/completions") -> bytes:
-    """The same in chunks, without their end; `chunks` are as they go over the wire."""
+    """The same in chunks, without the last one; `chunks` are sent as they are."""
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" % path
     return head + b"".join(chunks)
 

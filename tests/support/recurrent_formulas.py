@@ -1,7 +1,6 @@
-"""Recurrent encoder-decoders once more: one sequence, one step, one line a formula, as the papers write them.
+"""Recurrent encoder-decoders a second time: one sequence, one step, one line for each formula, as in the papers.
 
-Reads a network's weights by name and shares no code with it.
-"""
+Reads the weights of a network by name and shares no code with it."""
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ Weights = dict[str, Tensor]
 
 
 def gates(own: Weights, layer: str, x: Tensor, h: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Of each gate what the input and what the state before add to it."""
+    """For each gate the terms of the input and of the previous state."""
     read = own[f"weight_ih_{layer}"] @ x + own[f"bias_ih_{layer}"]
     kept = own[f"weight_hh_{layer}"] @ h + own[f"bias_hh_{layer}"]
     return list(zip(read.split(len(h)), kept.split(len(h)), strict=True))
@@ -31,7 +30,7 @@ def cell(kind: str, own: Weights, layer: str, x: Tensor, memory: list[Tensor]) -
 
 
 def encoded(config: RecurrentConfig, own: Weights, x: Tensor) -> tuple[Tensor, list[list[list[Tensor]]]]:
-    """[K, W] to [K, H] annotations, and of each layer and direction what was remembered last."""
+    """[K, W] to [K, H] annotations, and the last states of each layer and direction."""
     last = []
     for layer in range(config.depth):
         read, ends = [], []
@@ -59,7 +58,7 @@ def scored(config: RecurrentConfig, own: Weights, query: Tensor, annotation: Ten
 
 
 def looked(config: RecurrentConfig, own: Weights, query: Tensor, annotations: Tensor, time: int) -> Tensor:
-    """Weights [K] of a source's tokens."""
+    """Weights [K] of the tokens of a source."""
     count, width = len(annotations), config.window
     centre = torch.tensor(float(time)).to(query)
     if config.reach == "local-p":
@@ -76,7 +75,7 @@ def looked(config: RecurrentConfig, own: Weights, query: Tensor, annotations: Te
 
 
 def formulas(network: torch.nn.Module, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Logits [Q, V] behind each token of one target, and the weights of each step."""
+    """Logits [Q, V] after each token of one target, and the attention weights of each step."""
     config: RecurrentConfig = network.config
     whole = dict(network.state_dict())
     own = {name.removeprefix("decoder."): tensor for name, tensor in whole.items() if name.startswith("decoder.")}

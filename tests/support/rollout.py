@@ -1,10 +1,9 @@
-"""A rolling update as Kubernetes does it, with real servers for pods: what the chart asks for, carried out.
+"""A rolling update as Kubernetes does it, with real servers as pods, with the settings of the chart.
 
-A `Service` forwards connections to pods that are ready, one after the other, and leaves those alone that it has
-forwarded: so does a Service of Kubernetes, which knows no requests.  It asks the probe of the chart as a kubelet does.
-`roll` replaces pod by pod, with the chart's surge, hook, signal and patience.  The one idea: every number comes out of
-the rendered Deployment, so what is proven is proven of the chart.
-"""
+A `Service` forwards connections to ready pods, one after the other, and does not touch those that it has forwarded,
+like a Service of Kubernetes, which does not see requests. It sends the probe of the chart like a kubelet. `roll`
+replaces pod after pod, with the chart's surge, hook, signal and grace period. Every number comes from the rendered
+Deployment."""
 
 import asyncio
 import signal
@@ -20,12 +19,12 @@ from tests.support.load import Asked, begun
 from tests.support.processes import Process
 
 Manifest = dict[str, Any]
-NEWS = 0.5  # of the hook, until whoever forwards has heard that a pod leaves
+NEWS = 0.5  # of the hook, until the Service stops forwarding to a pod that is deleted
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a Deployment says of how its pods come and go."""
+    """The settings of a Deployment for starting and ending pods."""
 
     path: str
     period: float
@@ -61,11 +60,11 @@ class Pod:
 
 @dataclass
 class Gone:
-    """How a pod went."""
+    """How a pod ended."""
 
     code: int
-    seconds: float  # from its deletion on
-    open: float  # HTTP requests that it had in flight when the signal came
+    seconds: float  # since its deletion
+    open: float  # HTTP requests in flight at the signal
     last: str  # the stream that was begun last
 
 
@@ -84,7 +83,7 @@ class Service:
         forwarded.add_done_callback(self.forwarding.discard)
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to one pod, to its end."""
+        """Forward one connection to one pod, until it ends."""
         able = [pod for pod in self.pods if pod.ready and not pod.leaving]
         if not able:  # as a Service without endpoints does
             self.unserved += 1
@@ -101,7 +100,7 @@ class Service:
             writer.close()
 
     async def probe(self, client: httpx.AsyncClient) -> None:
-        """As the kubelet: ready at the first success, not ready after so many failures."""
+        """Like a kubelet: ready at the first success, not ready after so many failures."""
         while True:
             for pod in list(self.pods):
                 good = False
@@ -112,7 +111,7 @@ class Service:
             await asyncio.sleep(self.terms.period)
 
     async def add(self, start: Callable[[], Process]) -> Pod:
-        """A pod that is ready."""
+        """Start a pod and wait until it is ready."""
         process = await asyncio.to_thread(start)
         pod = Pod(process, httpx.URL(await asyncio.to_thread(lambda: process.url)))
         self.pods.append(pod)
@@ -122,8 +121,8 @@ class Service:
         return pod
 
     async def delete(self, pod: Pod, asked: Asked) -> Gone:
-        """At once its hook begins; the news that it leaves needs a part of that time to reach whoever forwards.  When
-        the signal comes it has just begun with what is `asked`, since somebody's connection was forwarded last."""
+        """Its hook starts at once; the Service stops forwarding to it after a part of that time. At the signal it
+        has just begun the request `asked`, whose connection was forwarded last."""
         since = time.monotonic()
         await asyncio.sleep(NEWS * self.terms.hook)
         pod.leaving = True
@@ -132,7 +131,7 @@ class Service:
         in_flight = (await asyncio.to_thread(lambda: pod.process.page)).total("http_requests_in_flight")
         pod.process.child.send_signal(signal.SIGTERM)
         left = self.terms.grace - (time.monotonic() - since)
-        code = await asyncio.to_thread(pod.process.child.wait, left)  # a kubelet kills it then
+        code = await asyncio.to_thread(pod.process.child.wait, left)  # then a kubelet kills it
         self.pods.remove(pod)
         return Gone(code, time.monotonic() - since, in_flight, await last)
 
@@ -148,7 +147,7 @@ async def pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @asynccontextmanager
 async def service(terms: Terms) -> AsyncGenerator[Service]:
-    """A Service without pods, at `url`; whatever it has at the end is killed."""
+    """A Service without pods, at `url`; pods that are left at the end are killed."""
     found = Service(terms)
     server = await asyncio.start_server(found.take, "127.0.0.1", 0)
     found.url = "http://{}:{}".format(*server.sockets[0].getsockname())
@@ -166,7 +165,7 @@ async def service(terms: Terms) -> AsyncGenerator[Service]:
 
 
 async def roll(service: Service, start: Callable[[], Process], asked: Asked) -> list[Gone]:
-    """Replace every pod: as many more at once as the surge allows, and none goes before another is ready."""
+    """Replace every pod: as many at once as the surge allows; none is deleted before another is ready."""
     old, gone = list(service.pods), []
     while old:
         batch, old = old[: service.terms.surge], old[service.terms.surge :]

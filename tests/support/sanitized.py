@@ -1,9 +1,8 @@
 """The compiled step under sanitizers, as a child of tests: `python tests/support/sanitized.py FOLDER NAME`.
 
-Loads FOLDER/NAME.so, compiled with sanitizers, and drives it over tiny networks of every kind.  A report ends the
-process.  The one idea: whatever the step reads or writes lies in an allocation of exactly its size, so that the first
-byte behind it is seen.  Answers are judged elsewhere.
-"""
+Loads FOLDER/NAME.so, which is compiled with sanitizers, and runs steps of tiny networks of every kind. A report ends
+the process. Everything that the step reads or writes is in an allocation of exactly its size, so that an access to
+the first byte behind it is found. Answers are compared in other tests."""
 
 import random
 import sys
@@ -33,12 +32,12 @@ from polyhead.service.engine.sampler import SampleRow
 from tests.models.executors.test_bounds import LEARNED, disturbed, fits, fuzzed, good, passed, texts, unchecked
 from tests.models.native.test_step import BERT, ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
 
-LENGTHS = (1, 5, 16, 270)  # the last in two parts of attention
+LENGTHS = (1, 5, 16, 270)  # the last with two parts of attention
 ODD = {
     "odd widths": replace(LLAMA, width=50, mlp_width=37, heads=3, kv_heads=1, head_width=10, vocab_size=33),
     "odd and plain": replace(LLAMA, width=70, mlp_width=65, gated_mlp=False, vocab_size=97, window=3, kv_heads=3),
 }
-FINE, BLOCKS, WIDE = 32, 24, 150  # WIDE: rows of which threads take panels
+FINE, BLOCKS, WIDE = 32, 24, 150  # WIDE: rows in panels for several threads
 FORMATS: list[tuple[Precision, float, int]] = [  # precision, least weight, steps (0: any floats), by format
     ("float32", 0.0, 0),
     ("int8", 0.0, 0),
@@ -51,7 +50,7 @@ WAYS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3, top_p=0.5), Sampl
 
 
 class Exact(native.NativeExecutor):
-    """Answers without room to spare."""
+    """Allocations without spare bytes."""
 
     def _room(self, rows: int) -> Tensor:
         return torch.empty(rows, self._stride)
@@ -66,7 +65,7 @@ def exact(self: memory.PageAllocator, count: int, dtype: type[np.generic]) -> ND
 
 
 def narrow(net: nn.Module, least: float, steps: int) -> None:
-    """Weights become `steps` of a power of two: of both signs, or above `least` where that is not zero."""
+    """Round weights to `steps` of a power of two: of both signs, or above `least` where that is not zero."""
     for linear in (module for module in net.modules() if isinstance(module, nn.Linear)):
         codes = torch.randint(0, steps, linear.weight.shape).float()
         codes[:, :2] = torch.tensor([0.0, steps - 1.0])
@@ -82,7 +81,7 @@ def narrowed(config: ModelConfig, least: float, steps: int = 16) -> tuple[Transf
 
 
 def kinds(config: ModelConfig) -> list[Callable[[], tuple[Transformer, LanguageHead, Precision]]]:
-    """The network with all the weights there are."""
+    """The network with weights of every format."""
     return [
         lambda: (network(config), head(config), "float32"),
         lambda: (network(config), head(config), "int8"),
@@ -93,13 +92,13 @@ def kinds(config: ModelConfig) -> list[Callable[[], tuple[Transformer, LanguageH
 
 
 def some_kinds(config: ModelConfig) -> list[tuple[Transformer, LanguageHead, Precision]]:
-    """Of the plainest network all, of each other the next one."""
+    """All formats of the plainest network, and one of each other network."""
     made = kinds(config)
     return [make() for make in (made if config is LLAMA else [made[next(TURN) % len(made)]])]
 
 
 def chunks(config: ModelConfig, choice: random.Random) -> Iterator[list[tuple[list[int], int, list[int]]]]:
-    """Texts in random chunks in random company, then one token after the other, alone and all together."""
+    """Texts in random chunks beside others, then one token after the other, alone and all together."""
     free = list(range(BLOCKS))
     choice.shuffle(free)
     tables = [[free.pop() for _ in range(-(-(length + 2) // 16))] for length in LENGTHS]
@@ -119,7 +118,7 @@ def chunks(config: ModelConfig, choice: random.Random) -> Iterator[list[tuple[li
 
 
 def adapters(config: ModelConfig, executor: Executor) -> list[int]:
-    """The numbers of two, one over everything and one over some of what is packed as one; and none's."""
+    """The numbers of two adapters, one on all matrices and one on some of a packed matrix; and the number of none."""
 
     def low(rank: int, inputs: int, outputs: int) -> LowRank:
         return LowRank(torch.randn(rank, inputs), torch.randn(outputs, rank) / 64)
@@ -162,7 +161,7 @@ def encode(config: ModelConfig, instructions: str) -> int:
 
 
 def multiply(instructions: str) -> int:
-    """Products of all the heights that a tile can have, in all formats."""
+    """Products with all heights of a tile, in all formats."""
     for format, (precision, least, steps) in enumerate(FORMATS):
         pack = PackedNetwork(library.load_library(instructions), LLAMA, precision)
         for rows in range(1, 15):
@@ -174,8 +173,8 @@ def multiply(instructions: str) -> int:
     return 14 * len(FORMATS)
 
 
-def spoil(instructions: str) -> int:
-    """Numbers that are none."""
+def check_nan(instructions: str) -> int:
+    """Rows with NaN."""
     for precision in ("float32", "int8"):
         net = network(LLAMA)
         with torch.no_grad():
@@ -186,7 +185,7 @@ def spoil(instructions: str) -> int:
 
 
 def fuzz(instructions: str) -> int:
-    """Numbers that are out of range, with the check in Python and, of lists of the right lengths, without it."""
+    """Numbers out of range, with the check in Python and, for lists of the right lengths, without it."""
     for config, rows in ((LEARNED, good()), (replace(LEARNED, position="rotary"), good()), (BERT, texts())):
         blocks, last = (8, head(config)) if config.causal else (0, None)
         executor = Exact(network(config), last, block_count=blocks, threads=2, instructions=instructions)
@@ -200,7 +199,7 @@ def fuzz(instructions: str) -> int:
 
 
 def draw(instructions: str) -> int:
-    """Rows of all kinds of lengths, drawn from in all ways."""
+    """Rows of various lengths, sampled in all ways."""
     sampler, choice, steps = CompiledSampler(instructions, 2), random.Random(3), 0
     for words in (1, 31, 64, 257, 512):
         logits = torch.randn(9, words)
@@ -217,7 +216,7 @@ def draw(instructions: str) -> int:
 
 
 def exactly(folder: Path) -> None:
-    """From now on libraries are those of `folder`, and what they are given has exactly its size."""
+    """Load libraries from `folder`, and give them allocations of exactly the needed size."""
     torch.set_num_threads(1)
     memory.PageAllocator.zeros = exact  # type: ignore[method-assign]
     native.map_pages = exact_bytes
@@ -226,7 +225,7 @@ def exactly(folder: Path) -> None:
 
 def main(folder: Path, instructions: str) -> None:
     exactly(folder)
-    steps = multiply(instructions) + spoil(instructions) + draw(instructions)
+    steps = multiply(instructions) + check_nan(instructions) + draw(instructions)
     steps += sum(generate(config, instructions) for config in (GENERATORS | ODD).values())
     steps += fuzz(instructions)
     steps += sum(encode(config, instructions) for config in ENCODERS.values())

@@ -1,4 +1,4 @@
-"""Doubles for what stands below text and dialects: models that answer as a test says, and a client without a socket."""
+"""Fakes for what is below text and dialects: models with scripted answers, and a client without a socket."""
 
 import asyncio
 from array import array
@@ -38,7 +38,7 @@ from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, Headro
 from polyhead.service.text.tokenization import TextProcessor
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
-WAIT = object()  # in a script: nothing more comes until the request is closed
+WAIT = object()  # in a script: no further event until the request is closed
 Script = Callable[[Model, Request], Iterable[Any]]
 
 
@@ -62,8 +62,8 @@ def model(folder: Path, name: str, task: Task, **others: Any) -> Model:
 
 
 class Source:
-    """Events in the order of a script, one in each turn of the event loop; an exception in it is raised, WAIT waits for
-    the end.
+    """Events in the order of a script, one in each iteration of the event loop; an exception in it is raised, WAIT
+    waits until the source is closed.
     """
 
     def __init__(self, script: Iterable[Any]) -> None:
@@ -87,7 +87,7 @@ class Source:
                 await self.closed.wait()
                 return
             await asyncio.sleep(0)
-            yield self.give(event)
+            yield self.count(event)
 
     def take(self) -> Event | None:
         if not (self.is_open and self.is_due):
@@ -96,24 +96,24 @@ class Source:
         for event in self.script:
             if event is WAIT:
                 return None
-            asyncio.get_running_loop().call_soon(self.next_turn)
-            return self.give(event)
+            asyncio.get_running_loop().call_soon(self.make_due)
+            return self.count(event)
         self.is_exhausted = True
         return None
 
-    def next_turn(self) -> None:
+    def make_due(self) -> None:
         self.is_due = True
         self.notify()
 
     def on_ready(self, function: Callable[[], None]) -> None:
         self.notify = function
 
-    def give(self, event: Any) -> Event:
+    def count(self, event: Any) -> Event:
         self.given += 1
         self.ended = not isinstance(event, GeneratedToken | HeadOutput)
         self.timing.outcome = "done" if self.ended else self.timing.outcome
-        given: Event = event
-        return given
+        counted: Event = event
+        return counted
 
     def close(self, *, answered: bool = False) -> None:
         if not self.closed.is_set() and not self.ended:
@@ -162,18 +162,20 @@ class Registry:
         raise Conflict(f"there is nothing here that explains {model.name}")
 
 
-def spoken(text: str, tokenizer: Tokenizer) -> list[Event]:
-    """A generator's events for `text`."""
+def token_events(text: str, tokenizer: Tokenizer) -> list[Event]:
+    """The events of a generator for `text`."""
     return [GeneratedToken(id) for id in tokenizer.encode(text, special=False).ids]
 
 
 def echo(model: Model, request: Request) -> Iterable[Event]:
-    """Generators say their prompt again and stop; encoders say numbers made of the tokens."""
+    """Generators repeat their prompt and stop; encoders return numbers computed from the tokens."""
     if isinstance(request, Generate):
-        said = request.tokens[: request.max_tokens]
-        yield from (GeneratedToken(id, -0.5, tuple((id + n, -0.5 - n) for n in range(request.logprobs))) for id in said)
-        reason = "length" if len(said) < len(request.tokens) else "stop"
-        yield Done(reason, len(request.tokens), len(said), cached_tokens=1)
+        answer = request.tokens[: request.max_tokens]
+        yield from (
+            GeneratedToken(id, -0.5, tuple((id + n, -0.5 - n) for n in range(request.logprobs))) for id in answer
+        )
+        reason = "length" if len(answer) < len(request.tokens) else "stop"
+        yield Done(reason, len(request.tokens), len(answer), cached_tokens=1)
     else:
         yield states(request) if request.form == "tokens" else HeadOutput(numbers(model, request))
         yield Done("encoded", len(request.tokens))
@@ -187,11 +189,11 @@ def states(request: Encode) -> TokenOutputs:
 
 def numbers(model: Model, request: Encode) -> list[float]:
     count = {"classify": len(model.labels), "rank": 1}.get(model.task, request.dimensions or model.width)
-    return [sum(request.tokens) % 97 / 2.0**index for index in range(count)]  # that float32 and its text say exactly
+    return [sum(request.tokens) % 97 / 2.0**index for index in range(count)]  # exact in float32 and as text
 
 
-class Idle:
-    """An engine of which a test says how it is."""
+class FakeEngine:
+    """An engine whose state a test sets."""
 
     alive = True
     tokens = 0
@@ -216,7 +218,7 @@ class Idle:
 
 def application(registry: Registry, headroom: Headroom = UNBOUNDED_HEADROOM, **settings: Any) -> FastAPI:
     known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
-    engine, keys = Idle(), Keys(known)
+    engine, keys = FakeEngine(), Keys(known)
     metrics = Metrics(tuple(registry.served), keys.names)
     bounds = AdmissionLimits(known.max_requests, known.max_tokens_in_flight, known.key_share)
     text = TextProcessor(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.record_tokenisation)
@@ -237,7 +239,8 @@ def application(registry: Registry, headroom: Headroom = UNBOUNDED_HEADROOM, **s
 
 
 def ask(app: FastAPI, *calls: tuple[str, Any]) -> list[httpx.Response]:
-    """The answers to POSTs of (path, JSON or bytes), one after the other; a body of None is a GET."""
+    """The answers to requests of (path, JSON or bytes), one after the other; a body of None is a GET, others are
+    POSTs."""
 
     async def all_of_them() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
@@ -262,7 +265,7 @@ async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 class Connection:
-    """One POST by hand, so that it can be dropped at any moment."""
+    """One POST without a client library, so that it can be aborted at any moment."""
 
     def __init__(self, path: str, body: bytes, key: str = "") -> None:
         self.scope = {
@@ -287,7 +290,7 @@ class Connection:
         self.sending: Callable[[], Awaitable[None]] = self.at_once
 
     async def at_once(self) -> None:
-        """A client that reads what comes."""
+        """A client that reads at once."""
 
     async def send(self, message: Any) -> None:
         await self.sending()

@@ -1,4 +1,4 @@
-"""The tests' own watch hears what it should: by every process, whoever does it, before it is done."""
+"""The audit hook reports violations of every process, also by libraries, before they happen."""
 
 import os
 import pickle
@@ -9,7 +9,7 @@ from pathlib import Path
 import audit_hook
 import pytest
 
-from tests.support import watched
+from tests.support import audit
 
 CONNECT = "import socket; s = socket.socket(); s.setblocking(False); s.connect_ex((%r, 9))"
 LOOK_UP = "import socket\ntry: socket.getaddrinfo(%r, 9)\nexcept OSError: pass"
@@ -20,8 +20,8 @@ TORCH = (
 )
 
 
-def heard(code: str, folder: Path) -> str:
-    """What a child is heard to do that runs `code`."""
+def violations_of(code: str, folder: Path) -> str:
+    """The violations that are reported for a child that runs `code`."""
     file = folder / "heard"
     known = os.environ | {"AUDITED": str(file)}
     subprocess.run([sys.executable, "-c", code], env=known, check=True, timeout=60, stderr=subprocess.DEVNULL)
@@ -29,31 +29,31 @@ def heard(code: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "expected"),
     [
         (CONNECT % "192.0.2.1", "socket.connect ('192.0.2.1', 9)"),
         (LOOK_UP % "name.invalid", "socket.getaddrinfo name.invalid"),
         (UNPICKLE, "pickle.find_class os.getcwd"),
     ],
 )
-def test_what_is_not_allowed_is_heard(code: str, said: str, tmp_path: Path) -> None:
-    assert said in heard(code, tmp_path)
+def test_violations_are_reported(code: str, expected: str, tmp_path: Path) -> None:
+    assert expected in violations_of(code, tmp_path)
 
 
 @pytest.mark.parametrize("code", [CONNECT % "127.0.0.1", LOOK_UP % "localhost", "import pickle; pickle.loads(b'N.')"])
-def test_what_is_allowed_is_not(code: str, tmp_path: Path) -> None:
-    assert heard(code, tmp_path) == ""
+def test_allowed_operations_are_not_reported(code: str, tmp_path: Path) -> None:
+    assert violations_of(code, tmp_path) == ""
 
 
-def test_torch_s_own_files_are_pickles_and_heard(tmp_path: Path) -> None:
-    assert "pickle.find_class" in heard(TORCH % False, tmp_path)
+def test_loading_a_file_of_torch_as_pickle_is_reported(tmp_path: Path) -> None:
+    assert "pickle.find_class" in violations_of(TORCH % False, tmp_path)
 
 
-def test_this_process_is_watched_too() -> None:
+def test_violations_of_this_process_are_reported() -> None:
     pickle.loads(b"cos\ngetcwd\n.")
-    assert [line for line in watched.taken() if "os.getcwd" in line]
+    assert [line for line in audit.take_violations() if "os.getcwd" in line]
 
 
 def test_every_exception_is_still_needed() -> None:
-    """One that nobody needs any more would hide what somebody does later."""
+    """An exception that is no longer needed would hide later violations."""
     assert not [place for place, why in audit_hook.KNOWN.items() if not why]

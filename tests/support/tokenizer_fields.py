@@ -1,9 +1,8 @@
-"""Every field of tokenizer.json made something else, and what comes of it: loading, checking and asking.
+"""Every field of tokenizer.json replaced by other values; each file is loaded, checked and used.
 
-As a program it tries COUNT of the mutations, drawn by SEED, in the folder FOLDER, which holds a classifier:
-`python tokenizer_fields.py FOLDER SEED COUNT`.  A line of JSON before each says what it is, and a line after it what
-was wrong with how it ended.  Where the library ends the process, the last line says on what.
-"""
+As a program it tries COUNT of the mutations, sampled by SEED, in the folder FOLDER, which holds a classifier:
+`python tokenizer_fields.py FOLDER SEED COUNT`. It writes a line of JSON with the mutation before each, and one with
+the outcome after it. If the library ends the process, the last line names the mutation."""
 
 import contextlib
 import json
@@ -44,7 +43,7 @@ Place = tuple[str | int, ...]
 
 
 def unigram() -> str:
-    """As a T5's or XLM-RoBERTa's."""
+    """As that of T5 or XLM-RoBERTa."""
     backend = Backend(models.Unigram())
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("  ", " ")])
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -58,7 +57,7 @@ def unigram() -> str:
 
 
 def characters() -> str:
-    """As a Llama's: characters, and bytes for those that have no piece."""
+    """As that of Llama: characters, and bytes for characters without a piece."""
     pieces = {piece: index for index, piece in enumerate(("<unk>", "<s>", "</s>"))}
     for piece in (*(f"<0x{byte:02X}>" for byte in range(256)), *sorted(set("".join(checkpoints.CORPUS)))):
         pieces.setdefault(piece, len(pieces))
@@ -76,7 +75,7 @@ def bases() -> dict[str, str]:
 
 
 def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """All there are, of long lists those at the beginning, and none inside a vocabulary."""
+    """All places; of long lists only those at the beginning, and none inside a vocabulary."""
     if place:
         yield place
     members = value.items() if isinstance(value, dict) else enumerate(value[:6]) if isinstance(value, list) else ()
@@ -98,7 +97,7 @@ def mutated(values: Any, place: Place, new: Any) -> Any:
 
 
 def mutations(seed: int, count: int) -> list[tuple[str, str, str]]:
-    """What it is, and the file."""
+    """The mutation, and the file."""
     found = []
     for name, base in bases().items():
         values = {part: value for part, value in json.loads(base).items() if part in PARTS and value is not None}
@@ -111,7 +110,7 @@ def mutations(seed: int, count: int) -> list[tuple[str, str, str]]:
 
 
 def use(tokenizer: Tokenizer) -> None:
-    """Whatever is done with one."""
+    """Call every method that a server uses."""
     for text in TEXTS:
         for special in (True, False):
             encoding = tokenizer.encode(text, special=special)
@@ -128,7 +127,7 @@ def use(tokenizer: Tokenizer) -> None:
 
 
 def tried(folder: Path, name: str) -> str:
-    """What is wrong with how it went; empty if nothing is."""
+    """The error in the outcome; empty if there is none."""
     try:
         tokenizer = Tokenizer.from_folder(folder)
         loads = True
@@ -163,7 +162,7 @@ def main(folder: Path, seed: int, count: int) -> None:
         (folder / "tokenizer.json").write_text(content)
         try:
             wrong = tried(folder, name)
-        except BaseException as problem:  # noqa: BLE001  # it is told, whatever it is
+        except BaseException as problem:  # noqa: BLE001  # its type is part of the output
             wrong = f"it raised {type(problem).__name__}: {str(problem)[:200]}"
         say(wrong)
 

@@ -1,4 +1,4 @@
-"""Tiny random encoder-decoders as transformers saves them, one of each family, and the same network in its library."""
+"""Tiny random encoder-decoders as transformers saves them, one of each family, and the same network in transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import transformers as tf
 
 from tests.support.checkpoints import roberta_bpe
 
-WORDS = 384  # about: what the tokenizer has
+WORDS = 384  # about the size of the tokenizer
 SIDES = dict(encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=2,
              encoder_ffn_dim=48, decoder_ffn_dim=40, d_model=32, max_position_embeddings=64)  # fmt: skip
 T5 = dict(d_model=32, d_kv=6, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 
 def translator(folder: Path, kind: str, **writing: object) -> Any:
-    """Saves one with wild weights; `writing` goes into its generation_config.json."""
+    """Save one with random weights of a large spread; `writing` is added to its generation_config.json."""
     torch.manual_seed(0)
     config, network = KINDS[kind]
     theirs = network(config).eval()

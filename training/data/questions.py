@@ -66,8 +66,8 @@ def corpus(downloads: Path) -> Corpus[tuple[int, int]]:
     Questions about one article, or about articles in nearly the same words or with the same description, are one group.
     """
     articles = fetch_articles(downloads)
-    kin = [*leads(downloads).examples]
-    group = dict(zip((each.source for each in kin), group_names(kin), strict=True))
+    described_leads = [*leads(downloads).examples]
+    group = dict(zip((each.source for each in described_leads), group_names(described_leads), strict=True))
     examples = [
         Example((question.text, article["extract"]), question.answer, question.kind, title, (group.get(title, title),))
         for title, article in articles.items()

@@ -1,4 +1,4 @@
-"""Mails sorted by hand: the public corpus of SpamAssassin, 2002 to 2003, of which a third is spam.
+"""Manually labelled mails: the public corpus of SpamAssassin, 2002 to 2003, of which a third is spam.
 
 Only the subject and the text are used.  Headers would reveal the label: the spam was received at other addresses and in
 other months.
@@ -43,15 +43,15 @@ def read_group(folder: Path) -> list[Example[int]]:
     mails = []
     for file in sorted(folder.glob("*.txt")):
         message = message_from_bytes(file.read_bytes(), policy=policy.compat32)
-        subject = subject_of(message)
+        subject = read_subject(message)
         thread = REPLY.sub("", subject).lower()
-        text = WHITESPACE.sub(" ", f"{subject}\n{body_of(message)}").strip()
+        text = WHITESPACE.sub(" ", f"{subject}\n{read_body(message)}").strip()
         label = int(folder.name.startswith("spam"))
         mails.append(Example(text, label, folder.name, file.stem, (thread,) if thread else ()))
     return mails
 
 
-def subject_of(message: Message) -> str:
+def read_subject(message: Message) -> str:
     """Return the decoded subject without names of mailing lists."""
     raw = str(message.get("Subject", ""))
     with suppress(HeaderParseError, LookupError, UnicodeError):  # then it stays undecoded
@@ -59,7 +59,7 @@ def subject_of(message: Message) -> str:
     return WHITESPACE.sub(" ", LIST_NAME.sub("", raw)).strip()
 
 
-def body_of(message: Message) -> str:
+def read_body(message: Message) -> str:
     """Return the plain text, or else the visible text of the HTML."""
     parts = [part for part in message.walk() if part.get_content_maintype() == "text"]
     plain = [decode_part(part) for part in parts if part.get_content_subtype() == "plain"]

@@ -22,7 +22,7 @@ PACKAGE = Package(
     kind="wheel",
 )
 ENTAILS = ("entailed", "not entailed")
-LONGEST_PREMISE = 400  # characters
+MAX_PREMISE_CHARACTERS = 400  # characters
 PARENTHESES = re.compile(r"\s*\([^()]*\)")
 SENTENCE = re.compile(r".*?(?<![A-Z])(?<!\b(?:St|Dr|Mr|Ms|vs|ca))\.(?=\s+[A-Z\"“])")
 LOWERCASE_WORD = re.compile(r"\b[a-z]+\b")  # words that are not names
@@ -64,19 +64,19 @@ def entailment(downloads: Path) -> Corpus[int]:
     articles, described = fetch_articles(downloads), leads(downloads).examples
     common = {word for article in articles.values() for word in LOWERCASE_WORD.findall(article["extract"])}
     named = zip(described, group_names(described), strict=True)
-    alone = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one per group
+    representatives = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one per group
     topics: dict[str, list[Example[str]]] = defaultdict(list)
-    for name in sorted(alone, key=hash_share):
-        if len(first_sentence(alone[name].text)) <= LONGEST_PREMISE:
-            topics[alone[name].domain].append(alone[name])
+    for name in sorted(representatives, key=hash_share):
+        if len(first_sentence(representatives[name].text)) <= MAX_PREMISE_CHARACTERS:
+            topics[representatives[name].domain].append(representatives[name])
     examples = [
         Example(
             (first_sentence(one.text), build_claim(one.source, described_by.label, common)), right, topic, one.source
         )
-        for topic, kin in topics.items()
-        for one, stranger in zip(kin, kin[1:] + kin[:1], strict=True)
-        if one is not stranger
-        for right, described_by in enumerate((one, stranger))
+        for topic, leads_of_topic in topics.items()
+        for one, other in zip(leads_of_topic, leads_of_topic[1:] + leads_of_topic[:1], strict=True)
+        if one is not other
+        for right, described_by in enumerate((one, other))
     ]
     return Corpus(examples, ENTAILS, group_similar=False, left_out=len(articles) - len(examples) // 2)
 

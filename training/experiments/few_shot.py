@@ -1,4 +1,4 @@
-"""Few-shot learning of waves: new classes in every episode, shown a few times each, then asked for.
+"""Few-shot learning of waves: new classes in every episode, shown a few times each, then to be classified.
 
 Each time step has an item and the label of the one before (Santoro et al. 2016, arXiv:1605.06065).  Labels are shuffled
 in every episode, so only comparing can be learned.  `python -m polyhead.training.experiments.few_shot` trains a SNAIL
@@ -23,7 +23,7 @@ Batch = tuple[Tensor, Tensor]  # [E, T, inputs] items and previous labels; [E, T
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """Episodes of `ways` classes, `shots` items of each in random order, then one item whose label is asked for.
+    """Episodes of `ways` classes, `shots` items of each in random order, then one item whose label is to be predicted.
 
     A class is a wave of `harmonics` with an amplitude and a phase each.  Its items vary by `spread`.  An item is
     sampled at `points` places with `noise`, and its level drifts linearly between two random values of scale `drift`,
@@ -61,7 +61,7 @@ class Episodes:
         return torch.cat((items, before), dim=-1), labels
 
     def _sample_labels(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return labels [E, T]: all shots in random order, and the label that is asked for."""
+        """Return labels [E, T]: all shots in random order, and the label to be predicted."""
         order = torch.rand(count, self.length - 1, generator=generator).argsort(dim=1)
         last = torch.randint(self.ways, (count, 1), generator=generator)
         return torch.cat((order % self.ways, last), dim=1)

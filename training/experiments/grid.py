@@ -53,7 +53,7 @@ class GlimpseNetwork(nn.Module):
         return self.answer(glimpse.context), glimpse
 
 
-def train_network(looker: GlimpseNetwork, steps: int, size: int = 64, seed: int = 0) -> list[float]:
+def train_network(network: GlimpseNetwork, steps: int, size: int = 64, seed: int = 0) -> list[float]:
     """Train on `steps` batches of `size` questions, and return the losses.  The reward of a hard glimpse is the
     log-likelihood.
     """
@@ -61,17 +61,17 @@ def train_network(looker: GlimpseNetwork, steps: int, size: int = 64, seed: int 
 
     def loss() -> Tensor:
         questions = sample_questions(size, generator)
-        scores, glimpse = looker(questions)
+        scores, glimpse = network(questions)
         each = F.cross_entropy(scores, questions.answers, reduction="none")
-        return each.mean() + (reinforcement.loss(glimpse, -each) if isinstance(looker.look, HardAttention) else 0.0)
+        return each.mean() + (reinforcement.loss(glimpse, -each) if isinstance(network.look, HardAttention) else 0.0)
 
-    return descend(looker, loss, steps, 0.03, sys.stderr.write)
+    return descend(network, loss, steps, 0.03, sys.stderr.write)
 
 
 @torch.no_grad()
-def measure_network(looker: GlimpseNetwork, questions: GridQuestions) -> tuple[float, float]:
+def measure_network(network: GlimpseNetwork, questions: GridQuestions) -> tuple[float, float]:
     """Return the accuracy, and the mean attention weight on the right cell."""
-    scores, glimpse = looker(questions)
+    scores, glimpse = network(questions)
     right = (scores.argmax(dim=-1) == questions.answers).float().mean()
     return float(right), float(glimpse.weights.gather(1, questions.places[:, None]).mean())
 
@@ -80,9 +80,9 @@ def main() -> None:
     questions = sample_questions(TEST_QUESTIONS, torch.Generator().manual_seed(1))
     for look in ATTENTIONS:
         torch.manual_seed(0)
-        looker = GlimpseNetwork(look)
-        train_network(looker, 1000)
-        right, weight = measure_network(looker, questions)
+        network = GlimpseNetwork(look)
+        train_network(network, 1000)
+        right, weight = measure_network(network, questions)
         sys.stdout.write(f"{look}: {right:.3f} right, {weight:.3f} of the weight where the answer stands\n")
 
 

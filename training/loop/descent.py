@@ -13,9 +13,9 @@ REPORT_EVERY = 50  # losses whose mean is reported
 
 
 def descend(
-    network: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float, tell: Callable[[str], object] = len
+    network: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float, report: Callable[[str], object] = len
 ) -> list[float]:
-    """Train with AdamW at a rate that rises to `rate` and falls to 0.  Returns the losses; `tell` gets progress
+    """Train with AdamW at a rate that rises to `rate` and falls to 0.  Returns the losses; `report` gets progress
     lines.
     """
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate)
@@ -31,6 +31,6 @@ def descend(
         optimizer.step()
         losses.append(value.item())
         if len(losses) % REPORT_EVERY == 0:
-            tell(f"step {len(losses)}/{steps}  loss {sum(losses[-REPORT_EVERY:]) / REPORT_EVERY:.4f}\n")
+            report(f"step {len(losses)}/{steps}  loss {sum(losses[-REPORT_EVERY:]) / REPORT_EVERY:.4f}\n")
     network.eval()
     return losses

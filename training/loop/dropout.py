@@ -15,12 +15,12 @@ DROPOUT_PARTS = ("attention.output", "cross.output", "mlp.down", "embedding_norm
 def add_dropout(network: nn.Module, share: float, parts: Iterable[str] = DROPOUT_PARTS) -> None:
     """Add dropout to the output of every module whose name ends with one of `parts`, in training mode."""
 
-    def dropped(part: nn.Module, _: object, out: Tensor) -> Tensor:
+    def drop_output(part: nn.Module, _: object, out: Tensor) -> Tensor:
         return apply_dropout(out, share) if part.training else out
 
     for name, module in network.named_modules():
         if share and any(f".{name}".endswith(f".{part}") for part in parts):
-            module.register_forward_hook(dropped)
+            module.register_forward_hook(drop_output)
 
 
 def apply_dropout(x: Tensor, share: float) -> Tensor:

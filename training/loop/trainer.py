@@ -160,7 +160,7 @@ def add_gradients(task: Trainable[Batch], plan: TrainingPlan, portion: Sequence[
     totals = [max(1, sum(part)) for part in zip(*counts, strict=True)]
     loss = 0.0
     for batch, count in zip(portion, counts, strict=True):
-        with plan.autocast(device_of(task)):
+        with plan.autocast(task_device(task)):
             means = task.losses(batch)
             weights = [part / total for part, total in zip(count, totals, strict=True)]
             part = (means * torch.tensor(weights, device=means.device)).sum()
@@ -178,7 +178,7 @@ def apply_gradients(optimizer: torch.optim.Optimizer, rate: float, clip: float) 
     optimizer.zero_grad()
 
 
-def device_of(task: Trainable[Batch]) -> torch.device:
+def task_device(task: Trainable[Batch]) -> torch.device:
     return next(parameter.device for module in task.modules() for parameter in module.parameters())
 
 

@@ -11,6 +11,7 @@ from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.seq2seq.decoding import DecodingConfig, generate
 
 from ..data.examples import Example
+from .objective import Objective
 from .translation import TranslationObjective
 
 HAS_SACREBLEU = find_spec("sacrebleu") is not None
@@ -18,11 +19,9 @@ if HAS_SACREBLEU:
     import sacrebleu
 
 
-def score_translations(
-    objective: TranslationObjective, examples: Sequence[Example[Any]], tokens: int
-) -> dict[str, float]:
-    """Score the translations of examples whose source fits, about `tokens` at a time.  Empty without sacrebleu."""
-    if not HAS_SACREBLEU:
+def score_translations(objective: Objective[Any], examples: Sequence[Example[Any]], tokens: int) -> dict[str, float]:
+    """Score translations of examples whose source fits, about `tokens` at a time.  Empty without any or sacrebleu."""
+    if not (HAS_SACREBLEU and isinstance(objective, TranslationObjective)):
         return {}
     sources = objective.encode([example.text for example in examples])
     fitting = [(source, each) for source, each in zip(sources, examples, strict=True) if len(source) <= objective.limit]

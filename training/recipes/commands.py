@@ -1,32 +1,68 @@
-"""`polyhead train | evaluate | export`: dispatches on the kind of recipe.
-
-A recipe with `trunk` finetunes a checkpoint; one with `network` trains a network from scratch.
-"""
+"""`polyhead train | evaluate | export`.  A kind of recipe is a line in KINDS."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..data.examples import Corpus
+from ..export.adapter_folder import write_json
+from ..loop import trainer
 from ..loop.errors import RecipeError
-from ..loop.toml_file import read_toml
-from . import finetune_recipe as recipe
-from . import network_recipe as whole
-from .evaluate import evaluate_checkpoint, evaluate_task
+from . import finetune_run, network_run
+from .evaluate import evaluate_network, evaluate_task, evaluate_texts
+from .recipe import FinetuneRecipe, NetworkRecipe, Recipe, RunOptions, read_recipe
+
+PreparedRun = finetune_run.FinetuneRun | network_run.NetworkRun
 
 
-def train(path: Path, out: Path, *, smoke: bool = False, resume: bool = False) -> Mapping[str, Any]:
-    """Run the recipe in a file, and return the figures of the result by name."""
-    if is_network_recipe(path):
-        return vars(whole.run(path, out, quick=smoke, resume=resume))
-    return recipe.run(path, out, quick=smoke, resume=resume).as_dict()
+@dataclass(frozen=True)
+class RecipeKind:
+    """How a run is prepared, and how a folder is measured on what the recipe holds out; a Path is the recipe's file."""
+
+    prepare: Callable[[Any, Corpus[Any], RunOptions], PreparedRun]
+    evaluate: Callable[[Path, Any, Path], dict[str, float]]
+
+
+KINDS: Mapping[type[Recipe], RecipeKind] = {
+    FinetuneRecipe: RecipeKind(finetune_run.prepare_run, evaluate_task),
+    NetworkRecipe: RecipeKind(network_run.prepare_run, evaluate_network),
+}
+
+
+def train(path: Path, out: Path, *, smoke: bool = False, resume: bool = False) -> dict[str, Any]:
+    """Run the recipe in a file, and return the figures of the result by name.
+
+    `out` gets adapter/ or model/, metrics.jsonl, result.json and the files to `resume` from.  Downloads are kept in its
+    parent.  `smoke`: a run of seconds without downloads.  Raises RecipeError for a wrong recipe or run, CheckpointError
+    for a wrong download or checkpoint.
+    """
+    recipe = read_recipe(path).smoke_recipe() if smoke else read_recipe(path)
+    torch.set_num_threads(recipe.threads)
+    corpus = recipe.source.create_sample() if smoke else recipe.source.read_corpus(out.parent / "downloads")
+    options = RunOptions(path, trainer.RunFolder(out, resume, recipe.describe()), smoke)
+    return complete_run(KINDS[type(recipe)].prepare(recipe, corpus, options), options.run_folder)
+
+
+def complete_run(run: PreparedRun, run_folder: trainer.RunFolder) -> dict[str, Any]:
+    """Train, write the result, measure it, and write its figures to result.json."""
+    training: trainer.Trainable[Any] = run.training
+    learned = trainer.train(training, run.recipe.plan, run_folder)
+    folder = run.write(run_folder.folder)
+    figures = run.measure(folder, learned)
+    write_json(run_folder.folder / "result.json", {**figures, folder.name: folder.name})
+    return figures
 
 
 def evaluate(folder: Path, data: Path) -> dict[str, float]:
     """Measure a checkpoint or an adapter on a recipe's held-out part, or on the texts in a file."""
-    if data.suffix == ".toml" and not is_network_recipe(data):
-        return evaluate_task(folder, data)
-    return evaluate_checkpoint(folder, data)
+    if data.suffix != ".toml":
+        return evaluate_texts(folder, data)
+    recipe = read_recipe(data)
+    return KINDS[type(recipe)].evaluate(folder, recipe, data)
 
 
 def export(run: Path, out: Path) -> None:
@@ -34,16 +70,7 @@ def export(run: Path, out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"{out}: it is not empty; name a new or an empty folder")
     results = [run / name for name in ("adapter", "model") if (run / name).is_dir()]
-    if results and not (run / whole.RECIPE_FILE).exists():
+    if results and not (run / network_run.RECIPE_FILE).exists():
         shutil.copytree(results[0], out, symlinks=True, dirs_exist_ok=True)  # symbolic links are not followed
     else:
-        whole.export_run(run, out)
-
-
-def is_network_recipe(path: Path) -> bool:
-    fields = read_toml(path)
-    if ("network" in fields) == ("trunk" in fields):
-        raise RecipeError(
-            f"{path}: it needs either trunk, a checkpoint to finetune, or network, to train one from scratch"
-        )
-    return "network" in fields
+        network_run.export_run(run, out)

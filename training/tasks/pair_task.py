@@ -106,9 +106,9 @@ def choose_distractors(
     """Choose the distractors of one example.  The random seed is the example's source, so a rerun chooses the same."""
     query, rng = examples[row].label, random.Random(examples[row].source)
     hard = [other for other in near if examples[other].label != query][: MEASURED_PASSAGES // 2]
-    kin, rest = domains[examples[row].domain], range(len(examples))
+    same_domain, rest = domains[examples[row].domain], range(len(examples))
     easy: list[int] = []
-    for pool in (kin, rest):
+    for pool in (same_domain, rest):
         drawn = [
             other for other in rng.sample(pool, min(len(pool), 4 * MEASURED_PASSAGES)) if examples[other].label != query
         ]

@@ -16,7 +16,7 @@ from .pair_task import Bm25Index
 from .similarity_task import jaccard_overlap
 
 LABEL_NAMES = ("different", "same")
-NEAREST = 24  # nearest sentences, in each language
+NEIGHBOURS = 24  # nearest sentences, in each language
 Translations = Mapping[str, tuple[str, ...]]  # the translations of each sentence
 
 
@@ -66,7 +66,7 @@ def other_meaning_pairs(meanings: Translations, pairs: Sequence[tuple[str, str]]
     english, german = Bm25Index(texts), Bm25Index([" ".join(meanings[text]) for text in texts])
     chosen: dict[str, tuple[str, str]] = {}
     for one, other in pairs:
-        near = [*english.nearest(one, NEAREST), *german.nearest(" ".join(meanings[one]), NEAREST)]
+        near = [*english.nearest(one, NEIGHBOURS), *german.nearest(" ".join(meanings[one]), NEIGHBOURS)]
         fit = [
             (similarity_distance(surface_similarity(one, texts[row]), surface_similarity(one, other)), rank)
             for rank, row in enumerate(near)

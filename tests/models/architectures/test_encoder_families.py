@@ -1,6 +1,6 @@
-"""Every kind of network that reads whole texts, in a folder that transformers wrote, equals transformers.
+"""Every encoder family, loaded from a folder that transformers wrote, equals transformers.
 
-States, scores and labels; by torch, and by the compiled step or with its refusal.
+States, scores and labels are compared, by torch and by the compiled step where it supports the network.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 MODERN = dict(BERT, num_hidden_layers=4, local_attention=6)
 DEBERTA = BERT | checkpoints.DISENTANGLED
 
-Make = Callable[..., tf.PreTrainedConfig]
-# A folder's configuration, the class that is saved, and why the compiled step does not compute it.
-CASES: dict[str, tuple[Make, Any, str]] = {
+MakeConfig = Callable[..., tf.PreTrainedConfig]
+# The configuration, the class that is saved, and the reason why the compiled step does not support it, or "".
+CASES: dict[str, tuple[MakeConfig, Any, str]] = {
     "electra": (partial(tf.ElectraConfig, **BERT, embedding_size=32), tf.ElectraModel, ""),
     "electra-narrow": (
         partial(tf.ElectraConfig, **BERT, embedding_size=24),
@@ -121,18 +121,18 @@ CASES |= {
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Any, str]:
-    """What was loaded, the same as transformers loads it, and why the compiled step cannot compute it."""
-    make, kind, refusal = CASES[request.param]
-    folder = saved(make, kind, tmp_path_factory.mktemp("folder"))
+    """The loaded checkpoint, the same loaded by transformers, and why the compiled step does not support it, or ""."""
+    make_config, kind, refusal = CASES[request.param]
+    folder = saved(make_config, kind, tmp_path_factory.mktemp("folder"))
     return load(str(folder)), kind.from_pretrained(folder, attn_implementation="eager").eval(), refusal
 
 
-def saved(make: Make, kind: Any, folder: Path, **more: Any) -> Path:
-    """A folder of random numbers: biases and norms too."""
+def saved(make_config: MakeConfig, kind: Any, folder: Path, **more: Any) -> Path:
+    """A checkpoint folder of random weights, biases and norms included."""
     tokenizer = checkpoints.word_piece()
     torch.manual_seed(4)
     labels = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}} | more
-    theirs = kind(make(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels))
+    theirs = kind(make_config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels))
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0, 0.2)
@@ -142,20 +142,20 @@ def saved(make: Make, kind: Any, folder: Path, **more: Any) -> Path:
 
 
 @torch.inference_mode()
-def answered(loaded: Checkpoint, executor: Executor) -> torch.Tensor:
-    """What the head says of the texts, as it says it before closing, computed in one step."""
+def head_output(loaded: Checkpoint, executor: Executor) -> torch.Tensor:
+    """The output of the head for all texts before its activation, computed in one step."""
     head: Any = loaded.head
     encodings = loaded.tokenizer.encode_batch(TEXTS)
     rows = pack_texts([Encode("text", tuple(e.ids), segments=tuple(e.segments)) for e in encodings])
-    wanted, starts = head.needed_rows(rows.starts)
-    rows.output_rows.extend(wanted)
+    expected, starts = head.needed_rows(rows.starts)
+    rows.output_rows.extend(expected)
     out: torch.Tensor = head(executor.step(rows), starts)
     return out
 
 
 @torch.inference_mode()
-def expected(loaded: Checkpoint, theirs: Any) -> torch.Tensor:
-    """The same from transformers, each text alone."""
+def reference_output(loaded: Checkpoint, theirs: Any) -> torch.Tensor:
+    """The same by transformers, one text at a time."""
     answers = []
     for encoding in loaded.tokenizer.encode_batch(TEXTS):
         ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.segments])
@@ -166,13 +166,13 @@ def expected(loaded: Checkpoint, theirs: Any) -> torch.Tensor:
 
 def test_it_equals_transformers(case: tuple[Checkpoint, Any, str]) -> None:
     loaded, theirs, _ = case
-    wanted = expected(loaded, theirs)
-    assert float((answered(loaded, TorchExecutor(loaded.network)) - wanted).abs().max()) < CLOSE
-    assert float((wanted[0] - wanted[1]).abs().max()) > 100 * CLOSE, "texts can be told apart"
+    expected = reference_output(loaded, theirs)
+    assert float((head_output(loaded, TorchExecutor(loaded.network)) - expected).abs().max()) < CLOSE
+    assert float((expected[0] - expected[1]).abs().max()) > 100 * CLOSE, "the texts have different outputs"
     assert loaded.labels == (tuple(LABELS.values()) if loaded.task == "classify" else ())
 
 
-@pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+@pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint, Any, str]) -> None:
     loaded, theirs, refusal = case
     assert unsupported_reason(loaded.config) == refusal
@@ -181,13 +181,13 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint
             NativeExecutor(loaded.network, precision="float32")
         return
     executor = NativeExecutor(loaded.network, precision="float32")
-    assert float((answered(loaded, executor) - expected(loaded, theirs)).abs().max()) < CLOSE
+    assert float((head_output(loaded, executor) - reference_output(loaded, theirs)).abs().max()) < CLOSE
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
 @torch.inference_mode()
-def test_a_decoder_that_embeds_by_its_last_token(name: str, tmp_path: Path) -> None:
-    """In a folder of sentence-transformers, as they are published: saved as the network alone, or with its output."""
+def test_a_decoder_that_pools_its_last_token_equals_transformers(name: str, tmp_path: Path) -> None:
+    """As published in folders of sentence-transformers: saved as the network alone, or with its output layer."""
     shape, vectors = partial(getattr(tf, f"{name}Config"), **LLAMA, tie_word_embeddings=True), []
     for kind in ("Model", "ForCausalLM"):
         folder = saved(shape, getattr(tf, name + kind), tmp_path / kind)
@@ -197,24 +197,24 @@ def test_a_decoder_that_embeds_by_its_last_token(name: str, tmp_path: Path) -> N
         checkpoints.write_json(folder / "modules.json", listed)
         loaded, theirs = load(str(folder)), tf.AutoModel.from_pretrained(folder).eval()
         assert loaded.task == "embed"
-        got = loaded.head.postprocess(answered(loaded, TorchExecutor(loaded.network)))
+        got = loaded.head.postprocess(head_output(loaded, TorchExecutor(loaded.network)))
         last = [theirs(torch.tensor([e.ids])).last_hidden_state[0, -1] for e in loaded.tokenizer.encode_batch(TEXTS)]
         assert float((got - torch.nn.functional.normalize(torch.stack(last), dim=-1)).abs().max()) < CLOSE
         vectors.append(got)
     assert vectors[0].shape == vectors[1].shape
 
 
-def test_a_decoder_with_one_label_ranks(tmp_path: Path) -> None:
+def test_a_decoder_with_one_label_is_a_ranker(tmp_path: Path) -> None:
     one = {"id2label": {0: "relevance"}, "label2id": {"relevance": 0}}
     loaded = load(str(saved(partial(tf.LlamaConfig, **LLAMA), tf.LlamaForSequenceClassification, tmp_path, **one)))
     assert (loaded.task, loaded.labels, loaded.config.causal) == ("rank", ("relevance",), True)
 
 
 @pytest.mark.parametrize("name", ["electra", "albert", "mpnet", "modernbert", "gpt2"])
-def test_what_is_learned_is_written_under_the_names_of_transformers(name: str, tmp_path: Path) -> None:
-    """Of a head; a layer that is stored as one with others has no name of its own."""
-    make, kind, _ = CASES[f"{name}-classifier"]
-    folder = saved(make, kind, tmp_path)
+def test_trained_heads_have_the_names_of_transformers(name: str, tmp_path: Path) -> None:
+    """The names of head layers. A layer that is stored fused with others has no name of its own."""
+    make_config, kind, _ = CASES[f"{name}-classifier"]
+    folder = saved(make_config, kind, tmp_path)
     loaded, family = load(str(folder)), FAMILIES[name]
     names = head_names(family, family.heads[kind.__name__])
     theirs = kind.from_pretrained(folder).state_dict()
@@ -229,8 +229,8 @@ def test_what_is_learned_is_written_under_the_names_of_transformers(name: str, t
 
 
 @torch.inference_mode()
-def test_a_classifier_learned_beside_a_generator(tmp_path: Path) -> None:
-    """A LoRA of PEFT for labels, made for a folder that has an output for words and none for labels."""
+def test_a_classifier_adapter_over_a_generator_equals_peft(tmp_path: Path) -> None:
+    """A LoRA of PEFT with a classification head, over a folder with a language head only."""
     base = saved(partial(tf.LlamaConfig, **LLAMA, tie_word_embeddings=False), tf.LlamaForCausalLM, tmp_path / "base")
     targets = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
     reference = tf.LlamaForSequenceClassification.from_pretrained(base)
@@ -238,7 +238,10 @@ def test_a_classifier_learned_beside_a_generator(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "adapter")
     loaded = load(f"{base}+{tmp_path / 'adapter'}")
     assert (loaded.task, loaded.labels) == ("classify", tuple(LABELS.values()))
-    assert float((answered(loaded, TorchExecutor(loaded.network)) - expected(loaded, theirs)).abs().max()) < CLOSE
+    assert (
+        float((head_output(loaded, TorchExecutor(loaded.network)) - reference_output(loaded, theirs)).abs().max())
+        < CLOSE
+    )
 
 
 ALBERT, MODERNBERT = tf.AlbertConfig(**BERT).to_dict(), tf.ModernBertConfig(**MODERN).to_dict()
@@ -255,19 +258,21 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "given", "message"), REFUSED)
-def test_arithmetic_that_is_not_here_is_named(shape: dict[str, Any], given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("shape", "change", "message"), REFUSED)
+def test_unsupported_configurations_are_refused_by_name(
+    shape: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
     family = FAMILIES[shape["model_type"]]
     family.config(shape)
     with pytest.raises(UnsupportedError, match=message):
-        family.config({**shape, **given})
+        family.config({**shape, **change})
 
 
 @pytest.mark.parametrize("name", ["albert", "mpnet", "modernbert", "gpt2"])
 @torch.inference_mode()
-def test_company_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Path) -> None:
-    make, kind, _ = CASES[f"{name}-classifier"]
-    loaded = load(str(saved(make, kind, tmp_path)))
+def test_the_batch_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Path) -> None:
+    make_config, kind, _ = CASES[f"{name}-classifier"]
+    loaded = load(str(saved(make_config, kind, tmp_path)))
     make_invariant(loaded.network, loaded.head)
     head: Any = loaded.head
     ids = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
@@ -276,22 +281,22 @@ def test_company_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Pa
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_deterministic_mode_refuses_scores_that_it_does_not_hold(tmp_path: Path) -> None:
-    make, kind, _ = CASES["deberta"]
-    loaded = load(str(saved(make, kind, tmp_path)))
+def test_deterministic_mode_refuses_disentangled_attention(tmp_path: Path) -> None:
+    make_config, kind, _ = CASES["deberta"]
+    loaded = load(str(saved(make_config, kind, tmp_path)))
     with pytest.raises(InvarianceError, match="products with distance vectors"):
         make_invariant(loaded.network, loaded.head)
 
 
-def served(settings: Settings) -> dict[str, str]:
-    """What computes each model of a server."""
+def executors_of(settings: Settings) -> dict[str, str]:
+    """The executor of each model of a server."""
 
     async def run() -> dict[str, str]:
         metrics = Metrics(settings.models)
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, observer=metrics)
             await registry.load_all()
             return {model.name: model.executor for model in registry.models()}
         finally:
@@ -300,22 +305,22 @@ def served(settings: Settings) -> dict[str, str]:
     return asyncio.run(run())
 
 
-@pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
-def test_torch_serves_what_the_compiled_step_cannot_compute(
+@pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
+def test_torch_serves_networks_that_the_compiled_step_does_not_support(
     tmp_path: Path, tiny_classifier: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside models that it can; and nothing that only the step could do is promised."""
-    make, kind, refusal = CASES["electra-narrow-classifier"]
-    known = {"judge": str(tiny_classifier), "odd": str(saved(make, kind, tmp_path))}
+    """Beside models that it supports. Settings that only the compiled step supports are refused for the model."""
+    make_config, kind, refusal = CASES["electra-narrow-classifier"]
+    sources = {"judge": str(tiny_classifier), "odd": str(saved(make_config, kind, tmp_path))}
     with caplog.at_level(logging.INFO, "polyhead.loader"):
-        found = served(Settings(device="cpu", models=known, threads=2))
+        found = executors_of(Settings(device="cpu", models=sources, threads=2))
     assert found == {"odd": "torch", "judge": f"native-{runnable_targets()[0]}"}
-    told = [message for message in caplog.messages if refusal in message]
-    assert told == [
+    messages = [message for message in caplog.messages if refusal in message]
+    assert messages == [
         f"odd: torch computes it, not the compiled step: {refusal}; it has 1 thread, and with --executor torch, for "
         "all models, 2"
     ]
-    for given, named in (({"precision": "int8"}, "precision: int8"), ({"executor": "native"}, "executor: native")):
+    for change, named in (({"precision": "int8"}, "precision: int8"), ({"executor": "native"}, "executor: native")):
         with pytest.raises(UnsupportedError, match=f"{named} is asked for.*{refusal}"):
-            choose_placement(Settings(device="cpu", **given), config=load(known["odd"]).config)
-        assert served(Settings(device="cpu", models=known, **given)).keys() == {"judge"}
+            choose_placement(Settings(device="cpu", **change), config=load(sources["odd"]).config)
+        assert executors_of(Settings(device="cpu", models=sources, **change)).keys() == {"judge"}

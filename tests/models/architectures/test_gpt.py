@@ -1,4 +1,4 @@
-"""The first GPT from a folder, served: the words that transformers would say, by torch and by the compiled step."""
+"""GPT (2018) served from a folder: the tokens of transformers, by torch and by the compiled step."""
 
 import asyncio
 import json
@@ -25,14 +25,14 @@ LENGTH = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, and a vocabulary of words that are closed, as published ones are."""
-    learnt = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    learnt.normalizer = normalizers.BertNormalizer(lowercase=True)
-    learnt.pre_tokenizer, learnt.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder(suffix="</w>")
+    """Random weights, and a vocabulary whose words end in </w>, as in published folders."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.BertPreTokenizer(), decoders.BPEDecoder(suffix="</w>")
     special = {"special_tokens": ["<unk>"], "end_of_word_suffix": "</w>"}
-    learnt.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False, **special))
-    made = tmp_path_factory.mktemp("gpt")
-    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=learnt, unk_token="<unk>")
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, show_progress=False, **special))
+    target = tmp_path_factory.mktemp("gpt")
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     torch.manual_seed(0)
     shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": len(tokenizer)}
     theirs = tf.OpenAIGPTLMHeadModel(tf.OpenAIGPTConfig(**shape))
@@ -40,12 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for parameter in theirs.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.25)
-    theirs.save_pretrained(made)
-    tokenizer.save_pretrained(made)
-    return made
+    theirs.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    return target
 
 
-def said(folder: Path, executor: str) -> list[list[int]]:
+def greedy_answers(folder: Path, executor: str) -> list[list[int]]:
     """Greedy continuations of all prompts at once, through registry and engine."""
 
     async def run() -> list[list[int]]:
@@ -54,14 +54,14 @@ def said(folder: Path, executor: str) -> list[list[int]]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics)
+            registry = ModelRegistry(engine, settings, observer=metrics)
             await registry.load_all()
             (model,) = registry.models()
             ids = [tuple(model.tokenizer.encode(prompt).ids) for prompt in PROMPTS]
-            asked = [Generate(str(n), each, LENGTH, sampling=Sampling(temperature=0)) for n, each in enumerate(ids)]
+            requests = [Generate(str(n), each, LENGTH, sampling=Sampling(temperature=0)) for n, each in enumerate(ids)]
             return [
                 [e.id async for e in stream if isinstance(e, GeneratedToken)]
-                for stream in registry.submit(model, asked)
+                for stream in registry.submit(model, requests)
             ]
         finally:
             await engine.close(0)
@@ -70,7 +70,7 @@ def said(folder: Path, executor: str) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def expected(folder: Path) -> list[list[int]]:
+def reference_answers(folder: Path) -> list[list[int]]:
     theirs, tokenizer = tf.AutoModelForCausalLM.from_pretrained(folder), tf.AutoTokenizer.from_pretrained(folder)
     answers = []
     for prompt in PROMPTS:
@@ -82,18 +82,18 @@ def expected(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
-def test_it_says_what_transformers_would(folder: Path, executor: str) -> None:
+def test_greedy_answers_equal_transformers(folder: Path, executor: str) -> None:
     if executor == "native" and not runnable_targets():
-        pytest.skip("no compiler was there when polyhead was installed")
-    answers = said(folder, executor)
-    assert answers == expected(folder)
-    assert len({tuple(answer) for answer in answers}) == len(PROMPTS), "prompts make a difference"
+        pytest.skip("polyhead was installed without a compiler")
+    answers = greedy_answers(folder, executor)
+    assert answers == reference_answers(folder)
+    assert len({tuple(answer) for answer in answers}) == len(PROMPTS), "the answer depends on the prompt"
     ours, theirs = checkpoint.load(str(folder)).tokenizer, tf.AutoTokenizer.from_pretrained(folder)
     assert [ours.decode(answer) for answer in answers] == [theirs.decode(answer) for answer in answers]
 
 
-def test_a_folder_as_it_was_published(folder: Path, tmp_path: Path) -> None:
-    """Names without a prefix, masks among the weights, fields that are of no use."""
+def test_a_folder_in_its_published_form_is_read(folder: Path, tmp_path: Path) -> None:
+    """Tensor names without a prefix, attention masks among the weights, and unused configuration fields."""
     weights = {
         name.removeprefix("transformer."): value for name, value in load_file(folder / "model.safetensors").items()
     }

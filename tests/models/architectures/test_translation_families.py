@@ -1,4 +1,4 @@
-"""Encoder-decoders as they are saved: logits, greedy answers and beams are the reference's; what differs is refused."""
+"""Encoder-decoders from saved folders: logits, greedy answers and beams equal the reference; the rest is refused."""
 
 import json
 from collections.abc import Callable
@@ -23,73 +23,69 @@ from tests.support.translators import KINDS, translator
 PAD, END = 1, 2
 SOURCES = [[5, 6, 7, 8, 9, 10, END], [11, 12, END], [13, 14, 15, 16, 17, 18, 19, 20, 21, 22, END], [30, END]]
 TARGETS = [[PAD, 7, 8, 9], [PAD, 20, 21, 22, 23, 24, 25, 26, 27], [PAD], [PAD, 4]]
-MOST = 10
-Made = Callable[[str], tuple[Any, Path]]
+MAX_TOKENS = 10
+CheckpointOf = Callable[[str], tuple[Any, Path]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """One of each kind: the reference, and the folder it was saved to."""
-    kept: dict[str, tuple[Any, Path]] = {}
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> CheckpointOf:
+    """Makes the reference model of a kind and the folder that it is saved to, once for each kind."""
+    models: dict[str, tuple[Any, Path]] = {}
 
     def make(kind: str) -> tuple[Any, Path]:
-        if kind not in kept:
+        if kind not in models:
             folder = tmp_path_factory.mktemp("translators") / kind
-            kept[kind] = translator(folder, kind), folder
-        return kept[kind]
+            models[kind] = translator(folder, kind), folder
+        return models[kind]
 
     return make
 
 
-def generated(theirs: Any, **options: object) -> list[list[int]]:
-    """What the reference writes, without its start and what it fills up with."""
+def reference_answers(theirs: Any, **options: object) -> list[list[int]]:
+    """The output tokens of the reference, without start token and padding."""
     longest = max(map(len, SOURCES))
     padded = torch.tensor([source + [PAD] * (longest - len(source)) for source in SOURCES])
     mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in SOURCES])
-    options = {
-        "use_cache": False,
-        "do_sample": False,
-        "max_new_tokens": MOST,
-        **options,
-    }  # its cache is of equal depths
-    return [trimmed(answer[1:]) for answer in theirs.generate(padded, attention_mask=mask, **options).tolist()]
+    # The reference's cache supports only equal depths of encoder and decoder.
+    options = {"use_cache": False, "do_sample": False, "max_new_tokens": MAX_TOKENS, **options}
+    return [until_end(answer[1:]) for answer in theirs.generate(padded, attention_mask=mask, **options).tolist()]
 
 
-def trimmed(answer: list[int]) -> list[int]:
+def until_end(answer: list[int]) -> list[int]:
     return answer[: answer.index(END) + 1] if END in answer else answer
 
 
-def said(answers: list[GeneratedSequence]) -> list[list[int]]:
+def with_stop_token(answers: list[GeneratedSequence]) -> list[list[int]]:
     return [[*answer.tokens, *([answer.stop_token] if answer.stop_token >= 0 else [])] for answer in answers]
 
 
-def written(loaded: Checkpoint, **options: Any) -> list[list[int]]:
+def generate_with(loaded: Checkpoint, **options: Any) -> list[list[int]]:
     assert loaded.decoding is not None
-    how = replace(loaded.decoding, **{"max_tokens": MOST, **options})
-    return said(generate(loaded.head, RaggedBatch.of(SOURCES), how))  # type: ignore[arg-type]
+    config = replace(loaded.decoding, **{"max_tokens": MAX_TOKENS, **options})
+    return with_stop_token(generate(loaded.head, RaggedBatch.of(SOURCES), config))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_logits_are_those_of_the_reference(made: Made, kind: str) -> None:
-    theirs, folder = made(kind)
+def test_logits_are_those_of_the_reference(checkpoint_of: CheckpointOf, kind: str) -> None:
+    theirs, folder = checkpoint_of(kind)
     loaded = load(str(folder))
     assert (loaded.task, loaded.family) == ("translate", theirs.config.model_type)
     ours = loaded.head(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS))
     pairs = zip(SOURCES, TARGETS, strict=True)
     expected = torch.cat([theirs(torch.tensor([s]), decoder_input_ids=torch.tensor([t])).logits[0] for s, t in pairs])
     assert float((ours - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
-    assert float(expected.std()) > 0.5, "the reference says nothing that could be missed"
+    assert float(expected.std()) > 0.5, "the logits of the reference differ"
 
 
 @pytest.mark.parametrize("kind", ["t5", "t5-1.1", "bart", "marian"])
-def test_greedy_answers_and_beams_are_those_of_the_reference(made: Made, kind: str) -> None:
-    theirs, folder = made(kind)
+def test_greedy_answers_and_beams_are_those_of_the_reference(checkpoint_of: CheckpointOf, kind: str) -> None:
+    theirs, folder = checkpoint_of(kind)
     loaded = load(str(folder))
-    greedy = written(loaded, no_repeat_ngram=2)
-    assert greedy == generated(theirs, no_repeat_ngram_size=2)
-    beams = written(loaded, beams=4, no_repeat_ngram=2)
-    assert beams == generated(theirs, num_beams=4, no_repeat_ngram_size=2)
+    greedy = generate_with(loaded, no_repeat_ngram=2)
+    assert greedy == reference_answers(theirs, no_repeat_ngram_size=2)
+    beams = generate_with(loaded, beams=4, no_repeat_ngram=2)
+    assert beams == reference_answers(theirs, num_beams=4, no_repeat_ngram_size=2)
     assert beams != greedy
     assert len({token for answer in (*greedy, *beams) for token in answer}) > 12
 
@@ -121,42 +117,44 @@ OPTIONS: dict[str, tuple[dict[str, Any], DecodingConfig]] = {
 @pytest.mark.parametrize(
     ("kind", "options"), [("bart", "summaries"), ("marian", "translations"), ("bart", "several ends")]
 )
-def test_what_a_folder_says_of_writing_is_followed(made: Made, tmp_path: Path, kind: str, options: str) -> None:
-    theirs, folder = made(kind)
-    said_of, expected = OPTIONS[options]
+def test_the_generation_config_of_a_folder_is_applied(
+    checkpoint_of: CheckpointOf, tmp_path: Path, kind: str, options: str
+) -> None:
+    theirs, folder = checkpoint_of(kind)
+    fields, expected = OPTIONS[options]
     file = "generation_config.json"
     before = json.loads((folder / file).read_text("utf-8"))
-    after = {key: value for key, value in {**before, **said_of}.items() if value is not None}
-    told = edited(folder, tmp_path / "told", file=file, **said_of)
-    loaded = load(str(told))
+    after = {key: value for key, value in {**before, **fields}.items() if value is not None}
+    folder = edited(folder, tmp_path / "told", file=file, **fields)
+    loaded = load(str(folder))
     assert loaded.decoding == expected
     theirs.generation_config = type(theirs.generation_config)(**after)
     try:
-        limit = {"max_new_tokens": None} if "max_length" in said_of else {"max_new_tokens": said_of["max_new_tokens"]}
-        reference = generated(theirs, **limit)
+        limit = {"max_new_tokens": None} if "max_length" in fields else {"max_new_tokens": fields["max_new_tokens"]}
+        reference = reference_answers(theirs, **limit)
     finally:
         theirs.generation_config = type(theirs.generation_config)(**before)
-    ends = said_of.get("eos_token_id", [END])
+    ends = fields.get("eos_token_id", [END])
     cut = [next((a[: n + 1] for n, token in enumerate(a) if token in ends), a) for a in reference]
-    assert written(loaded, max_tokens=expected.max_tokens) == cut
+    assert generate_with(loaded, max_tokens=expected.max_tokens) == cut
 
 
-def test_all_answers_of_a_search_come_in_the_order_of_the_reference(made: Made) -> None:
-    theirs, folder = made("t5-1.1")
+def test_beam_search_returns_answers_in_the_order_of_the_reference(checkpoint_of: CheckpointOf) -> None:
+    theirs, folder = checkpoint_of("t5-1.1")
     loaded = load(str(folder))
     assert loaded.decoding is not None
-    found = search_beams(loaded.head, RaggedBatch.of(SOURCES), replace(loaded.decoding, max_tokens=MOST, beams=3))  # type: ignore[arg-type]
-    expected = generated(theirs, num_beams=3, num_return_sequences=3)
-    assert [answer for answers in found for answer in said(answers)] == expected
+    found = search_beams(loaded.head, RaggedBatch.of(SOURCES), replace(loaded.decoding, max_tokens=MAX_TOKENS, beams=3))  # type: ignore[arg-type]
+    expected = reference_answers(theirs, num_beams=3, num_return_sequences=3)
+    assert [answer for answers in found for answer in with_stop_token(answers)] == expected
 
 
-def test_where_no_file_says_it_the_configuration_does(made: Made, tmp_path: Path) -> None:
-    _, folder = made("marian")
+def test_without_a_generation_config_the_model_config_is_used(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    _, folder = checkpoint_of("marian")
     old = edited(folder, tmp_path / "old", num_beams=6, max_length=33, bad_words_ids=[[PAD]])
     (old / "generation_config.json").unlink()
-    how = describe_source(str(old)).head.decoding
-    assert how is not None
-    assert (how.beams, how.max_tokens, how.banned_tokens, how.forced_last, how.stop_tokens) == (
+    config = describe_source(str(old)).head.decoding
+    assert config is not None
+    assert (config.beams, config.max_tokens, config.banned_tokens, config.forced_last, config.stop_tokens) == (
         6,
         32,
         (PAD,),
@@ -182,10 +180,10 @@ def test_where_no_file_says_it_the_configuration_does(made: Made, tmp_path: Path
         ("marian", {"max_position_embeddings": 2**30}, "max_positions is 1073741824, which should be .* at most"),
     ],
 )
-def test_configurations_that_cannot_be_followed(
-    made: Made, tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str
+def test_unsupported_configurations_are_refused(
+    checkpoint_of: CheckpointOf, tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str
 ) -> None:
-    folder = edited(made(kind)[1], tmp_path / "broken", **changes)
+    folder = edited(checkpoint_of(kind)[1], tmp_path / "broken", **changes)
     with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
         load(str(folder))
     assert str(folder) in str(raised.value)
@@ -206,17 +204,19 @@ def test_configurations_that_cannot_be_followed(
         ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
     ],
 )
-def test_ways_to_write_that_are_not_known(made: Made, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_unsupported_generation_configs_are_refused(
+    checkpoint_of: CheckpointOf, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
     file = "generation_config.json"
-    folder = edited(made("t5")[1], tmp_path / "broken", file=file, **changes)
+    folder = edited(checkpoint_of("t5")[1], tmp_path / "broken", file=file, **changes)
     if "decoder_start_token_id" in changes:
         folder = edited(folder, tmp_path / "bare", decoder_start_token_id=None, bos_token_id=None)
     with pytest.raises(CheckpointError, match=f"(?s){sentence}"):
         describe_source(str(folder))
 
 
-def test_a_side_with_embeddings_of_its_own_is_refused_and_a_copy_is_not(made: Made, tmp_path: Path) -> None:
-    _, folder = made("marian")
+def test_separate_decoder_embeddings_are_refused_unless_equal(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    _, folder = checkpoint_of("marian")
     name = "model.decoder.embed_tokens.weight"
 
     def with_decoder(target: str, more: float) -> str:
@@ -230,18 +230,18 @@ def test_a_side_with_embeddings_of_its_own_is_refused_and_a_copy_is_not(made: Ma
     assert name in str(raised.value)
 
 
-def test_an_encoder_alone_makes_vectors(made: Made, tmp_path: Path) -> None:
-    """As sentence-transformers' encoders of this kind are saved."""
-    theirs, folder = made("t5")
-    alone = load(str(edited(folder, tmp_path / "alone", architectures=["T5EncoderModel"])))
-    assert alone.task == "embed"
+def test_an_encoder_alone_is_an_embedder(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    """As sentence-transformers saves encoders of this kind."""
+    theirs, folder = checkpoint_of("t5")
+    encoder = load(str(edited(folder, tmp_path / "alone", architectures=["T5EncoderModel"])))
+    assert encoder.task == "embed"
     with torch.no_grad():
         expected = theirs.encoder(torch.tensor(SOURCES[:1])).last_hidden_state[0]
-        assert torch.allclose(alone.network(RaggedBatch.of(SOURCES[:1])), expected, atol=1e-5)
+        assert torch.allclose(encoder.network(RaggedBatch.of(SOURCES[:1])), expected, atol=1e-5)
 
 
-def test_what_is_held_to_the_bit_is_not_served_so(made: Made) -> None:
-    source = str(made("t5")[1])
+def test_deterministic_mode_refuses_encoder_decoders(checkpoint_of: CheckpointOf) -> None:
+    source = str(checkpoint_of("t5")[1])
     model = measure_model("model", describe_source(source))
     assert (model.task, model.config.causal) == ("generate", True)
     with pytest.raises(UnsupportedError, match="deterministic: networks that read one text and write another"):

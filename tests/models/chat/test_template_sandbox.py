@@ -1,5 +1,5 @@
-# ruff: noqa: E501  (templates stand as they are written)
-"""Chat templates: equal to the reference implementation, closed to everything else, and never long or big."""
+# ruff: noqa: E501  (templates are kept in their original form)
+"""Chat templates: equal to the reference implementation, without access to Python, bounded in time and memory."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -117,7 +117,7 @@ def test_equals_the_reference(template: str, chat: str, prompt: bool) -> None:
     )
     ours = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
     assert ours.render(messages, add_generation_prompt=prompt) == expected
-    assert expected  # a template that writes nothing compares nothing
+    assert expected  # an empty output would compare nothing
 
 
 @pytest.mark.parametrize("template", ["headers", "tools"])
@@ -207,14 +207,14 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_no_template_is_long_or_big(bomb: str) -> None:
+def test_every_template_is_bounded_in_time_and_memory(bomb: str) -> None:
     started = time.thread_time()
     with pytest.raises(TemplateError, match="chat template"):
         ChatTemplate(BOMBS[bomb]).render([USER])
     assert time.thread_time() - started < 2
 
 
-def test_what_unique_remembers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_the_filter_unique_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{{ range(100) | unique | list | length }}")
     assert template.render([USER]) == "100"
     monkeypatch.setattr("polyhead.models.chat.template_functions.KEY_SIZE", 1_000_000)
@@ -222,7 +222,7 @@ def test_what_unique_remembers_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
         template.render([USER])
 
 
-def test_limit_of_the_text_written() -> None:
+def test_the_length_of_the_output_is_limited() -> None:
     near = {"role": "user", "content": "a" * 900_000}
     assert len(ChatTemplate("{{ messages[0].content }}").render([near])) == 900_000
     with pytest.raises(TemplateError, match="1,000,000"):
@@ -258,14 +258,14 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_nothing_leads_out(source: str) -> None:
+def test_no_expression_escapes_the_sandbox(source: str) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(source).render([USER])
 
 
 @pytest.mark.parametrize("name", ["__class__", "__init__", "_private", "__dict__", "__globals__"])
 @pytest.mark.parametrize("thing", ["''", "messages", "raise_exception", "dict", "namespace()", "loop", "1", "self"])
-def test_what_is_internal_is_undefined(thing: str, name: str) -> None:
+def test_internal_attributes_are_undefined(thing: str, name: str) -> None:
     source = "{% for i in [1] %}{{ THING.NAME is defined }}{{ THING['NAME'] is defined }}{% endfor %}"
     assert ChatTemplate(source.replace("THING", thing).replace("NAME", name)).render([USER]) == "FalseFalse"
 
@@ -277,7 +277,7 @@ def test_messages_are_never_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("{% for x in %}", "line 1"),
         ("a\n{{ x | nosuchfilter }}", "line 2.*nosuchfilter"),
@@ -288,13 +288,13 @@ def test_messages_are_never_changed() -> None:
         ("{{ 1 + 'a' }}", "unsupported operand"),
     ],
 )
-def test_errors_are_sentences(source: str, said: str) -> None:
-    with pytest.raises(TemplateError, match=said):
+def test_errors_have_readable_messages(source: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
         ChatTemplate(source).render([USER])
 
 
 @pytest.mark.parametrize(("begin", "unit", "end"), [("{{a", "<a", "}}"), ("{{[", "a,", "]}}"), ("", "{{a}}", "")])
-def test_what_is_compiled_in_one_step_is_bounded(begin: str, unit: str, end: str) -> None:
+def test_the_size_of_a_compiled_template_is_bounded(begin: str, unit: str, end: str) -> None:
     ChatTemplate(begin + unit * 3000 + end)
     ChatTemplate(CHATML + "text " * 20_000)
     for sources in ({"source": begin + unit * 5000 + end}, {"source": "", "tool_use": begin + unit * 5000 + end}):
@@ -302,7 +302,7 @@ def test_what_is_compiled_in_one_step_is_bounded(begin: str, unit: str, end: str
             ChatTemplate(**sources)
 
 
-def test_names_of_fields_are_quoted_as_their_values_are() -> None:
+def test_control_tokens_in_field_names_are_quoted() -> None:
     written = ChatTemplate("{{ tools[0] | tojson }}").render(
         [{"role": "user"}],
         variables={"tools": [{"<end>": "<end>"}]},
@@ -317,7 +317,7 @@ def test_lone_surrogates_are_named() -> None:
         template.render([USER, {"role": "user", "content": "ab\ud83d"}])
 
 
-def test_only_plain_values_are_given() -> None:
+def test_only_plain_values_are_accepted() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     with pytest.raises(TemplateError, match=r"messages\[0\]\.content is a object"):
         template.render([{"role": "user", "content": object()}])

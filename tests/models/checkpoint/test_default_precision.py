@@ -1,4 +1,4 @@
-"""In what each model is computed where nobody says: as it is stored, told in the log and in the metrics."""
+"""The default precision of a model follows its stored weights. It is in the log and in the metrics."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from polyhead.service.runtime.placement import choose_placement
 from polyhead.service.runtime.registry import ModelRegistry
 from tests.support import gguf_files
 
-compiled = pytest.mark.skipif(not runnable_targets(), reason="the step was not compiled")
+compiled = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 NARROW = tf.LlamaConfig(
     vocab_size=400,
     hidden_size=64,
@@ -37,7 +37,7 @@ NARROW = tf.LlamaConfig(
 
 
 def entries(**matrices: int) -> list[TensorEntry]:
-    """A matrix of so many rows of 32 in each format, and a long vector of plain numbers."""
+    """A matrix with the given number of rows of 32 columns in each format, and a long float32 vector."""
     vector = TensorEntry(Path("file"), "norm", "F32", (1 << 20,), 0, None)
     return [vector, *(TensorEntry(Path("file"), kind, kind, (rows, 32), 0, None) for kind, rows in matrices.items())]
 
@@ -59,26 +59,26 @@ def entries(**matrices: int) -> list[TensorEntry]:
         ({"int4": 9, "F32": 2}, "int4", "as int4"),
     ],
 )
-def test_what_suits_is_told_by_most_numbers(matrices: dict[str, int], precision: str, reason: str) -> None:
-    found = choose_precision(entries(**matrices))
-    assert (found.precision, found.reason) == (precision, f"its weights are stored {reason}")
+def test_the_default_precision_is_that_of_most_weights(matrices: dict[str, int], precision: str, reason: str) -> None:
+    choice = choose_precision(entries(**matrices))
+    assert (choice.precision, choice.reason) == (precision, f"its weights are stored {reason}")
 
 
 def stored(path: Path, kind: str) -> Path:
-    """A tiny generator in a GGUF file, its matrices in one format."""
+    """A tiny generator in a GGUF file with all matrices in one format."""
     weights = gguf_files.converted("llama", gguf_files.torch_seeded(tf.LlamaForCausalLM(NARROW)))
     kinds = lambda name, tensor: kind if tensor.dim() > 1 else "F32"  # noqa: E731
     return gguf_files.write(path / f"{kind}.gguf", "llama", gguf_files.decoder_metadata(NARROW), weights, kinds)
 
 
 def packed_as(executor: Executor) -> str:
-    """What the compiled step has packed."""
+    """The precision in which the compiled step packed the weights."""
     plan = cast(NativeExecutor, executor)._packed.plan
     return ("float32", "int8", "int4", "int4", "int8")[plan.layers[0].qkv.format]
 
 
 def dtypes(settings: Settings) -> dict[str, str]:
-    """Of each model, as it is computed, as it is described, and as the metrics have it."""
+    """The dtype of each model. Asserts that the executor, the model's description and the metrics agree."""
     packed: list[str] = []
 
     def executed(executor: Executor) -> Executor:
@@ -90,14 +90,14 @@ def dtypes(settings: Settings) -> dict[str, str]:
         engine = Engine(metrics)
         engine.start()
         try:
-            registry = ModelRegistry(engine, settings, told=metrics, executed=executed)
+            registry = ModelRegistry(engine, settings, observer=metrics, executor_hook=executed)
             await registry.load_all()
             served = {model.name: model.dtype for model in registry.models()}
         finally:
             await engine.close(0)
         families = text_string_to_metric_families(metrics.render("")[0].decode())
-        known = next(family for family in families if family.name == "polyhead_model_info")
-        assert {sample.labels["model"]: sample.labels["dtype"] for sample in known.samples} == served
+        info = next(family for family in families if family.name == "polyhead_model_info")
+        assert {sample.labels["model"]: sample.labels["dtype"] for sample in info.samples} == served
         assert list(served.values()) == packed
         return served
 
@@ -105,15 +105,15 @@ def dtypes(settings: Settings) -> dict[str, str]:
 
 
 @compiled
-def test_each_model_is_computed_as_it_is_stored(
+def test_each_model_is_computed_in_its_stored_precision(
     tmp_path: Path, tiny_classifier: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sources = {"four": stored(tmp_path, "Q4_1"), "eight": stored(tmp_path, "Q8_0"), "judge": tiny_classifier}
-    known = Settings(device="cpu", models={name: str(source) for name, source in sources.items()})
+    settings = Settings(device="cpu", models={name: str(source) for name, source in sources.items()})
     with caplog.at_level(logging.INFO, "polyhead.loader"):
-        assert dtypes(known) == {"four": "int4", "eight": "int8", "judge": "float32"}
-    said = [message for message in caplog.messages if "since" in message]
-    assert said == [
+        assert dtypes(settings) == {"four": "int4", "eight": "int8", "judge": "float32"}
+    messages = [message for message in caplog.messages if "since" in message]
+    assert messages == [
         "four: int4, since its weights are stored as Q4_1",
         "eight: int8, since its weights are stored as Q8_0",
         "judge: float32, since its weights are stored as F32; --precision int8 is faster, smaller and less exact",
@@ -126,30 +126,31 @@ def test_each_model_is_computed_as_it_is_stored(
 
 @compiled
 @pytest.mark.parametrize("given", [{"precision": "int8"}, {"precision": "float32"}, {"executor": "torch"}])
-def test_what_is_asked_for_holds_for_every_model(
+def test_a_setting_applies_to_every_model(
     tmp_path: Path, given: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And torch computes no integers."""
+    """The torch executor does not compute in integers."""
     with caplog.at_level(logging.INFO, "polyhead.loader"):
-        found = dtypes(Settings(device="cpu", models={"four": str(stored(tmp_path, "Q4_1"))}, **given))
-    assert found == {"four": given.get("precision", "float32")}
+        dtype_of = dtypes(Settings(device="cpu", models={"four": str(stored(tmp_path, "Q4_1"))}, **given))
+    assert dtype_of == {"four": given.get("precision", "float32")}
     assert not [message for message in caplog.messages if "since" in message]
 
 
 @compiled
-def test_memory_is_that_of_the_precision(tmp_path: Path) -> None:
-    model = measure_model("four", checkpoint.describe_source(str(stored(tmp_path, "Q4_0"))))
-    auto, four, whole = (
-        smallest_need(model, Settings(device="cpu", precision=precision)) for precision in ("auto", "int4", "float32")
+def test_memory_is_planned_for_the_precision(tmp_path: Path) -> None:
+    measured = measure_model("four", checkpoint.describe_source(str(stored(tmp_path, "Q4_0"))))
+    auto, int4, full = (
+        smallest_need(measured, Settings(device="cpu", precision=precision))
+        for precision in ("auto", "int4", "float32")
     )
-    assert auto == four
-    assert auto.weights < whole.weights / 2
-    assert auto.cache < whole.cache
+    assert auto == int4
+    assert auto.weights < full.weights / 2
+    assert auto.cache < full.cache
 
 
-def test_a_gpu_computes_in_half_precision_whatever_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_computes_in_half_precision_for_any_stored_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    four = choose_precision(entries(Q4_1=1))
-    assert choose_placement(Settings(), four).precision == "bfloat16"
-    assert choose_placement(Settings(device="cpu", executor="torch"), four).precision == "float32"
-    assert choose_placement(Settings(device="cpu", block_size=32), four).precision == "float32"
+    stored_precision = choose_precision(entries(Q4_1=1))
+    assert choose_placement(Settings(), stored_precision).precision == "bfloat16"
+    assert choose_placement(Settings(device="cpu", executor="torch"), stored_precision).precision == "float32"
+    assert choose_placement(Settings(device="cpu", block_size=32), stored_precision).precision == "float32"

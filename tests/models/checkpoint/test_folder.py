@@ -1,4 +1,4 @@
-"""Checkpoint folders: what is loaded equals transformers, what cannot be loaded is refused in a sentence."""
+"""Checkpoint folders: loaded networks equal transformers; what cannot be loaded is refused with a clear message."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ TEXTS = ["A good film", "What is the capital of France?", "dull"]
 
 @torch.inference_mode()
 def answers(loaded: Checkpoint, texts: list[Any] = TEXTS) -> torch.Tensor:
-    """What the head says of texts, run together."""
+    """The scores or vectors of the head for texts, computed in one batch."""
     encodings = loaded.tokenizer.encode_batch(texts)
     batch = RaggedBatch.of([e.ids for e in encodings], [e.segments for e in encodings])
     head: Any = loaded.head
@@ -58,7 +58,7 @@ def test_a_tied_output_is_the_token_embedding(tiny_generator: Path) -> None:
     assert loaded.weight_bytes == 4 * sum(p.numel() for p in loaded.network.parameters())
 
 
-def test_a_tied_output_that_is_stored_apart(tiny_generator: Path, tmp_path: Path) -> None:
+def test_a_tied_output_that_is_stored_separately(tiny_generator: Path, tmp_path: Path) -> None:
     def copy(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
@@ -67,11 +67,11 @@ def test_a_tied_output_that_is_stored_apart(tiny_generator: Path, tmp_path: Path
 
     same = load(str(with_tensors(tiny_generator, tmp_path / "same", copy)))
     assert same.head.output.weight is same.network.tokens.weight
-    apart = load(str(with_tensors(tiny_generator, tmp_path / "apart", differ)))
-    assert torch.equal(apart.head.output.weight, apart.network.tokens.weight + 1)
+    untied = load(str(with_tensors(tiny_generator, tmp_path / "apart", differ)))
+    assert torch.equal(untied.head.output.weight, untied.network.tokens.weight + 1)
 
 
-def test_an_output_of_its_own(tmp_path: Path) -> None:
+def test_an_untied_output(tmp_path: Path) -> None:
     config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=64, tie_word_embeddings=False)
     tokenizer = checkpoints.byte_level_bpe()
     theirs = tf.GPT2LMHeadModel(config)
@@ -113,7 +113,7 @@ def test_an_embedder(tiny_embedder: Path) -> None:
     assert loaded.task == "embed"
 
 
-def test_a_plain_encoder_is_an_embedder_and_says_so(
+def test_a_plain_encoder_is_an_embedder_with_a_warning(
     tiny_embedder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(tiny_embedder, tmp_path / "plain")
@@ -124,7 +124,7 @@ def test_a_plain_encoder_is_an_embedder_and_says_so(
     assert "mean" in caplog.text
 
 
-def test_a_head_that_an_embedder_does_not_use_is_left_aside(
+def test_a_head_that_an_embedder_does_not_use_is_ignored(
     tiny_classifier: Path, tiny_embedder: Path, tmp_path: Path
 ) -> None:
     folder = edited(tiny_classifier, tmp_path / "both")
@@ -173,14 +173,14 @@ def test_input_limits(tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path
     assert load(str(shorter)).max_tokens == 40
     longer = edited(tiny_embedder, tmp_path / "b", "sentence_bert_config.json", max_seq_length=4000)
     assert load(str(longer)).max_tokens == checkpoints.POSITIONS
-    said = edited(tiny_classifier, tmp_path / "c", "tokenizer_config.json", model_max_length=100)
-    assert load(str(said)).max_tokens == 100
-    unsaid = edited(tiny_classifier, tmp_path / "d", "tokenizer_config.json", model_max_length=int(1e30))
-    assert load(str(unsaid)).max_tokens == checkpoints.POSITIONS
+    configured = edited(tiny_classifier, tmp_path / "c", "tokenizer_config.json", model_max_length=100)
+    assert load(str(configured)).max_tokens == 100
+    unlimited = edited(tiny_classifier, tmp_path / "d", "tokenizer_config.json", model_max_length=int(1e30))
+    assert load(str(unlimited)).max_tokens == checkpoints.POSITIONS
 
 
 @pytest.mark.parametrize(
-    ("changes", "closing"),
+    ("changes", "activation"),
     [
         ({"problem_type": "multi_label_classification"}, "sigmoid"),
         ({"problem_type": "regression"}, "none"),
@@ -188,13 +188,13 @@ def test_input_limits(tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
     ],
 )
-def test_scores_become_probabilities_as_the_checkpoint_asks(
-    tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], closing: str
+def test_the_score_activation_is_that_of_the_checkpoint(
+    tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], activation: str
 ) -> None:
-    assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.score_activation == closing
+    assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.score_activation == activation
 
 
-def test_labels_keep_the_order_of_their_numbers(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_labels_are_ordered_by_their_ids(tiny_classifier: Path, tmp_path: Path) -> None:
     names = {str(index): f"label {index}" for index in (10, 2, 0, 1, *range(3, 10))}
 
     def widen(tensors: dict[str, torch.Tensor]) -> None:
@@ -204,14 +204,14 @@ def test_labels_keep_the_order_of_their_numbers(tiny_classifier: Path, tmp_path:
     assert load(str(folder)).labels == tuple(f"label {index}" for index in range(11))
 
 
-def test_every_end_token_is_heard(tiny_generator: Path, tmp_path: Path) -> None:
+def test_stop_tokens_come_from_all_configuration_files(tiny_generator: Path, tmp_path: Path) -> None:
     folder = edited(tiny_generator, tmp_path / "g", "generation_config.json", eos_token_id=[7, 9])
     loaded = load(str(edited(folder, folder, eos_token_id=11)))
     assert loaded.stop_tokens == {7, 9, 11, loaded.tokenizer.eos_id}
 
 
 @pytest.mark.parametrize("form", ["jinja", "json", "config", "named"])
-def test_chat_templates_wherever_they_are(tiny_generator: Path, tmp_path: Path, form: str) -> None:
+def test_chat_templates_are_read_from_every_location(tiny_generator: Path, tmp_path: Path, form: str) -> None:
     folder = edited(tiny_generator, tmp_path / "g", "tokenizer_config.json", chat_template=None)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     assert load(str(folder)).chat is None
@@ -249,7 +249,7 @@ def test_shards_equal_one_file(tiny_classifier: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_number_formats(tiny_classifier: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_weights_of_other_dtypes_are_converted(tiny_classifier: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     def cast(tensors: dict[str, torch.Tensor]) -> None:
         tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
 
@@ -261,14 +261,14 @@ def test_other_number_formats(tiny_classifier: Path, tmp_path: Path, dtype: torc
     assert (halved.dtype, halved.weight_bytes * 2) == ("bfloat16", loaded.weight_bytes)
 
 
-def test_progress_goes_up_to_the_end(tiny_classifier: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    load(str(tiny_classifier), progress=lambda done, total: heard.append((done, total)))
-    done = [each for each, _ in heard]
+def test_progress_increases_to_the_total(tiny_classifier: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    load(str(tiny_classifier), progress=lambda done, total: calls.append((done, total)))
+    done = [each for each, _ in calls]
     assert done == sorted(done)
-    assert heard[0][0] == 0
-    assert heard[-1][0] == heard[-1][1] > 0
-    assert len({total for _, total in heard}) == 1
+    assert calls[0][0] == 0
+    assert calls[-1][0] == calls[-1][1] > 0
+    assert len({total for _, total in calls}) == 1
 
 
 def test_loading_in_another_thread(tiny_generator: Path) -> None:
@@ -280,18 +280,18 @@ def test_loading_in_another_thread(tiny_generator: Path) -> None:
 
 
 def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.update(name=name, revision=revision, patterns=allow_patterns)
+        arguments.update(name=name, revision=revision, patterns=allow_patterns)
         return str(tiny_classifier)
 
     monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
     assert load("org/name@v1.2").task == "classify"
-    assert (asked["name"], asked["revision"]) == ("org/name", "v1.2")
-    assert set(asked["patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.jinja"}
+    assert (arguments["name"], arguments["revision"]) == ("org/name", "v1.2")
+    assert set(arguments["patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.jinja"}
     assert load("org/name").task == "classify"
-    assert asked["revision"] is None
+    assert arguments["revision"] is None
 
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ for source in sys.argv[2:]:
     print((memory("VmHWM") - before) / loaded.weight_bytes, loaded.weight_bytes)
     del loaded
 """
-ROWS = 800_000  # of 64 numbers: one tensor is nearly everything, the worst case for a reader that holds a tensor twice
+ROWS = 800_000  # of 64 numbers. One tensor has nearly all weights: the worst case for a reader that copies a tensor
 NARROW = tf.LlamaConfig(
     vocab_size=384, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
     intermediate_size=64, max_position_embeddings=64, tie_word_embeddings=True,
@@ -379,13 +379,13 @@ def test_prompts_of_an_embedder(tiny_embedder: Path, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=sentence):
             load(str(with_prompts(tiny_embedder, tmp_path / name, wrong)))
     shutil.copytree(tiny_embedder, tmp_path / "apart")
-    apart = {"pooling_mode_mean_tokens": True, "include_prompt": False}
-    checkpoints.write_json(tmp_path / "apart" / "1_Pooling" / "config.json", apart)
+    config = {"pooling_mode_mean_tokens": True, "include_prompt": False}
+    checkpoints.write_json(tmp_path / "apart" / "1_Pooling" / "config.json", config)
     with pytest.raises(UnsupportedError, match="include_prompt: false"):
         load(str(tmp_path / "apart"))
 
 
-def test_other_ways_to_weigh_words_are_refused(tmp_path: Path) -> None:
+def test_unsupported_sparse_poolings_are_refused(tmp_path: Path) -> None:
     folder = checkpoints.encoder(tmp_path, tf.BertForMaskedLM)
     kinds, paths = ("MLMTransformer", "SpladePooling"), ("", "1_SpladePooling")
     types = [f"sentence_transformers.sparse_encoder.models.{kind}.{kind}" for kind in kinds]

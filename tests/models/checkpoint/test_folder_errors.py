@@ -1,4 +1,4 @@
-"""Checkpoint folders that cannot be loaded: each is refused in a sentence that names the file and the tensor."""
+"""Checkpoint folders that cannot be loaded: each error names the file, the field or tensor, and the problem."""
 
 import json
 import random
@@ -22,7 +22,7 @@ from tests.support.edits import edited, with_tensors
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"model_type": "rwkv"}, r"'rwkv' is not known; known are bert, .*llama"),
         ({"model_type": None}, "model_type None is not known"),
@@ -58,17 +58,17 @@ from tests.support.edits import edited, with_tensors
         ({"id2label": None, "num_labels": 1_000_000}, "num_labels has 11888890 characters in all"),
     ],
 )
-def test_configurations_that_cannot_be_followed(
-    tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+def test_unsupported_configurations_are_refused(
+    tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     folder = edited(tiny_classifier, tmp_path / "broken", **changes)
-    with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
+    with pytest.raises(CheckpointError, match=f"(?s){message}") as raised:
         load(str(folder))
     assert str(folder) in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "depth", "sentence"),
+    ("name", "size", "depth", "message"),
     [
         ("stranger.{}.weight", 1, 100, "100 layers, but the files hold 18 tensors of layers"),
         ("model.layers.{}.stranger.weight", 0, 100, "100 layers, but the files hold 18 tensors of layers"),
@@ -76,21 +76,21 @@ def test_configurations_that_cannot_be_followed(
     ],
 )
 def test_layers_are_not_built_without_their_tensors(
-    tiny_generator: Path, tmp_path: Path, name: str, size: int, depth: int, sentence: str
+    tiny_generator: Path, tmp_path: Path, name: str, size: int, depth: int, message: str
 ) -> None:
-    """Each layer takes memory even before its numbers are read."""
+    """Each layer takes memory even before its weights are read."""
 
-    def add_strangers(tensors: dict[str, torch.Tensor]) -> None:
+    def add_unknown_tensors(tensors: dict[str, torch.Tensor]) -> None:
         tensors |= {name.format(number): torch.zeros(size) for number in range(depth)}
 
-    folder = with_tensors(tiny_generator, tmp_path / "deep", add_strangers)
+    folder = with_tensors(tiny_generator, tmp_path / "deep", add_unknown_tensors)
     edited(folder, folder, num_hidden_layers=depth)
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(CheckpointError, match=message):
         build_on_meta(describe_source(str(folder)))
 
 
-def test_layers_that_share_their_tensors_may_be_many(tmp_path: Path) -> None:
-    """ALBERT has one set of tensors, and its large models have more layers than the set has tensors."""
+def test_layers_with_shared_tensors_may_be_many(tmp_path: Path) -> None:
+    """ALBERT has one set of tensors for all layers; its large models have more layers than this set has tensors."""
     config = tf.AlbertConfig(vocab_size=400, hidden_size=32, num_hidden_layers=24, num_attention_heads=4)
     folder = checkpoints.save(tf.AlbertModel(config), checkpoints.word_piece(), tmp_path / "albert")
     assert len(build_on_meta(describe_source(str(folder)))[0].blocks) == 24
@@ -118,24 +118,24 @@ def test_missing_tensors_are_listed_and_counted(tiny_classifier: Path, tmp_path:
     assert raised.value.file.endswith("model.safetensors")
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers_that_are_none_name_their_tensor(
-    tiny_classifier: Path, tmp_path: Path, bad: float, dtype: torch.dtype
+def test_weights_that_are_not_finite_are_refused_by_tensor_name(
+    tiny_classifier: Path, tmp_path: Path, value: float, dtype: torch.dtype
 ) -> None:
     name = "bert.encoder.layer.1.output.dense.weight"
 
-    def spoil(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[name][3, 5] = bad
+    def corrupt(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name][3, 5] = value
 
-    folder = with_tensors(tiny_classifier, tmp_path / "c", spoil)
+    folder = with_tensors(tiny_classifier, tmp_path / "c", corrupt)
     with pytest.raises(CheckpointError, match="infinite or NaN") as raised:
         load(str(folder), dtype=dtype)
     assert raised.value.tensor == name
     assert raised.value.file.endswith("model.safetensors")
 
 
-def test_numbers_whose_sum_alone_is_infinite_are_loaded(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_finite_weights_with_an_infinite_sum_are_loaded(tiny_classifier: Path, tmp_path: Path) -> None:
     def enlarge(tensors: dict[str, torch.Tensor]) -> None:
         tensors["classifier.bias"][:] = 3e38
 
@@ -143,7 +143,7 @@ def test_numbers_whose_sum_alone_is_infinite_are_loaded(tiny_classifier: Path, t
     assert float(loaded.head.out.bias.detach().sum()) == float("inf")
 
 
-def test_wrong_shapes_name_both(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_a_wrong_shape_is_named_with_the_expected_one(tiny_classifier: Path, tmp_path: Path) -> None:
     name = "bert.encoder.layer.0.intermediate.dense.weight"
 
     def narrow(tensors: dict[str, torch.Tensor]) -> None:
@@ -180,7 +180,7 @@ LLAMA3 = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"low_freq_factor": 0.0}, "positive low_freq_factor and a high_freq_factor above it"),
         ({"low_freq_factor": -1.0}, "positive low_freq_factor"),
@@ -191,27 +191,27 @@ LLAMA3 = {
     ],
 )
 def test_rope_scaling_that_divides_by_zero(
-    tiny_generator: Path, tmp_path: Path, changes: dict[str, float], sentence: str
+    tiny_generator: Path, tmp_path: Path, changes: dict[str, float], message: str
 ) -> None:
     load(str(edited(tiny_generator, tmp_path / "fine", rope_parameters=LLAMA3)))
     folder = edited(tiny_generator, tmp_path / "broken", rope_parameters=LLAMA3 | changes)
-    with pytest.raises(CheckpointError, match=f"rope_scaling.*{sentence}"):
+    with pytest.raises(CheckpointError, match=f"rope_scaling.*{message}"):
         load(str(folder))
 
 
-def test_an_output_and_embeddings_of_an_encoding_that_is_not_read(tiny_generator: Path, tmp_path: Path) -> None:
-    """They are compared where both are there, and only what is read can be."""
+def test_output_and_embeddings_in_an_unsupported_dtype_are_refused(tiny_generator: Path, tmp_path: Path) -> None:
+    """Output and embeddings are compared where both exist, which needs a readable dtype."""
 
-    def shorten(tensors: dict[str, torch.Tensor]) -> None:
+    def store_as_fp8(tensors: dict[str, torch.Tensor]) -> None:
         tokens = tensors["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
         tensors |= {"model.embed_tokens.weight": tokens, "lm_head.weight": tokens.clone()}
 
-    folder = with_tensors(tiny_generator, tmp_path / "fp8", shorten)
+    folder = with_tensors(tiny_generator, tmp_path / "fp8", store_as_fp8)
     with pytest.raises(UnsupportedError, match=r"F8_E4M3.*BF16"):
         load(str(edited(folder, folder, tie_word_embeddings=True)))
 
 
-def test_integers_in_the_place_of_weights_are_refused(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_integer_weights_are_refused(tiny_classifier: Path, tmp_path: Path) -> None:
     name = "bert.encoder.layer.0.intermediate.dense.weight"
 
     def quantise(tensors: dict[str, torch.Tensor]) -> None:
@@ -222,13 +222,13 @@ def test_integers_in_the_place_of_weights_are_refused(tiny_classifier: Path, tmp
     assert raised.value.tensor == name
 
 
-def test_every_cut_of_a_safetensors_file_is_reported(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_truncated_safetensors_files_are_reported(tiny_classifier: Path, tmp_path: Path) -> None:
     folder = edited(tiny_classifier, tmp_path / "cut")
     file = folder / "model.safetensors"
-    whole = file.read_bytes()
-    start = 8 + struct.unpack("<Q", whole[:8])[0]
-    for length in (0, 5, 8, start // 2, start, start + 10, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:length])
+    content = file.read_bytes()
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    for length in (0, 5, 8, start // 2, start, start + 10, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated") as raised:
             load(str(folder))
         assert bool(raised.value.tensor) == (length >= start)
@@ -246,7 +246,7 @@ def test_every_cut_of_a_safetensors_file_is_reported(tiny_classifier: Path, tmp_
         b'{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}',
     ],
 )
-def test_damaged_headers(tiny_classifier: Path, tmp_path: Path, header: bytes) -> None:
+def test_damaged_headers_are_refused(tiny_classifier: Path, tmp_path: Path, header: bytes) -> None:
     folder = edited(tiny_classifier, tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
@@ -254,7 +254,7 @@ def test_damaged_headers(tiny_classifier: Path, tmp_path: Path, header: bytes) -
 
 
 @pytest.mark.parametrize(
-    ("weight_map", "sentence"),
+    ("weight_map", "message"),
     [
         (None, "no weight_map"),
         ({"a": "../../outside.safetensors"}, "not a file of this folder"),
@@ -265,24 +265,24 @@ def test_damaged_headers(tiny_classifier: Path, tmp_path: Path, header: bytes) -
         ({"nowhere": "model.safetensors"}, "places it here, but it is not"),
     ],
 )
-def test_broken_indices(tiny_classifier: Path, tmp_path: Path, weight_map: Any, sentence: str) -> None:
+def test_broken_indices_are_refused(tiny_classifier: Path, tmp_path: Path, weight_map: Any, message: str) -> None:
     folder = edited(tiny_classifier, tmp_path / "s", "model.safetensors.index.json", weight_map=weight_map)
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(CheckpointError, match=message):
         load(str(folder))
 
 
 def test_tensors_of_all_shards_are_counted(
     tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard may be a link to another, so that a small file stands for many."""
+    """Shards may be links to one file, so a small file could declare many tensors."""
     folder = edited(tiny_classifier, tmp_path / "s")
     count = len(tensors.read_safetensors(folder / "model.safetensors"))
     names = [f"model-{number}.safetensors" for number in range(3)]
     for name in names:
         (folder / name).symlink_to("model.safetensors")
-    places = dict(zip(tensors.read_safetensors(folder / "model.safetensors"), names, strict=False))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert folder_of.list_sharded_tensors(folder).keys() == places.keys()
+    weight_map = dict(zip(tensors.read_safetensors(folder / "model.safetensors"), names, strict=False))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert folder_of.list_sharded_tensors(folder).keys() == weight_map.keys()
     monkeypatch.setattr(tensors, "MAX_TENSORS", 3 * count - 1)
     with pytest.raises(CheckpointError, match=f"it has {3 * count} tensors; {3 * count - 1} are the most"):
         folder_of.list_sharded_tensors(folder)
@@ -307,7 +307,7 @@ UNREAD = {
 def test_folders_of_formats_that_are_not_read(
     tiny_classifier: Path, tmp_path: Path, name: str, configured: bool
 ) -> None:
-    """The sentence is about the format, with a config.json and without."""
+    """The error is about the format, with and without a config.json."""
     folder = edited(tiny_classifier, tmp_path / "p")
     (folder / "model.safetensors").rename(folder / name)
     if not configured:
@@ -318,21 +318,21 @@ def test_folders_of_formats_that_are_not_read(
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_files_of_formats_that_are_not_read(tmp_path: Path, name: str) -> None:
-    """They are refused by their names: what is in them is not looked at."""
+    """They are refused by name; their content is not read."""
     (tmp_path / name).touch()
     with pytest.raises(UnsupportedError, match=rf"{name}: .*{UNREAD[name]}"):
         load(str(tmp_path / name))
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
-    for name, sentence in (("a.safetensors", "name the folder that has its config.json"), ("a.txt", "name the folder")):
+def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
+    for name, message in (("a.safetensors", "name the folder that has its config.json"), ("a.txt", "name the folder")):
         (tmp_path / name).touch()
-        with pytest.raises(UnsupportedError, match=sentence):
+        with pytest.raises(UnsupportedError, match=message):
             load(str(tmp_path / name))
 
 
-def test_other_weights_beside_those_that_are_read(tiny_classifier: Path, tmp_path: Path) -> None:
-    """They change nothing, whatever else is missing."""
+def test_weights_in_unsupported_formats_beside_safetensors_are_ignored(tiny_classifier: Path, tmp_path: Path) -> None:
+    """They change no other error either."""
     folder = edited(tiny_classifier, tmp_path / "b")
     for name in UNREAD:
         (folder / name).touch()
@@ -362,32 +362,32 @@ def test_folders_without_weights_tokenizer_or_config(tiny_classifier: Path, tmp_
         load(str(folder))
 
 
-def test_sources_that_are_nothing() -> None:
+def test_missing_sources_are_refused() -> None:
     for source in ("./nowhere", "nowhere", "", "+", "a+b", "/nowhere/at/all"):
         with pytest.raises(CheckpointError, match="no such folder or file"):
             load(source)
 
 
 VALUES: list[Any] = [None, [], {}, "x", -1, 0, 1e308, True, [[]], {"a": 1}, 2**40]
-ALSO = ("tie_word_embeddings", "sliding_window", "layer_types", "rope_parameters", "rope_scaling", "num_labels")
+MORE_KEYS = ("tie_word_embeddings", "sliding_window", "layer_types", "rope_parameters", "rope_scaling", "num_labels")
 
 
 @pytest.mark.parametrize("kind", [checkpoints.generator, checkpoints.classifier, checkpoints.embedder])
-def test_no_value_in_any_file_brings_more_than_a_sentence(kind: Callable[[Path], Path], tmp_path: Path) -> None:
-    """Any value anywhere: it loads, or a ModelError says why not."""
-    folder, draw = kind(tmp_path / "c"), random.Random(0)
+def test_any_value_in_any_file_loads_or_is_refused_with_a_message(kind: Callable[[Path], Path], tmp_path: Path) -> None:
+    """With any value in any field the folder loads, or a ModelError has a message."""
+    folder, choice = kind(tmp_path / "c"), random.Random(0)
     files = [file for file in sorted(folder.rglob("*.json")) if file.name != "tokenizer.json"]
     values = {file: json.loads(file.read_text()) for file in files}
-    cases = [(file, key) for file in files for key in (*values[file], *ALSO) if isinstance(values[file], dict)]
-    sentences = []
-    for file, key in draw.choices([*cases, *((file, None) for file in files)], k=60):
-        value = draw.choice(VALUES)
+    cases = [(file, key) for file in files for key in (*values[file], *MORE_KEYS) if isinstance(values[file], dict)]
+    messages = []
+    for file, key in choice.choices([*cases, *((file, None) for file in files)], k=60):
+        value = choice.choice(VALUES)
         file.write_text(json.dumps(value if key is None else {**values[file], key: value}))
         try:
             load(str(folder))
         except ModelError as error:
-            sentences.append(str(error))
+            messages.append(str(error))
         file.write_text(json.dumps(values[file]))
-    assert len(sentences) > 5
-    assert all(sentences)
+    assert len(messages) > 5
+    assert all(messages)
     load(str(folder))

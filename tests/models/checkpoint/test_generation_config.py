@@ -1,4 +1,4 @@
-"""Limits of the default decoding rules in a checkpoint: every request prepares them."""
+"""Limits of the default decoding rules in a checkpoint, which every request has to prepare."""
 
 import json
 from pathlib import Path
@@ -31,18 +31,18 @@ def read(folder: Path, **fields: Any) -> DecodingConfig:
     return read_decoding_config(folder, {}, DECODER)
 
 
-def test_banned_tokens_are_kept_once(tmp_path: Path) -> None:
+def test_banned_tokens_are_deduplicated(tmp_path: Path) -> None:
     found = read(tmp_path, bad_words_ids=[[7], [1], [7]], suppress_tokens=[5] * 100_000 + [7, 9])
     assert found.banned_tokens == (7, 5, 9)
 
 
 def test_banned_tokens_are_limited(tmp_path: Path) -> None:
-    most = list(range(2, 2 + MAX_BANNED_TOKENS))
-    assert read(tmp_path, suppress_tokens=most).banned_tokens == tuple(most)
+    tokens = list(range(2, 2 + MAX_BANNED_TOKENS))
+    assert read(tmp_path, suppress_tokens=tokens).banned_tokens == tuple(tokens)
     for fields in (
-        {"suppress_tokens": [*most, WORDS - 1]},
-        {"bad_words_ids": [[token] for token in (*most, WORDS - 1)]},
-        {"bad_words_ids": [[WORDS - 1]], "suppress_tokens": most},
+        {"suppress_tokens": [*tokens, WORDS - 1]},
+        {"bad_words_ids": [[token] for token in (*tokens, WORDS - 1)]},
+        {"bad_words_ids": [[WORDS - 1]], "suppress_tokens": tokens},
     ):
         with pytest.raises(CheckpointError, match="suppress_tokens have 4097 different tokens; 4096 are the most"):
             read(tmp_path, **fields)

@@ -1,4 +1,4 @@
-"""GGUF files: every family equals its reference, every encoding its definition, every defect has a sentence."""
+"""GGUF files: every family equals its reference, every encoding its definition, and every defect has a clear error."""
 
 import random
 import shutil
@@ -100,7 +100,7 @@ def test_rope_scaling_from_metadata_and_from_factors(tmp_path: Path) -> None:
 
 
 def test_rope_factors_of_a_very_wide_head_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file's own head width does not bound them: a sparse file states any width and takes no room."""
+    """The head width in the file does not limit their size: a sparse file may declare any width without disk space."""
     width = gguf_file.MAX_HEAD_WIDTH + 2
     weights = gguf_files.converted("llama", llama()) | {"rope_freqs.weight": torch.ones(width // 2)}
     fields = {**gguf_files.decoder_metadata(llama().config), "attention.key_length": width}
@@ -159,7 +159,7 @@ def bert_fields(pooling: int, tokenizer: tf.PreTrainedTokenizerFast) -> dict[str
 
 
 @pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last")])
-def test_bert_is_an_embedder_that_pools_as_the_file_says(tmp_path: Path, number: int, pooling: str) -> None:
+def test_bert_is_an_embedder_with_the_pooling_of_the_file(tmp_path: Path, number: int, pooling: str) -> None:
     tokenizer = checkpoints.word_piece()
     config = checkpoints.bert_config(tokenizer)
     config.max_position_embeddings = 64
@@ -178,7 +178,9 @@ def test_bert_is_an_embedder_that_pools_as_the_file_says(tmp_path: Path, number:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ENCODINGS if kind not in ("F32", "F16", "BF16")])
-def test_quantised_numbers_are_what_the_format_says(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantised_blocks_are_decoded_as_the_format_defines(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = gguf_files.random_blocks(kind, rows=6, columns=512)
     writer = GGUFWriter(tmp_path / "one.gguf", "llama")
     writer.add_tensor("a", blocks, raw_dtype=GGMLQuantizationType[kind])
@@ -191,7 +193,7 @@ def test_quantised_numbers_are_what_the_format_says(tmp_path: Path, kind: str, m
     wanted = dequantize(blocks, GGMLQuantizationType[kind])
     assert numpy.isfinite(wanted).all()
     assert wanted.std() > 0
-    monkeypatch.setattr(tensors, "PIECE_BYTES", 1000)  # several pieces, none of them a whole number of rows
+    monkeypatch.setattr(tensors, "PIECE_BYTES", 1000)  # several pieces, none of which is a multiple of a row
     for name, expected in (("a", wanted), ("b", wanted[::-1].copy())):
         assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), torch.from_numpy(expected))
 
@@ -212,15 +214,15 @@ def test_a_quantised_network_equals_the_dequantised_reference(tmp_path: Path, ki
     assert difference(quantised, model) > 0
 
 
-def test_every_cut_is_reported_as_truncated(tiny: Path, tmp_path: Path) -> None:
-    whole = tiny.read_bytes()
+def test_truncated_files_are_reported(tiny: Path, tmp_path: Path) -> None:
+    content = tiny.read_bytes()
     first = min(entry.start for entry in read_header(tiny)[1].values())
     cut = tmp_path / "cut.gguf"
-    for length in (0, 3, 7, 20, 100, first // 2, first - 100, first + 1000, len(whole) * 3 // 4, len(whole) - 32):
-        cut.write_bytes(whole[:length])
+    for length in (0, 3, 7, 20, 100, first // 2, first - 100, first + 1000, len(content) * 3 // 4, len(content) - 32):
+        cut.write_bytes(content[:length])
         with pytest.raises(CheckpointError, match=r"cut\.gguf.*(truncated|no GGUF)"):
             load(str(cut))
-    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    cut.write_bytes(content[: len(content) * 3 // 4])
     with pytest.raises(CheckpointError, match="truncated") as raised:
         load(str(cut))
     assert raised.value.tensor in read_header(tiny)[1]
@@ -233,7 +235,7 @@ def patched(path: Path, old: bytes, new: bytes, target: Path) -> str:
     return str(target)
 
 
-def test_damage_and_the_unknown_are_refused_by_name(tiny: Path, tmp_path: Path) -> None:
+def test_damaged_and_unknown_fields_are_refused_by_name(tiny: Path, tmp_path: Path) -> None:
     target = tmp_path / "damaged.gguf"
     with pytest.raises(CheckpointError, match="no GGUF file"):
         load(patched(tiny, b"GGUF", b"GGML", target))
@@ -259,19 +261,19 @@ def test_damage_and_the_unknown_are_refused_by_name(tiny: Path, tmp_path: Path) 
 def test_wrong_and_missing_tensors_are_named(tmp_path: Path) -> None:
     model = llama()
     fields, weights = gguf_files.decoder_metadata(model.config), gguf_files.converted("llama", model)
-    lacking = {name: tensor for name, tensor in weights.items() if name != "blk.1.attn_q.weight"}
+    without_query = {name: tensor for name, tensor in weights.items() if name != "blk.1.attn_q.weight"}
     with pytest.raises(CheckpointError, match=r"1 tensors are missing: blk\.1\.attn_q\.weight"):
-        load(str(gguf_files.write(tmp_path / "lacking.gguf", "llama", fields, lacking)))
+        load(str(gguf_files.write(tmp_path / "lacking.gguf", "llama", fields, without_query)))
     wrong = {**weights, "blk.0.ffn_up.weight": torch.zeros(95, 64)}
     with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight.*\[95, 64\].*\[96, 64\]"):
         load(str(gguf_files.write(tmp_path / "wrong.gguf", "llama", fields, wrong)))
-    more = {**weights, "blk.2.attn_q.weight": torch.zeros(64, 64)}
+    with_layer = {**weights, "blk.2.attn_q.weight": torch.zeros(64, 64)}
     with pytest.raises(CheckpointError, match=r"blk\.2\.attn_q\.weight"):
-        load(str(gguf_files.write(tmp_path / "more.gguf", "llama", fields, more)))
+        load(str(gguf_files.write(tmp_path / "more.gguf", "llama", fields, with_layer)))
 
 
 @pytest.mark.parametrize(
-    ("metadata", "sentence"),
+    ("metadata", "message"),
     [
         ({"expert_count": 8}, "expert_count 8"),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope.scaling.type 'yarn'"),
@@ -286,28 +288,28 @@ def test_wrong_and_missing_tensors_are_named(tmp_path: Path) -> None:
         ({".tokenizer.ggml.model": "unheard"}, "unheard"),
     ],
 )
-def test_metadata_that_cannot_be_followed_is_refused(tmp_path: Path, metadata: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(CheckpointError, match=sentence) as raised:
+def test_unsupported_metadata_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as raised:
         load(str(write_llama(tmp_path / "odd.gguf", llama(), **metadata)))
     assert "odd.gguf" in str(raised.value)
 
 
-def test_an_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     path = gguf_files.write(tmp_path / "mamba.gguf", "mamba", {"block_count": 1}, {"a": torch.zeros(32)})
     with pytest.raises(UnsupportedError, match=r"'mamba'.*llama, qwen2"):
         load(str(path))
 
 
-def test_a_vocabulary_is_tried_before_it_is_made(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_is_checked_before_it_is_built(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[tuple[Path, dict[str, Any]]]()
 
-    def refuse(path: Path, fields: dict[str, Any]) -> None:
+    def check(path: Path, fields: dict[str, Any]) -> None:
         seen.append((path, fields))
-        raise CheckpointError("must not be made")
+        raise CheckpointError("refused by the check")
 
     monkeypatch.setattr(Tokenizer, "from_gguf", None)
-    with pytest.raises(CheckpointError, match="must not be made") as raised:
-        describe_source(str(tiny), vet=refuse)
+    with pytest.raises(CheckpointError, match="refused by the check") as raised:
+        describe_source(str(tiny), folder_check=check)
     [(path, fields)] = seen
     assert (path, raised.value.file) == (tiny, str(tiny))
     assert fields["tokenizer.ggml.model"]
@@ -323,7 +325,7 @@ def test_other_suffixes_and_adapters_over_gguf_are_refused(tiny: Path, tmp_path:
         load(f"{tiny}+{tiny_generator}")
 
 
-@pytest.mark.skipif(not list(SMOLLM2.rglob("SmolLM2*.gguf")), reason="the quick-start generator is not there")
+@pytest.mark.skipif(not list(SMOLLM2.rglob("SmolLM2*.gguf")), reason="the quick-start generator is not downloaded")
 def test_smollm2_equals_transformers(full: bool) -> None:
     if not full:
         pytest.skip("transformers takes half a minute to read its vocabulary: --full")
@@ -332,17 +334,17 @@ def test_smollm2_equals_transformers(full: bool) -> None:
     assert difference(load(str(path)), model.eval()) < 1e-3
 
 
-def test_no_flipped_byte_in_a_header_brings_more_than_a_sentence(tiny: Path, tmp_path: Path) -> None:
-    whole, draw, target = tiny.read_bytes(), random.Random(0), tmp_path / "flipped.gguf"
-    sentences = []
+def test_a_flipped_byte_in_a_header_loads_or_is_refused_with_a_message(tiny: Path, tmp_path: Path) -> None:
+    whole, choice, target = tiny.read_bytes(), random.Random(0), tmp_path / "flipped.gguf"
+    messages = []
     for _ in range(150):
         content = bytearray(whole)
-        place = draw.randrange(1500)
-        content[place] = draw.choice([0, 255, content[place] ^ 1, content[place] ^ 128])
+        place = choice.randrange(1500)
+        content[place] = choice.choice([0, 255, content[place] ^ 1, content[place] ^ 128])
         target.write_bytes(content)
         try:
             load(str(target))
         except ModelError as error:
-            sentences.append(str(error))
-    assert len(sentences) > 20
-    assert all(str(target) in sentence for sentence in sentences)
+            messages.append(str(error))
+    assert len(messages) > 20
+    assert all(str(target) in message for message in messages)

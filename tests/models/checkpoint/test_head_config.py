@@ -1,4 +1,4 @@
-"""The choice of a head from the files of a folder: which tensors are read for it."""
+"""The choice of a head from the files of a folder, and the tensors that are read for it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_an_output_of_the_embedding_s_shape_is_compared(
 
 
 @pytest.mark.parametrize("change", [longer, flat])
-def test_an_output_of_another_shape_is_refused_unread(
+def test_an_output_of_another_shape_is_refused_before_it_is_read(
     comparisons: Comparisons,
     tiny_generator: Path,
     tmp_path: Path,
@@ -71,7 +71,9 @@ def test_an_output_of_another_shape_is_refused_unread(
     assert comparisons == []
 
 
-def test_embeddings_of_another_shape_are_not_read_for_a_side(comparisons: Comparisons, tmp_path: Path) -> None:
+def test_decoder_embeddings_of_another_shape_are_refused_before_they_are_read(
+    comparisons: Comparisons, tmp_path: Path
+) -> None:
     translator(tmp_path / "made", "marian")
     decoder = "model.decoder.embed_tokens.weight"
     folder = with_tensors(tmp_path / "made", tmp_path / "model", longer(decoder, "model.shared.weight"))

@@ -1,4 +1,4 @@
-"""Checkpoints made to do harm: each is refused in a sentence, soon, for little memory, and nothing of it is run."""
+"""Malicious checkpoints: each is refused quickly, with a message and little memory, and none of their code is run."""
 
 import json
 import os
@@ -16,17 +16,17 @@ from tests.support.hostile import FILES, FOLDERS, GENERATORS, Outcome
 
 SECONDS = 5.0
 MEBIBYTES = 512.0
-PATIENCE = 600.0  # for all of them
+PATIENCE = 600.0  # seconds for all cases
 ALL = [*FOLDERS, *GENERATORS, *(f"gguf: {name}" for name in FILES)]
 
 
-def made(place: Path, classifier: Path, generator: Path) -> Iterator[tuple[str, str]]:
-    """Every case and where it lies."""
+def write_cases(place: Path, classifier: Path, generator: Path) -> Iterator[tuple[str, str]]:
+    """Name and path of every case."""
     for base, table in ((classifier, FOLDERS), (generator, GENERATORS)):
-        for number, (name, spoil) in enumerate(table.items()):
+        for number, (name, make_hostile) in enumerate(table.items()):
             folder = place / f"{base.name}-{number}" / "model"
             shutil.copytree(base, folder)
-            spoil(folder)
+            make_hostile(folder)
             yield name, str(folder)
     for number, (name, content) in enumerate(FILES.items()):
         path = place / f"{number}.gguf"
@@ -39,9 +39,9 @@ def made(place: Path, classifier: Path, generator: Path) -> Iterator[tuple[str, 
 def outcomes(
     tmp_path_factory: pytest.TempPathFactory, tiny_classifier: Path, tiny_generator: Path
 ) -> Iterator[Mapping[str, Outcome]]:
-    """How each ended, loaded by one process after the other case; which is ended if one of them never does."""
+    """The outcome of each case. One child process loads them one after the other, within PATIENCE seconds."""
     place = tmp_path_factory.mktemp("hostile")
-    cases = list(made(place, tiny_classifier, tiny_generator))
+    cases = list(write_cases(place, tiny_classifier, tiny_generator))
     (place / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, hostile.__file__, str(place / "cases.json")]
     with (place / "errors.txt").open("w") as errors:
@@ -54,7 +54,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_it_is_refused_in_a_sentence_and_costs_little(outcomes: Mapping[str, Outcome], name: str) -> None:
+def test_it_is_refused_with_a_message_in_little_time_and_memory(outcomes: Mapping[str, Outcome], name: str) -> None:
     outcome = outcomes[name]
     assert outcome.kind == "ModelError", outcome
     assert len(outcome.said) < 3000
@@ -64,7 +64,7 @@ def test_it_is_refused_in_a_sentence_and_costs_little(outcomes: Mapping[str, Out
     assert outcome.mebibytes < MEBIBYTES
 
 
-def test_a_hub_s_cache_links_to_its_own_files(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_links_of_a_hub_cache_are_followed(tiny_classifier: Path, tmp_path: Path) -> None:
     """models--org--name/snapshots/revision/file -> ../../blobs/hash"""
     store = tmp_path / "models--org--name"
     snapshot, blobs = store / "snapshots" / "0123abcd", store / "blobs"
@@ -77,7 +77,7 @@ def test_a_hub_s_cache_links_to_its_own_files(tiny_classifier: Path, tmp_path: P
 
 
 def test_links_inside_a_folder_are_followed(tiny_classifier: Path, tmp_path: Path) -> None:
-    """As Kubernetes lays out what it mounts; and the folder may be a link itself, which somebody here has named."""
+    """As in a Kubernetes volume. The folder itself, which the operator names, may also be a link."""
     shutil.copytree(tiny_classifier, tmp_path / "model" / "..data")
     for file in (tmp_path / "model" / "..data").iterdir():
         (tmp_path / "model" / file.name).symlink_to(os.path.join("..data", file.name))
@@ -85,8 +85,8 @@ def test_links_inside_a_folder_are_followed(tiny_classifier: Path, tmp_path: Pat
     assert load(str(tmp_path / "current")).labels == checkpoints.LABELS
 
 
-def test_ends_that_are_no_tokens_are_left_out(tiny_generator: Path, tmp_path: Path) -> None:
-    """Numbers that a network has no logit for would end the step of everybody."""
+def test_stop_tokens_outside_the_vocabulary_are_ignored(tiny_generator: Path, tmp_path: Path) -> None:
+    """A stop token without a logit would fail the whole step, with the requests of all clients."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_generator, folder)
     wanted = load(str(tiny_generator)).stop_tokens

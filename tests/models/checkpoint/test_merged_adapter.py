@@ -1,4 +1,4 @@
-"""PEFT adapters: what is merged equals what peft merges, and nothing in an adapter is overlooked."""
+"""PEFT adapters: merged networks equal those of peft, and no unknown part of an adapter is ignored."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def test_a_classifier_over_an_embedder(tiny_embedder: Path, tmp_path: Path, rslo
     assert loaded.config.vocab_size != 5
 
 
-def test_labels_are_counted_where_nobody_names_them(tiny_embedder: Path, tmp_path: Path) -> None:
+def test_labels_are_numbered_where_they_have_no_names(tiny_embedder: Path, tmp_path: Path) -> None:
     adapted(classifier(tiny_embedder, labels=4), tmp_path, task_type="SEQ_CLS", target_modules=["query"])
     assert load(f"{tiny_embedder}+{tmp_path}").labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
 
@@ -120,8 +120,8 @@ def test_a_generator(tiny_generator: Path, tmp_path: Path) -> None:
     assert language_difference(load(str(tiny_generator)), merged) > 1e-2
 
 
-def test_matrices_that_the_base_keeps_transposed(tmp_path: Path) -> None:
-    """GPT-2's are, and one of them is square: its shape does not tell."""
+def test_matrices_that_the_base_stores_transposed(tmp_path: Path) -> None:
+    """As in GPT-2, where one matrix is square, so its shape does not show that it is transposed."""
     config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     base = checkpoints.save(tf.GPT2LMHeadModel(config), checkpoints.byte_level_bpe(), tmp_path / "base")
     settings = {"task_type": "CAUSAL_LM", "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}
@@ -178,7 +178,7 @@ def plain(tiny_classifier: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "'IA3'"),
         ({"use_dora": True}, "use_dora"),
@@ -192,52 +192,54 @@ def plain(tiny_classifier: Path, tmp_path: Path) -> tuple[Path, Path]:
         ({"task_type": "CAUSAL_LM"}, "CAUSAL_LM"),
     ],
 )
-def test_other_arithmetic_is_refused_by_name(plain: tuple[Path, Path], changes: dict[str, Any], sentence: str) -> None:
+def test_unsupported_settings_are_refused_by_name(
+    plain: tuple[Path, Path], changes: dict[str, Any], message: str
+) -> None:
     edit(plain[1], **changes)
-    with pytest.raises(UnsupportedError, match=rf"adapter_config\.json.*{sentence}"):
+    with pytest.raises(UnsupportedError, match=rf"adapter_config\.json.*{message}"):
         load(f"{plain[0]}+{plain[1]}")
 
 
 @pytest.mark.parametrize("changes", [{"r": 5}, {"r": None}, {"lora_alpha": None}, {"lora_alpha": "x"}])
-def test_settings_that_do_not_fit_the_matrices(plain: tuple[Path, Path], changes: dict[str, Any]) -> None:
+def test_settings_that_contradict_the_matrices_are_refused(plain: tuple[Path, Path], changes: dict[str, Any]) -> None:
     edit(plain[1], **changes)
     with pytest.raises(CheckpointError, match="matrices have rank 4"):
         load(f"{plain[0]}+{plain[1]}")
 
 
-def test_tensors_that_find_no_use_are_named(plain: tuple[Path, Path]) -> None:
+def test_unused_tensors_are_refused_by_name(plain: tuple[Path, Path]) -> None:
     base, adapter = plain
     query = "base_model.model.bert.encoder.layer.0.attention.self.query"
 
-    def stranger(tensors: dict[str, torch.Tensor]) -> None:
+    def unknown_tensor(tensors: dict[str, torch.Tensor]) -> None:
         tensors["base_model.model.bert.encoder.layer.0.adapter.weight"] = torch.zeros(2)
 
-    def misplaced(tensors: dict[str, torch.Tensor]) -> None:
+    def unknown_module(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["base_model.model.bert.encoder.layer.0.adapter.weight"]
         for side in "AB":
             tensors[f"base_model.model.bert.gate.lora_{side}.weight"] = torch.zeros(4, 4)
 
-    def half(tensors: dict[str, torch.Tensor]) -> None:
+    def single_matrix(tensors: dict[str, torch.Tensor]) -> None:
         for side in "AB":
             del tensors[f"base_model.model.bert.gate.lora_{side}.weight"]
         del tensors[f"{query}.lora_B.weight"]
 
-    def large(tensors: dict[str, torch.Tensor]) -> None:
+    def wrong_shape(tensors: dict[str, torch.Tensor]) -> None:
         tensors[f"{query}.lora_B.weight"] = torch.zeros(33, 4)
 
     def magnitude(tensors: dict[str, torch.Tensor]) -> None:
         tensors[f"{query}.lora_B.weight"] = torch.zeros(32, 4)
         tensors[f"{query}.lora_magnitude_vector"] = torch.zeros(32)
 
-    for change, sentence in [
-        (stranger, r"adapter\.weight"),
-        (misplaced, r"no tensor bert\.gate\.weight"),
-        (half, r"self\.query\.lora_A\.weight.*other half"),
-        (large, r"self\.query\.lora_A\.weight.*\[33, 32\].*\[32, 32\]"),
+    for change, message in [
+        (unknown_tensor, r"adapter\.weight"),
+        (unknown_module, r"no tensor bert\.gate\.weight"),
+        (single_matrix, r"self\.query\.lora_A\.weight.*other half"),
+        (wrong_shape, r"self\.query\.lora_A\.weight.*\[33, 32\].*\[32, 32\]"),
         (magnitude, "lora_magnitude_vector"),
     ]:
         retensor(adapter, change)
-        with pytest.raises(CheckpointError, match=sentence) as raised:
+        with pytest.raises(CheckpointError, match=message) as raised:
             load(f"{base}+{adapter}")
         assert "adapter_model.safetensors" in str(raised.value)
 
@@ -270,8 +272,8 @@ def test_a_rank_out_of_range_is_refused(plain: tuple[Path, Path], rank: int) -> 
         describe_source(f"{base}+{adapter}")
 
 
-def test_the_memory_of_both_sides_is_counted(tiny_classifier: Path, tmp_path: Path) -> None:
-    """A large rank makes the two sides larger than the matrix that they update."""
+def test_the_memory_of_both_low_rank_matrices_is_counted(tiny_classifier: Path, tmp_path: Path) -> None:
+    """With a large rank the two low-rank matrices are larger than the matrix that they update."""
     sizes = {}
     for rank in (4, 5000):
         settings = {"task_type": "SEQ_CLS", "target_modules": ["query"], "r": rank}
@@ -283,14 +285,14 @@ def test_the_memory_of_both_sides_is_counted(tiny_classifier: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_progress_while_a_matrix_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
-    """Other models compute between two calls, so no piece of the work may be long."""
+    """Other models compute between two progress calls, so each piece of work must be short."""
     sides, base = {"a": torch.randn(6, 8), "b": torch.randn(10, 6)}, torch.randn(10, 8)
     base = base.t().contiguous() if transposed else base
     save_file({"base": base, **sides}, tmp_path / "some.safetensors")
     entries = read_safetensors(tmp_path / "some.safetensors")
-    whole, pair = entries["base"], (entries["a"], entries["b"])
-    place = (whole.file, "base", "F32", whole.shape, whole.start, whole.encoding)
-    entry = merged_adapter.MergedEntry(*place, whole, pair, 0.5, transposed)
+    matrix, pair = entries["base"], (entries["a"], entries["b"])
+    location = (matrix.file, "base", "F32", matrix.shape, matrix.start, matrix.encoding)
+    entry = merged_adapter.MergedEntry(*location, matrix, pair, 0.5, transposed)
     monkeypatch.setattr(merged_adapter, "PRODUCTS", 3 * (60 if transposed else 48))
     pieces: list[int] = []
     merged = entry.read(torch.float32, torch.device("cpu"), pieces.append)
@@ -301,13 +303,13 @@ def test_progress_while_a_matrix_is_merged(tmp_path: Path, monkeypatch: pytest.M
     assert sum(pieces) == entry.read_size
 
 
-def test_progress_of_a_merged_checkpoint_goes_up_to_the_end(plain: tuple[Path, Path]) -> None:
+def test_progress_of_a_merged_checkpoint_increases_to_the_total(plain: tuple[Path, Path]) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
     for source in (str(plain[0]), f"{plain[0]}+{plain[1]}"):
         calls = seen.setdefault(source, [])
         load(source, progress=lambda done, total, calls=calls: calls.append((done, total)))
         assert calls == sorted(calls)
         assert calls[-1][0] == calls[-1][1]
-    alone, merged = (calls[-1][1] for calls in seen.values())
+    base, merged = (calls[-1][1] for calls in seen.values())
     sides = [each for name, each in load_file(plain[1] / "adapter_model.safetensors").items() if "lora_" in name]
-    assert merged == alone + sum(side.nbytes for side in sides)
+    assert merged == base + sum(side.nbytes for side in sides)

@@ -1,4 +1,4 @@
-"""Every file of a checkpoint changed at random: a sentence or a working model, never a traceback, a crash or a hang."""
+"""Random changes in every file of a checkpoint end in a clear error or a working model, never in a crash or a hang."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from tests.support import gguf_files, mutations
 
 SEED, COUNT, MORE = 24, 6, 60  # mutations of each file, in the short and in the long form
-PATIENCE = 900.0  # for all of them, which take a minute or two
-SECONDS = 10.0  # of a processor, for one
+PATIENCE = 900.0  # seconds for all mutations, which take one or two minutes
+SECONDS = 10.0  # of CPU time for one mutation
 
 
 @pytest.fixture
 def sources(tiny_generator: Path, tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path) -> list[Path]:
-    """A folder with a chat template, one of sentence-transformers, folders of older vocabularies, and a GGUF file."""
+    """A folder with a chat template, one of sentence-transformers, two with older vocabulary files, and a GGUF file."""
     generator, embedder = (
         Path(shutil.copytree(each, tmp_path / name))
         for each, name in ((tiny_generator, "generator"), (tiny_embedder, "embedder"))
@@ -53,7 +53,7 @@ def quantised(place: Path, generator: Path) -> Path:
     return path
 
 
-def test_it_ends_in_a_sentence_or_a_model(sources: list[Path], tmp_path: Path, full: bool) -> None:
+def test_every_mutation_loads_or_is_refused_with_a_message(sources: list[Path], tmp_path: Path, full: bool) -> None:
     place = tmp_path / "place"
     place.mkdir()
     many = str(MORE if full else COUNT)
@@ -66,5 +66,5 @@ def test_it_ends_in_a_sentence_or_a_model(sources: list[Path], tmp_path: Path, f
     assert [each for each in outcomes if each["crashed"]] == []
     assert [each for each in outcomes if each["seconds"] > SECONDS] == []
     kinds = Counter(each["outcome"].partition(":")[0] for each in outcomes)
-    assert kinds["refused"] > len(outcomes) / 4, kinds  # else they change nothing
-    assert kinds["loaded"] > len(outcomes) / 10, kinds  # else they are refused for another reason
+    assert kinds["refused"] > len(outcomes) / 4, kinds  # otherwise the mutations would have no effect
+    assert kinds["loaded"] > len(outcomes) / 10, kinds  # otherwise they would be refused for another reason

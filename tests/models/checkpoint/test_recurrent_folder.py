@@ -1,4 +1,4 @@
-"""The folder of a recurrent encoder-decoder: what is written is read back, and what is damaged is named."""
+"""The folder of a recurrent encoder-decoder: saved and loaded networks are equal, and errors name the damaged part."""
 
 import json
 from collections.abc import Callable
@@ -35,47 +35,47 @@ def network_of(changes: dict[str, Any]) -> RecurrentTranslator:
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("words")
     checkpoints.byte_level_bpe().backend_tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
 
 
 @pytest.fixture(scope="module")
-def whole(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_folder(tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recurrent")
-    save_recurrent(folder, network_of(VARIANTS[1]), words)
+    save_recurrent(folder, network_of(VARIANTS[1]), tokenizer_file)
     return folder
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
-def test_what_is_written_is_read_back(changes: dict[str, Any], words: Path, tmp_path: Path) -> None:
+def test_a_saved_network_is_loaded_unchanged(changes: dict[str, Any], tokenizer_file: Path, tmp_path: Path) -> None:
     network = network_of(changes)
-    save_recurrent(tmp_path / "new", network, words)
+    save_recurrent(tmp_path / "new", network, tokenizer_file)
     loaded = load(tmp_path / "new")
-    found, tokenizer = loaded.head, loaded.tokenizer
-    assert isinstance(found, RecurrentTranslator)
+    loaded_network, tokenizer = loaded.head, loaded.tokenizer
+    assert isinstance(loaded_network, RecurrentTranslator)
     texts = ["The quick brown fox", "café"]
-    assert found.config == network.config
-    assert not found.training
+    assert loaded_network.config == network.config
+    assert not loaded_network.training
     assert tokenizer.encode_batch(texts)[1].ids
     batch = RaggedBatch.of([encoding.ids for encoding in tokenizer.encode_batch(texts)])
-    assert torch.equal(found(batch, batch), network(batch, batch))
-    assert (found.output.weight is found.tokens.weight) == found.config.tied
-    found.train()(batch, batch).sum().backward()
-    assert all(parameter.grad is not None for parameter in found.parameters())
+    assert torch.equal(loaded_network(batch, batch), network(batch, batch))
+    assert (loaded_network.output.weight is loaded_network.tokens.weight) == loaded_network.config.tied
+    loaded_network.train()(batch, batch).sum().backward()
+    assert all(parameter.grad is not None for parameter in loaded_network.parameters())
 
 
-def test_a_folder_is_written_over_itself(whole: Path) -> None:
-    network = load(whole).head
+def test_a_network_can_be_saved_over_its_own_folder(saved_folder: Path) -> None:
+    network = load(saved_folder).head
     assert isinstance(network, RecurrentTranslator)
-    before = (whole / "model.safetensors").read_bytes()
-    save_recurrent(whole, network, whole / "tokenizer.json")
-    assert (whole / "model.safetensors").read_bytes() == before
+    before = (saved_folder / "model.safetensors").read_bytes()
+    save_recurrent(saved_folder, network, saved_folder / "tokenizer.json")
+    assert (saved_folder / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"architectures": ["RecurrentModel"]}, r"\['RecurrentModel'\] is not"),
         ({"hidden": None}, "hidden: missing"),
@@ -95,76 +95,76 @@ def test_a_folder_is_written_over_itself(whole: Path) -> None:
         ({"tied": False}, "1 tensors are missing: output.weight"),
     ],
 )
-def test_a_description_that_is_not_followed_is_named(
-    whole: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+def test_unsupported_configurations_are_refused_by_field(
+    saved_folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    folder = edited(whole, tmp_path / "broken", **changes)
-    with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
+    folder = edited(saved_folder, tmp_path / "broken", **changes)
+    with pytest.raises(CheckpointError, match=f"(?s){message}") as raised:
         load(folder)
     assert str(folder) in str(raised.value)
 
 
-def removed(tensors: dict[str, torch.Tensor]) -> None:
+def remove_bias(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["decoder.bridge.bias"]
 
 
-def added(tensors: dict[str, torch.Tensor]) -> None:
+def add_tensor(tensors: dict[str, torch.Tensor]) -> None:
     tensors["decoder.narrow.weight"] = torch.zeros(8, 8)
 
 
-def turned(tensors: dict[str, torch.Tensor]) -> None:
+def transpose_embedding(tensors: dict[str, torch.Tensor]) -> None:
     tensors["tokens.weight"] = tensors["tokens.weight"].T.contiguous()
 
 
-def counted(tensors: dict[str, torch.Tensor]) -> None:
+def make_bias_integer(tensors: dict[str, torch.Tensor]) -> None:
     tensors["output.bias"] = tensors["output.bias"].to(torch.int32)
 
 
-def spoilt(tensors: dict[str, torch.Tensor]) -> None:
+def make_bias_nan(tensors: dict[str, torch.Tensor]) -> None:
     tensors["output.bias"][3] = torch.nan
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
-        (removed, r"decoder\.bridge\.bias.*1 tensors are missing"),
-        (added, r"decoder\.narrow\.weight.*has no place"),
-        (turned, r"tokens\.weight.*its shape is \[8, 400\], but config\.json asks for \[400, 8\]"),
-        (counted, r"output\.bias.*its numbers are I32"),
-        (spoilt, r"output\.bias.*infinite or NaN"),
+        (remove_bias, r"decoder\.bridge\.bias.*1 tensors are missing"),
+        (add_tensor, r"decoder\.narrow\.weight.*has no place"),
+        (transpose_embedding, r"tokens\.weight.*its shape is \[8, 400\], but config\.json asks for \[400, 8\]"),
+        (make_bias_integer, r"output\.bias.*its numbers are I32"),
+        (make_bias_nan, r"output\.bias.*infinite or NaN"),
     ],
 )
-def test_tensors_that_are_not_the_network_s_are_named(
-    whole: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], sentence: str
+def test_wrong_tensors_are_refused_by_name(
+    saved_folder: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], message: str
 ) -> None:
-    folder = with_tensors(whole, tmp_path / "broken", change)
-    with pytest.raises(CheckpointError, match=f"(?s){sentence}"):
+    folder = with_tensors(saved_folder, tmp_path / "broken", change)
+    with pytest.raises(CheckpointError, match=f"(?s){message}"):
         load(folder)
 
 
 @pytest.mark.parametrize(
-    ("file", "sentence"),
+    ("file", "message"),
     [
         ("config.json", r"config\.json is not there|config\.json: is not there"),
         ("model.safetensors", "no weights"),
         ("tokenizer.json", "tokenizer"),
     ],
 )
-def test_a_file_that_is_missing_is_named(whole: Path, tmp_path: Path, file: str, sentence: str) -> None:
-    folder = edited(whole, tmp_path / "broken")
+def test_a_file_that_is_missing_is_named(saved_folder: Path, tmp_path: Path, file: str, message: str) -> None:
+    folder = edited(saved_folder, tmp_path / "broken")
     (folder / file).unlink()
-    with pytest.raises(CheckpointError, match=sentence):
+    with pytest.raises(CheckpointError, match=message):
         load(folder)
 
 
-def test_a_file_that_ends_early_is_named(whole: Path, tmp_path: Path) -> None:
-    folder = edited(whole, tmp_path / "broken")
+def test_a_truncated_file_is_named(saved_folder: Path, tmp_path: Path) -> None:
+    folder = edited(saved_folder, tmp_path / "broken")
     raw = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(raw[:-10])
     with pytest.raises(CheckpointError, match="the file is truncated"):
         load(folder)
 
 
-def test_others_find_the_tokens_that_matter_by_their_names(whole: Path) -> None:
-    said = json.loads((whole / "config.json").read_text())
-    assert (said["decoder_start_token_id"], said["eos_token_id"], said["pad_token_id"]) == (0, 2, 0)
+def test_special_tokens_have_the_field_names_of_transformers(saved_folder: Path) -> None:
+    config = json.loads((saved_folder / "config.json").read_text())
+    assert (config["decoder_start_token_id"], config["eos_token_id"], config["pad_token_id"]) == (0, 2, 0)

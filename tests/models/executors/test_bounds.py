@@ -1,4 +1,4 @@
-"""The numbers of a step: each that is out of range is refused before anything is computed, on every executor."""
+"""The integers of a step: every one that is out of range is refused before anything is computed, on every executor."""
 
 import ctypes
 import random
@@ -31,7 +31,7 @@ HUGE = 2_000_000_000
 LISTS = ("tokens", "positions", "starts", "block_tables", "segments")
 
 
-def made(name: str, config: ModelConfig) -> Executor:
+def make_executor(name: str, config: ModelConfig) -> Executor:
     """A generator with a cache where the network is causal, an encoder where it is not; an adapter is attached."""
     blocks, last = (BLOCKS, head(config)) if config.causal else (0, None)
     executor: Executor
@@ -45,7 +45,7 @@ def made(name: str, config: ModelConfig) -> Executor:
 
 
 def good() -> StepInput:
-    """Three sequences: the first from its beginning, the second over a block that is computed, the last alone."""
+    """Three sequences: one from its beginning, one after a block in the cache, one of a single token."""
     return rows_of([([1, 2, 3], 0, [5]), ([4, 5], 16, [0, 3]), ([6], 0, [7])])
 
 
@@ -55,31 +55,31 @@ def texts() -> StepInput:
 
 
 class Bad(NamedTuple):
-    """One field of good rows changed, and what is said of it."""
+    """Changed fields of a valid step, and the expected error message."""
 
-    said: str
+    message: str
     changes: dict[str, Any]
 
 
 BAD = {
-    "a token behind the table": Bad(
+    "a token beyond the table": Bad(
         "tokens[2] is 77, which should be at least 0 and less than 77", {"tokens": [1, 2, 77, 4, 5, 6]}
     ),
     "a huge token": Bad(f"tokens[0] is {HUGE}", {"tokens": [HUGE, 2, 3, 4, 5, 6]}),
     "a token of more than 32 bits": Bad(f"tokens: {2**40} is out of the range", {"tokens": [1, 2, 3, 4, 5, 2**40]}),
     "a negative token": Bad("tokens[5] is -1", {"tokens": [1, 2, 3, 4, 5, -1]}),
     "a negative position": Bad("positions[5] is -1", {"positions": [0, 1, 2, 16, 17, -1]}),
-    "a position behind the table": Bad(
+    "a position beyond the table": Bad(
         "positions[5] is 40, which should be at least 0 and less than 40",
         {"positions": [0, 1, 2, 16, 17, 40], "block_tables": [[5], [0, 3], [7, 1, 2]]},
     ),
-    "a position behind its blocks": Bad(
+    "a position beyond its blocks": Bad(
         "sequence 2 has position 16, its blocks hold 16", {"positions": [0, 1, 2, 16, 17, 16]}
     ),
     "a gap between positions": Bad("positions[4] is 18, which should be 17", {"positions": [0, 1, 2, 16, 18, 0]}),
     "positions that descend": Bad("positions[1] is 0, which should be 3", {"positions": [2, 0, 1, 16, 17, 0]}),
     "too few positions": Bad("positions: there are 5, which should be 6", {"positions": [0, 1, 2, 16, 17]}),
-    "a block behind the cache": Bad("block_tables[1] is 8", {"block_tables": [[5], [8, 3], [7]]}),
+    "a block beyond the cache": Bad("block_tables[1] is 8", {"block_tables": [[5], [8, 3], [7]]}),
     "a negative block": Bad("block_tables[3] is -1", {"block_tables": [[5], [0, 3], [-1]]}),
     "too few blocks": Bad("sequence 1 has position 17, its blocks hold 16", {"block_tables": [[5], [0], [7]]}),
     "no blocks": Bad("sequence 0 has position 2, its blocks hold 0", {"block_tables": [[], [0, 3], [7]]}),
@@ -89,16 +89,16 @@ BAD = {
     "starts that begin later": Bad("starts: they are from 1 to 6", {"starts": [1, 3, 5, 6]}),
     "starts that end later": Bad("starts: they are from 0 to 7", {"starts": [0, 3, 5, 7]}),
     "no sequence": Bad("there is no sequence", {"starts": [0], "block_tables": []}),
-    "a wanted row that is none": Bad("output_rows[1] is 6", {"output_rows": [2, 6]}),
-    "a negative wanted row": Bad("output_rows[0] is -1", {"output_rows": [-1, 4]}),
-    "wanted rows that descend": Bad("output_rows[1] is 2, which should be more than 4", {"output_rows": [4, 2]}),
-    "a row that is wanted twice": Bad("output_rows[1] is 4", {"output_rows": [4, 4]}),
+    "an output row that does not exist": Bad("output_rows[1] is 6", {"output_rows": [2, 6]}),
+    "a negative output row": Bad("output_rows[0] is -1", {"output_rows": [-1, 4]}),
+    "output rows that descend": Bad("output_rows[1] is 2, which should be more than 4", {"output_rows": [4, 2]}),
+    "a repeated output row": Bad("output_rows[1] is 4", {"output_rows": [4, 4]}),
     "an adapter that is not attached": Bad("adapters: 2 is not attached", {"adapters": [0, 1, 2]}),
     "a negative adapter": Bad("adapters: -1 is not attached", {"adapters": [0, -1, 0]}),
     "too few adapters": Bad("adapters: there are 2, which should be 3", {"adapters": [0, 1]}),
 }
 BAD_TEXTS = {
-    "a segment behind the table": Bad(
+    "a segment beyond the table": Bad(
         "segments[4] is 2, which should be at least 0 and less than 2", {"segments": [0, 0, 1, 0, 2]}
     ),
     "a huge segment": Bad(f"segments[0] is {HUGE}", {"segments": [HUGE, 0, 1, 0, 0]}),
@@ -111,19 +111,19 @@ BAD_TEXTS = {
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
     for config, rows, cases in ((LEARNED, good(), BAD), (BERT, texts(), BAD_TEXTS)):
-        executor = made(name, config)
+        executor = make_executor(name, config)
         expected = executor.step(rows).clone()
         for case, bad in cases.items():
             with pytest.raises(StepInputError) as raised:
                 executor.step(replace(rows, **bad.changes))
-            assert bad.said in str(raised.value), case
-        assert torch.equal(executor.step(rows), expected), "nothing was computed of them"
+            assert bad.message in str(raised.value), case
+        assert torch.equal(executor.step(rows), expected), "a refused step changed the cache"
         assert executor.step(replace(rows, adapters=[1] * len(rows.block_tables))).isfinite().all()
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
-    executor: Any = made(name, BERT)
+def test_states_need_all_output_rows_in_range(name: str) -> None:
+    executor: Any = make_executor(name, BERT)
     with pytest.raises(StepInputError, match="output_rows: there are 1, which should be 5"):
         executor.step_with_states(replace(texts(), output_rows=[0]))
     with pytest.raises(StepInputError, match="tokens"):
@@ -133,7 +133,7 @@ def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
 @pytest.mark.parametrize("name", EXECUTORS)
 @pytest.mark.parametrize("pair", [(0, BLOCKS), (-1, 0), (HUGE, 1)])
 def test_no_block_outside_of_the_cache_is_copied(name: str, pair: tuple[int, int]) -> None:
-    executor = made(name, LLAMA)
+    executor = make_executor(name, LLAMA)
     with pytest.raises(StepInputError, match="copies"):
         executor.copy([(0, 1), pair])
     executor.copy([])
@@ -153,10 +153,10 @@ def test_the_check_does_not_depend_on_assertions() -> None:
 
 
 class Unchecked(Bounds):
-    """Lets any number through, as far as there are arrays of it."""
+    """Bounds that permit any 32-bit integers."""
 
     def check(self, rows: StepInput, attached: Any) -> Any:
-        kept = BOUNDLESS.check(good(), attached)
+        bounded = BOUNDLESS.check(good(), attached)
         changed = {
             name: native_integers(values)
             for name, values in (
@@ -169,7 +169,7 @@ class Unchecked(Bounds):
                 ("table_starts", [sum(map(len, rows.block_tables[:n])) for n in range(len(rows.block_tables) + 1)]),
             )
         }
-        return replace(kept, **changed)
+        return replace(bounded, **changed)
 
 
 BOUNDLESS = Bounds(1 << 30, 0, 0, 1 << 20, 16)
@@ -180,56 +180,56 @@ def native_integers(values: list[int] | None) -> Any:
 
 
 def unchecked(executor: Executor) -> Executor:
-    """What reaches the compiled step is not checked in Python: its own check is what refuses it."""
+    """Removes the check in Python, so that only the check of the compiled step refuses a step."""
     known: Any = executor
     known._bounds = Unchecked(**vars(known._bounds))
     return executor
 
 
 CODES = {
-    "tokens": ("a token behind the table", "a huge token", "a negative token"),
+    "tokens": ("a token beyond the table", "a huge token", "a negative token"),
     "positions": (
         "a negative position",
-        "a position behind the table",
+        "a position beyond the table",
         "a gap between positions",
         "positions that descend",
     ),
     "blocks": (
-        "a position behind its blocks",
-        "a block behind the cache",
+        "a position beyond its blocks",
+        "a block beyond the cache",
         "a negative block",
         "too few blocks",
         "no blocks",
     ),
     "starts": ("an empty sequence", "starts that descend", "starts that begin later", "starts that end later"),
     "output rows": (
-        "a wanted row that is none",
-        "a negative wanted row",
-        "wanted rows that descend",
-        "a row that is wanted twice",
+        "an output row that does not exist",
+        "a negative output row",
+        "output rows that descend",
+        "a repeated output row",
     ),
 }
 
 
 @pytest.mark.parametrize("instructions", runnable_targets())
 def test_the_compiled_step_checks_again(instructions: str) -> None:
-    executor = unchecked(made(instructions, LEARNED))
+    executor = unchecked(make_executor(instructions, LEARNED))
     assert executor.step(good()).isfinite().all()
     for word, cases in CODES.items():
         for case in cases:
             with pytest.raises(StepInputError, match=f"the compiled step refuses {word}$"):
                 executor.step(replace(good(), **BAD[case].changes))
-    executor = unchecked(made(instructions, BERT))
-    for case, word in {"a segment behind the table": "segments", "a text that begins later": "positions"}.items():
+    executor = unchecked(make_executor(instructions, BERT))
+    for case, word in {"a segment beyond the table": "segments", "a text that begins later": "positions"}.items():
         with pytest.raises(StepInputError, match=f"refuses {word}$"):
             executor.step(replace(texts(), **BAD_TEXTS[case].changes))
     executor.step(texts())
 
 
 @pytest.mark.parametrize("instructions", runnable_targets())
-def test_counts_that_are_none_have_a_code(instructions: str) -> None:
-    """polyhead_step itself, called with numbers of which it looks at nothing else."""
-    executor: Any = made(instructions, LEARNED)
+def test_invalid_counts_return_an_error_code(instructions: str) -> None:
+    """Calls polyhead_step itself with invalid counts and no arrays."""
+    executor: Any = make_executor(instructions, LEARNED)
     step: Callable[..., int] = executor._library.polyhead_step
     for counts in ((0, 1, 0, 0), (1, 0, 0, 0), (1, 1, 2, 0), (1, 1, -1, 0), (1, 1, 1, -1), (-5, 1, 0, 0)):
         rows = native.StepStruct(*counts)
@@ -239,7 +239,7 @@ def test_counts_that_are_none_have_a_code(instructions: str) -> None:
 
 
 def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
-    """One or two numbers become others, or a list has one more or one less."""
+    """A copy in which one or two integers are changed, or a list is one longer or shorter."""
     fields = ["tokens", "positions", "starts", "output_rows", "block_tables"]
     fields += [name for name in ("segments", "adapters") if getattr(rows, name) is not None]
     for _ in range(choice.randint(1, 2)):
@@ -259,7 +259,7 @@ def disturbed(rows: StepInput, choice: random.Random) -> StepInput:
 
 
 def fuzzed(executor: Executor, rows: StepInput, count: int, seed: int = 4) -> tuple[int, int]:
-    """How many of the disturbed rows were answered, and how many refused; anything else is raised."""
+    """Numbers of disturbed steps that were computed and that were refused. Any other error is raised."""
     choice, answered, refused = random.Random(seed), 0, 0
     for _ in range(count):
         try:
@@ -271,22 +271,22 @@ def fuzzed(executor: Executor, rows: StepInput, count: int, seed: int = 4) -> tu
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_any_rows_are_answered_or_refused(name: str) -> None:
+def test_random_steps_are_computed_or_refused(name: str) -> None:
     for config, rows in ((LEARNED, replace(good(), adapters=[0, 1, 0])), (BERT, texts())):
-        answered, refused = fuzzed(made(name, config), rows, 500)
+        answered, refused = fuzzed(make_executor(name, config), rows, 500)
         assert answered > 10
         assert refused > 200
 
 
 def fits(rows: StepInput, like: StepInput) -> bool:
-    """Whether its lists are as long as those of other rows, and its numbers are of 32 bits."""
+    """Whether its lists are as long as those of `like`, and its integers fit 32 bits."""
     lists = [rows.tokens, rows.positions, rows.output_rows, rows.starts, rows.segments or [], *rows.block_tables]
     right = all(len(getattr(rows, name) or ()) == len(getattr(like, name) or ()) for name in LISTS)
     return right and max(number for each in lists for number in each) < 2**31
 
 
 def passed(executor: Executor, rows: StepInput) -> None:
-    """Answered, or refused by the compiled step."""
+    """Runs a step. Only an error of the compiled step's own check is ignored."""
     try:
         executor.step(rows)
     except StepInputError as error:
@@ -295,9 +295,9 @@ def passed(executor: Executor, rows: StepInput) -> None:
 
 
 @pytest.mark.parametrize("instructions", runnable_targets())
-def test_the_compiled_step_answers_or_refuses_any_numbers(instructions: str) -> None:
-    """The same without the check in Python; of lists as long as they should be."""
-    executor, choice = unchecked(made(instructions, LEARNED)), random.Random(5)
+def test_the_compiled_step_computes_or_refuses_any_integers(instructions: str) -> None:
+    """The same without the check in Python, for lists of the right lengths."""
+    executor, choice = unchecked(make_executor(instructions, LEARNED)), random.Random(5)
     for _ in range(500):
         if fits(rows := disturbed(good(), choice), good()):
             passed(executor, rows)

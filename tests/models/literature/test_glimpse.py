@@ -1,4 +1,4 @@
-"""Soft and hard attention: one score, two ways to look, and both find the cell that a question is about."""
+"""Soft and hard attention over the same scores: both learn to find the cell that a question asks for."""
 
 from typing import Any
 
@@ -16,35 +16,37 @@ from polyhead.training.experiments.grid import (
     train_network,
 )
 
-ASKED = sample_questions(500, torch.Generator().manual_seed(9))
+QUESTIONS = sample_questions(500, torch.Generator().manual_seed(9))
 STEPS = {"soft": 110, "hard": 200}
 
 
 class Fixed(Dot):
-    """Scores that are given as the places' first feature."""
+    """A score function that returns the first feature of each key."""
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         return keys[..., 0][:, None]
 
 
-def looks(kind: type[SoftAttention], odds: list[float], count: int = 1) -> Glimpse:
+def glimpse_of(kind: type[SoftAttention], odds: list[float], count: int = 1) -> Glimpse:
     places = torch.stack((torch.tensor(odds).log(), torch.arange(1.0, len(odds) + 1)), dim=1).expand(count, -1, -1)
-    made = kind(Fixed(ScoreWidths(query=2, key=2)))
-    seen: Glimpse = made(torch.zeros(count, 2), places, torch.ones(count, len(odds), dtype=torch.bool))
+    attention = kind(Fixed(ScoreWidths(query=2, key=2)))
+    seen: Glimpse = attention(torch.zeros(count, 2), places, torch.ones(count, len(odds), dtype=torch.bool))
     return seen
 
 
-def test_soft_sees_the_mean_and_hard_one_place() -> None:
-    soft, hard = (looks(kind, [0.5, 0.3, 0.2], 4000) for kind in (SoftAttention, HardAttention))
+def test_soft_attention_averages_and_hard_attention_samples() -> None:
+    soft, hard = (glimpse_of(kind, [0.5, 0.3, 0.2], 4000) for kind in (SoftAttention, HardAttention))
     assert torch.allclose(soft.weights[0], torch.tensor([0.5, 0.3, 0.2]))
     assert float(soft.context[0, 1]) == pytest.approx(0.5 * 1 + 0.3 * 2 + 0.2 * 3)
     assert set(hard.weights.flatten().tolist()) == {0.0, 1.0}
     assert (hard.weights.sum(1) == 1).all()
     assert torch.equal(hard.context[:, 1], hard.weights.argmax(1) + 1.0)
-    assert torch.allclose(hard.weights.mean(0), torch.tensor([0.5, 0.3, 0.2]), atol=0.05), "as often as the odds say"
+    assert torch.allclose(hard.weights.mean(0), torch.tensor([0.5, 0.3, 0.2]), atol=0.05), (
+        "sampled with the given probabilities"
+    )
 
 
-def test_hard_looks_at_the_likeliest_place_once_it_has_learned() -> None:
+def test_hard_attention_takes_the_most_likely_place_in_evaluation() -> None:
     look = HardAttention(Fixed(ScoreWidths(query=2, key=2))).eval()
     glimpse = look(torch.zeros(50, 2), torch.randn(1, 4, 2).expand(50, -1, -1), torch.tensor([True, True, False, True]))
     assert (glimpse.weights == glimpse.weights[0]).all()
@@ -53,7 +55,7 @@ def test_hard_looks_at_the_likeliest_place_once_it_has_learned() -> None:
 
 
 def gradient(reward: list[float], reinforcement: ReinforceLoss) -> list[float]:
-    """By scores, of places 0 and 1 that were drawn by even odds."""
+    """The gradient of the loss by the scores, where places 0 and 1 were drawn with even odds."""
     scores = torch.zeros(2, 2, requires_grad=True)
     glimpse = Glimpse(torch.zeros(2, 1), torch.eye(2), scores.softmax(-1))
     reinforcement.loss(glimpse, torch.tensor(reward, requires_grad=True)).backward()
@@ -61,35 +63,37 @@ def gradient(reward: list[float], reinforcement: ReinforceLoss) -> list[float]:
     return [round(number, 6) for number in scores.grad.flatten().tolist()]
 
 
-def test_what_went_better_than_of_late_is_drawn_more_often() -> None:
-    learning = ReinforceLoss(kept=0.5, entropy=0.0)
-    assert gradient([1.0, 0.0], learning) == [-0.25, 0.25, 0.0, 0.0]
-    assert learning.baseline == 0.25
-    assert gradient([0.25, 0.25], learning) == [0.0] * 4, "as ever: nothing to learn"
-    assert gradient([1.25, -0.75], learning) == [-0.25, 0.25, -0.25, 0.25], "the worse one less often"
+def test_rewards_above_the_moving_baseline_make_a_place_more_likely() -> None:
+    loss = ReinforceLoss(kept=0.5, entropy=0.0)
+    assert gradient([1.0, 0.0], loss) == [-0.25, 0.25, 0.0, 0.0]
+    assert loss.baseline == 0.25
+    assert gradient([0.25, 0.25], loss) == [0.0] * 4, "a reward equal to the baseline gives no gradient"
+    assert gradient([1.25, -0.75], loss) == [-0.25, 0.25, -0.25, 0.25], (
+        "a reward below the baseline makes a place less likely"
+    )
 
 
-def test_looking_elsewhere_is_worth_something() -> None:
+def test_the_entropy_term_rewards_even_odds() -> None:
     scores = torch.tensor([[2.0, 0.0]], requires_grad=True)
-    learning = ReinforceLoss(entropy=0.5)
-    learning.loss(Glimpse(torch.zeros(1, 1), torch.eye(2)[:1], scores.softmax(-1)), torch.zeros(1)).backward()
+    loss = ReinforceLoss(entropy=0.5)
+    loss.loss(Glimpse(torch.zeros(1, 1), torch.eye(2)[:1], scores.softmax(-1)), torch.zeros(1)).backward()
     assert scores.grad is not None
     assert scores.grad[0, 0] > 0 > scores.grad[0, 1]
-    sure = torch.tensor([[500.0, 0.0]], requires_grad=True)
-    learning.loss(Glimpse(torch.zeros(1, 1), torch.eye(2)[:1], sure.softmax(-1)), torch.ones(1)).backward()
-    assert sure.grad is not None
-    assert sure.grad.isfinite().all()
+    certain = torch.tensor([[500.0, 0.0]], requires_grad=True)
+    loss.loss(Glimpse(torch.zeros(1, 1), torch.eye(2)[:1], certain.softmax(-1)), torch.ones(1)).backward()
+    assert certain.grad is not None
+    assert certain.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("look", ATTENTIONS)
-def test_both_learn_to_look_where_the_answer_stands(look: Any) -> None:
+def test_both_learn_to_attend_to_the_answer(look: Any) -> None:
     torch.manual_seed(0)
-    looker = GlimpseNetwork(look)
-    assert measure_network(looker, ASKED)[0] < 0.5
-    train_network(looker, STEPS[look])
-    right, there = measure_network(looker, ASKED)
+    network = GlimpseNetwork(look)
+    assert measure_network(network, QUESTIONS)[0] < 0.5
+    train_network(network, STEPS[look])
+    right, there = measure_network(network, QUESTIONS)
     assert right > 0.9
     assert there > (0.6 if look == "soft" else 0.9)
     if look == "hard":
-        _, glimpse = looker(ASKED)
+        _, glimpse = network(QUESTIONS)
         assert set(glimpse.weights.flatten().tolist()) == {0.0, 1.0}

@@ -1,4 +1,4 @@
-"""Scores: what the texts print, what each formula says in plain loops, and masks that hide for good."""
+"""Score functions equal published examples and their formulas in plain loops; masked keys have no weight."""
 
 import math
 
@@ -24,8 +24,8 @@ ALL = torch.ones(1, dtype=torch.bool)
 WIDTHS = ScoreWidths(query=5, key=5, hidden=4, places=9)
 
 
-def drawn(name: str, dtype: torch.dtype = torch.float64) -> tuple[ScoreFunction, Tensor, Tensor]:
-    """A score, [2, 3, 5] queries and [2, 7, 5] keys."""
+def sample(name: str, dtype: torch.dtype = torch.float64) -> tuple[ScoreFunction, Tensor, Tensor]:
+    """A score function, queries [2, 3, 5] and keys [2, 7, 5]."""
     generator = torch.Generator().manual_seed(3)
     score = SCORE_FUNCTIONS[name](WIDTHS).to(dtype)
     for parameter in score.parameters():
@@ -34,7 +34,7 @@ def drawn(name: str, dtype: torch.dtype = torch.float64) -> tuple[ScoreFunction,
     return score, query, keys
 
 
-def test_four_words_attend_as_the_text_prints() -> None:
+def test_self_attention_equals_a_published_example() -> None:
     words = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
     generator = np.random.RandomState(42)
     query, key, value = (torch.tensor(words @ generator.randint(3, size=(3, 3))).double() for _ in range(3))
@@ -48,7 +48,7 @@ def test_four_words_attend_as_the_text_prints() -> None:
     assert torch.allclose(mixed, torch.tensor(printed).double(), rtol=0, atol=1e-7)
 
 
-def test_one_query_weighs_four_values_as_the_text_prints() -> None:
+def test_dot_attention_equals_a_published_example() -> None:
     query = torch.tensor([[0.6, 1.2, -1.2, 1.8]])
     keys = torch.tensor([[-0.2, 0.4, 1.2, 0.8], [0.2, 0.4, -0.6, 0.6], [-0.6, 0, 0, 0], [0.6, 0, 0, 0]])
     values = torch.tensor([[4.0, 5, 6, 7], [1, 2, 3, 4], [5, 6, 7, 8], [6, 7, 8, 9]])
@@ -59,8 +59,8 @@ def test_one_query_weighs_four_values_as_the_text_prints() -> None:
     assert torch.allclose(mixed, torch.tensor([[1.98, 2.98, 3.98, 4.98]]), rtol=0, atol=0.01)
 
 
-def said(score: ScoreFunction, q: Tensor, k: Tensor, place: int) -> float:
-    """Of one query and one key, as the paper writes it."""
+def formula(score: ScoreFunction, q: Tensor, k: Tensor, place: int) -> float:
+    """The score of one query and one key by the formula of the paper."""
     own = {name: value.detach() for name, value in score.named_parameters()}
     match type(score).__name__:
         case "Dot":
@@ -86,16 +86,16 @@ def said(score: ScoreFunction, q: Tensor, k: Tensor, place: int) -> float:
 
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_each_score_is_its_formula(name: str) -> None:
-    score, query, keys = drawn(name)
+    score, query, keys = sample(name)
     scores = score(query, keys)
     assert scores.shape == (2, 3, 7)
     for (n, q, k), number in np.ndenumerate(scores.detach().numpy()):
-        assert number == pytest.approx(said(score, query[n, q], keys[n, k], k), rel=1e-9)
+        assert number == pytest.approx(formula(score, query[n, q], keys[n, k], k), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
-def test_a_score_takes_queries_and_keys_with_nothing_before_them_or_more(name: str) -> None:
-    score, query, keys = drawn(name)
+def test_a_score_takes_any_leading_dimensions(name: str) -> None:
+    score, query, keys = sample(name)
     alone = score(query[0], keys[0])
     nested = score(query.expand(4, -1, -1, -1), keys.expand(4, -1, -1, -1))
     assert torch.allclose(alone, score(query, keys)[0])
@@ -104,20 +104,20 @@ def test_a_score_takes_queries_and_keys_with_nothing_before_them_or_more(name: s
 
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
 def test_gradients_are_finite_and_reach_every_parameter(name: str) -> None:
-    score, query, keys = drawn(name, torch.float32)
-    keys = torch.cat((keys, query[:, :1]), dim=1).requires_grad_()  # a key that is a query: no distance
+    score, query, keys = sample(name, torch.float32)
+    keys = torch.cat((keys, query[:, :1]), dim=1).requires_grad_()  # one key equals a query: their distance is zero
     mask = torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(1)) < 0.7
     mask[1, 2] = False
     mixed, _ = weighted_sum(query.requires_grad_(), keys, torch.randn(2, 8, 3), score, mask)
     mixed.square().sum().backward()
-    looked_at = [query] if name == "location" else [query, keys]
-    for leaf in [*looked_at, *score.parameters()]:
+    inputs = [query] if name == "location" else [query, keys]
+    for leaf in [*inputs, *score.parameters()]:
         assert leaf.grad is not None
         assert leaf.grad.isfinite().all()
         assert leaf.grad.abs().max() > 0
 
 
-def test_both_additive_forms_are_one_where_their_matrices_are() -> None:
+def test_both_additive_forms_are_equal_for_equal_matrices() -> None:
     widths = ScoreWidths(query=5, key=3, hidden=6)
     two, one = Additive(widths), Concatenated(widths)
     one.of_both.weight.data = torch.cat((two.of_query.weight, two.of_key.weight), dim=1).detach()
@@ -126,28 +126,28 @@ def test_both_additive_forms_are_one_where_their_matrices_are() -> None:
     assert torch.allclose(one(query, keys), two(query, keys), atol=1e-6)
 
 
-def test_an_angle_has_no_length() -> None:
-    score, query, keys = drawn("cosine")
+def test_the_cosine_does_not_depend_on_lengths() -> None:
+    score, query, keys = sample("cosine")
     assert isinstance(score, Cosine)
     assert torch.allclose(score(query * 7, keys / 3), score(query, keys))
     assert score(torch.zeros(1, 5).double(), keys).abs().max() == 0
 
 
 @pytest.mark.parametrize("name", ["dot", "scaled_dot", "cosine", "gaussian", "learned_gaussian"])
-def test_what_needs_one_width_says_so(name: str) -> None:
+def test_scores_that_need_equal_widths_refuse_others(name: str) -> None:
     with pytest.raises(ValueError, match="queries and keys of one width, not 5 and 3"):
         SCORE_FUNCTIONS[name](ScoreWidths(query=5, key=3))
 
 
-def test_places_are_counted() -> None:
+def test_location_scores_need_the_number_of_places() -> None:
     with pytest.raises(ValueError, match="give their number"):
         SCORE_FUNCTIONS["location"](ScoreWidths(query=5, key=5))
-    score, query, _ = drawn("location")
+    score, query, _ = sample("location")
     with pytest.raises(ValueError, match="10 keys are more than the 9 places"):
         score(query, torch.zeros(2, 10, 5))
 
 
-def test_what_is_hidden_weighs_nothing_whatever_its_score() -> None:
+def test_masked_keys_have_no_weight_whatever_their_score() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0], [5.0, float("nan"), float("inf")]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
     weights = masked_softmax(scores, mask)
@@ -156,12 +156,12 @@ def test_what_is_hidden_weighs_nothing_whatever_its_score() -> None:
     assert weights[1, 0] == 1
 
 
-def test_a_row_that_sees_nothing_gets_zeros_and_gives_no_gradient() -> None:
+def test_a_fully_masked_row_has_zero_weights_and_gradients() -> None:
     scores = torch.randn(2, 3, 4).requires_grad_()
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[1] = False
     weights = masked_softmax(scores, mask)
-    with torch.autograd.set_detect_anomaly(True):  # not even on the way
+    with torch.autograd.set_detect_anomaly(True):  # no NaN in intermediate gradients either
         (weights * torch.arange(4.0)).sum().backward()
     assert (weights[:, 1] == 0).all()
     assert torch.allclose(weights[:, [0, 2]].sum(-1), torch.ones(2, 2))
@@ -172,8 +172,8 @@ def test_a_row_that_sees_nothing_gets_zeros_and_gives_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", SCORE_FUNCTIONS)
-def test_keys_that_are_prepared_score_as_others(name: str) -> None:
-    score, query, keys = drawn(name)
+def test_prepared_keys_have_the_same_scores(name: str) -> None:
+    score, query, keys = sample(name)
     prepared = score.prepare(keys)
     for at in range(3):
         one = score.score_prepared(query[:, at : at + 1], prepared)

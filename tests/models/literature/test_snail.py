@@ -1,4 +1,4 @@
-"""SNAIL: nothing from later, all from before; and it learns to learn."""
+"""SNAIL: outputs depend on all earlier inputs and on no later ones; it learns few-shot classification."""
 
 import pytest
 import torch
@@ -23,14 +23,14 @@ from polyhead.training.experiments.few_shot import (
 
 
 def reach(network: torch.nn.Module, inputs: int, times: int) -> torch.Tensor:
-    """[T, T] whether what is said at a time (row) depends on what came in at another (column)."""
+    """[T, T]: whether the output at a time (row) depends on the input at another (column)."""
     x = torch.randn(times, inputs, requires_grad=True)
-    said = network(x[None])[0]
-    rows = [torch.autograd.grad(said[t].sum(), x, retain_graph=True)[0].abs().amax(1) > 0 for t in range(times)]
+    outputs = network(x[None])[0]
+    rows = [torch.autograd.grad(outputs[t].sum(), x, retain_graph=True)[0].abs().amax(1) > 0 for t in range(times)]
     return torch.stack(rows)
 
 
-def test_a_convolution_is_torchs_shifted() -> None:
+def test_a_causal_convolution_is_torch_s_shifted() -> None:
     ours = CausalConvolution(3, 5, dilation=4)
     x = torch.randn(2, 11, 3)
     weight = torch.stack((ours.then.weight, ours.now.weight), dim=2)
@@ -38,7 +38,7 @@ def test_a_convolution_is_torchs_shifted() -> None:
     assert torch.allclose(ours(x), theirs, atol=1e-6)
 
 
-def test_a_block_keeps_what_it_was_given() -> None:
+def test_a_block_keeps_its_inputs() -> None:
     x = torch.randn(2, 7, 3)
     for block in (DenseBlock(3, 4, 1), TemporalBlock(3, 4, 7), AttentionBlock(3, 5, 6)):
         assert torch.equal(block(x)[..., :3], x)
@@ -48,12 +48,12 @@ def test_a_block_keeps_what_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 8, 9, 13])
-def test_convolutions_see_all_that_was_and_nothing_that_comes(times: int) -> None:
+def test_convolutions_depend_on_all_earlier_times_and_no_later(times: int) -> None:
     assert torch.equal(reach(TemporalBlock(3, 4, times), 3, times), torch.ones(times, times).tril().bool())
 
 
 @pytest.mark.parametrize("attention", [((8, 8),), ((8, 8), (4, 6))])
-def test_nothing_said_depends_on_what_comes(attention: tuple[tuple[int, int], ...]) -> None:
+def test_outputs_do_not_depend_on_later_inputs(attention: tuple[tuple[int, int], ...]) -> None:
     network = Snail(SnailConfig(inputs=3, classes=4, times=9, filters=5, attention=attention))
     assert torch.equal(reach(network, 3, 9), torch.ones(9, 9).tril().bool())
     x = torch.randn(2, 9, 3)
@@ -64,33 +64,33 @@ def test_nothing_said_depends_on_what_comes(attention: tuple[tuple[int, int], ..
         network(torch.randn(1, 10, 3))
 
 
-def test_episodes_show_each_class_as_often_and_tell_a_label_a_time_late() -> None:
+def test_episodes_are_balanced_and_give_labels_one_time_later() -> None:
     episodes = Episodes(ways=4, shots=3)
     inputs, labels = episodes.sample_batch(50, torch.Generator().manual_seed(0))
     assert inputs.shape == (50, 13, episodes.inputs)
     assert (F.one_hot(labels[:, :-1]).sum(1) == 3).all()
-    told = inputs[..., episodes.points :]
-    assert torch.equal(told[:, 1:].argmax(-1), labels[:, :-1])
-    assert (told[:, 0] == 0).all()
-    assert (told[:, 1:].sum(-1) == 1).all()
+    given_labels = inputs[..., episodes.points :]
+    assert torch.equal(given_labels[:, 1:].argmax(-1), labels[:, :-1])
+    assert (given_labels[:, 0] == 0).all()
+    assert (given_labels[:, 1:].sum(-1) == 1).all()
     assert is_class_seen(torch.tensor([[1, 0, 1, 1, 0, 2]])).tolist() == [[False, False, True, True, True, False]]
     plain = Episodes(drift=0).sample_batch(200, torch.Generator().manual_seed(0))
     assert nearest_accuracy(plain, 16) > 0.9
     assert nearest_accuracy(Episodes(drift=3).sample_batch(200, torch.Generator().manual_seed(0)), 16) < 0.7, (
-        "a level that drifts misleads"
+        "with drift, the nearest example is not of the class"
     )
 
 
-def test_it_learns_to_compare_with_what_it_was_shown() -> None:
+def test_it_learns_few_shot_classification() -> None:
     torch.manual_seed(0)
     episodes = Episodes(drift=0.5)
     network = Snail(SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.length))
-    asked = episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
-    assert accuracy(network, asked) < 0.3, "chance is 0.2"
+    test_episodes = episodes.sample_batch(TEST_EPISODES, torch.Generator().manual_seed(1))
+    assert accuracy(network, test_episodes) < 0.3, "an untrained network is near chance, 0.2"
     train_network(episodes, network, steps=130)
-    assert accuracy(network, asked) > 0.45
-    inputs, labels = asked
-    untold = torch.cat(
+    assert accuracy(network, test_episodes) > 0.45
+    inputs, labels = test_episodes
+    without_labels = torch.cat(
         (inputs[..., : episodes.points], torch.zeros(TEST_EPISODES, episodes.length, episodes.ways)), dim=-1
     )
-    assert accuracy(network, (untold, labels)) < 0.3, "without labels nobody can know"
+    assert accuracy(network, (without_labels, labels)) < 0.3, "without labels, accuracy is near chance"

@@ -1,4 +1,4 @@
-"""Weights of four bits in the compiled step: packed as they were, multiplied exactly, and calibrated to be worth it."""
+"""Four-bit weights in the compiled step: packed without change, multiplied exactly, and calibrated."""
 
 import random
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyhead.models.checkpoint import gguf_header as metadata
 from polyhead.models.checkpoint import load
-from polyhead.models.checkpoint.gguf_header import COMPILED, ENCODINGS
+from polyhead.models.checkpoint.gguf_header import COMPILED_FORMATS, ENCODINGS
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import load_library, runnable_targets
 from polyhead.models.native.native_executor import NativeExecutor
@@ -33,22 +33,22 @@ from tests.models.native.test_step import (
     GENERATORS,
     LENGTHS,
     LLAMA,
+    all_logits,
     head,
     network,
     rows_of,
     tables,
     texts,
-    whole,
 )
 from tests.support import gguf_files
 
-pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
 SETS = runnable_targets()
 
 
 def unpacked(weights: Tensor, instructions: str = SETS[-1]) -> tuple[NDArray[numpy.uint8], NDArray[numpy.float16]]:
-    """Codes [N, K], 0 to 15, and scales [N, K / FINE] that the packer made of weights [N, K]."""
+    """Codes [N, K], 0 to 15, and scales [N, K / INT4_GROUP] that the packer computed for weights [N, K]."""
     found = test_native_packing.packed(weights, "int4", instructions)
     assert found.format == INT4
     return (found.codes + 8).astype(numpy.uint8), found.scales.astype(numpy.float16)
@@ -60,7 +60,7 @@ def value(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float16]) -> Tensor
 
 
 def on_grid(choice: torch.Generator, count: int, inputs: int) -> tuple[Tensor, Tensor]:
-    """Codes less 8, every one of them somewhere, and powers of two as scales of both signs."""
+    """Random codes minus 8, and scales that are powers of two."""
     codes = torch.randint(-8, 8, (count, inputs), generator=choice).float()
     scales = 2.0 ** torch.randint(-3, 3, (count, -(-inputs // INT4_GROUP)), generator=choice)
     return codes, scales * (torch.randint(0, 2, scales.shape, generator=choice) * 2 - 1)
@@ -70,7 +70,7 @@ def on_grid(choice: torch.Generator, count: int, inputs: int) -> tuple[Tensor, T
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (192, 77), (100, 33)])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, outputs: int, shifted: bool) -> None:
-    """Bit for bit what plain torch makes of the same numbers, the extremes of codes and bytes included."""
+    """The same bits as plain torch for the same integers, the largest and smallest codes and bytes included."""
     choice = torch.Generator().manual_seed(2)
     codes, scales = on_grid(choice, outputs, inputs)
     weights = codes * scales.repeat_interleave(INT4_GROUP, 1)[:, :inputs]
@@ -91,8 +91,8 @@ def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, output
 
 
 @pytest.mark.parametrize("instructions", SETS)
-def test_what_was_on_a_grid_is_found_there(instructions: str) -> None:
-    """Any half-precision scale, subnormal ones too, any subset of the codes."""
+def test_weights_on_a_grid_are_packed_exactly(instructions: str) -> None:
+    """For any half-precision scale, subnormal ones too, and any subset of the codes."""
     choice = torch.Generator().manual_seed(4)
     codes = torch.randint(-8, 8, (256, 128), generator=choice).float()
     codes[::3] = codes[::3].clamp(-3, 2)
@@ -103,26 +103,29 @@ def test_what_was_on_a_grid_is_found_there(instructions: str) -> None:
     assert torch.equal(value(*unpacked(weights, instructions)), weights)
 
 
-def snapped(weights: Tensor) -> Tensor:
-    """Rounded to the nearest, as if nothing else could be done."""
+def round_to_nearest(weights: Tensor) -> Tensor:
+    """Weights rounded to the nearest code, without calibration."""
     inputs = weights.size(1)
     groups = nn.functional.pad(weights, (0, -inputs % INT4_GROUP)).unflatten(1, (-1, INT4_GROUP))
     scales = (groups.abs().amax(-1, keepdim=True) / 7).half().float()
     return ((groups / scales).round() * scales).flatten(1)[:, :inputs]
 
 
-def snap(net: Transformer, last: LanguageHead) -> None:
+def round_weights(net: Transformer, last: LanguageHead) -> None:
     with torch.no_grad():
         for linear in [*net.blocks.modules(), last.output]:
             if isinstance(linear, nn.Linear):
-                linear.weight.copy_(snapped(linear.weight))
+                linear.weight.copy_(round_to_nearest(linear.weight))
 
 
 @pytest.mark.parametrize("instructions", SETS)
-def test_weights_of_more_bits_are_not_rounded_to_four(instructions: str) -> None:
-    """One that does not fit, anywhere, keeps its matrix at eight bits; a 32nd of a scale fits, above a least weight."""
+def test_weights_that_do_not_fit_four_bits_keep_eight(instructions: str) -> None:
+    """A single weight that four bits cannot hold keeps its matrix at eight bits.
+
+    Weights within a 32nd of a scale fit the format with a least weight.
+    """
     pack = PackedNetwork(load_library(instructions), LLAMA, "int4")
-    weights = snapped(torch.randn(40, 100, generator=torch.Generator().manual_seed(3)))
+    weights = round_to_nearest(torch.randn(40, 100, generator=torch.Generator().manual_seed(3)))
     assert pack.pack_linear([linear_of(weights)]).format == INT4
     for row, column in ((0, 0), (39, 99), (17, 50)):
         other = weights.clone()
@@ -132,9 +135,9 @@ def test_weights_of_more_bits_are_not_rounded_to_four(instructions: str) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_was_begun_in_four_bits_leaves_nothing_in_eight(threads: int) -> None:
-    """The same bytes in the same place as where eight are asked for, although the last output alone does not fit."""
-    weights = snapped(torch.randn(64, 128, generator=torch.Generator().manual_seed(3)))
+def test_a_matrix_that_falls_back_to_eight_bits_uses_no_more_memory(threads: int) -> None:
+    """If only the last output does not fit four bits, memory equals that of packing in eight bits from the start."""
+    weights = round_to_nearest(torch.randn(64, 128, generator=torch.Generator().manual_seed(3)))
     weights[63, 127] += 0.05
     packs = [PackedNetwork(load_library(SETS[0]), LLAMA, precision, threads) for precision in ("int4", "int8")]
     linears = [pack.pack_linear([linear_of(weights)]) for pack in packs]
@@ -144,7 +147,7 @@ def test_what_was_begun_in_four_bits_leaves_nothing_in_eight(threads: int) -> No
     assert packs[0].memory._used == packs[1].memory._used
 
 
-def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_the_blocks_of_a_q4_0_file_are_kept(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = tf.LlamaConfig(
         vocab_size=384,
@@ -177,12 +180,12 @@ def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
-def test_company_and_threads_change_nothing(name: str, instructions: str) -> None:
+def test_the_batch_and_threads_change_nothing(name: str, instructions: str) -> None:
     config = GENERATORS[name]
     net, last = network(config), head(config)
-    snap(net, last)
-    several = NativeExecutor(net, last, precision="int4", block_count=BLOCKS, threads=3, instructions=instructions)
-    together = whole(config, several)
+    round_weights(net, last)
+    threaded = NativeExecutor(net, last, precision="int4", block_count=BLOCKS, threads=3, instructions=instructions)
+    expected = all_logits(config, threaded)
     single = NativeExecutor(net, last, precision="int4", block_count=BLOCKS, instructions=instructions)
     first = 0
     for tokens, table in zip(texts(config), tables(LENGTHS, random.Random(1)), strict=True):
@@ -190,27 +193,27 @@ def test_company_and_threads_change_nothing(name: str, instructions: str) -> Non
         for start, end in ((0, half), (half, len(tokens))):
             if start < end:
                 rows = rows_of([(tokens[start:end], start, table[: -(-end // 16)])], last_only=False)
-                assert torch.equal(single.step(rows), together[first + start : first + end])
+                assert torch.equal(single.step(rows), expected[first + start : first + end])
         first += len(tokens)
 
 
 def error(config: ModelConfig, net: Transformer, last: LanguageHead, expected: Tensor) -> float:
     return float(
-        (whole(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16)) - expected).square().mean()
+        (all_logits(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16)) - expected).square().mean()
     )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
 def test_calibration_loses_less_than_rounding(name: str) -> None:
-    """On texts it was not shown, and what it leaves behind is a grid that the packer finds."""
+    """Measured on other texts than those of the calibration. The packer finds the codes and scales that it chose."""
     config = GENERATORS[name]
     net, last = network(config), head(config)
-    expected = whole(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16))
+    expected = all_logits(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16))
     nearest, nearest_head = network(config), head(config)
-    snap(nearest, nearest_head)
+    round_weights(nearest, nearest_head)
     choice = random.Random(8)
-    shown = [[choice.randrange(config.vocab_size) for _ in range(64)] for _ in range(60)]
-    found = calibrate(net, last, shown)
+    calibration_texts = [[choice.randrange(config.vocab_size) for _ in range(64)] for _ in range(60)]
+    found = calibrate(net, last, calibration_texts)
     assert error(config, net, last, expected) < 0.9 * error(config, nearest, nearest_head, expected)
     parameters = {**dict(net.named_parameters()), "head.output.weight": last.output.weight}
     assert len(found) == sum(isinstance(module, nn.Linear) for module in net.modules()) + 1
@@ -220,7 +223,7 @@ def test_calibration_loses_less_than_rounding(name: str) -> None:
         assert torch.equal(value(*unpacked(weights)), weights)
 
 
-def test_a_tied_head_is_parted_from_the_embeddings() -> None:
+def test_calibration_unties_the_head_from_the_embeddings() -> None:
     net = network(LLAMA)
     last = LanguageHead(LLAMA, net.tokens)
     before = net.tokens.weight.detach().clone()
@@ -229,33 +232,36 @@ def test_a_tied_head_is_parted_from_the_embeddings() -> None:
     assert not torch.equal(last.output.weight, before)
 
 
-def test_values_are_judged_by_what_attention_makes_of_them() -> None:
-    """The Hessian of values is that of mixtures: here of those of the last row alone, found through identity values."""
+def test_the_hessian_of_values_is_that_of_attention_outputs() -> None:
+    """The Hessian of the value projection is that of attention outputs.
+
+    Here only the last row has an output; its attention weights are read with identity values.
+    """
     net = network(LLAMA)
     block = cast(PreBlock, net.blocks[0])
     attention = block.attention
     x, frame = net.embed(RaggedBatch.of([list(range(QUERY_STRIDE))]))
     found = measure_hessians(block, [(x, frame)], [attention.value])[0]
     inputs = block.attention_norm(x)
-    shares: list[Tensor] = []
+    attention_weights: list[Tensor] = []
 
     def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         places = torch.eye(QUERY_STRIDE, query.size(3)).expand_as(value)
-        shares.append(
+        attention_weights.append(
             attend(query, key, places, mask, scale).unflatten(-1, (-1, query.size(3)))[0, -1, :, :QUERY_STRIDE]
         )
         return attend(query, key, value, mask, scale)
 
     attention.mix = mix
     block(x, frame)
-    mixtures = shares[0] @ inputs  # [H, W]
+    mixtures = attention_weights[0] @ inputs  # [H, W]
     torch.testing.assert_close(found, mixtures.T @ mixtures)
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("count", [7, 32, 100])
 def test_threads_pack_the_same(precision: Precision, count: int) -> None:
-    weights = snapped(torch.randn(count, 100, generator=torch.Generator().manual_seed(3)))
+    weights = round_to_nearest(torch.randn(count, 100, generator=torch.Generator().manual_seed(3)))
 
     def packed(threads: int) -> bytes:
         pack = PackedNetwork(load_library(SETS[0]), LLAMA, precision, threads)
@@ -265,9 +271,9 @@ def test_threads_pack_the_same(precision: Precision, count: int) -> None:
     assert packed(1) == packed(3)
 
 
-@pytest.mark.parametrize("kind", COMPILED)
+@pytest.mark.parametrize("kind", COMPILED_FORMATS)
 def test_blocks_are_decoded_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the library as by the package of the format, whichever instruction set it has."""
+    """The library decodes as the gguf package does, on every instruction set."""
     rows, columns = 3, 320
     raw = gguf_files.random_blocks(kind, rows, columns)
     expected = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind])).view(-1)

@@ -1,7 +1,8 @@
-"""The compiled step in integers against plain torch that rounds the same numbers in the same places.
+"""The compiled step in integers equals plain torch that rounds the same numbers at the same places.
 
-Torch multiplies floats.  Where both round alike they differ by the last bits of one; a number on the edge between two
-codes may fall to either side, and moves what depends on it by a hundredth.  So most must be all but equal, none far.
+Torch multiplies floats, so equal codes give results that differ in the last bits.  A number on the edge between two
+codes may be rounded to either, which moves dependent results by a hundredth.  The bound of the median difference is
+therefore tight, that of the maximum loose.
 """
 
 from copy import deepcopy
@@ -20,12 +21,12 @@ from tests.models.native.test_step import (
     ENCODERS,
     GENERATORS,
     SETS,
+    all_logits,
     head,
     network,
     pytestmark,
     rows_of,
     texts,
-    whole,
 )
 
 __all__ = ["pytestmark"]
@@ -33,28 +34,28 @@ MOST_CODE, MOST_KEY, MOST_WEIGHT = 2**7 - 1, 2**13 - 1, 2**14 - 1
 
 
 def grouped(x: Tensor, group: int) -> Tensor:
-    """[.., K] as [.., K / group, group], zeros behind."""
+    """[.., K] as [.., K / group, group], padded with zeros."""
     return nn.functional.pad(x, (0, -x.size(-1) % group)).unflatten(-1, (-1, group))
 
 
 def coded(x: Tensor, group: int, level: int = MOST_CODE) -> Tensor:
-    """Each `group` of the last dimension as whole numbers, the largest `level`, times their scale."""
+    """Each `group` of the last dimension rounded to integers up to `level`, times their scale."""
     padded = grouped(x, group)
-    most = padded.abs().amax(-1, keepdim=True)
-    codes = (padded * torch.where(most > 0, level / most, 0)).round()
-    return (codes * (most / level)).flatten(-2)[..., : x.size(-1)]
+    largest = padded.abs().amax(-1, keepdim=True)
+    codes = (padded * torch.where(largest > 0, level / largest, 0)).round()
+    return (codes * (largest / level)).flatten(-2)[..., : x.size(-1)]
 
 
 def packed(weights: Tensor) -> Tensor:
-    """[N, K] as whole numbers, times a scale for 32 inputs that has the 11 digits of half precision."""
+    """[N, K] rounded to integers, times a scale for every 32 inputs with the 11 digits of half precision."""
     padded = grouped(weights, 32)
     digits, exponent = torch.frexp(padded.abs().amax(-1, keepdim=True) / MOST_CODE)
     scale = torch.ldexp((digits * 2048).ceil() / 2048, exponent)
     return ((padded / scale).round() * scale).flatten(-2)[..., : weights.size(-1)]
 
 
-def mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """As models.network.attention.attend, in codes."""
+def attend_rounded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """models.network.attention.attend, with rounded queries, keys, values and weights."""
     n, _, heads, width = query.shape
     shared = heads // key.size(1)
     queries = coded(query.transpose(1, 2) * (scale or width**-0.5), 32, MOST_KEY)
@@ -68,21 +69,21 @@ def mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale:
     return ((weights / unit).round() * unit @ codes).transpose(1, 2).reshape(n, -1, heads * width)
 
 
-def twin(module: nn.Module) -> nn.Module:
-    """The same in codes: weights with a scale for 32 inputs, inputs with one for 16."""
-    made = deepcopy(module)
-    for part in made.modules():
+def rounded_copy(module: nn.Module) -> nn.Module:
+    """A rounded copy of a module: weights with a scale for 32 inputs, inputs with one for 16."""
+    copy = deepcopy(module)
+    for part in copy.modules():
         if isinstance(part, nn.Linear):
             part.weight.data = packed(part.weight.data)
             part.register_forward_pre_hook(lambda _, inputs: (coded(inputs[0], 16),))
         elif isinstance(part, PreBlock):
-            part.attention.mix = mixed
-    return made
+            part.attention.mix = attend_rounded
+    return copy
 
 
 def close(found: Tensor, expected: Tensor) -> None:
     off = (found - expected).abs() / expected.std()
-    assert float(off.median()) < 2e-5, "rounded elsewhere, or to other codes"
+    assert float(off.median()) < 2e-5, "rounded at other places, or to other codes"
     assert float(off.max()) < 0.1
 
 
@@ -92,9 +93,12 @@ def test_a_generator_rounds_as_plain_torch(name: str, instructions: str) -> None
     config = replace(GENERATORS[name], depth=1)
     net, last = network(config), head(config)
     native = NativeExecutor(net, last, block_count=BLOCKS, threads=2, instructions=instructions)
-    other = twin(net)
-    other.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
-    close(whole(config, native), whole(config, TorchExecutor(other, twin(last), block_count=BLOCKS, block_size=16)))
+    rounded = rounded_copy(net)
+    rounded.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
+    close(
+        all_logits(config, native),
+        all_logits(config, TorchExecutor(rounded, rounded_copy(last), block_count=BLOCKS, block_size=16)),
+    )
 
 
 def states(config: ModelConfig, executor: NativeExecutor | TorchExecutor) -> Tensor:
@@ -108,6 +112,6 @@ def test_an_encoder_rounds_as_plain_torch(name: str, instructions: str) -> None:
     config = replace(ENCODERS[name], depth=1, windowed=ENCODERS[name].windowed[1:])
     net = network(config)
     native = NativeExecutor(net, threads=2, instructions=instructions)
-    other = twin(net)
-    other.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
-    close(states(config, native), states(config, TorchExecutor(other)))
+    rounded = rounded_copy(net)
+    rounded.tokens.weight.data = net.tokens.weight.data.bfloat16().float()
+    close(states(config, native), states(config, TorchExecutor(rounded)))

@@ -1,4 +1,4 @@
-"""Weights as they are packed: codes and scales of a file's blocks kept, anything else rounded by group."""
+"""Packed weights: codes and scales of a file's blocks are kept, other weights are rounded by group."""
 
 import ctypes
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ from tests.support import gguf_files
 
 __all__ = ["pytestmark"]
 GROUP = 32  # inputs of an output that share a scale, as in src/gemm.hpp
-ADDED = {INT8: 128, INT4: 8, INT4_SHIFTED: 0, INT8_SHIFTED: 0}  # to codes
-OWN = {"Q8_0": INT8, "Q4_0": INT4, "Q4_1": INT4_SHIFTED, "Q5_0": INT8, "Q5_1": INT8_SHIFTED}
-KINDS = [*OWN, "Q4_K", "Q5_K", "Q6_K"]
+ADDED = {INT8: 128, INT4: 8, INT4_SHIFTED: 0, INT8_SHIFTED: 0}  # added to codes
+OWN_FORMATS = {"Q8_0": INT8, "Q4_0": INT4, "Q4_1": INT4_SHIFTED, "Q5_0": INT8, "Q5_1": INT8_SHIFTED}
+KINDS = [*OWN_FORMATS, "Q4_K", "Q5_K", "Q6_K"]
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What a matrix was packed as: codes [N, K], and of each GROUP of inputs its scale and its least [N, K / GROUP]."""
+    """A packed matrix: codes [N, K], and for each GROUP of inputs a scale and a least weight [N, K / GROUP]."""
 
     format: int
     codes: NDArray[numpy.int32]
@@ -45,7 +45,7 @@ class Unpacked:
     least: NDArray[numpy.float32]
 
     def weights(self) -> Tensor:
-        """[N, K], exactly."""
+        """The exact weights [N, K]."""
         scales, least = (each.repeat(GROUP, 1)[:, : self.codes.shape[1]] for each in (self.scales, self.least))
         return torch.from_numpy(self.codes.astype(numpy.float32) * scales + least)
 
@@ -89,7 +89,7 @@ def packed(weights: Tensor, precision: Precision, instructions: str = SETS[-1] i
 def stored(kind: str, count: int = 77, inputs: int = 256, scale: float = 0.07) -> tuple[NDArray[numpy.uint8], Tensor]:
     """Blocks of random numbers [N, K / 32, bytes] (K-quants [N, K / 256, bytes]), and the weights they stand for."""
     each, size = gguf_files.gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    if kind in OWN:
+    if kind in OWN_FORMATS:
         weights = torch.randn(count, inputs, generator=torch.Generator().manual_seed(3)) * scale
         raw = quantize(weights.numpy(), GGMLQuantizationType[kind])
     else:
@@ -98,8 +98,8 @@ def stored(kind: str, count: int = 77, inputs: int = 256, scale: float = 0.07) -
     return raw.reshape(count, inputs // each, size), kept.view(count, inputs)
 
 
-def written(kind: str, blocks: NDArray[numpy.uint8]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Codes, scales and least weights that stand in blocks of 32, read by the description of their format."""
+def read_blocks(kind: str, blocks: NDArray[numpy.uint8]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Codes, scales and least weights of blocks of 32, read as their format is documented."""
     count = len(blocks)
     shifted, five = kind.endswith("_1"), kind.startswith("Q5")
     scales = blocks[..., :2].copy().view(numpy.float16).astype(numpy.float32)[..., 0]
@@ -115,13 +115,13 @@ def written(kind: str, blocks: NDArray[numpy.uint8]) -> tuple[NDArray[Any], NDAr
 
 
 @pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", OWN_FORMATS)
 def test_codes_and_scales_of_blocks_are_kept(kind: str, instructions: str) -> None:
-    """All of them; only the sign of a scale without a least weight is free in 8 bits."""
+    """All codes and scales. In 8 bits the sign of a scale without a least weight may differ."""
     blocks, weights = stored(kind)
     found = packed(weights, "int4", instructions)
-    codes, scales, least = written(kind, blocks)
-    assert found.format == OWN[kind]
+    codes, scales, least = read_blocks(kind, blocks)
+    assert found.format == OWN_FORMATS[kind]
     sign = numpy.sign(scales) if found.format == INT8 else numpy.ones_like(scales)
     assert (found.codes == codes * sign.repeat(GROUP, 1)).all()
     assert (found.scales == scales * sign).all()
@@ -129,10 +129,10 @@ def test_codes_and_scales_of_blocks_are_kept(kind: str, instructions: str) -> No
     assert torch.equal(found.weights(), weights)
 
 
-@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("kind", OWN_FORMATS)
 @pytest.mark.parametrize("scale", [1e-4, 1e-2, 30.0])
-def test_blocks_are_found_to_the_bit_in_eight_bits_too(kind: str, scale: float) -> None:
-    """Scales that are subnormal halves in the file as well."""
+def test_blocks_are_packed_exactly_in_eight_bits(kind: str, scale: float) -> None:
+    """Also for scales that are subnormal half-precision numbers in the file."""
     _, weights = stored(kind, scale=scale)
     found = packed(weights, "int8")
     assert found.format == (INT8_SHIFTED if kind.endswith("_1") else INT8)
@@ -142,9 +142,7 @@ def test_blocks_are_found_to_the_bit_in_eight_bits_too(kind: str, scale: float) 
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
-def test_blocks_of_several_scales_are_found_to_a_32nd_of_one(
-    kind: str, precision: Precision, instructions: str
-) -> None:
+def test_k_quant_blocks_are_packed_to_a_32nd_of_a_scale(kind: str, precision: Precision, instructions: str) -> None:
     _, weights = stored(kind)
     found = packed(weights, precision, instructions)
     assert found.format == (INT4_SHIFTED if (kind, precision) == ("Q4_K", "int4") else INT8_SHIFTED)
@@ -161,18 +159,18 @@ def groups_of(weights: Tensor) -> Tensor:
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize(("count", "inputs"), [(64, 128), (33, 100)])
 def test_floats_are_rounded_to_half_a_scale_of_their_group(instructions: str, count: int, inputs: int) -> None:
-    """127 scales are the largest of a group, rounded up to half precision."""
+    """127 scales equal the largest weight of a group, with the scale rounded up to half precision."""
     weights = torch.randn(count, inputs, generator=torch.Generator().manual_seed(1)) * torch.rand(inputs).exp2() * 0.05
     found = packed(weights, "int8", instructions)
     assert found.format == INT8
-    scales, most = torch.from_numpy(found.scales), groups_of(weights).abs().amax(-1)
-    assert (scales >= most / 127 * (1 - 2**-23)).all()
-    assert (scales <= most / 127 * (1 + 2**-10)).all()
+    scales, largest = torch.from_numpy(found.scales), groups_of(weights).abs().amax(-1)
+    assert (scales >= largest / 127 * (1 - 2**-23)).all()
+    assert (scales <= largest / 127 * (1 + 2**-10)).all()
     assert (groups_of(found.weights() - weights).abs().amax(-1) <= scales / 2 * 1.0001).all()
 
 
 def test_large_and_small_weights_keep_their_precision() -> None:
-    """Ten orders of magnitude in a matrix, more than half precision has: scales are stored in a unit of the matrix."""
+    """A matrix of ten orders of magnitude, more than float16 has: scales are relative to a unit of the matrix."""
     choice = torch.Generator().manual_seed(1)
     weights = torch.randn(64, 256, generator=choice)
     sizes = 10.0 ** torch.linspace(-7, 3, 64 * 8)[torch.randperm(64 * 8, generator=choice)].view(64, 8)
@@ -183,8 +181,8 @@ def test_large_and_small_weights_keep_their_precision() -> None:
 
 
 @pytest.mark.parametrize("exponent", [-137, -120, -40, 40, 120])
-def test_the_size_of_a_matrix_changes_nothing(exponent: int) -> None:
-    """Times a power of two it has the same codes, and the scales times that."""
+def test_scaling_a_matrix_scales_only_its_scales(exponent: int) -> None:
+    """A matrix times a power of two has the same codes, and scales times that power."""
     weights = torch.randn(40, 128, generator=torch.Generator().manual_seed(1)).half().float()
     sized = (weights.double() * 2.0**exponent).float()
     found, plain = packed(sized, "int8"), packed(weights, "int8")
@@ -197,7 +195,7 @@ def test_the_size_of_a_matrix_changes_nothing(exponent: int) -> None:
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_a_weight_that_is_no_number_makes_its_output_none(
+def test_a_weight_that_is_not_finite_makes_its_output_nan(
     precision: Precision, wrong: float, instructions: str
 ) -> None:
     _, weights = stored("Q4_0")
@@ -222,7 +220,7 @@ def test_a_weight_that_is_no_number_makes_its_output_none(
 def test_matrices_of_several_kinds_share_a_format(
     kinds: tuple[str, str], precision: Precision, format: int, exactly: bool
 ) -> None:
-    """One that holds both; where there is none all are rounded to 8 bits."""
+    """The shared format holds both kinds. If there is none, all are rounded to 8 bits."""
     both = [stored(kind)[1] for kind in kinds]
     pack = PackedNetwork(load_library(SETS[0]), LLAMA, precision)
     found = unpacked(pack.pack_linear([linear_of(each) for each in both]), 154, 256)
@@ -234,15 +232,15 @@ def test_matrices_of_several_kinds_share_a_format(
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_format_is_known_before_it_is_packed(kind: str, precision: Precision) -> None:
-    estimated = WEIGHT_BITS[estimate.FOUND.get(kind, INT8)]
+def test_the_format_is_estimated_before_packing(kind: str, precision: Precision) -> None:
+    estimated = WEIGHT_BITS[estimate.STORED_BITS.get(kind, INT8)]
     taken = WEIGHT_BITS[packed(stored(kind)[1], precision).format]
     assert taken == (int8_bits(estimated) if precision == "int8" else estimated)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0"])
-def test_blocks_without_their_largest_code_are_found_too(kind: str) -> None:
-    """Where a file's scale was searched for, it may be of either sign, and none of a block's codes the largest."""
+def test_blocks_without_their_largest_code_are_packed_exactly(kind: str) -> None:
+    """A scale that a quantiser searched for may have either sign, and a block may lack the largest code."""
     raw = gguf_files.random_blocks(kind, 64, 256)
     raw.reshape(-1, 22 if kind == "Q5_0" else 18)[::3, 1] ^= 0x80
     weights = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind]).astype(numpy.float32)).view(64, 256)

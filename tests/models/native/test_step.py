@@ -1,4 +1,4 @@
-"""The compiled step against the torch executor and against itself, on every instruction set this machine has."""
+"""The compiled step equals the torch executor and itself in other batches, on every instruction set of this machine."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 
-pytestmark = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+pytestmark = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
 SETS = runnable_targets()
 LLAMA = ModelConfig(
@@ -107,18 +107,18 @@ ENCODERS = {
     "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
 }
 BLOCKS = 160
-LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last in three parts of attention
+LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last one spans three parts of attention
 
 
 def network(config: ModelConfig) -> Transformer:
     torch.manual_seed(5)
-    made = Transformer(config)
-    for parameter in made.parameters():
+    transformer = Transformer(config)
+    for parameter in transformer.parameters():
         nn.init.normal_(parameter, std=0.15)
-    for name, parameter in made.named_parameters():
+    for name, parameter in transformer.named_parameters():
         if "norm" in name and name.endswith("weight"):
             nn.init.normal_(parameter, 1.0, 0.1)
-    return made
+    return transformer
 
 
 def head(config: ModelConfig) -> LanguageHead:
@@ -149,8 +149,8 @@ def tables(lengths: tuple[int, ...], choice: random.Random) -> list[list[int]]:
     return [[free.pop() for _ in range(-(-length // 16))] for length in lengths]
 
 
-def whole(config: ModelConfig, executor: Executor) -> Tensor:
-    """The logits after every token of all texts, in one step."""
+def all_logits(config: ModelConfig, executor: Executor) -> Tensor:
+    """The logits [T, V] of every token of all texts, computed in one step."""
     parts = list(zip(texts(config), [0] * len(LENGTHS), tables(LENGTHS, random.Random(1)), strict=True))
     return executor.step(rows_of(parts, last_only=False)).clone()
 
@@ -160,22 +160,22 @@ def whole(config: ModelConfig, executor: Executor) -> Tensor:
 def test_a_generator_equals_torch_in_float32(name: str, instructions: str) -> None:
     config = GENERATORS[name]
     net, last = network(config), head(config)
-    expected = whole(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16))
+    expected = all_logits(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16))
     executor = NativeExecutor(net, last, precision="float32", block_count=BLOCKS, threads=2, instructions=instructions)
-    torch.testing.assert_close(whole(config, executor), expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(all_logits(config, executor), expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("words", [3, 77, 300])
-def test_the_likeliest_is_the_first_of_the_largest(words: int, instructions: str) -> None:
+def test_argmax_is_the_first_of_equal_logits(words: int, instructions: str) -> None:
     config = replace(LLAMA, vocab_size=words)
     last = head(config)
     with torch.no_grad():
         last.output.weight[words // 2 :] = last.output.weight[
             : words - words // 2
-        ].clone()  # whatever is likeliest, twice
+        ].clone()  # the most likely token occurs twice
     executor = NativeExecutor(network(config), last, block_count=BLOCKS, threads=2, instructions=instructions)
-    logits = whole(config, executor)
+    logits = all_logits(config, executor)
     assert executor.argmax == [int((row == row.max()).nonzero()[0]) for row in logits]
     executor.step(StepInput([1], [0], [0, 1], [[3]], []))
     assert executor.argmax == []
@@ -185,8 +185,8 @@ def test_the_likeliest_is_the_first_of_the_largest(words: int, instructions: str
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> None:
     config = ENCODERS[name]
-    net, asked = network(config), texts(config)
-    rows = rows_of([(tokens, 0, []) for tokens in asked], last_only=False)
+    net, sequences = network(config), texts(config)
+    rows = rows_of([(tokens, 0, []) for tokens in sequences], last_only=False)
     if config.segments:
         rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
     for wanted in (rows.output_rows, rows.output_rows[::7]):
@@ -198,14 +198,14 @@ def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> Non
 ODD_ENCODERS = {
     "the widest window": replace(ENCODERS["windowed"], window=2**31 - 1),
     "a window of one": replace(ENCODERS["windowed"], window=1),
-    "norms behind, no opening norm": replace(BERT, opening_norm=False),
+    "post-norm, no opening norm": replace(BERT, opening_norm=False),
 }
 
 
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", ODD_ENCODERS)
-def test_whatever_a_configuration_says_is_computed(name: str, instructions: str) -> None:
-    """At the edges of what `unsound` lets through."""
+def test_extreme_configurations_equal_torch(name: str, instructions: str) -> None:
+    """Extreme configurations that `invalid_fields` permits."""
     config = ODD_ENCODERS[name]
     assert not [*invalid_fields(config)]
     net, rows = network(config), rows_of([(tokens, 0, []) for tokens in texts(config)], last_only=False)
@@ -225,23 +225,25 @@ def pieces(choice: random.Random, length: int) -> Iterator[int]:
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, precision: Precision) -> None:
-    """To the bit: texts alone and whole, against texts in random chunks in random company, in other blocks."""
+    """To the bit: texts alone in one chunk equal texts in random chunks, batches and blocks."""
     config = GENERATORS[name]
     net, last = network(config), head(config)
 
-    def made(threads: int) -> NativeExecutor:
+    def make_executor(threads: int) -> NativeExecutor:
         return NativeExecutor(
             net, last, precision=precision, block_count=BLOCKS, threads=threads, instructions=instructions
         )
 
-    alone = made(1)
+    alone = make_executor(1)
     expected = [
         alone.step(rows_of([(tokens, 0, table)], last_only=False)).clone()
         for tokens, table in zip(texts(config), tables(LENGTHS, random.Random(1)), strict=True)
     ]
-    for threads in (2, 3) if instructions != "portable" else (3,):  # the slowest; who does what is decided alike
-        choice, executor = random.Random(threads), made(threads)
-        places = tables(LENGTHS, choice)
+    for threads in (
+        (2, 3) if instructions != "portable" else (3,)
+    ):  # portable is the slowest; work is divided in the same way
+        choice, executor = random.Random(threads), make_executor(threads)
+        block_tables = tables(LENGTHS, choice)
         cuts = [list(pieces(choice, length)) for length in LENGTHS]
         found: list[list[Tensor]] = [[] for _ in LENGTHS]
         done = [0] * len(LENGTHS)
@@ -251,7 +253,7 @@ def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, p
             for n in members:
                 count = cuts[n].pop(0)
                 used = -(-(done[n] + count) // 16)
-                parts.append((texts(config)[n][done[n] : done[n] + count], done[n], places[n][:used]))
+                parts.append((texts(config)[n][done[n] : done[n] + count], done[n], block_tables[n][:used]))
                 done[n] += count
             if parts:
                 rows = rows_of(parts, last_only=False)
@@ -265,14 +267,14 @@ def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, p
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", ENCODERS)
-def test_company_changes_no_text(name: str, instructions: str, precision: Precision) -> None:
+def test_the_batch_changes_no_text(name: str, instructions: str, precision: Precision) -> None:
     config = ENCODERS[name]
-    net, asked = network(config), texts(config)
+    net, sequences = network(config), texts(config)
     executor = NativeExecutor(net, precision=precision, threads=2, instructions=instructions)
-    together = executor.step(rows_of([(tokens, 0, []) for tokens in asked], last_only=False)).clone()
+    together = executor.step(rows_of([(tokens, 0, []) for tokens in sequences], last_only=False)).clone()
     starts = list(accumulate(LENGTHS, initial=0))
     single = NativeExecutor(net, precision=precision, threads=1, instructions=instructions)
-    for n, tokens in enumerate(asked):
+    for n, tokens in enumerate(sequences):
         alone = single.step(rows_of([(tokens, 0, [])], last_only=False))
         assert torch.equal(alone, together[starts[n] : starts[n + 1]])
 
@@ -287,7 +289,7 @@ def multiplied(pack: PackedNetwork, linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def whole_numbers(choice: torch.Generator, *shape: int) -> Tensor:
-    """From -127 to 127, each span of a row reaching 127, so each group does: their scales are 1."""
+    """Integers from -127 to 127. Each group contains 127, so its scale is 1."""
     values = torch.randint(-127, 128, shape, generator=choice).float()
     values[:, ::16] = 127
     return values
@@ -296,7 +298,7 @@ def whole_numbers(choice: torch.Generator, *shape: int) -> Tensor:
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (192, 77), (100, 33)])
 def test_integers_are_multiplied_exactly(instructions: str, inputs: int, outputs: int) -> None:
-    """Bit for bit what plain torch makes of the same whole numbers, the extremes of both bytes included."""
+    """The same bits as plain torch for the same integers, the extremes of both bytes included."""
     choice = torch.Generator().manual_seed(2)
     linear = nn.Linear(inputs, outputs, bias=False)
     linear.weight = nn.Parameter(whole_numbers(choice, outputs, inputs))
@@ -307,13 +309,15 @@ def test_integers_are_multiplied_exactly(instructions: str, inputs: int, outputs
 
 
 @pytest.mark.parametrize("instructions", SETS)
-@pytest.mark.parametrize("spoil", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad_value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_what_is_no_number_stays_with_its_sequence(instructions: str, spoil: float, precision: Precision) -> None:
-    """It is not lost among integers, its blocks are named, and whoever is given them next does not notice."""
+def test_values_that_are_not_finite_stay_with_their_sequence(
+    instructions: str, bad_value: float, precision: Precision
+) -> None:
+    """Rounding keeps NaN and infinity, their blocks are reported, and the next sequence in a block is not affected."""
     net, last = network(LLAMA), head(LLAMA)
     with torch.no_grad():
-        net.tokens.weight[7, 3] = spoil
+        net.tokens.weight[7, 3] = bad_value
     executor = NativeExecutor(net, last, precision=precision, block_count=8, threads=2, instructions=instructions)
     clean = [1, 2, 3, 4]
     expected = executor.step(rows_of([(clean, 0, [3])])).clone()

@@ -1,4 +1,4 @@
-"""Adapters beside a trunk: what peft computes, in company as alone; and nothing of one is left when it is gone."""
+"""Unmerged adapters of a base model equal peft, alone and in a batch, and leave no state when they are detached."""
 
 import gc
 import shutil
@@ -43,25 +43,25 @@ from tests.support.engine_fakes import ask, finish, generate
 TEXT = "A good film"
 IDS = (2, 5, 6, 7, 8, 9, 30, 31, 32, 3)
 EVERYWHERE = ["query", "key", "value", "dense"]
-COMPILED = pytest.mark.skipif(not runnable_targets(), reason="the compiled step is not there")
+COMPILED = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 Make = Callable[[Checkpoint], Executor]
 
 
-def by_torch(loaded: Checkpoint, blocks: int = 0) -> Executor:
+def torch_executor(loaded: Checkpoint, blocks: int = 0) -> Executor:
     head = loaded.head if blocks else None
     return TorchExecutor(loaded.network, cast(Any, head), block_count=blocks, block_size=16 if blocks else 0)
 
 
-def compiled(loaded: Checkpoint, blocks: int = 0, **options: Any) -> Executor:
+def native_executor(loaded: Checkpoint, blocks: int = 0, **options: Any) -> Executor:
     return NativeExecutor(loaded.network, cast(Any, loaded.head if blocks else None), block_count=blocks, **options)
 
 
-def exact(loaded: Checkpoint, blocks: int = 0) -> Executor:
-    return compiled(loaded, blocks, precision="float32")
+def float32_executor(loaded: Checkpoint, blocks: int = 0) -> Executor:
+    return native_executor(loaded, blocks, precision="float32")
 
 
-def narrow(loaded: Checkpoint, blocks: int = 0) -> Executor:
-    return compiled(loaded, blocks, precision="int8", threads=2)
+def int8_executor(loaded: Checkpoint, blocks: int = 0) -> Executor:
+    return native_executor(loaded, blocks, precision="int8", threads=2)
 
 
 def rows(*sequences: Sequence[int], adapters: list[int] | None) -> StepInput:
@@ -85,14 +85,14 @@ def states(executor: Executor, number: int, ids: Sequence[int] = IDS) -> Tensor:
     return executor.step(rows(ids, adapters=[number])).clone()
 
 
-def laid(base: Path, folder: Path) -> tuple[Any, Any, Any]:
-    """A trunk, and what an adapter over it adds."""
-    trunk = BaseModel(describe_source(str(base)))
-    found = trunk.plan_adapter(folder)
-    return (found, *trunk.load_adapter(found, torch.float32, torch.device("cpu")))
+def load_adapter_parts(base: Path, folder: Path) -> tuple[Any, Any, Any]:
+    """The plan of an adapter, its low-rank matrices and its head."""
+    base_model = BaseModel(describe_source(str(base)))
+    found = base_model.plan_adapter(folder)
+    return (found, *base_model.load_adapter(found, torch.float32, torch.device("cpu")))
 
 
-MAKES = [by_torch, pytest.param(exact, marks=COMPILED)]
+EXECUTORS = [torch_executor, pytest.param(float32_executor, marks=COMPILED)]
 HEADS: dict[str, tuple[type, str, str]] = {
     "SEQ_CLS": (tf.AutoModelForSequenceClassification, "classify", "logits"),
     "TOKEN_CLS": (tf.AutoModelForTokenClassification, "tag", "logits"),
@@ -101,13 +101,13 @@ HEADS: dict[str, tuple[type, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", EXECUTORS)
 @pytest.mark.parametrize("kind", HEADS)
-def test_every_head_of_an_encoder(tiny_embedder: Path, tmp_path: Path, kind: str, make: Make) -> None:
+def test_adapters_of_every_encoder_head_equal_peft(tiny_embedder: Path, tmp_path: Path, kind: str, make: Make) -> None:
     auto, task, field = HEADS[kind]
     model = cast(Any, auto).from_pretrained(tiny_embedder)
     merged = adapted(model, tmp_path, task_type=kind, target_modules=EVERYWHERE)
-    found, lora, head = laid(tiny_embedder, tmp_path)
+    found, lora, head = load_adapter_parts(tiny_embedder, tmp_path)
     assert found.description.head.task == task
     with torch.inference_mode():
         wanted = merged(torch.tensor([IDS]))
@@ -117,21 +117,23 @@ def test_every_head_of_an_encoder(tiny_embedder: Path, tmp_path: Path, kind: str
         got = head(got, [0, len(IDS)]) if head is not None and task != "embed" else got
     assert float((got - wanted.squeeze(0)).abs().max()) < 1e-5
     assert float((states(executor, 0) - states(executor, 1)).abs().max()) > 1e-2
-    tagged = load(f"{tiny_embedder}+{tmp_path}")  # and merged
+    tagged = load(f"{tiny_embedder}+{tmp_path}")  # merged, it has the same task
     assert tagged.task == task
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", EXECUTORS)
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_generators(tmp_path: Path, tiny_generator: Path, family: str, make: Callable[..., Executor]) -> None:
-    """GPT-2's query, key and value are one matrix, and kept transposed; Llama's MLP has a gate."""
+def test_adapters_of_generators_equal_peft(
+    tmp_path: Path, tiny_generator: Path, family: str, make: Callable[..., Executor]
+) -> None:
+    """GPT-2 stores query, key and value as one transposed matrix; Llama's MLP has a gate."""
     base, settings = tiny_generator, {"target_modules": "all-linear"}
     if family == "gpt2":
         config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64)
         base = checkpoints.save(tf.GPT2LMHeadModel(config), checkpoints.byte_level_bpe(), tmp_path / "base")
         settings = {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}
     merged = adapted(generator(base), tmp_path / "a", task_type="CAUSAL_LM", **settings)
-    _, lora, head = laid(base, tmp_path / "a")
+    _, lora, head = load_adapter_parts(base, tmp_path / "a")
     assert head is None
     executor = make(load(str(base)), 8)
     number = executor.attach(lora)
@@ -143,52 +145,56 @@ def test_generators(tmp_path: Path, tiny_generator: Path, family: str, make: Cal
 
 TARGETS = {
     "electra": ["query", "value"],
-    "albert": ["query", "ffn"],  # one layer's weights for all
+    "albert": ["query", "ffn"],  # all layers share their weights
     "mpnet": ["attn.q", "attn.o"],
-    "modernbert": ["Wqkv", "Wi"],  # three matrices in one, and two
+    "modernbert": ["Wqkv", "Wi"],  # three fused matrices, and two
     "llamaforsequenceclassification": ["q_proj", "up_proj"],
 }
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_families_whose_matrices_lie_otherwise(tmp_path: Path, name: str) -> None:
-    make, kind, foreign = CASES[name if name in CASES and "For" in CASES[name][1].__name__ else f"{name}-classifier"]
+def test_adapters_of_families_with_fused_or_shared_matrices_equal_merged_ones(tmp_path: Path, name: str) -> None:
+    make, kind, unsupported = CASES[
+        name if name in CASES and "For" in CASES[name][1].__name__ else f"{name}-classifier"
+    ]
     base = saved(make, kind, tmp_path / "base")
     adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=TARGETS[name])
-    _, lora, head = laid(base, tmp_path / "a")
+    _, lora, head = load_adapter_parts(base, tmp_path / "a")
     merged = load(f"{base}+{tmp_path / 'a'}")
     with torch.inference_mode():
-        wanted = merged.head(states(by_torch(merged), 0), [0, len(IDS)])
+        wanted = merged.head(states(torch_executor(merged), 0), [0, len(IDS)])
         for executor in (
-            by_torch(load(str(base))),
-            *([exact(load(str(base)))] if runnable_targets() and not foreign else []),
+            torch_executor(load(str(base))),
+            *([float32_executor(load(str(base)))] if runnable_targets() and not unsupported else []),
         ):
             got = states(executor, executor.attach(lora))
             assert float((head(got, [0, len(IDS)]) - wanted).abs().max()) < 1e-4
             assert float((head(states(executor, 0), [0, len(IDS)]) - wanted).abs().max()) > 1e-3
 
 
-def test_distances_are_looked_at_through_what_adapters_change(tmp_path: Path) -> None:
+def test_adapters_of_disentangled_attention_must_be_merged(tmp_path: Path) -> None:
     make, kind, _ = CASES["deberta-classifier"]
     base = saved(make, kind, tmp_path / "base")
     adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=["value_proj"])
-    with pytest.raises(UnsupportedError, match=r"distances.*load it merged"):
-        laid(base, tmp_path / "a")
+    with pytest.raises(UnsupportedError, match=r"distance scores.*load it merged"):
+        load_adapter_parts(base, tmp_path / "a")
 
 
-def several(base: Path, folder: Path) -> list[Any]:
-    """Adapters of different ranks over different products, and one trunk's."""
+def build_adapters(base: Path, folder: Path) -> list[Any]:
+    """Adapters of one base model, with different ranks and targets."""
     kinds: list[dict[str, Any]] = [
         {"target_modules": ["query", "value"], "r": 3},
         {"target_modules": EVERYWHERE, "r": 8},
         {"target_modules": ["intermediate.dense"], "r": 1, "use_rslora": True},
     ]
-    trunk = BaseModel(describe_source(str(base)))
+    base_model = BaseModel(describe_source(str(base)))
     found = []
     for number, settings in enumerate(kinds):
         adapted(tf.AutoModel.from_pretrained(base), folder / str(number), **settings)
         found.append(
-            trunk.load_adapter(trunk.plan_adapter(folder / str(number)), torch.float32, torch.device("cpu"))[0]
+            base_model.load_adapter(base_model.plan_adapter(folder / str(number)), torch.float32, torch.device("cpu"))[
+                0
+            ]
         )
     return found
 
@@ -196,41 +202,41 @@ def several(base: Path, folder: Path) -> list[Any]:
 LENGTHS = (5, 40, 1, 33, 17, 150, 20, 2, 9)
 
 
-def company(numbers: list[int]) -> tuple[list[list[int]], list[int]]:
+def batch_of_texts(numbers: list[int]) -> tuple[list[list[int]], list[int]]:
     texts = [[(7 * place + 3 * number) % 97 + 5 for place in range(length)] for number, length in enumerate(LENGTHS)]
     return texts, [numbers[index % len(numbers)] for index in range(len(LENGTHS))]
 
 
-@pytest.mark.parametrize("make", [*MAKES, pytest.param(narrow, marks=COMPILED)])
-def test_in_company_as_alone(tiny_embedder: Path, tmp_path: Path, make: Make) -> None:
-    """To the bit where a step's answers never depend on its company."""
+@pytest.mark.parametrize("make", [*EXECUTORS, pytest.param(int8_executor, marks=COMPILED)])
+def test_adapters_give_the_same_answers_alone_and_in_a_batch(tiny_embedder: Path, tmp_path: Path, make: Make) -> None:
+    """To the bit on executors whose answers do not depend on the batch."""
     executor = make(load(str(tiny_embedder)))
-    numbers = [executor.attach(lora) for lora in several(tiny_embedder, tmp_path)]
-    texts, each = company([0, *numbers])
+    numbers = [executor.attach(lora) for lora in build_adapters(tiny_embedder, tmp_path)]
+    texts, each = batch_of_texts([0, *numbers])
     with torch.inference_mode():
         together = executor.step(rows(*texts, adapters=each)).clone().split(LENGTHS)
         last = replace(rows(*texts, adapters=each), output_rows=[end - 1 for end in accumulate(LENGTHS)])
         ends = executor.step(last).clone()
-    bound = 1e-5 if make is by_torch else 0.0
+    bound = 1e-5 if make is torch_executor else 0.0
     for text, number, got, end in zip(texts, each, together, ends, strict=True):
         assert float((states(executor, number, text) - got).abs().max()) <= bound
         assert float((got[-1] - end).abs().max()) <= bound
 
 
 @COMPILED
-def test_narrow_weights_lose_no_more_than_merged_ones(tiny_embedder: Path, tmp_path: Path) -> None:
-    executor, plain = narrow(load(str(tiny_embedder))), by_torch(load(str(tiny_embedder)))
-    for index, lora in enumerate(several(tiny_embedder, tmp_path)):
+def test_int8_weights_lose_no_more_than_with_merged_adapters(tiny_embedder: Path, tmp_path: Path) -> None:
+    executor, plain = int8_executor(load(str(tiny_embedder))), torch_executor(load(str(tiny_embedder)))
+    for index, lora in enumerate(build_adapters(tiny_embedder, tmp_path)):
         number, wanted = executor.attach(lora), states(plain, plain.attach(lora))
-        merged = states(narrow(load(f"{tiny_embedder}+{tmp_path / str(index)}")), 0)
-        lost, usual = ((got - wanted).abs().mean() for got in (states(executor, number), merged))
-        assert float(lost) < 1.5 * float(usual)
+        merged = states(int8_executor(load(f"{tiny_embedder}+{tmp_path / str(index)}")), 0)
+        unmerged_error, merged_error = ((got - wanted).abs().mean() for got in (states(executor, number), merged))
+        assert float(unmerged_error) < 1.5 * float(merged_error)
 
 
-@pytest.mark.parametrize("make", MAKES)
-def test_what_is_detached_is_gone(tiny_embedder: Path, tmp_path: Path, make: Make) -> None:
+@pytest.mark.parametrize("make", EXECUTORS)
+def test_a_detached_adapter_is_freed(tiny_embedder: Path, tmp_path: Path, make: Make) -> None:
     executor = make(load(str(tiny_embedder)))
-    first, second, _ = several(tiny_embedder, tmp_path)
+    first, second, _ = build_adapters(tiny_embedder, tmp_path)
     kept = weakref.ref(next(iter(second.values())).a)
     numbers = executor.attach(first), executor.attach(second)
     before = states(executor, numbers[0])
@@ -248,16 +254,16 @@ def test_deterministic_torch_refuses_by_name(tiny_embedder: Path, tmp_path: Path
     loaded = load(str(tiny_embedder))
     make_invariant(loaded.network, loaded.head)
     with pytest.raises(UnsupportedError, match=r"exact to the bit.*load it merged"):
-        by_torch(loaded).attach(several(tiny_embedder, tmp_path)[0])
+        torch_executor(loaded).attach(build_adapters(tiny_embedder, tmp_path)[0])
 
 
 # Workers
 
 
-def reader(base: Path, folder: Path, kinds: Sequence[str]) -> tuple[EncoderWorker, list[int]]:
-    """An encoder with an adapter of each kind."""
-    trunk, loaded = BaseModel(describe_source(str(base))), load(str(base))
-    make = exact if runnable_targets() else by_torch
+def encoder_with_adapters(base: Path, folder: Path, kinds: Sequence[str]) -> tuple[EncoderWorker, list[int]]:
+    """An encoder worker with one adapter of each kind."""
+    base_model, loaded = BaseModel(describe_source(str(base))), load(str(base))
+    make = float32_executor if runnable_targets() else torch_executor
     worker = EncoderWorker(
         make(loaded), cast(OutputHead, loaded.head), model="base", task=loaded.task, token_budget=400
     )
@@ -265,17 +271,19 @@ def reader(base: Path, folder: Path, kinds: Sequence[str]) -> tuple[EncoderWorke
     for index, kind in enumerate(kinds):
         model = cast(Any, HEADS[kind][0]).from_pretrained(base)
         adapted(model, folder / str(index), task_type=kind, target_modules=["query", "value"], r=2 + index)
-        found = trunk.plan_adapter(folder / str(index))
-        lora, head = trunk.load_adapter(found, torch.float32, torch.device("cpu"))
+        found = base_model.plan_adapter(folder / str(index))
+        lora, head = base_model.load_adapter(found, torch.float32, torch.device("cpu"))
         if head is not None:
             make_head_invariant(head)
         numbers.append(worker.attach(lora, cast(Task, found.description.head.task), cast(Any, head)))
     return worker, numbers
 
 
-def test_one_step_for_all_adapters_each_read_by_its_head(tiny_embedder: Path, tmp_path: Path) -> None:
-    worker, numbers = reader(tiny_embedder, tmp_path, ["SEQ_CLS", "TOKEN_CLS", "FEATURE_EXTRACTION", "SEQ_CLS"])
-    texts, each = company([0, *numbers])
+def test_one_step_serves_all_adapters_each_with_its_head(tiny_embedder: Path, tmp_path: Path) -> None:
+    worker, numbers = encoder_with_adapters(
+        tiny_embedder, tmp_path, ["SEQ_CLS", "TOKEN_CLS", "FEATURE_EXTRACTION", "SEQ_CLS"]
+    )
+    texts, each = batch_of_texts([0, *numbers])
     requests = [Encode(str(n), tuple(text), adapter=each[n]) for n, text in enumerate(texts)]
     requests.append(Encode("rows", tuple(texts[1]), rows=(3, 9), adapter=numbers[1]))
     requests.append(Encode("raw", tuple(texts[1]), raw=True, adapter=numbers[0]))
@@ -283,10 +291,10 @@ def test_one_step_for_all_adapters_each_read_by_its_head(tiny_embedder: Path, tm
     reports = finish(worker)
     assert len(reports) == 1
     for request, ticket in zip(requests, tickets, strict=True):
-        [alone] = ask(worker, request)
+        [single] = ask(worker, request)
         finish(worker)
         if runnable_targets():
-            assert alone.events == ticket.events
+            assert single.events == ticket.events
         answer = ticket.events[0]
         if request.adapter == numbers[1]:
             assert isinstance(answer, TokenOutputs)
@@ -299,9 +307,9 @@ def test_one_step_for_all_adapters_each_read_by_its_head(tiny_embedder: Path, tm
         ask(worker, requests[-1])
 
 
-def test_an_adapter_that_computes_no_numbers_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
-    worker, _ = reader(tiny_embedder, tmp_path, [])
-    lora = {name: replace(low, b=low.b * 1e38) for name, low in several(tiny_embedder, tmp_path)[1].items()}
+def test_an_adapter_with_outputs_that_are_not_finite_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
+    worker, _ = encoder_with_adapters(tiny_embedder, tmp_path, [])
+    lora = {name: replace(low, b=low.b * 1e38) for name, low in build_adapters(tiny_embedder, tmp_path)[1].items()}
     with pytest.raises(StepFailed, match="not finite"):
         worker.attach(lora, "embed", None)
     [ticket] = ask(worker, Encode("e", IDS))
@@ -310,29 +318,31 @@ def test_an_adapter_that_computes_no_numbers_is_refused(tiny_embedder: Path, tmp
 
 
 def test_no_prefix_is_shared_between_adapters(tiny_generator: Path, tmp_path: Path) -> None:
-    worker = GeneratorWorker((exact if runnable_targets() else by_torch)(load(str(tiny_generator)), 64), model="base")  # type: ignore[operator]
+    worker = GeneratorWorker(
+        (float32_executor if runnable_targets() else torch_executor)(load(str(tiny_generator)), 64), model="base"
+    )  # type: ignore[operator]
     merged, numbers = [], []
     for seed, targets in enumerate((["q_proj", "v_proj"], ["gate_proj", "down_proj"])):
         settings = {"task_type": "CAUSAL_LM", "target_modules": targets, "r": 4 + seed}
         merged.append(adapted(generator(tiny_generator), tmp_path / str(seed), **settings))
-        numbers.append(worker.attach(laid(tiny_generator, tmp_path / str(seed))[1]))
+        numbers.append(worker.attach(load_adapter_parts(tiny_generator, tmp_path / str(seed))[1]))
     prompt = tuple(range(20, 60))
-    said = {}
+    tokens_of = {}
     for number in (0, *numbers):
         for cached in (0, 32):
             [ticket] = ask(worker, generate(prompt, 6, adapter=number))
             finish(worker)
             assert ticket.events[-1].cached_tokens == cached  # type: ignore[union-attr]
-            assert said.setdefault(number, ticket.tokens) == ticket.tokens
+            assert tokens_of.setdefault(number, ticket.tokens) == ticket.tokens
     for number, model in zip(numbers, merged, strict=True):
         [wanted] = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None)
-        assert said[number] == wanted[len(prompt) :].tolist()
+        assert tokens_of[number] == wanted[len(prompt) :].tolist()
     tickets = ask(worker, *(generate(prompt, 6, adapter=number) for number in (0, *numbers)))
     finish(worker)
-    assert [ticket.tokens for ticket in tickets] == list(said.values())
+    assert [ticket.tokens for ticket in tickets] == list(tokens_of.values())
 
 
-# What can only be merged, and what is wrong
+# Adapters that can only be merged, and invalid ones
 
 
 @pytest.fixture
@@ -343,7 +353,7 @@ def spam(tiny_embedder: Path, tmp_path: Path) -> Path:
     return tmp_path / "spam"
 
 
-def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp_path: Path) -> None:
+def test_invalid_adapters_are_refused(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp_path: Path) -> None:
     def bad(**changes: Any) -> Path:
         folder = tmp_path / "bad"
         shutil.rmtree(folder, ignore_errors=True)
@@ -351,16 +361,16 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
         edit(folder, **changes)
         return folder
 
-    trunk = BaseModel(describe_source(str(tiny_embedder)))
+    base_model = BaseModel(describe_source(str(tiny_embedder)))
     with pytest.raises(UnsupportedError, match="use_dora"):
-        trunk.plan_adapter(bad(use_dora=True))
+        base_model.plan_adapter(bad(use_dora=True))
     adapted(generator(tiny_generator), tmp_path / "other", target_modules=["q_proj"])
     with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.0.*to merge it into"):
-        trunk.plan_adapter(tmp_path / "other")
+        base_model.plan_adapter(tmp_path / "other")
     adapted(classifier(tiny_generator), tmp_path / "judge", task_type="SEQ_CLS", target_modules=["q_proj"])
-    talking = BaseModel(describe_source(str(tiny_generator)))
+    generator_model = BaseModel(describe_source(str(tiny_generator)))
     with pytest.raises(UnsupportedError, match=r"its task is classify.*is generate.*load it merged"):
-        talking.plan_adapter(tmp_path / "judge")
+        generator_model.plan_adapter(tmp_path / "judge")
     name = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_{}.weight"
 
     def high(tensors: dict[str, Tensor]) -> None:
@@ -369,7 +379,7 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
     folder = bad(rank_pattern={"layer.0.attention.self.query": 300})
     retensor(folder, high)
     with pytest.raises(UnsupportedError, match=f"its rank is 300, and at most {MAX_RANK}"):
-        trunk.plan_adapter(folder)
+        base_model.plan_adapter(folder)
 
     def norm(tensors: dict[str, Tensor]) -> None:
         tensors["base_model.model.bert.embeddings.LayerNorm.weight"] = torch.ones(32)
@@ -377,15 +387,15 @@ def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp
     folder = bad()
     retensor(folder, norm)
     with pytest.raises(UnsupportedError, match=r"it changes embedding_norm\.weight, which all adapters.*merged"):
-        trunk.plan_adapter(folder)
+        base_model.plan_adapter(folder)
     assert load(f"{tiny_embedder}+{folder}").task == "classify"
 
 
-def test_what_heads_have_of_the_trunk_is_there_once(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
+def test_heads_share_the_weights_of_the_base_model(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
     shutil.copytree(spam, tmp_path / "copy")
-    trunk = BaseModel(describe_source(str(tiny_embedder)))
+    base_model = BaseModel(describe_source(str(tiny_embedder)))
     heads = [
-        trunk.load_adapter(trunk.plan_adapter(folder), torch.float32, torch.device("cpu"))[1]
+        base_model.load_adapter(base_model.plan_adapter(folder), torch.float32, torch.device("cpu"))[1]
         for folder in (spam, tmp_path / "copy")
     ]
     one, other = (cast(Any, head) for head in heads)
@@ -393,10 +403,10 @@ def test_what_heads_have_of_the_trunk_is_there_once(tiny_embedder: Path, spam: P
     assert one.out.weight is not other.out.weight
 
 
-# Served
+# Served adapters
 
 
-def test_settings_name_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_name_base_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(read_settings({"models": ["base:a=./a", "base=./b"]}).models) == ["base:a", "base"]
     for name in ("base:", ":a", "base:a:b", "base:-a"):
         with pytest.raises(SettingsError, match="is no name"):
@@ -413,7 +423,7 @@ async def answer(served: ModelRegistry, name: str, tokens: tuple[int, ...] = IDS
     return await anext(stream)
 
 
-def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
+def test_a_base_model_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
     adapted(
         tf.AutoModelForTokenClassification.from_pretrained(tiny_embedder, num_labels=5),
         tmp_path / "tags",
@@ -429,8 +439,8 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
         assert (base.task, judge.task, tags.task) == ("embed", "classify", "tag")
         assert (judge.labels, len(tags.labels)) == (("ham", "spam"), 5)
         assert judge.tokenizer is base.tokenizer
-        known = {each.name: each for each in served.model_statuses()}
-        assert 0 < known["base:spam"].memory < known["base"].memory / 10
+        statuses = {each.name: each for each in served.model_statuses()}
+        assert 0 < statuses["base:spam"].memory < statuses["base"].memory / 10
         alone = [await answer(served, name) for name in ("base", "base:spam")]
         streams = [
             served.submit(model, [Encode(f"{n}", IDS, adapter=model.adapter) for n in range(3)])
@@ -447,8 +457,8 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
             served.reload("base", "", 0)
         with pytest.raises(Conflict, match="base:spam has aliases"):
             served.unload("base:spam", 0)
-        with pytest.raises(NotFound, match="nobody"):
-            served.load("nobody:spam", str(spam))
+        with pytest.raises(NotFound, match="absent"):
+            served.load("absent:spam", str(spam))
         with pytest.raises(BadRequest, match="BASE:spam"):
             served.load("spam", str(spam), merge=True)
 
@@ -456,7 +466,7 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
     serving(models, act)
 
 
-def test_what_adapters_take_is_told_before(tiny_embedder: Path, spam: Path) -> None:
+def test_the_memory_of_adapters_is_estimated(tiny_embedder: Path, spam: Path) -> None:
     models = {"base": str(tiny_embedder), "base:spam": str(spam)}
     found = check_models(Settings(models=models))
     assert found.fits
@@ -486,7 +496,7 @@ def test_a_broken_adapter_leaves_the_others_alone(tiny_embedder: Path, spam: Pat
     serving(models, act)
 
 
-def test_an_adapter_comes_and_goes_while_its_trunk_serves(tiny_embedder: Path, spam: Path) -> None:
+def test_adapters_are_loaded_and_unloaded_while_the_base_model_serves(tiny_embedder: Path, spam: Path) -> None:
     async def predict(client: Client, name: str) -> Any:
         return await client.ask("POST", f"/models/{name}/predict", {"inputs": TEXT})
 
@@ -519,7 +529,7 @@ def test_an_adapter_comes_and_goes_while_its_trunk_serves(tiny_embedder: Path, s
     administering(act, {"base": tiny_embedder})
 
 
-def test_what_runs_when_an_adapter_goes_ends(tiny_generator: Path, tmp_path: Path) -> None:
+def test_unloading_an_adapter_ends_its_requests(tiny_generator: Path, tmp_path: Path) -> None:
     adapted(generator(tiny_generator), tmp_path, task_type="CAUSAL_LM", target_modules=["q_proj"])
 
     async def act(served: ModelRegistry) -> None:

@@ -1,4 +1,4 @@
-"""Distances in scores: ALiBi and Shaw's vectors equal their formulas, key by key, packed and over the cache."""
+"""ALiBi and relative position vectors (Shaw et al.) equal their formulas, packed and over the cache."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import unsupported_reason
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.positions import LinearBias
+from polyhead.models.network.positions import DistanceBias, LinearBias, sinusoids
 from polyhead.models.network.ragged import RaggedBatch
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.network.varlen import is_supported
@@ -54,14 +54,14 @@ def network(config: ModelConfig) -> Transformer:
     return made
 
 
-def rate(head: int, heads: int) -> float:
-    """Of ALiBi, as the paper says it of 2^n heads, and its code of others."""
-    whole = 2 ** (heads.bit_length() - 1)
-    return 2.0 ** (-8 * (head + 1) / whole) if head < whole else 2.0 ** (-8 * (2 * (head - whole) + 1) / (2 * whole))
+def slope(head: int, heads: int) -> float:
+    """The ALiBi slope of a head: for 2^n heads as in the paper, for other numbers as in its code."""
+    full = 2 ** (heads.bit_length() - 1)
+    return 2.0 ** (-8 * (head + 1) / full) if head < full else 2.0 ** (-8 * (2 * (head - full) + 1) / (2 * full))
 
 
-def looked(attention: Any, x: Tensor, config: ModelConfig, layer: int) -> Tensor:
-    """What a layer makes of one sequence, one row, head and key after the other."""
+def attention_output(attention: Any, x: Tensor, config: ModelConfig, layer: int) -> Tensor:
+    """The attention output of one sequence, computed one row, head and key at a time."""
     query, key, value = (made(x).unflatten(1, (-1, 8)) for made in (attention.query, attention.key, attention.value))
     out = torch.zeros(len(x), config.heads, 8)
     for i in range(len(x)):
@@ -70,14 +70,14 @@ def looked(attention: Any, x: Tensor, config: ModelConfig, layer: int) -> Tensor
         for h in range(config.heads):
             shared = h * config.kv_heads // config.heads
             keys, values = ([part[j, shared] for j in seen] for part in (key, value))
-            lost = [0.0] * len(seen)
+            bias = [0.0] * len(seen)
             if config.position == "relative":
                 at = [max(-3, min(3, j - i)) + 3 for j in seen]
                 keys = [k + attention.relative.keys.weight[c] for k, c in zip(keys, at, strict=True)]
                 values = [v + attention.relative.values.weight[c] for v, c in zip(values, at, strict=True)]
             else:
-                lost = [rate(h, config.heads) * abs(i - j) for j in seen]
-            scores = [query[i, h].dot(k) / 8**0.5 - minus for k, minus in zip(keys, lost, strict=True)]
+                bias = [slope(h, config.heads) * abs(i - j) for j in seen]
+            scores = [query[i, h].dot(k) / 8**0.5 - penalty for k, penalty in zip(keys, bias, strict=True)]
             out[i, h] = torch.stack(scores).softmax(0) @ torch.stack(values)
     done: Tensor = attention.output(out.flatten(1))
     return done
@@ -86,7 +86,7 @@ def looked(attention: Any, x: Tensor, config: ModelConfig, layer: int) -> Tensor
 def dense(made: Any, sequence: list[int]) -> Tensor:
     x = made.tokens(torch.tensor(sequence))
     for layer, block in enumerate(made.blocks):
-        x = x + looked(block.attention, block.attention_norm(x), made.config, layer)
+        x = x + attention_output(block.attention, block.attention_norm(x), made.config, layer)
         x = x + block.mlp.down(F.gelu(block.mlp.up(block.mlp_norm(x))))
     done: Tensor = made.final_norm(x)
     return done
@@ -104,7 +104,7 @@ def test_packed_equals_the_formula_of_each_sequence_alone(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("block_size", [1, 4])
 @torch.no_grad()
-def test_chunks_over_the_cache_equal_the_whole(name: str, block_size: int) -> None:
+def test_chunks_over_the_cache_equal_the_full_pass(name: str, block_size: int) -> None:
     made = network(CONFIGS[name])
     head = LanguageHead(CONFIGS[name])
     executor = TorchExecutor(made, head, block_count=40, block_size=block_size)
@@ -125,27 +125,27 @@ def test_chunks_over_the_cache_equal_the_whole(name: str, block_size: int) -> No
         for i, n in enumerate(step):
             collected[n].append(logits[rows.starts[i] : rows.starts[i + 1]])
     assert done == [len(sequence) for sequence in SEQUENCES]
-    whole = head(made(RaggedBatch.of(SEQUENCES)))
-    assert torch.allclose(torch.cat([torch.cat(rows) for rows in collected]), whole, atol=1e-5)
+    full = head(made(RaggedBatch.of(SEQUENCES)))
+    assert torch.allclose(torch.cat([torch.cat(rows) for rows in collected]), full, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
-def test_distances_make_a_difference(name: str) -> None:
-    """The same tokens in another order have other states: nothing else says where a token is."""
+def test_positions_change_the_states(name: str) -> None:
+    """The same tokens in another order have other states, although there is no other position information."""
     made = network(CONFIGS[name])
     states = made(RaggedBatch.of([[5, 5, 6, 7], [5, 6, 5, 7]]))
     assert float((states[3] - states[7]).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("heads", [1, 2, 6, 8, 12, 16])
-def test_rates_are_those_of_the_authors(heads: int) -> None:
-    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # of position 1
+def test_alibi_slopes_equal_transformers(heads: int) -> None:
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # the bias of position 1
     assert torch.allclose(LinearBias(heads).rates, theirs)
-    assert [round(1 / rate) for rate in LinearBias(8).rates.tolist()] == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert [round(1 / slope) for slope in LinearBias(8).rates.tolist()] == [2, 4, 8, 16, 32, 64, 128, 256]
 
 
-def test_vectors_learn_from_all_their_distances() -> None:
+def test_every_distance_vector_has_a_gradient() -> None:
     made = network(CONFIGS["relative-both-ways"])
     made(RaggedBatch.of(SEQUENCES)).square().sum().backward()
     for block in made.blocks:
@@ -156,7 +156,7 @@ def test_vectors_learn_from_all_their_distances() -> None:
 @pytest.mark.parametrize(
     ("position", "reason"), [("alibi", "scores have a bias"), ("relative", "keys and values depend")]
 )
-def test_what_cannot_compute_them_says_so(position: str, reason: str) -> None:
+def test_unsupported_executors_refuse_them(position: str, reason: str) -> None:
     config = CONFIGS[position]
     assert reason in unsupported_reason(config)
     assert not is_supported(config)
@@ -166,7 +166,7 @@ def test_what_cannot_compute_them_says_so(position: str, reason: str) -> None:
 
 
 @torch.no_grad()
-def test_a_bias_is_held_to_the_bit_and_vectors_are_refused() -> None:
+def test_deterministic_mode_supports_alibi_and_refuses_vectors() -> None:
     made, plain = network(CONFIGS["alibi-grouped"]), network(CONFIGS["alibi-grouped"])
     make_invariant(made, LanguageHead(made.config))
     together = made(RaggedBatch.of(SEQUENCES))
@@ -174,3 +174,18 @@ def test_a_bias_is_held_to_the_bit_and_vectors_are_refused() -> None:
     assert torch.equal(together, torch.cat([made(RaggedBatch.of([sequence])) for sequence in SEQUENCES]))
     with pytest.raises(InvarianceError, match="products with distance vectors"):
         make_invariant(network(CONFIGS["relative"]), LanguageHead(CONFIGS["relative"]))
+
+
+def test_sines_and_cosines_are_interleaved_or_in_halves() -> None:
+    table = sinusoids(50, 8, halves=False)
+    assert table[0].tolist() == [0, 1] * 4
+    assert table[7, 4:6].tolist() == pytest.approx([0.0699428, 0.9975510], abs=1e-6)  # sin and cos of 7 / 10000^(4/8)
+    assert torch.equal(sinusoids(50, 8, halves=True), torch.cat((table[:, ::2], table[:, 1::2]), dim=1))
+
+
+def test_causal_distance_buckets_cover_only_earlier_positions() -> None:
+    bias = DistanceBias(8, 16, 1, causal=True)
+    kinds = bias.bucket(torch.tensor([-3, -1, 0, 1, 2, 3, 4, 6, 9, 15, 16, 99])).tolist()
+    assert kinds == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
+    both = DistanceBias(8, 16, 1).bucket(torch.tensor([-3, 3])).tolist()
+    assert both[0] - both[1] == 4

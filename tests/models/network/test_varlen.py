@@ -1,6 +1,6 @@
-"""Attention in place and recorded steps: all but the kernel and the recording, which plain torch stands in for here.
+"""Attention over the paged cache and recorded steps, with plain torch in place of the kernel and of CUDA graphs.
 
-What needs a GPU is at the end, and is left out where there is none.
+Tests that need a GPU are at the end and are skipped where there is none.
 """
 
 import inspect
@@ -38,12 +38,12 @@ from tests.models.native.test_step import (
     ENCODERS,
     GENERATORS,
     LLAMA,
+    all_logits,
     head,
     network,
     rows_of,
     tables,
     texts,
-    whole,
 )
 
 CPU = torch.device("cpu")
@@ -65,9 +65,9 @@ def attention(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """torch.nn.attention.varlen.varlen_attn on a CPU, one row after the other, as strict about what it is given.
+    """torch.nn.attention.varlen.varlen_attn on a CPU, one row at a time, with the same checks of its arguments.
 
-    A row's numbers are computed from its own keys alone, so they are the same to the bit whatever is beside it.
+    Each row is computed from its own keys only, so its result does not depend on other rows, to the bit.
     """
     integers = [cu_seq_q, cu_seq_k, *(part for part in (seqused_k, block_table) if part is not None)]
     assert all(part.dtype == torch.int32 and part.is_contiguous() for part in integers)
@@ -106,7 +106,7 @@ def one_row(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> T
 
 
 class Recorder:
-    """Records nothing: every replay computes again, over the same memory."""
+    """A stand-in for CUDA graphs: every replay runs the step again over the same memory."""
 
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
@@ -121,27 +121,29 @@ class Recorder:
         return replay
 
 
-def in_place(config: ModelConfig, talking: int = 0, blocks: int = BLOCKS) -> tuple[TorchExecutor, Recorder]:
+def in_place(config: ModelConfig, max_decoding: int = 0, blocks: int = BLOCKS) -> tuple[TorchExecutor, Recorder]:
     recorder = Recorder()
-    how = PagedAttention(attention, talking, recorder)
-    return TorchExecutor(network(config), head(config), block_count=blocks, block_size=16, in_place=how), recorder
+    paged = PagedAttention(attention, max_decoding, recorder)
+    return TorchExecutor(network(config), head(config), block_count=blocks, block_size=16, in_place=paged), recorder
 
 
 # The executor
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_a_generator_equals_groups(name: str) -> None:
+def test_a_generator_equals_grouped_attention(name: str) -> None:
     config = GENERATORS[name]
     grouped = TorchExecutor(network(config), head(config), block_count=BLOCKS, block_size=16)
-    torch.testing.assert_close(whole(config, in_place(config)[0]), whole(config, grouped), rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(
+        all_logits(config, in_place(config)[0]), all_logits(config, grouped), rtol=2e-4, atol=2e-4
+    )
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_encoder_equals_groups(name: str) -> None:
+def test_an_encoder_equals_grouped_attention(name: str) -> None:
     config = ENCODERS[name]
-    net, asked = network(config), texts(config)
-    rows = rows_of([(tokens, 0, []) for tokens in asked], last_only=False)
+    net, sequences = network(config), texts(config)
+    rows = rows_of([(tokens, 0, []) for tokens in sequences], last_only=False)
     if config.segments:
         rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
     executor = TorchExecutor(net, in_place=PagedAttention(attention))
@@ -156,24 +158,26 @@ def test_in_half_precision() -> None:
     executor = TorchExecutor(
         net, last, block_count=BLOCKS, block_size=16, in_place=PagedAttention(attention, 4, Recorder())
     )
-    expected = whole(LLAMA, TorchExecutor(network(LLAMA), head(LLAMA), block_count=BLOCKS, block_size=16))
-    found = whole(LLAMA, executor)
+    expected = all_logits(LLAMA, TorchExecutor(network(LLAMA), head(LLAMA), block_count=BLOCKS, block_size=16))
+    found = all_logits(LLAMA, executor)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def schedule(seed: int, config: ModelConfig, most: int) -> Iterator[tuple[StepInput, list[int]]]:
-    """Steps of a server: texts come and go, in chunks at first, then token by token; and whose rows they are."""
+def schedule(seed: int, config: ModelConfig, max_running: int) -> Iterator[tuple[StepInput, list[int]]]:
+    """Steps of a server: texts start and end, in chunks and single tokens. With each step, the texts of its rows."""
     choice = random.Random(seed)
-    lengths = [choice.choice((1, 3, 17, 40)) for _ in range(3 * most)]
-    asked = texts(config, tuple(lengths))
-    places, done = tables(tuple(lengths), choice), [0] * len(lengths)
-    while left := [n for n in range(len(lengths)) if done[n] < lengths[n]][:most]:
+    lengths = [choice.choice((1, 3, 17, 40)) for _ in range(3 * max_running)]
+    sequences = texts(config, tuple(lengths))
+    block_tables, done = tables(tuple(lengths), choice), [0] * len(lengths)
+    while left := [n for n in range(len(lengths)) if done[n] < lengths[n]][:max_running]:
         members = left if choice.random() < 0.6 else choice.sample(left, choice.randint(1, len(left)))
         parts = []
         for n in members:
             count = 1 if choice.random() < 0.95 else min(9, lengths[n] - done[n])
-            parts.append((asked[n][done[n] : done[n] + count], done[n], places[n][: (done[n] + count - 1) // 16 + 1]))
+            parts.append(
+                (sequences[n][done[n] : done[n] + count], done[n], block_tables[n][: (done[n] + count - 1) // 16 + 1])
+            )
             done[n] += count
         yield rows_of(parts), members
 
@@ -181,10 +185,10 @@ def schedule(seed: int, config: ModelConfig, most: int) -> Iterator[tuple[StepIn
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
 def test_recorded_steps_equal_plain_ones(name: str) -> None:
     config = GENERATORS[name]
-    executor, recorder = in_place(config, talking=11)
+    executor, recorder = in_place(config, max_decoding=11)
     plain, _ = in_place(config)
     grouped = TorchExecutor(network(config), head(config), block_count=BLOCKS, block_size=16)
-    steps = list(schedule(1, config, most=11))
+    steps = list(schedule(1, config, max_running=11))
     for rows, _ in steps:
         logits = executor.step(rows).clone()
         torch.testing.assert_close(logits, plain.step(rows), rtol=1e-4, atol=1e-4)
@@ -199,7 +203,7 @@ def test_steps_are_padded_to_a_recorded_number() -> None:
     assert graph_sizes(1) == [1]
     assert graph_sizes(64) == [1, 2, 4, 8, 16, 32, 64]
     assert graph_sizes(11) == [1, 2, 4, 8, 11]
-    executor, _ = in_place(LLAMA, talking=11)
+    executor, _ = in_place(LLAMA, max_decoding=11)
 
     def step(count: int, rows: int = 1) -> StepInput:
         return rows_of([([1] * rows, 0, [n]) for n in range(count)])
@@ -211,47 +215,47 @@ def test_steps_are_padded_to_a_recorded_number() -> None:
 
 
 def test_batch_chunks_and_recording_change_nothing() -> None:
-    """To the bit, in a network that was made so: whole and alone, against any company, padded steps included."""
+    """To the bit, in a batch-invariant network: texts alone equal texts in any batch, in padded steps too."""
     net, last = network(LLAMA), head(LLAMA)
     make_invariant(net, last)
     self_test_kernel(attention, LLAMA, net.tokens.weight)
     recorder = Recorder()
-    how = PagedAttention(attention, 11, recorder)
-    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=how)
+    paged = PagedAttention(attention, 11, recorder)
+    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=paged)
     alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=PagedAttention(attention))
     seen: dict[int, list[tuple[int, Tensor]]] = {}
-    asked: dict[int, list[int]] = {}
-    for rows, members in schedule(2, LLAMA, most=11):
+    sequences: dict[int, list[int]] = {}
+    for rows, members in schedule(2, LLAMA, max_running=11):
         logits = executor.step(rows).clone()
         for index, n in enumerate(members):
-            asked.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
-            seen.setdefault(n, []).append((len(asked[n]) - 1, logits[index]))
+            sequences.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
+            seen.setdefault(n, []).append((len(sequences[n]) - 1, logits[index]))
     assert recorder.replayed > 10
-    for n, tokens in asked.items():
+    for n, tokens in sequences.items():
         expected = alone.step(rows_of([(tokens, 0, [7, 2, 5][: -(-len(tokens) // 16)])], last_only=False))
         for position, logits in seen[n]:
             assert torch.equal(logits, expected[position])
 
 
-@pytest.mark.parametrize("talking", [0, 4])
-def test_what_is_no_number_stays_with_its_sequence(talking: int) -> None:
-    """In recorded steps too; and the first token, with which steps are padded, may be such a one."""
-    executor, _ = in_place(LLAMA, talking, blocks=8)
+@pytest.mark.parametrize("max_decoding", [0, 4])
+def test_values_that_are_not_finite_stay_with_their_sequence(max_decoding: int) -> None:
+    """Also in recorded steps, and if the padding token itself has states that are not finite."""
+    executor, _ = in_place(LLAMA, max_decoding, blocks=8)
     clean, later = [rows_of([([token], 0, [block])]) for token, block in ((4, 3), (5, 6))]
     expected, expected_later = executor.step(clean).clone(), executor.step(later).clone()
     with torch.no_grad():
         executor.network.tokens.weight[7, 3] = executor.network.tokens.weight[0, 0] = float("nan")
-    step = rows_of([([7], 0, [1]), ([4], 0, [2]), ([5], 0, [4])])  # padded by a fourth
+    step = rows_of([([7], 0, [1]), ([4], 0, [2]), ([5], 0, [4])])  # padded with a fourth row
     logits = executor.step(step)
     assert not logits[0].isfinite().any()
     torch.testing.assert_close(logits[1:], torch.cat((expected, expected_later)))
     assert executor.nonfinite_blocks == {1}
-    torch.testing.assert_close(executor.step(rows_of([([4], 0, [1])])), expected)  # whoever is given its block next
+    torch.testing.assert_close(executor.step(rows_of([([4], 0, [1])])), expected)  # the next sequence in its block
     assert not executor.nonfinite_blocks
 
 
-def test_padding_writes_nothing_anybody_reads() -> None:
-    executor, recorder = in_place(LLAMA, talking=4, blocks=8)
+def test_padding_writes_only_to_the_unused_block() -> None:
+    executor, recorder = in_place(LLAMA, max_decoding=4, blocks=8)
     assert executor.cache is not None
     assert executor.block_count == 8
     assert executor.cache.count == 9
@@ -263,7 +267,7 @@ def test_padding_writes_nothing_anybody_reads() -> None:
         assert changed.nonzero().tolist() == [[0, 0], [2, 0], [7, 0], [8, 0]]
 
 
-class Question:
+class Ticket:
     def __init__(self, request: Generate) -> None:
         self.request, self.submitted, self.events, self.timing = request, 0.0, list[Any](), RequestTiming()
 
@@ -275,8 +279,8 @@ def answers(executor: TorchExecutor) -> list[Any]:
     worker = GeneratorWorker(executor, model="chat", token_budget=24, prefill_chunk=7, sequence_budget=6)
     worker.warm_up()
     choice = random.Random(1)
-    asked = [
-        Question(
+    tickets = [
+        Ticket(
             Generate(
                 str(n),
                 tuple(choice.randrange(77) for _ in range(choice.randint(1, 40))),
@@ -286,32 +290,32 @@ def answers(executor: TorchExecutor) -> list[Any]:
         )
         for n in range(10)
     ]
-    for question in asked:
-        worker.submit(question)
+    for ticket in tickets:
+        worker.submit(ticket)
     while worker.has_work:
         for ticket, event in worker.step().events:
             ticket.receive(event)
     worker.check_invariants()
-    assert all(isinstance(question.events[-1], Done) for question in asked)
-    return [[event.id for event in question.events[:-1]] for question in asked]
+    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+    return [[event.id for event in ticket.events[:-1]] for ticket in tickets]
 
 
-def test_a_worker_over_it_answers_the_same() -> None:
-    """Sequences that are stopped, preempted and find their beginning stored."""
-    executor, recorder = in_place(LLAMA, talking=6, blocks=14)
+def test_a_worker_over_paged_attention_answers_the_same() -> None:
+    """With sequences that stop, are preempted and find cached prefixes."""
+    executor, recorder = in_place(LLAMA, max_decoding=6, blocks=14)
     assert answers(executor) == answers(TorchExecutor(network(LLAMA), head(LLAMA), block_count=14, block_size=16))
     assert recorder.replayed > 10
 
 
-# The choice
+# The choice of a kernel
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_right_kernel_is_not_refuted(dtype: torch.dtype) -> None:
+def test_a_correct_kernel_passes_the_check(dtype: torch.dtype) -> None:
     assert not wrong_result(attention, CPU, dtype)
 
 
-def spoiled(change: Callable[[dict[str, Any]], None]) -> Callable[..., Tensor]:
+def with_change(change: Callable[[dict[str, Any]], None]) -> Callable[..., Tensor]:
     def kernel(*given: Any, **options: Any) -> Tensor:
         change(options)
         return attention(*given, **options)
@@ -325,10 +329,10 @@ def shuffled(options: dict[str, Any]) -> None:
 
 
 WRONG = {
-    "blind to windows": spoiled(lambda options: options.update(window_size=(-1, options["window_size"][1]))),
-    "not causal": spoiled(lambda options: options.update(window_size=(options["window_size"][0], -1))),
-    "another scale": spoiled(lambda options: options.update(scale=0.5)),
-    "other blocks": spoiled(shuffled),
+    "blind to windows": with_change(lambda options: options.update(window_size=(-1, options["window_size"][1]))),
+    "not causal": with_change(lambda options: options.update(window_size=(options["window_size"][0], -1))),
+    "another scale": with_change(lambda options: options.update(scale=0.5)),
+    "other blocks": with_change(shuffled),
     "rows left out": lambda query, *given, **options: torch.cat(
         (attention(query, *given, **options)[:1], query[1:] * float("nan"))
     ),
@@ -336,15 +340,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_kernel_is_refuted(name: str) -> None:
+def test_a_wrong_kernel_fails_the_check(name: str) -> None:
     assert "other numbers than plain attention" in wrong_result(WRONG[name], CPU, torch.float32)
 
 
-def test_there_is_none_for_a_cpu() -> None:
+def test_there_is_no_kernel_for_a_cpu() -> None:
     assert find_kernel(CPU, torch.bfloat16) is None
 
 
-def test_why_a_kernel_is_not_used_is_said() -> None:
+def test_the_reason_why_a_kernel_is_not_used_is_given() -> None:
     def older(query: Tensor, window_size: int, enable_gqa: bool, seqused_k: Tensor) -> Tensor:
         return query
 
@@ -359,24 +363,24 @@ def test_why_a_kernel_is_not_used_is_said() -> None:
 
 
 def test_a_kernel_whose_rows_depend_on_others_is_refused() -> None:
-    def leaning(query: Tensor, *given: Any, **options: Any) -> Tensor:
+    def batch_dependent(query: Tensor, *given: Any, **options: Any) -> Tensor:
         return attention(query, *given, **options) * (1 + 1e-6 * (len(query) > 64))
 
     self_test_kernel(attention, LLAMA, torch.zeros(1))
     with pytest.raises(InvarianceError, match="variable-length attention"):
-        self_test_kernel(leaning, LLAMA, torch.zeros(1))
+        self_test_kernel(batch_dependent, LLAMA, torch.zeros(1))
 
 
 @contextmanager
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As far as integers go."""
+    """Pretends that there is a GPU with a kernel."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(place, "find_kernel", lambda device, dtype: attention if dtype == torch.bfloat16 else None)
         yield
 
 
-def test_the_size_of_blocks_decides_who_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_selects_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_placement(Settings(device="cpu", executor="torch")).block_size == 16
     odd = replace(LLAMA, head_width=12)
     with gpu(monkeypatch):
@@ -410,7 +414,7 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
 
 
-def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_steps_are_in_the_memory_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     size: Any = SimpleNamespace(weight_bytes=lambda dtype: 1000, temporary_bytes=lambda dtype: 0, tokenizer=0)
     chat = ModelSize(
         "chat", replace(LLAMA, vocab_size=50_000), "generate", 0, 1024, size, DefaultPrecision("float32", "")
@@ -420,7 +424,7 @@ def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
         assert (few.block_size, few.cache_tokens) == (PAGE_TOKENS, 40 * PAGE_TOKENS)
         assert few.cache == 40 * block_bytes(chat.config, PAGE_TOKENS, torch.bfloat16)
         logits = 50_000 * 4
-        assert many.workspace - few.workspace > (2 * 60 + 3 * 60) * logits  # recorded, and drawn from
+        assert many.workspace - few.workspace > (2 * 60 + 3 * 60) * logits  # of recorded steps, and of sampling
 
 
 # With a GPU
@@ -443,10 +447,10 @@ def kernel() -> Any:
 
 @cuda
 @pytest.mark.parametrize("name", GENERATORS)
-def test_the_kernel_equals_groups(name: str) -> None:
+def test_the_kernel_equals_grouped_attention(name: str) -> None:
     config = GENERATORS[name]
-    expected = whole(config, on_gpu(config, None, 16))
-    logits = whole(config, on_gpu(config, PagedAttention(kernel())))
+    expected = all_logits(config, on_gpu(config, None, 16))
+    logits = all_logits(config, on_gpu(config, PagedAttention(kernel())))
     assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
 
 
@@ -455,14 +459,14 @@ def test_the_kernel_equals_groups(name: str) -> None:
 def test_graphs_equal_eager_steps(name: str) -> None:
     config = GENERATORS[name]
     recorded, eager = on_gpu(config, PagedAttention(kernel(), 11)), on_gpu(config, PagedAttention(kernel()))
-    for rows, _ in schedule(1, config, most=11):
+    for rows, _ in schedule(1, config, max_running=11):
         expected = eager.step(rows)
         assert (recorded.step(rows) - expected).abs().max() < 0.05 * expected.abs().max()
     assert not recorded.nonfinite_blocks
 
 
 @cuda
-def test_the_kernel_and_graphs_depend_on_no_company() -> None:
+def test_the_kernel_and_graphs_do_not_depend_on_the_batch() -> None:
     net, last = network(LLAMA).bfloat16().cuda(), head(LLAMA).bfloat16().cuda()
     make_invariant(net, last)
     self_test_kernel(kernel(), LLAMA, net.tokens.weight)
@@ -470,9 +474,9 @@ def test_the_kernel_and_graphs_depend_on_no_company() -> None:
         net, last, block_count=BLOCKS, block_size=PAGE_TOKENS, in_place=PagedAttention(kernel(), 11)
     )
     alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE_TOKENS, in_place=PagedAttention(kernel()))
-    asked: dict[int, list[int]] = {}
-    for rows, members in schedule(2, LLAMA, most=11):
+    sequences: dict[int, list[int]] = {}
+    for rows, members in schedule(2, LLAMA, max_running=11):
         logits = executor.step(rows).clone()
         for index, n in enumerate(members):
-            asked.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
-            assert torch.equal(logits[index], alone.step(rows_of([(asked[n], 0, [3])]))[0])
+            sequences.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
+            assert torch.equal(logits[index], alone.step(rows_of([(sequences[n], 0, [3])]))[0])

@@ -1,4 +1,4 @@
-"""Divergence against values worked out by hand."""
+"""Kullback-Leibler divergence and perplexity equal values that were computed by hand."""
 
 import math
 
@@ -12,9 +12,9 @@ Q = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]])
 FOLLOWING = torch.tensor([0, 1])
 
 
-def test_figures_are_those_worked_out_by_hand() -> None:
+def test_figures_equal_values_computed_by_hand() -> None:
     divergence = Divergence()
-    divergence.add(P.log() + 3.0, Q.log() - 1.0, FOLLOWING)  # logits are known up to a constant
+    divergence.add(P.log() + 3.0, Q.log() - 1.0, FOLLOWING)  # a constant added to logits changes nothing
     found = divergence.figures
     kl = 0.5 * math.log(2) - 0.25 * math.log(2)  # of the first row; the second is the same in both
     assert found.tokens == divergence.tokens == 2
@@ -28,26 +28,26 @@ def test_figures_are_those_worked_out_by_hand() -> None:
     assert found.logprob_change_max == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_it_is_taken_from_the_reference_to_the_other() -> None:
-    forth, back = Divergence(), Divergence()
+def test_the_divergence_is_from_the_reference_to_the_other() -> None:
+    forward, backward = Divergence(), Divergence()
     one, other = torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5]]).log()
-    forth.add(one, other, torch.tensor([0]))
-    back.add(other, one, torch.tensor([0]))
-    assert forth.figures.kl_mean == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2), abs=1e-6)
-    assert back.figures.kl_mean == pytest.approx(0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(5), abs=1e-6)
+    forward.add(one, other, torch.tensor([0]))
+    backward.add(other, one, torch.tensor([0]))
+    assert forward.figures.kl_mean == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2), abs=1e-6)
+    assert backward.figures.kl_mean == pytest.approx(0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(5), abs=1e-6)
 
 
-def test_windows_add_up() -> None:
+def test_figures_of_windows_equal_those_of_the_full_text() -> None:
     torch.manual_seed(0)
-    p, q, following = torch.randn(150, 40), torch.randn(150, 40), torch.randint(40, (150,))
-    whole, parts = Divergence(), Divergence()
-    whole.add(p, q, following)
+    p, q, next_tokens = torch.randn(150, 40), torch.randn(150, 40), torch.randint(40, (150,))
+    full, parts = Divergence(), Divergence()
+    full.add(p, q, next_tokens)
     for rows in (slice(0, 1), slice(1, 90), slice(90, 150)):
-        parts.add(p[rows], q[rows], following[rows])
-    assert whole.figures == parts.figures
+        parts.add(p[rows], q[rows], next_tokens[rows])
+    assert full.figures == parts.figures
 
 
-def test_equal_logits_do_not_differ_at_all() -> None:
+def test_equal_logits_have_no_divergence() -> None:
     torch.manual_seed(0)
     logits = torch.randn(100, 1000) * 10
     divergence = Divergence()

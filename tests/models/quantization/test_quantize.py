@@ -1,4 +1,4 @@
-"""Checkpoints written as codes and scales, and read again: the same to the bit, or refused with a reason."""
+"""Quantised checkpoints are read back to the same bits; other formats are refused with a reason."""
 
 import json
 import os
@@ -31,15 +31,15 @@ from tests.models.native.test_step import LLAMA
 from tests.support import checkpoints
 from tests.support.edits import edited, with_tensors
 
-compiled = pytest.mark.skipif(not runnable_targets(), reason="no compiler was there when polyhead was installed")
+compiled = pytest.mark.skipif(not runnable_targets(), reason="polyhead was installed without a compiler")
 
 
 def polyhead(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, list(arguments))
 
 
-def ignore(what: str, done: int, total: int) -> None:
-    """Nobody asked how far it is."""
+def ignore_progress(what: str, done: int, total: int) -> None:
+    """Ignores progress."""
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def int8(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> Path:
     out = tmp_path_factory.mktemp("int8") / "out"
-    quantize(str(tiny_generator), out, "int8", None, ignore)
+    quantize(str(tiny_generator), out, "int8", None, ignore_progress)
     return out
 
 
 @pytest.fixture(scope="module")
 def int4(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path, text: Path) -> Path:
     out = tmp_path_factory.mktemp("int4") / "out"
-    quantize(str(tiny_generator), out, "int4", text, ignore)
+    quantize(str(tiny_generator), out, "int4", text, ignore_progress)
     return out
 
 
@@ -70,17 +70,17 @@ def packed(source: Path, precision: Precision) -> NativeExecutor:
 
 
 def memory(executor: NativeExecutor) -> bytes:
-    """All that was packed, codes and scales among it."""
+    """All packed memory of an executor: codes, scales and other weights."""
     return b"".join(kept.tobytes() for kept in executor._packed.arrays if isinstance(kept, np.ndarray))
 
 
-def answer(executor: NativeExecutor) -> torch.Tensor:
+def logits(executor: NativeExecutor) -> torch.Tensor:
     table = [0] if executor.block_count else []
     return executor.step(StepInput([5, 6, 7], [0, 1, 2], [0, 3], [table], [0, 1, 2])).clone()
 
 
-def hard(scale: float) -> torch.Tensor:
-    """Rows of odd scales, some with ties, of zeros alone, and on a grid of few steps already."""
+def difficult_weights(scale: float) -> torch.Tensor:
+    """Difficult rows [2048, 96]: unusual scales, ties, only zeros, and weights on a coarse grid."""
     torch.manual_seed(0)
     weights = torch.randn(2048, 96) * scale * torch.rand(2048, 1).exp2()
     weights[::7] = weights[::7].bfloat16().float()
@@ -91,8 +91,8 @@ def hard(scale: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-3, 1.0, 1e20, 1e36])
-def test_what_was_rounded_is_rounded_to_the_same(scale: float) -> None:
-    weights = hard(scale)
+def test_quantising_twice_changes_nothing(scale: float) -> None:
+    weights = difficult_weights(scale)
     codes, scales = compressed.quantize_int8(weights)
     assert codes.abs().amax() == compressed.MAX_CODE
     again, same = compressed.quantize_int8(compressed.dequantize(codes, scales))
@@ -102,47 +102,54 @@ def test_what_was_rounded_is_rounded_to_the_same(scale: float) -> None:
 
 @compiled
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e20])
-@pytest.mark.parametrize("beside", [1.0, 7.0, 1000.0])
-def test_the_packer_finds_what_was_rounded(scale: float, beside: float) -> None:
-    """Codes and scales, whatever unit the matrix beside it asks for, but for groups that are next to nothing in it."""
-    weights, other = hard(scale), torch.full((32, 96), scale * beside)
+@pytest.mark.parametrize("neighbour", [1.0, 7.0, 1000.0])
+def test_the_packer_keeps_the_codes_and_scales_of_the_file(scale: float, neighbour: float) -> None:
+    """The packer computes the same codes and scales beside any other matrix.
+
+    Excluded are groups that are negligible in the common unit.
+    """
+    weights, other = difficult_weights(scale), torch.full((32, 96), scale * neighbour)
     codes, scales = compressed.quantize_int8(weights)
-    most = weights.unflatten(1, (-1, 32)).abs().amax(-1)
-    told = most >= 2**-22 * max(float(most.max()), scale * beside)
-    assert told.sum() > 6000
+    largest = weights.unflatten(1, (-1, 32)).abs().amax(-1)
+    significant = largest >= 2**-22 * max(float(largest.max()), scale * neighbour)
+    assert significant.sum() > 6000
     for each in (weights, compressed.dequantize(codes, scales)):
         pack = PackedNetwork(load_library(runnable_targets()[0]), LLAMA, "int8")
         found = unpacked(pack.pack_linear([linear_of(each), linear_of(other)]), *weights.shape)
-        off = (torch.from_numpy(found.codes) != codes).unflatten(1, (-1, 32)).any(-1) & told
-        assert not off.any() or runnable_targets()[0] == "portable"  # where ties fall otherwise
-        assert torch.equal(torch.from_numpy(found.scales)[told], scales[told])
-        assert ((found.weights() - weights).unflatten(1, (-1, 32)).abs().amax(-1) <= most / 127).all()
+        off = (torch.from_numpy(found.codes) != codes).unflatten(1, (-1, 32)).any(-1) & significant
+        assert not off.any() or runnable_targets()[0] == "portable"  # which rounds ties differently
+        assert torch.equal(torch.from_numpy(found.scales)[significant], scales[significant])
+        assert ((found.weights() - weights).unflatten(1, (-1, 32)).abs().amax(-1) <= largest / 127).all()
 
 
 @compiled
-def test_a_largest_weight_that_is_rounded_over_a_power_of_two_is_found() -> None:
-    """The unit is another then."""
+def test_a_largest_weight_that_is_rounded_above_a_power_of_two_is_packed_exactly() -> None:
+    """Its unit differs from that of the exact weights."""
     weights = torch.rand(4, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
     weights[2, 3] = 1
     weights *= 2 - 2**-20
     codes, scales = compressed.quantize_int8(weights)
-    made = compressed.dequantize(codes, scales)
-    assert made.max() >= 2
-    assert scale_unit(2 * float(weights.max())) == scale_unit(float(made.max())) == 2 * scale_unit(float(weights.max()))
-    for found in (packing.packed(each, "int8") for each in (weights, made)):
+    dequantized = compressed.dequantize(codes, scales)
+    assert dequantized.max() >= 2
+    assert (
+        scale_unit(2 * float(weights.max()))
+        == scale_unit(float(dequantized.max()))
+        == 2 * scale_unit(float(weights.max()))
+    )
+    for found in (packing.packed(each, "int8") for each in (weights, dequantized)):
         assert torch.equal(torch.from_numpy(found.codes).to(torch.int8), codes)
         assert torch.equal(torch.from_numpy(found.scales), scales)
 
 
-def test_a_group_with_a_number_that_is_none_stays_so() -> None:
+def test_a_group_with_a_weight_that_is_not_finite_stays_so() -> None:
     weights = torch.randn(3, 64)
     weights[1, 40], weights[2, 3] = torch.nan, torch.inf
-    made = compressed.dequantize(*compressed.quantize_int8(weights)).unflatten(1, (2, 32))
-    assert (made.isnan().all(-1) == torch.tensor([[0, 0], [0, 1], [1, 0]])).all()
-    assert made.isnan().sum() == 64
+    dequantized = compressed.dequantize(*compressed.quantize_int8(weights)).unflatten(1, (2, 32))
+    assert (dequantized.isnan().all(-1) == torch.tensor([[0, 0], [0, 1], [1, 0]])).all()
+    assert dequantized.isnan().sum() == 64
 
 
-def test_four_bits_come_out_as_they_went_in() -> None:
+def test_four_bit_codes_are_packed_and_unpacked() -> None:
     codes = torch.randint(16, (5, 24), dtype=torch.uint8)
     assert torch.equal(compressed.unpack_int4(compressed.pack_int4(codes), 24), codes.to(torch.int8) - 8)
     assert compressed.pack_int4(codes)[0, 0].item() & 0xFF == codes[0, 0] | codes[0, 1] << 4
@@ -150,29 +157,27 @@ def test_four_bits_come_out_as_they_went_in() -> None:
 
 @compiled
 @pytest.mark.parametrize("kind", ["tiny_generator", "tiny_classifier", "tiny_embedder"])
-def test_int8_is_what_is_computed_with_anyway(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_saved_int8_equals_int8_packed_at_load(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(kind)
-    quantize(str(source), tmp_path / "out", "int8", None, ignore)
+    quantize(str(source), tmp_path / "out", "int8", None, ignore_progress)
     direct, saved = packed(source, "int8"), packed(tmp_path / "out", "int8")
-    assert torch.equal(answer(direct), answer(saved))
+    assert torch.equal(logits(direct), logits(saved))
     assert memory(direct) == memory(saved)
-    assert not torch.equal(answer(packed(tmp_path / "out", "float32")), answer(packed(source, "float32")))
+    assert not torch.equal(logits(packed(tmp_path / "out", "float32")), logits(packed(source, "float32")))
 
 
-@pytest.mark.skipif(
-    runnable_targets()[:1] in ([], ["portable"]), reason="ties fall as a fused multiplication rounds them"
-)
-def test_ties_fall_as_the_packer_lets_them_fall(tiny_generator: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(runnable_targets()[:1] in ([], ["portable"]), reason="ties are rounded by a fused multiplication")
+def test_ties_are_rounded_as_in_the_packer(tiny_generator: Path, tmp_path: Path) -> None:
     def coarse(tensors: dict[str, torch.Tensor]) -> None:
         for tensor in tensors.values():
             tensor.copy_((tensor * 64).round() / 64)
 
     source = with_tensors(tiny_generator, tmp_path / "coarse", coarse)
-    quantize(str(source), tmp_path / "out", "int8", None, ignore)
+    quantize(str(source), tmp_path / "out", "int8", None, ignore_progress)
     assert memory(packed(source, "int8")) == memory(packed(tmp_path / "out", "int8"))
 
 
-def test_the_file_is_in_the_form_of_compressed_tensors(tiny_generator: Path, int8: Path, int4: Path) -> None:
+def test_the_file_has_the_format_of_compressed_tensors(tiny_generator: Path, int8: Path, int4: Path) -> None:
     config = {
         folder: json.loads((folder / "config.json").read_text())["quantization_config"] for folder in (int8, int4)
     }
@@ -195,7 +200,7 @@ def test_the_file_is_in_the_form_of_compressed_tensors(tiny_generator: Path, int
 
 
 @compiled
-def test_int4_is_what_the_calibration_made(tiny_generator: Path, int4: Path, text: Path) -> None:
+def test_saved_int4_equals_the_calibrated_weights(tiny_generator: Path, int4: Path, text: Path) -> None:
     loaded = checkpoint.load(str(tiny_generator))
     grids = calibrate(loaded.network, None, read_sequences(loaded, text))
     saved = checkpoint.load(str(int4))
@@ -214,10 +219,10 @@ def of_widths(folder: Path, hidden: int, inner: int) -> Path:
 
 
 @pytest.mark.parametrize("group", [0, 32, 64, 128])
-def test_eight_bits_of_others_are_read(tmp_path: Path, group: int) -> None:
-    """With a scale for each output (as older folders have too) or for a group, in any kind of floats."""
+def test_int8_checkpoints_of_other_tools_are_read(tmp_path: Path, group: int) -> None:
+    """With a scale for each output, as in older folders, or for each group, in any float dtype."""
     int8 = tmp_path / "int8"
-    quantize(str(of_widths(tmp_path / "wide", 128, 256)), int8, "int8", None, ignore)
+    quantize(str(of_widths(tmp_path / "wide", 128, 256)), int8, "int8", None, ignore_progress)
     config = json.loads((int8 / "config.json").read_text())["quantization_config"]
     weights = config["config_groups"]["group_0"]["weights"]
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel", "group_size": None}
@@ -233,7 +238,7 @@ def test_eight_bits_of_others_are_read(tmp_path: Path, group: int) -> None:
 
     folder = with_tensors(edited(int8, tmp_path / "other", quantization_config=config), tmp_path / "out", other)
     entries = checkpoint.describe_source(str(folder)).entries
-    assert len(expected) == 8  # the output layer too
+    assert len(expected) == 8  # including the output layer
     for name, floats in expected.items():
         assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), floats)
 
@@ -242,15 +247,15 @@ def test_eight_bits_of_others_are_read(tmp_path: Path, group: int) -> None:
 def test_inputs_that_are_no_multiple_of_a_group_are_refused(precision: str, tmp_path: Path, text: Path) -> None:
     source = of_widths(tmp_path / "odd", 48, 64)
     with pytest.raises(UnsupportedError, match=r"its 48 inputs are no multiple of 32.*serve the checkpoint as it is"):
-        quantize(str(source), tmp_path / "out", precision, text if precision == "int4" else None, ignore)
+        quantize(str(source), tmp_path / "out", precision, text if precision == "int4" else None, ignore_progress)
 
 
-def test_an_output_layer_of_its_own_is_quantised_too(tiny_generator: Path, tmp_path: Path, text: Path) -> None:
+def test_an_untied_output_layer_is_quantised(tiny_generator: Path, tmp_path: Path, text: Path) -> None:
     untied = edited(tiny_generator, tmp_path / "untied", tie_word_embeddings=False)
     tokens = "model.embed_tokens.weight"
     with_tensors(untied, untied, lambda each: each.update({"lm_head.weight": torch.randn_like(each[tokens])}))
     for precision, given in (("int8", None), ("int4", text)):
-        quantize(str(untied), tmp_path / precision, precision, given, ignore)
+        quantize(str(untied), tmp_path / precision, precision, given, ignore_progress)
         entries = checkpoint.describe_source(str(tmp_path / precision)).entries
         assert entries["lm_head.weight"].kind == precision
         config = json.loads((tmp_path / precision / "config.json").read_text())
@@ -260,15 +265,15 @@ def test_an_output_layer_of_its_own_is_quantised_too(tiny_generator: Path, tmp_p
 
 def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     *parents, last = path.split(".")
-    inner = config
+    level = config
     for parent in parents:
-        inner = inner[parent]
-    inner[last] = value
+        level = level[parent]
+    level[last] = value
     return config
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("quant_method", "gptq", ""),
         ("format", "float-quantized", ""),
@@ -290,16 +295,18 @@ def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("config_groups.group_0.output_activations", {"num_bits": 8}, ""),
     ],
 )
-def test_other_forms_are_refused_by_field(int4: Path, tmp_path: Path, path: str, value: Any, said: str) -> None:
+def test_unsupported_formats_are_refused_by_field(
+    int4: Path, tmp_path: Path, path: str, value: Any, message: str
+) -> None:
     config = json.loads((int4 / "config.json").read_text())["quantization_config"]
     folder = edited(int4, tmp_path / "other", quantization_config=changed(config, path, value))
-    field = said or path.removeprefix("config_groups.group_0.")
+    field = message or path.removeprefix("config_groups.group_0.")
     with pytest.raises(UnsupportedError, match=rf"quantization_config\.{field}\b"):
         checkpoint.describe_source(str(folder))
 
 
 @pytest.mark.parametrize(
-    ("leaf", "tensor", "said"),
+    ("leaf", "tensor", "message"),
     [
         ("weight_zero_point", torch.zeros(4, 1, dtype=torch.int32), "zero points"),
         ("weight_g_idx", torch.zeros(64, dtype=torch.int32), "reordered"),
@@ -311,16 +318,16 @@ def test_other_forms_are_refused_by_field(int4: Path, tmp_path: Path, path: str,
         ("weight_shape", torch.tensor([-1, 1 << 40]), "should be I32"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(
-    int4: Path, tmp_path: Path, leaf: str, tensor: torch.Tensor, said: str
+def test_tensors_of_wrong_shape_or_dtype_are_refused(
+    int4: Path, tmp_path: Path, leaf: str, tensor: torch.Tensor, message: str
 ) -> None:
     changed = {f"model.layers.0.mlp.down_proj.{leaf}": tensor}
     folder = with_tensors(int4, tmp_path / "broken", lambda tensors: tensors.update(changed))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         checkpoint.load(str(folder))
 
 
-def test_whole_numbers_without_a_configuration_are_no_weights(int8: Path, tmp_path: Path) -> None:
+def test_integers_without_a_quantization_config_are_refused(int8: Path, tmp_path: Path) -> None:
     bare = edited(int8, tmp_path / "bare", quantization_config=None)
 
     def without_scales(tensors: dict[str, torch.Tensor]) -> None:
@@ -331,7 +338,7 @@ def test_whole_numbers_without_a_configuration_are_no_weights(int8: Path, tmp_pa
         checkpoint.load(str(with_tensors(bare, bare, without_scales)))
 
 
-def test_an_adapter_is_merged_into_what_the_codes_stand_for(int8: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_the_dequantised_weights(int8: Path, tmp_path: Path) -> None:
     module = "model.layers.0.mlp.down_proj"
     a, b = torch.randn(2, 64), torch.randn(32, 2)
     checkpoints.write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
@@ -345,7 +352,7 @@ def test_an_adapter_is_merged_into_what_the_codes_stand_for(int8: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["{folder}", "{folder}"], "exists already"),
         (["{folder}", "{new}", "--precision", "int4"], "int4 needs --text"),
@@ -356,18 +363,18 @@ def test_an_adapter_is_merged_into_what_the_codes_stand_for(int8: Path, tmp_path
         (["{short}", "{new}"], "only a safetensors folder"),
     ],
 )
-def test_the_command_says_what_is_wrong(
-    tiny_generator: Path, int8: Path, text: Path, tmp_path: Path, arguments: list[str], said: str
+def test_errors_of_the_command(
+    tiny_generator: Path, int8: Path, text: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "short.txt").write_text("too short")
     places = {"folder": tiny_generator, "new": tmp_path / "new", "text": text, "int8": int8}
     result = polyhead("quantize", *(each.format(short=tmp_path / "short.txt", **places) for each in arguments))
     assert result.exit_code == 1
-    assert said in result.stderr
+    assert message in result.stderr
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command_says_what_became_of_the_weights(tiny_classifier: Path, tmp_path: Path, text: Path) -> None:
+def test_the_command_reports_the_formats_of_the_weights(tiny_classifier: Path, tmp_path: Path, text: Path) -> None:
     for arguments in (["--precision", "int4", "--text", str(text)], []):
         out = tmp_path / f"out{len(arguments)}"
         result = polyhead("quantize", str(tiny_classifier), str(out), *arguments)
@@ -377,7 +384,7 @@ def test_the_command_says_what_became_of_the_weights(tiny_classifier: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "said"),
+    ("name", "target", "message"),
     [
         ("vocab.json", "{secret}", "leads out of its folder"),
         ("special_tokens_map.json", "{secret}", "leads out of its folder"),
@@ -387,8 +394,8 @@ def test_the_command_says_what_became_of_the_weights(tiny_classifier: Path, tmp_
         ("notes.txt", "{nothing}", "there is no such file"),
     ],
 )
-def test_what_a_folder_links_to_is_not_copied(
-    name: str, target: str, said: str, tiny_generator: Path, tmp_path: Path
+def test_links_out_of_a_folder_are_not_copied(
+    name: str, target: str, message: str, tiny_generator: Path, tmp_path: Path
 ) -> None:
     outside, source, new = tmp_path / "outside", tmp_path / "source", tmp_path / "new"
     outside.mkdir()
@@ -400,11 +407,11 @@ def test_what_a_folder_links_to_is_not_copied(
     result = polyhead("quantize", str(source), str(new))
     assert result.exit_code == 1
     assert name in result.stderr
-    assert said in result.stderr
+    assert message in result.stderr
     assert not new.exists()
 
 
-def test_a_file_too_long_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path: Path) -> None:
+def test_a_large_file_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path: Path) -> None:
     source, new = tmp_path / "source", tmp_path / "new"
     shutil.copytree(tiny_generator, source)
     with (source / "notes.txt").open("wb") as file:
@@ -416,7 +423,7 @@ def test_a_file_too_long_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path:
     assert not new.exists()
 
 
-def test_what_a_hub_s_cache_links_to_is_copied(tiny_generator: Path, tmp_path: Path) -> None:
+def test_links_of_a_hub_cache_are_copied(tiny_generator: Path, tmp_path: Path) -> None:
     home = tmp_path / "models--some--model"
     snapshot = home / "snapshots" / "main"
     snapshot.mkdir(parents=True)
@@ -430,14 +437,16 @@ def test_what_a_hub_s_cache_links_to_is_copied(tiny_generator: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("out", "said"), [("dangling", "is a link to a missing path"), ("file/new", "the folder cannot be written")]
+    ("out", "message"), [("dangling", "is a link to a missing path"), ("file/new", "the folder cannot be written")]
 )
-def test_a_folder_that_cannot_be_made_is_said(out: str, said: str, tiny_classifier: Path, tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_created_is_an_error(
+    out: str, message: str, tiny_classifier: Path, tmp_path: Path
+) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
     (tmp_path / "file").write_text("")
     result = polyhead("quantize", str(tiny_classifier), str(tmp_path / out))
     assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_fused_and_transposed_matrices_are_refused(tmp_path: Path) -> None:

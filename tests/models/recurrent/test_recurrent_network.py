@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders: each says what its paper's formulas say, in any company, row by row or all at once."""
+"""Recurrent encoder-decoders equal the formulas of their papers, alone and in a batch, by steps and in one pass."""
 
 import random
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SOURCES = [[3, 4, 5], [7, 8, 9, 10, 3, 4, 5, 6, 7], [6], [5, 5, 4, 9]]
 TARGETS = [[0, 10, 7, 7, 6], [0, 9, 3, 3], [0, 3, 9, 4, 5, 3, 8], [0]]
-every = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def made(changes: dict[str, Any]) -> RecurrentTranslator:
-    """In numbers of 64 bits, spread more widely than fresh ones, so that all that is added up matters."""
+def random_network(changes: dict[str, Any]) -> RecurrentTranslator:
+    """A network in float64 with weights larger than initial ones, so that every term of a sum has an effect."""
     torch.manual_seed(5)
     network = RecurrentTranslator(replace(TINY, **changes)).double().eval()
     for parameter in network.parameters():
@@ -55,8 +55,8 @@ def close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-9)
 
 
-def stepped(network: Seq2Seq, state: Any, columns: Sequence[Sequence[int]]) -> tuple[list[Tensor], Any]:
-    """Logits [N, V] behind each column of tokens, and the last state."""
+def run_steps(network: Seq2Seq, state: Any, columns: Sequence[Sequence[int]]) -> tuple[list[Tensor], Any]:
+    """Logits [N, V] after each column of tokens, and the last state."""
     found = []
     for column in columns:
         logits, state = network.step(torch.tensor(column), state)
@@ -64,17 +64,17 @@ def stepped(network: Seq2Seq, state: Any, columns: Sequence[Sequence[int]]) -> t
     return found, state
 
 
-@every
-def test_each_says_what_its_formulas_say(variant: dict[str, Any]) -> None:
-    network = made(variant)
+@every_variant
+def test_logits_equal_the_formulas(variant: dict[str, Any]) -> None:
+    network = random_network(variant)
     wanted = torch.cat([formulas(network, source, target)[0] for source, target in zip(SOURCES, TARGETS, strict=True)])
     assert close(network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)), wanted)
     assert wanted.std(dim=0).min() > 1e-3
 
 
-@every
-def test_one_looks_where_its_formulas_look(variant: dict[str, Any]) -> None:
-    network = made(variant)
+@every_variant
+def test_attention_weights_equal_the_formulas(variant: dict[str, Any]) -> None:
+    network = random_network(variant)
     state = network.initial_state(RaggedBatch.of(SOURCES))
     columns = [(0, 0, 0, 0), (3, 8, 5, 1), (9, 9, 9, 3)]
     for time in range(len(columns)):
@@ -89,42 +89,42 @@ def test_one_looks_where_its_formulas_look(variant: dict[str, Any]) -> None:
     assert bool(weights) == ("attention" in variant)
 
 
-@every
-def test_a_target_is_written_step_by_step_as_it_is_taught(variant: dict[str, Any]) -> None:
-    network = made(variant)
-    taught = network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).split([len(target) for target in TARGETS])
+@every_variant
+def test_steps_equal_teacher_forcing(variant: dict[str, Any]) -> None:
+    network = random_network(variant)
+    trained = network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).split([len(target) for target in TARGETS])
     longest = max(map(len, TARGETS))
     columns = list(zip(*[target + [0] * (longest - len(target)) for target in TARGETS], strict=True))
-    steps, _ = stepped(network, network.initial_state(RaggedBatch.of(SOURCES)), columns)
-    for n, wanted in enumerate(taught):
+    steps, _ = run_steps(network, network.initial_state(RaggedBatch.of(SOURCES)), columns)
+    for n, wanted in enumerate(trained):
         assert close(torch.stack([logits[n] for logits in steps[: len(wanted)]]), wanted)
 
 
-@every
-def test_company_changes_nothing(variant: dict[str, Any]) -> None:
-    """Others come, go and are written twice while one is written."""
-    network = made(variant)
-    alone = [
-        stepped(network, network.initial_state(RaggedBatch.of([source])), [(0,), (3,), (9,), (4,)])[0]
+@every_variant
+def test_the_batch_changes_nothing(variant: dict[str, Any]) -> None:
+    """Other sequences join, leave and are duplicated while one is generated."""
+    network = random_network(variant)
+    each_alone = [
+        run_steps(network, network.initial_state(RaggedBatch.of([source])), [(0,), (3,), (9,), (4,)])[0]
         for source in SOURCES
     ]
-    _, early = stepped(network, network.initial_state(RaggedBatch.of(SOURCES[:2])), [(0, 0), (3, 3)])
+    _, early = run_steps(network, network.initial_state(RaggedBatch.of(SOURCES[:2])), [(0, 0), (3, 3)])
     state = network.join_states([early, network.initial_state(RaggedBatch.of(SOURCES[2:]))])
-    (logits,), state = stepped(network, state, [(9, 9, 0, 0)])
-    assert all(close(logits[n], alone[n][time][0]) for n, time in ((0, 2), (1, 2), (2, 0), (3, 0)))
-    (logits,), state = stepped(network, network.select_rows(state, torch.tensor([3, 1, 3])), [(3, 4, 3)])
-    assert all(close(logits[row], alone[n][time][0]) for row, (n, time) in enumerate(((3, 1), (1, 3), (3, 1))))
+    (logits,), state = run_steps(network, state, [(9, 9, 0, 0)])
+    assert all(close(logits[n], each_alone[n][time][0]) for n, time in ((0, 2), (1, 2), (2, 0), (3, 0)))
+    (logits,), state = run_steps(network, network.select_rows(state, torch.tensor([3, 1, 3])), [(3, 4, 3)])
+    assert all(close(logits[row], each_alone[n][time][0]) for row, (n, time) in enumerate(((3, 1), (1, 3), (3, 1))))
     assert [len(weights) for weights in network.attention_weights(state)] in ([], [4, 9, 4])
     apart = [network.select_rows(state, torch.tensor([row])) for row in (2, 1)]
     together = network.attention_weights(network.join_states(apart))
     assert all(map(close, together, [network.attention_weights(each)[0] for each in apart[: len(together)]]))
-    (logits,), _ = stepped(network, apart[0], [(9,)])
-    assert close(logits, alone[3][2])
+    (logits,), _ = run_steps(network, apart[0], [(9,)])
+    assert close(logits, each_alone[3][2])
 
 
-@every
-def test_every_number_is_learned(variant: dict[str, Any]) -> None:
-    network = made(variant).train()
+@every_variant
+def test_every_parameter_has_a_gradient(variant: dict[str, Any]) -> None:
+    network = random_network(variant).train()
     network(RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)).square().sum().backward()
     used = {*range(VOCABULARY)} - {1, 2}
     for name, parameter in network.named_parameters():
@@ -134,25 +134,25 @@ def test_every_number_is_learned(variant: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-@pytest.mark.parametrize("way", [{}, {"bidirectional": False}, {"bidirectional": False, "reversed_source": True}])
-def test_the_encoder_reads_as_torch_reads_one_sequence(cell: str, way: dict[str, Any]) -> None:
-    network = made({"cell": cell, "depth": 2, **way})
+@pytest.mark.parametrize("direction", [{}, {"bidirectional": False}, {"bidirectional": False, "reversed_source": True}])
+def test_the_encoder_equals_torch_on_each_sequence(cell: str, direction: dict[str, Any]) -> None:
+    network = random_network({"cell": cell, "depth": 2, **direction})
     x = torch.randn(sum(map(len, SOURCES)), TINY.width).double()
     annotations, last = network.encoder(x, [len(source) for source in SOURCES])
-    backwards = way.get("reversed_source", False)
+    backwards = direction.get("reversed_source", False)
     for n, (rows, found) in enumerate(
         zip(*(part.split([len(source) for source in SOURCES]) for part in (x, annotations)), strict=True)
     ):
         out, memory = network.encoder.layers(rows.flip(0) if backwards else rows)
         assert close(found, out.flip(0) if backwards else out)
-        whole = torch.stack(memory) if cell == "lstm" else memory[None]
-        assert close(last[:, :, :, n].flatten(1, 2), whole)
+        expected = torch.stack(memory) if cell == "lstm" else memory[None]
+        assert close(last[:, :, :, n].flatten(1, 2), expected)
 
 
 @pytest.mark.parametrize("reach", ["local-m", "local-p"])
-def test_a_local_reach_sees_its_window_and_no_more(reach: str) -> None:
-    """Of sources longer and shorter than it is; behind the end of a short one a monotonic reach sees nothing."""
-    network = made({"attention": "luong", "score": "dot", "reach": reach, "window": 2})
+def test_local_attention_is_limited_to_its_window(reach: str) -> None:
+    """For sources longer and shorter than the window. After the end of a short source, local-m attends to nothing."""
+    network = random_network({"attention": "luong", "score": "dot", "reach": reach, "window": 2})
     state = network.initial_state(RaggedBatch.of([[3, 4, 5] * 3, [4] * 2, [5] * 5]))
     for time in range(9):
         _, state = network.step(torch.tensor([time, 3, 4]), state)
@@ -169,8 +169,8 @@ def test_a_local_reach_sees_its_window_and_no_more(reach: str) -> None:
 
 
 @pytest.mark.parametrize(("drive", "wanted"), [(-9.0, [0, 1]), (0.0, [3, 4, 5]), (9.0, [7])])
-def test_a_foretold_place_may_be_anywhere_in_the_source(drive: float, wanted: list[int]) -> None:
-    network = made({"attention": "luong", "score": "dot", "reach": "local-p", "window": 1})
+def test_a_predicted_position_may_be_anywhere_in_the_source(drive: float, wanted: list[int]) -> None:
+    network = random_network({"attention": "luong", "score": "dot", "reach": "local-p", "window": 1})
     reach = network.decoder.looking.reach
     query = torch.ones(1, 1, TINY.hidden).double()
     torch.nn.init.constant_(reach.inner.weight, 1.0)
@@ -183,8 +183,8 @@ def test_a_foretold_place_may_be_anywhere_in_the_source(drive: float, wanted: li
 LETTERS = range(3, 13)
 
 
-def taught(changes: dict[str, Any], steps: int) -> RecurrentTranslator:
-    """To write words of 4 to 8 letters backwards."""
+def trained(changes: dict[str, Any], steps: int) -> RecurrentTranslator:
+    """A network trained to reverse words of 4 to 8 letters."""
     torch.manual_seed(1)
     draw = random.Random(1)
     network = RecurrentTranslator(replace(TINY, vocab_size=13, width=16, hidden=32, **changes))
@@ -203,43 +203,43 @@ def taught(changes: dict[str, Any], steps: int) -> RecurrentTranslator:
 
 
 @torch.no_grad()
-def written(network: Seq2Seq, sources: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-    """What is likeliest each time, up to the end."""
+def greedy_answers(network: Seq2Seq, sources: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Greedy answers, up to the end token."""
     state, column, columns = (
         network.initial_state(RaggedBatch.of(sources)),
         torch.full((len(sources),), network.start_token),
         [],
     )
-    for _ in range(most):
+    for _ in range(max_tokens):
         logits, state = network.step(column, state)
         column = logits.argmax(dim=-1)
         columns.append(column.tolist())
     return [list(takewhile(lambda token: token != TINY.end, row)) for row in zip(*columns, strict=True)]
 
 
-def test_attention_learns_words_that_a_fixed_context_cannot_hold() -> None:
-    """Eight letters backwards, after so few steps: with attention most are right, without it no more than chance."""
+def test_with_attention_longer_words_are_learned_than_without() -> None:
+    """Reversing eight letters after few steps: with attention most letters are right, without it about chance."""
     words = [random.Random(seed).choices(LETTERS, k=8) for seed in range(64)]
     shares = []
     for changes in ({}, {"attention": "bahdanau"}, {"attention": "luong", "score": "general"}):
-        answers = written(taught(changes, 100), words, 10)
+        answers = greedy_answers(trained(changes, 100), words, 10)
         pairs = [
             pair for word, answer in zip(words, answers, strict=True) for pair in zip(word[::-1], answer, strict=False)
         ]
         shares.append(sum(wanted == letter for wanted, letter in pairs) / sum(map(len, words)))
-    unaware, *attentive = shares
-    assert unaware < 0.4
-    assert min(attentive) > 0.6
+    without_attention, *with_attention = shares
+    assert without_attention < 0.4
+    assert min(with_attention) > 0.6
 
 
 @pytest.mark.parametrize(("sources", "targets"), [([[3], []], [[0], [0]]), ([[3]], [[]]), ([], [])])
 def test_a_sequence_without_a_token_is_refused(sources: list[list[int]], targets: list[list[int]]) -> None:
     with pytest.raises(EncodingError, match="no token"):
-        made({})(RaggedBatch.of(sources), RaggedBatch.of(targets))
+        random_network({})(RaggedBatch.of(sources), RaggedBatch.of(targets))
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"cell": "rnn"}, "cell is 'rnn', which should be one of gru, lstm"),
         ({"attention": "self"}, "one of none, bahdanau, luong"),
@@ -256,12 +256,12 @@ def test_a_sequence_without_a_token_is_refused(sources: list[list[int]], targets
         ({"dropout": "some"}, "dropout is 'some'"),
     ],
 )
-def test_what_makes_no_network_is_named(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ModelError, match=sentence):
+def test_invalid_configurations_are_refused_by_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         replace(TINY, **changes)
 
 
-@every
+@every_variant
 def test_a_budget_of_parameters_is_met(variant: dict[str, Any]) -> None:
     config = replace(TINY, **variant)
     before = torch.random.get_rng_state()
@@ -272,31 +272,33 @@ def test_a_budget_of_parameters_is_met(variant: dict[str, Any]) -> None:
     assert abs(count - 30_000) <= 3_000
 
 
-def test_a_budget_below_the_least_network_is_refused() -> None:
+def test_a_budget_below_the_smallest_network_is_refused() -> None:
     with pytest.raises(ModelError, match="100 parameters cannot be reached by this network: the nearest has"):
         fit_hidden_width(TINY, 100)
 
 
-@every
-def test_dropout_is_for_training(variant: dict[str, Any]) -> None:
-    network = made({**variant, "dropout": 0.5})
+@every_variant
+def test_dropout_is_applied_in_training_only(variant: dict[str, Any]) -> None:
+    network = random_network({**variant, "dropout": 0.5})
     sources, targets = RaggedBatch.of(SOURCES), RaggedBatch.of(TARGETS)
-    assert close(network(sources, targets), made(variant)(sources, targets))
+    assert close(network(sources, targets), random_network(variant)(sources, targets))
     rows, hidden = [], network.train().dropout
-    hidden.register_forward_hook(lambda module, given, made: rows.append(int((made == 0).any(dim=-1).sum())))
+    hidden.register_forward_hook(
+        lambda module, given, random_network: rows.append(int((random_network == 0).any(dim=-1).sum()))
+    )
     network(sources, targets)
     assert len(rows) == 3
-    assert all(rows), "vectors of what is read, of what is written, and what the output matrix is given"
+    assert all(rows), "source embeddings, target embeddings and inputs of the output layer"
 
 
-@every
-def test_half_the_bits_are_enough(variant: dict[str, Any]) -> None:
-    """Mixed precision in training, and a network that is narrow itself."""
-    network = made(variant).float()
+@every_variant
+def test_bfloat16_is_close_to_float32(variant: dict[str, Any]) -> None:
+    """Mixed precision in training, and a network in bfloat16."""
+    network = random_network(variant).float()
     sources, targets = (
         RaggedBatch.of(SOURCES[:2] * 2),
         RaggedBatch.of([TARGETS[0]] * 4),
-    )  # of one length, as rectangles are
+    )  # of equal lengths, as in a padded batch
     wanted = network(sources, targets)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = network(sources, targets)

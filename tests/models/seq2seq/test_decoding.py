@@ -1,4 +1,4 @@
-"""Writing with anything that tells the odds of the next token: limits, bans and forced tokens, beams and chance."""
+"""Decoding with any model of next-token probabilities: limits, banned and forced tokens, beam search and sampling."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ PLAIN = DecodingConfig(stop_tokens=frozenset((END,)), max_tokens=8)
 
 
 class Chain:
-    """Odds of a token by the one before it and by the first of the source: no network, but all that decoding knows."""
+    """A Seq2Seq without a network: log-probabilities by the token before and by the first token of the source."""
 
     start_token = START
 
@@ -54,66 +54,68 @@ SOURCES = RaggedBatch.of([[2, 9], [3], [4, 9, 9], [5]])
 FIRST = [2, 3, 4, 5]
 
 
-def said(answer: GeneratedSequence) -> list[int]:
+def with_stop_token(answer: GeneratedSequence) -> list[int]:
     return [*answer.tokens, *([answer.stop_token] if answer.stop_token >= 0 else [])]
 
 
-def test_the_likeliest_token_each_time_until_the_end() -> None:
+def test_greedy_decoding_takes_the_most_likely_token_until_the_end() -> None:
     chain = Chain()
     for source, answer in zip(FIRST, generate(chain, SOURCES, PLAIN), strict=True):
         before, expected = START, list[int]()
         while len(expected) < PLAIN.max_tokens and before != END:
             before = int(chain.odds[source, before].argmax())
             expected.append(before)
-        assert said(answer) == expected
+        assert with_stop_token(answer) == expected
         assert answer.score == pytest.approx(chain.score(source, expected), abs=1e-4)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_limits_and_what_must_and_must_not_be_written(beams: int) -> None:
+def test_limits_forced_and_banned_tokens(beams: int) -> None:
     chain, plain = Chain(), replace(PLAIN, beams=beams)
-    eager = Chain()
-    eager.odds[:, :, END] = 5.0
-    for answer in generate(eager, SOURCES, replace(plain, min_tokens=5)):
+    ending = Chain()
+    ending.odds[:, :, END] = 5.0
+    for answer in generate(ending, SOURCES, replace(plain, min_tokens=5)):
         assert (len(answer.tokens), answer.stop_token) == (5, END)
         assert END not in answer.tokens
     for answer in generate(
         chain, SOURCES, replace(plain, forced_first=(4,), max_tokens=3, forced_last=(END,), min_tokens=2)
     ):
-        assert (said(answer)[0], answer.stop_token, len(answer.tokens)) == (4, END, 2)
+        assert (with_stop_token(answer)[0], answer.stop_token, len(answer.tokens)) == (4, END, 2)
     for answer in generate(chain, SOURCES, replace(plain, banned_tokens=(2, 3))):
         assert not {2, 3} & set(answer.tokens)
     for answer in generate(chain, SOURCES, replace(plain, no_repeat_ngram=1, min_tokens=4, max_tokens=5)):
         assert len({START, *answer.tokens}) == len(answer.tokens) + 1
-    assert [len(said(answer)) for answer in generate(chain, SOURCES, replace(plain, max_tokens=1))] == [1] * 4
+    assert [len(with_stop_token(answer)) for answer in generate(chain, SOURCES, replace(plain, max_tokens=1))] == [
+        1
+    ] * 4
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_as_many_beams_as_there_are_beginnings_find_the_best_answer_of_all(seed: int) -> None:
-    """With so many, a length that counts for nothing and all the patience there is, nothing is left to be missed."""
-    chain, how = Chain(seed), replace(PLAIN, max_tokens=4, beams=WORDS**3, length_penalty=0.0, never_stop_early=True)
+def test_beams_for_every_prefix_find_the_best_answer(seed: int) -> None:
+    """Without length penalty and early stopping, a search over all prefixes finds the best answer."""
+    chain, config = Chain(seed), replace(PLAIN, max_tokens=4, beams=WORDS**3, length_penalty=0.0, never_stop_early=True)
     others = [word for word in range(WORDS) if word != END]
-    every = [(*said, END) for length in range(4) for said in itertools.product(others, repeat=length)]
+    every = [(*tokens, END) for length in range(4) for tokens in itertools.product(others, repeat=length)]
     every += list(itertools.product(others, repeat=4))
-    for source, found in zip(FIRST, search_beams(chain, SOURCES, how), strict=True):
+    for source, found in zip(FIRST, search_beams(chain, SOURCES, config), strict=True):
         best = sorted((chain.score(source, tokens) for tokens in every), reverse=True)
         assert [answer.score for answer in found[:5]] == pytest.approx(best[:5], abs=1e-4)
 
 
-def test_sources_together_are_searched_as_each_alone() -> None:
-    chain, how = Chain(), replace(PLAIN, beams=3, length_penalty=1.5)
-    alone = [search_beams(chain, RaggedBatch.of([[source]]), how)[0] for source in FIRST]
-    assert search_beams(chain, SOURCES, how) == alone
+def test_beam_search_gives_the_same_answers_alone_and_in_a_batch() -> None:
+    chain, config = Chain(), replace(PLAIN, beams=3, length_penalty=1.5)
+    alone = [search_beams(chain, RaggedBatch.of([[source]]), config)[0] for source in FIRST]
+    assert search_beams(chain, SOURCES, config) == alone
 
 
-def test_a_search_takes_no_step_more_once_it_is_over() -> None:
+def test_a_finished_search_takes_no_more_steps() -> None:
     chain = Chain()
     chain.odds[:, :, END] = 5.0
     generate(chain, SOURCES, replace(PLAIN, beams=2, max_tokens=50))
     assert chain.steps <= 3
 
 
-def test_when_a_search_is_over() -> None:
+def test_the_condition_for_a_finished_search() -> None:
     rule = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10, length_penalty=1.0)
     going = rule.advance(torch.tensor([[-1.0, -9.0, -2.0, -3.0, -9.0, -9.0]]), [-4.0], 3, full=False).continued
     assert [(choice.token, choice.score) for choice in going] == [(0, -5.0), (2, -6.0)]
@@ -122,45 +124,55 @@ def test_when_a_search_is_over() -> None:
     assert rule.is_finished(going, 3, [-1.0, -1.5])
     assert not rule.is_finished(going, 3, [-1.0, -2.0])
     assert replace(rule, early_stopping=True).is_finished(going, 3, [-1.0, -2.0])
-    assert not replace(rule, never_stop_early=True).is_finished(going, 3, [-0.3, -0.6])  # -5 / 10 could still be better
+    assert not replace(rule, never_stop_early=True).is_finished(
+        going, 3, [-0.3, -0.6]
+    )  # -5 / 10 may still become better
 
 
-def test_an_answer_that_is_not_among_the_best_of_a_step_is_not_kept() -> None:
-    turn = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10).advance(
+def test_a_finished_answer_outside_of_the_best_candidates_is_dropped() -> None:
+    step = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10).advance(
         torch.tensor([[-1.0, -3.0, -2.0, -4.0]]), [0.0], 1, full=False
     )
-    assert ([choice.token for choice in turn.continued], turn.ended) == ([0, 2], [])
-    turn = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10).advance(
+    assert ([choice.token for choice in step.continued], step.ended) == ([0, 2], [])
+    step = BeamRules(beams=2, stop_tokens=(END,), max_tokens=10).advance(
         torch.tensor([[-1.0, -1.5, -2.0, -4.0]]), [0.0], 1, full=False
     )
-    assert ([choice.token for choice in turn.continued], [choice.token for choice in turn.ended]) == ([0, 2], [END])
+    assert ([choice.token for choice in step.continued], [choice.token for choice in step.ended]) == ([0, 2], [END])
 
 
-def test_chance_follows_the_odds_and_can_be_had_again() -> None:
-    chain, how = Chain(), replace(PLAIN, sample=True, max_tokens=1)
+def test_sampling_follows_the_probabilities_and_the_seed() -> None:
+    chain, config = Chain(), replace(PLAIN, sample=True, max_tokens=1)
     many = RaggedBatch.of([[2]] * 4000)
-    first = [said(answer)[0] for answer in generate(chain, many, how, torch.Generator().manual_seed(1))]
-    again = [said(answer)[0] for answer in generate(chain, many, how, torch.Generator().manual_seed(1))]
+    first = [with_stop_token(answer)[0] for answer in generate(chain, many, config, torch.Generator().manual_seed(1))]
+    again = [with_stop_token(answer)[0] for answer in generate(chain, many, config, torch.Generator().manual_seed(1))]
     assert first == again
     shares = torch.bincount(torch.tensor(first), minlength=WORDS) / len(first)
     assert float((shares - chain.odds[2, START].exp()).abs().max()) < 0.05
     likely = chain.odds[2, START].argsort(descending=True).tolist()
-    top = {said(answer)[0] for answer in generate(chain, many, replace(how, top_k=2), torch.Generator().manual_seed(1))}
+    top = {
+        with_stop_token(answer)[0]
+        for answer in generate(chain, many, replace(config, top_k=2), torch.Generator().manual_seed(1))
+    }
     assert top == set(likely[:2])
     odds = chain.odds[2, START].exp()
     share = float(odds[likely[0]]) + float(odds[likely[1]]) / 2
     top = {
-        said(answer)[0] for answer in generate(chain, many, replace(how, top_p=share), torch.Generator().manual_seed(1))
+        with_stop_token(answer)[0]
+        for answer in generate(chain, many, replace(config, top_p=share), torch.Generator().manual_seed(1))
     }
     assert top == set(likely[:2])
     cold = generate(chain, SOURCES, replace(PLAIN, sample=True, temperature=1e-3), torch.Generator().manual_seed(1))
-    assert [said(answer) for answer in cold] == [said(answer) for answer in generate(chain, SOURCES, PLAIN)]
+    assert [with_stop_token(answer) for answer in cold] == [
+        with_stop_token(answer) for answer in generate(chain, SOURCES, PLAIN)
+    ]
 
 
-def test_odds_are_made_whole_again_where_that_is_asked_for() -> None:
-    chain, how = Chain(), replace(PLAIN, max_tokens=1, banned_tokens=(2, 3, 4))
-    plain, whole = (generate(chain, SOURCES, replace(how, renormalize=renormalised)) for renormalised in (False, True))
-    for source, some, other in zip(FIRST, plain, whole, strict=True):
+def test_probabilities_are_renormalised_if_configured() -> None:
+    chain, config = Chain(), replace(PLAIN, max_tokens=1, banned_tokens=(2, 3, 4))
+    plain, renormalized = (
+        generate(chain, SOURCES, replace(config, renormalize=renormalised)) for renormalised in (False, True)
+    )
+    for source, some, other in zip(FIRST, plain, renormalized, strict=True):
         left = chain.odds[source, START, [0, 1, 5]].logsumexp(dim=0)
         assert other.score == pytest.approx(some.score - float(left), abs=1e-4)
         assert math.isfinite(other.score)
@@ -168,7 +180,7 @@ def test_odds_are_made_whole_again_where_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("penalty", [100.0, -100.0, 60.0, 1e6, -1e6, 1e308])
 def test_every_length_penalty_orders_answers(penalty: float) -> None:
-    """Powers of lengths beyond the range of floats fail nothing, and the order is that of the exact quotients."""
+    """Powers of lengths outside of the range of floats raise nothing, and the order is that of the exact quotients."""
     rule = BeamRules(beams=2, stop_tokens=(END,), max_tokens=3000, length_penalty=penalty)
     for score in (-2000.0, -0.5, 0.0, 700.0):
         assert all(math.isfinite(rule.normalize_score(score, length)) for length in (1, 2, 1499, 3000))

@@ -1,6 +1,6 @@
-"""Marian's folders as their makers publish them: a SentencePiece model a side and one vocab.json.
+"""Marian folders in their published form: a SentencePiece model for each side and one vocab.json.
 
-Models are learned here by SentencePiece itself; what cuts texts rightly is transformers' tokenizer for such folders.
+The models are trained here by SentencePiece itself. The reference is the tokenizer of transformers for such folders.
 """
 
 import json
@@ -36,27 +36,27 @@ Model = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    def made(side: str, **options: object) -> Path:
+    def train(side: str, **options: object) -> Path:
         texts = [example.text if side == "source" else example.label for example in PAIRS] * 3
         path = tmp_path_factory.mktemp(side) / side
-        said = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2} | options
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_prefix=str(path), **said)
+        settings = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2} | options
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_prefix=str(path), **settings)
         return path.with_suffix(".model")
 
-    return made
+    return train
 
 
 @pytest.fixture(scope="module")
 def folder(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both sides' pieces in one vocabulary, in no order of theirs, as in published folders."""
+    """The pieces of both sides in one vocabulary, in another order than in the models, as in published folders."""
     path, pieces = tmp_path_factory.mktemp("marian"), set[str]()
     for side in ("source", "target"):
-        learned = model(side)
-        (path / f"{side}.spm").write_bytes(learned.read_bytes())
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(learned))
+        model_file = model(side)
+        (path / f"{side}.spm").write_bytes(model_file.read_bytes())
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
         pieces |= {processor.id_to_piece(index) for index in range(processor.get_piece_size())}
-    listed = ["</s>", "<unk>", *sorted(pieces - {"</s>", "<unk>", "<s>"}), ">>de<<", "<pad>"]
-    (path / "vocab.json").write_text(json.dumps({piece: index for index, piece in enumerate(listed)}))
+    tokens = ["</s>", "<unk>", *sorted(pieces - {"</s>", "<unk>", "<s>"}), ">>de<<", "<pad>"]
+    (path / "vocab.json").write_text(json.dumps({piece: index for index, piece in enumerate(tokens)}))
     reference(path).save_pretrained(path)
     return path
 
@@ -65,7 +65,7 @@ def reference(folder: Path) -> MarianTokenizer:
     return MarianTokenizer(*(str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")))
 
 
-def test_sources_are_cut_as_sentencepiece_cuts_them(folder: Path) -> None:
+def test_sources_are_tokenised_as_by_transformers(folder: Path) -> None:
     ours, theirs = Tokenizer.from_folder(folder), reference(folder)
     texts = [*(example.text for example in PAIRS), *ODD, ">>de<< the lamp is on", ">>de<<the lamp"]
     assert [ours.encode(text).ids for text in texts] == [theirs(text)["input_ids"] for text in texts]
@@ -74,7 +74,7 @@ def test_sources_are_cut_as_sentencepiece_cuts_them(folder: Path) -> None:
     assert roles == (theirs.eos_token_id, theirs.pad_token_id, None)
 
 
-def test_what_is_written_is_spelled_as_there(folder: Path) -> None:
+def test_targets_are_decoded_as_by_transformers(folder: Path) -> None:
     ours, theirs = Tokenizer.from_folder(folder), reference(folder)
     for example in PAIRS:
         ids = theirs(text_target=example.label)["input_ids"]
@@ -89,7 +89,7 @@ def edited(folder: Path, path: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_a_model_of_another_kind_is_refused_by_what_it_does(folder: Path, model: Model, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_by_feature(folder: Path, model: Model, tmp_path: Path) -> None:
     kinds = {
         "merges": {"model_type": "bpe"},
         "byte pieces": {"byte_fallback": True, "vocab_size": 350},
@@ -102,7 +102,7 @@ def test_a_model_of_another_kind_is_refused_by_what_it_does(folder: Path, model:
             Tokenizer.from_folder(edited(folder, tmp_path / str(number), "source.spm", raw))
 
 
-def test_a_model_without_a_map_or_a_space_first_is_followed(folder: Path, model: Model, tmp_path: Path) -> None:
+def test_a_model_without_normalisation_or_leading_space_is_read(folder: Path, model: Model, tmp_path: Path) -> None:
     raw = model("source", normalization_rule_name="identity", add_dummy_prefix=False).read_bytes()
     other = edited(folder, tmp_path / "plain", "source.spm", raw)
     ours, theirs = Tokenizer.from_folder(other), reference(other)
@@ -122,13 +122,15 @@ def test_a_model_without_a_map_or_a_space_first_is_followed(folder: Path, model:
         ("target_vocab.json", b"{}", "vocab.json: has another vocabulary for each side"),
     ],
 )
-def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+def test_damaged_files_are_refused_by_name(
+    folder: Path, tmp_path: Path, name: str, content: bytes, complaint: str
+) -> None:
     with pytest.raises(CheckpointError) as raised:
         Tokenizer.from_folder(edited(folder, tmp_path / "wrong", name, content))
     assert complaint in f"{raised.value.file}: {raised.value}" or complaint in str(raised.value)
 
 
-def test_a_map_that_makes_long_texts_of_short_ones_is_refused(folder: Path) -> None:
+def test_a_normalisation_map_with_long_replacements_is_refused(folder: Path) -> None:
     charsmap = unigram.read_unigram(folder / "source.spm").map
     for added, refused in ((b"x" * 200 + b"\0", False), (b"x" * 300 + b"\0", True)):
         backend = Backend(models.BPE())

@@ -1,4 +1,4 @@
-"""Quoted text holds no control token, whatever the control tokens are, and the search for them is bounded."""
+"""Escaped text contains no control token, for any set of control tokens, and the search takes bounded time."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ pieces = st.lists(st.text(alphabet="ab<", min_size=1, max_size=6), max_size=8)
 
 
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The length of each text that is searched from now on."""
+    """Records the length of each text that is searched from now on."""
     lengths: list[int] = []
     plain = escape.search_texts
 
@@ -34,7 +34,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @given(pieces, st.text(alphabet=f"ab<é{ESCAPE_MARK}", max_size=60), st.integers(1, 9))
 @settings(deadline=None)
-def test_no_control_token_is_whole_in_what_is_quoted(control: list[str], text: str, window: int) -> None:
+def test_escaped_text_contains_no_control_token(control: list[str], text: str, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(escape, "WINDOW_CHARACTERS", window)
         quoting = SpecialTokenEscape(control)
@@ -43,12 +43,12 @@ def test_no_control_token_is_whole_in_what_is_quoted(control: list[str], text: s
         assert quoted.replace(ESCAPE_MARK, "") == text.replace(ESCAPE_MARK, "")
         assert quoting.split_control(quoted) == [text.replace(ESCAPE_MARK, "")]
         if not any(piece in text for piece in control if len(piece) > 1):
-            assert quoted == text, "nothing was to be broken"
+            assert quoted == text, "text without control tokens is unchanged"
 
 
 @given(pieces, st.text(alphabet="ab<", max_size=40), st.integers(1, 9))
 @settings(deadline=None)
-def test_parts_are_cut_at_the_first_and_of_those_the_longest(control: list[str], text: str, window: int) -> None:
+def test_text_is_split_at_the_first_and_longest_control_token(control: list[str], text: str, window: int) -> None:
     wanted, begin, at = [], 0, 0
     while at < len(text):
         found = max((piece for piece in control if len(piece) > 1 and text.startswith(piece, at)), key=len, default="")
@@ -71,7 +71,7 @@ def test_parts_are_cut_at_the_first_and_of_those_the_longest(control: list[str],
         ([("abcdefghij" * 2)[first : first + 9] for first in range(10)], "abcdefghij"),
     ],
 )
-def test_a_text_is_searched_in_short_steps_and_three_times_at_most(
+def test_a_text_is_searched_in_short_steps_at_most_three_times(
     monkeypatch: pytest.MonkeyPatch, control: list[str], unit: str
 ) -> None:
     monkeypatch.setattr(escape, "WINDOW_CHARACTERS", 4096)
@@ -80,11 +80,11 @@ def test_a_text_is_searched_in_short_steps_and_three_times_at_most(
     quoted = quoting.quote(text)
     longest = max(map(len, control))
     assert max(lengths) <= 4096 + longest
-    whole = (len(text) + len(quoted) + len(quoted)) / 4096
-    assert len(lengths) <= whole + 3, "once for those that end first, once for those that begin at their end, once more"
+    full_searches = (len(text) + len(quoted) + len(quoted)) / 4096
+    assert len(lengths) <= full_searches + 3, "three searches of the text at most"
 
 
-def test_control_tokens_are_broken_once_where_they_stand() -> None:
+def test_each_control_token_is_broken_once() -> None:
     quoting = SpecialTokenEscape([*TEKKEN, "</s>", "[INST]"])
     assert quoting.quote("a<SPECIAL_12>b[INST]c</s") == f"a<SPECIAL_12{ESCAPE_MARK}>b[INST{ESCAPE_MARK}]c</s"
 
@@ -97,13 +97,15 @@ def with_control(folder: Path, place: Path, *contents: str) -> Path:
     return edited(folder, place, "tokenizer.json", added_tokens=vocabulary["added_tokens"] + added)
 
 
-def test_a_control_token_with_the_mark_is_refused(tiny_generator: Path, tmp_path: Path) -> None:
+def test_a_control_token_with_the_escape_mark_is_refused(tiny_generator: Path, tmp_path: Path) -> None:
     Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "fine", "<ab>"))
     with pytest.raises(CheckpointError, match=r"control token 'a\\ufdd0b', with the character U\+FDD0"):
         Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "marked", "<ab>", f"a{ESCAPE_MARK}b"))
 
 
-def test_control_tokens_are_counted(tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_control_tokens_is_limited(
+    tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = with_control(tiny_generator, tmp_path / "many", *TEKKEN)
     Tokenizer.from_folder(folder)
     monkeypatch.setattr(escape, "MAX_CONTROL_TOKENS", 999)

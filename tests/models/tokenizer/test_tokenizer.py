@@ -1,4 +1,4 @@
-"""Tokenizers: equal to the reference implementation, exact in streams, and clear about what is wrong with a file."""
+"""Tokenizers: equal to the reference implementation, exact in streams, with clear errors for damaged files."""
 
 import json
 import threading
@@ -80,7 +80,7 @@ def byte_level_fields(backend: Backend, pre: str = "gpt-2", **more: Any) -> dict
 
 
 def sentencepiece_fields(**more: Any) -> dict[str, Any]:
-    """A SentencePiece vocabulary with byte fallback: scores fall with the order in which its pieces were learnt."""
+    """A SentencePiece vocabulary with byte fallback. Scores decrease in the order in which pieces were learned."""
     backend = Backend(backends.BPE())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     alphabet = sorted({c for text in CORPUS[:2] for c in text if c.isprintable()})
@@ -88,14 +88,14 @@ def sentencepiece_fields(**more: Any) -> dict[str, Any]:
         vocab_size=260, initial_alphabet=alphabet, limit_alphabet=len(alphabet), show_progress=False
     )
     backend.train_from_iterator([text.replace("\n", " ") for text in CORPUS[:2]], trainer)
-    learnt = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
-    learnt = [piece for piece in learnt if piece not in "\u2581"] + ["\u2581"]
+    pieces = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
+    pieces = [piece for piece in pieces if piece not in "\u2581"] + ["\u2581"]
     head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "  ", "<tool>"]
     fields = {
         "model": "llama",
-        "tokens": head + learnt,
-        "scores": [0.0] * len(head) + [-float(rank) for rank in range(len(learnt))],
-        "token_type": [UNKNOWN, CONTROL, CONTROL, *[6] * 256, USER_DEFINED, USER_DEFINED, *[NORMAL] * len(learnt)],
+        "tokens": head + pieces,
+        "scores": [0.0] * len(head) + [-float(rank) for rank in range(len(pieces))],
+        "token_type": [UNKNOWN, CONTROL, CONTROL, *[6] * 256, USER_DEFINED, USER_DEFINED, *[NORMAL] * len(pieces)],
         "bos_token_id": 1,
         "eos_token_id": 2,
         **more,
@@ -155,7 +155,7 @@ def from_json(backend: Backend, folder: Path, **config: Any) -> Tokenizer:
 
 
 def metaspace() -> Backend:
-    """Unigram pieces with the Metaspace decoder, as XLM-RoBERTa has them."""
+    """Unigram pieces with the Metaspace decoder, as in XLM-RoBERTa."""
     pieces = [("<unk>", 0.0), ("\u2581", -2.0), ("\u2581he", -1.0), ("llo", -1.0), ("\u2581\u2581", -3.0), ("é", -4.0)]
     backend = Backend(backends.Unigram(pieces, unk_id=0))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -178,11 +178,11 @@ STREAMED: dict[str, Callable[[Path], Tokenizer]] = {
 }
 
 
-# What comes out of a stream
+# Streamed decoding
 
 
 @pytest.mark.parametrize("kind", STREAMED)
-def test_a_stream_joins_up_to_the_whole(kind: str, tmp_path: Path) -> None:
+def test_a_stream_equals_decoding_at_once(kind: str, tmp_path: Path) -> None:
     tokenizer = STREAMED[kind](tmp_path)
     ids = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=30)
 
@@ -194,7 +194,7 @@ def test_a_stream_joins_up_to_the_whole(kind: str, tmp_path: Path) -> None:
         last = stream.flush()
         assert "".join(parts) + last == tokenizer.decode(ids, skip_special=skip)
         reference = tokenizer._backend.decode(ids, skip_special_tokens=skip)
-        # Of bytes that are no text, the library loses the good characters beside them too.
+        # For invalid UTF-8, the library also drops the valid characters beside it.
         if "\ufffd" not in reference or "sentencepiece" not in kind:
             assert "".join(parts) + last == reference
 
@@ -202,7 +202,7 @@ def test_a_stream_joins_up_to_the_whole(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "sentencepiece, no prefix"])
-def test_streams_give_whole_characters_only(kind: str, tmp_path: Path) -> None:
+def test_streams_give_complete_characters_only(kind: str, tmp_path: Path) -> None:
     tokenizer = STREAMED[kind](tmp_path)
 
     @settings(max_examples=200, deadline=None)
@@ -219,7 +219,7 @@ def test_streams_give_whole_characters_only(kind: str, tmp_path: Path) -> None:
     check()
 
 
-def test_half_a_character_is_held_back_and_flushed() -> None:
+def test_an_incomplete_character_is_held_back_and_flushed() -> None:
     tokenizer = Tokenizer.from_gguf(sentencepiece_fields())
     stream = tokenizer.stream()
     ids = [3 + byte for byte in "é".encode()]
@@ -241,10 +241,10 @@ def test_a_stream_takes_the_same_time_for_every_token() -> None:
     started = time.thread_time()
     for _ in range(100_000):
         stream.push(300)
-    assert time.thread_time() - started < 3  # at all tokens again for every token it would be hours
+    assert time.thread_time() - started < 3  # decoding all tokens again for every token would take hours
 
 
-def test_ids_that_name_no_token_are_no_text() -> None:
+def test_ids_outside_of_the_vocabulary_decode_to_nothing() -> None:
     tokenizer = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL))
     beyond = tokenizer.vocab_size + 5
     assert tokenizer.decode([beyond, -1]) == ""
@@ -264,7 +264,7 @@ def test_the_byte_alphabet_is_that_of_the_library() -> None:
     assert sorted(byte_alphabet().values()) == list(range(256))
 
 
-# What goes in
+# Encoding
 
 
 def test_lone_surrogates_are_named() -> None:
@@ -307,21 +307,21 @@ def test_control_tokens_in_trusted_and_untrusted_text() -> None:
     untrusted = SHARED.encode(text, special=False, untrusted=True)
     assert not any(map(SHARED.is_special, untrusted.ids))
     assert SHARED.decode(untrusted.ids) == text
-    assert listed(SHARED.encode_batch([text], special=False, untrusted=True)[0]) == listed(untrusted)
-    assert SHARED.encode(text, special=False).ids[0] == 0  # the switch leaves nothing behind
+    assert fields_of(SHARED.encode_batch([text], special=False, untrusted=True)[0]) == fields_of(untrusted)
+    assert SHARED.encode(text, special=False).ids[0] == 0  # the flag does not affect later calls
 
 
 def test_threads_share_a_tokenizer() -> None:
-    alone = [listed(SHARED.encode(text)) for text in TEXTS]
+    alone = [fields_of(SHARED.encode(text)) for text in TEXTS]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
-            assert list(pool.map(lambda text: listed(SHARED.encode(text)), TEXTS)) == alone
+            assert list(pool.map(lambda text: fields_of(SHARED.encode(text)), TEXTS)) == alone
             marked = list(pool.map(lambda text: SHARED.encode(text, untrusted=True).ids, TEXTS))
             assert marked[-1] != alone[-1][0]
 
 
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:
-    """The library's method for one text keeps the interpreter to itself until it is done."""
+    """The library's method for a single text holds the GIL until it returns; encode must not use it."""
     ticks: list[float] = []
     done = threading.Event()
 
@@ -329,30 +329,30 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
         while not done.wait(0.001):
             ticks.append(time.perf_counter())
 
-    watching = threading.Thread(target=tick)
-    watching.start()
-    for _ in range(20):  # other processes may have had the core
+    watcher = threading.Thread(target=tick)
+    watcher.start()
+    for _ in range(20):  # repeated, since other processes may use the cores
         began = time.perf_counter()
         assert len(SHARED.encode("Ünïcode: naïve café, 12345. " * 20_000)) > 20_000
         tenth = (time.perf_counter() - began) / 10
         if between := [tick for tick in ticks if began + tenth < tick < began + 9 * tenth]:
             break
     done.set()
-    watching.join()
+    watcher.join()
     assert between
 
 
-def test_without_offsets_the_rest_is_the_same() -> None:
+def test_without_offsets_all_other_fields_are_equal() -> None:
     for text in [*TEXTS, ("hello world", "the fox")]:
-        [whole], [fast] = (SHARED.encode_batch([text], offsets=offsets) for offsets in (True, False))
-        assert len(whole) == len(whole.ids)
-        assert (fast.ids, fast.segments, fast.special) == (whole.ids, whole.segments, whole.special)
+        [full], [fast] = (SHARED.encode_batch([text], offsets=offsets) for offsets in (True, False))
+        assert len(full) == len(full.ids)
+        assert (fast.ids, fast.segments, fast.special) == (full.ids, full.segments, full.special)
 
 
 # Equal to the reference: folders
 
 
-def listed(encoding: Encoding) -> tuple[list[Any], ...]:
+def fields_of(encoding: Encoding) -> tuple[list[Any], ...]:
     return encoding.ids, encoding.segments, encoding.offsets, encoding.special, encoding.pieces
 
 
@@ -421,7 +421,7 @@ def test_vocab_json_equals_the_reference(name: str, tmp_path: Path) -> None:
 
 
 def closed_words() -> Backend:
-    """Merges over words whose last piece ends in </w>, as GPT's."""
+    """A BPE vocabulary whose words end in </w>, as in GPT."""
     backend = Backend(backends.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -434,7 +434,7 @@ def closed_words() -> Backend:
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "vocab.json"])
-def test_closed_words_equal_the_reference(file: str, tmp_path: Path) -> None:
+def test_end_of_word_suffixes_equal_the_reference(file: str, tmp_path: Path) -> None:
     backend = closed_words()
     merges = [tuple(merge.split(" ")) for merge in merges_of(backend)]
     reference = transformers.OpenAIGPTTokenizer(vocab=backend.get_vocab(), merges=merges)
@@ -449,7 +449,7 @@ def test_closed_words_equal_the_reference(file: str, tmp_path: Path) -> None:
     assert ours.decode(ours.encode("Hello, world").ids) == "hello , world"
 
 
-def test_the_space_behind_a_word_comes_with_what_follows_it(tmp_path: Path) -> None:
+def test_the_space_after_a_word_is_streamed_with_the_next_token(tmp_path: Path) -> None:
     tokenizer = from_json(closed_words(), tmp_path)
     ids = tokenizer.encode("hello lazy dog").ids
     stream = tokenizer.stream()
@@ -462,7 +462,7 @@ def test_the_space_behind_a_word_comes_with_what_follows_it(tmp_path: Path) -> N
 
 
 @given(st.lists(st.integers(0, 5), max_size=6))
-def test_any_closed_pieces_stream_to_what_the_library_decodes(ids: list[int]) -> None:
+def test_streams_with_end_of_word_suffixes_equal_the_library(ids: list[int]) -> None:
     pieces = ["<unk>", "a", "b</w>", "</w>", "c</w>d", "</w>e</w></w>"]
     backend = Backend(backends.BPE(vocab={piece: n for n, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"))
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
@@ -486,7 +486,7 @@ def test_the_config_says_whether_bos_and_eos_are_added(tmp_path: Path) -> None:
     assert from_json(backend, tmp_path, **names, add_bos_token=False).encode("x").special == [False]
 
 
-def test_added_tokens_in_the_files_beside(tmp_path: Path) -> None:
+def test_added_tokens_of_other_files_are_read(tmp_path: Path) -> None:
     folder = word_piece_folder(tmp_path)
     count = len(word_pieces())
     (folder / "added_tokens.json").write_text(json.dumps({"<new>": count, "[X]": count + 1}))
@@ -501,8 +501,8 @@ def test_added_tokens_in_the_files_beside(tmp_path: Path) -> None:
 
 
 def split_by(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 LLAMA3 = (
@@ -521,10 +521,10 @@ ORIGINALS = {
 
 @pytest.mark.parametrize("pre", ORIGINALS)
 def test_gguf_splits_text_as_the_original_does(pre: str) -> None:
-    # Learnt without any cut, so that merges cross every place where text has to be cut.
+    # Trained without any split, so that merges cross every position where text must be split.
     backend = trained(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), merges=600)
     ours = Tokenizer.from_gguf(byte_level_fields(backend, pre))
-    uncut = [backend.encode(text).ids for text in CORPUS]
+    unsplit = [backend.encode(text).ids for text in CORPUS]
     backend.pre_tokenizer = ORIGINALS[pre]
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -533,7 +533,7 @@ def test_gguf_splits_text_as_the_original_does(pre: str) -> None:
             backend.get_vocab(), [tuple(merge.split(" ")) for merge in merges_of(backend)], ignore_merges=True
         )
     backend.add_special_tokens([AddedToken(piece, special=True) for piece in SPECIALS])
-    assert uncut != [backend.encode(text).ids for text in CORPUS]
+    assert unsplit != [backend.encode(text).ids for text in CORPUS]
     for text in TEXTS:
         expected = backend.encode(text)
         assert ours.encode(text, special=False).ids == expected.ids, text
@@ -573,8 +573,8 @@ def test_gguf_sentencepiece_equals_the_reference(prefix: bool) -> None:
     reference.add_tokens([AddedToken(piece, normalized=False) for piece in ("  ", "<tool>")])
     ours = Tokenizer.from_gguf(fields)
     compared = 0
-    # Where a text starts with a space, or goes on after a token found whole, this reference leaves out the space that
-    # SentencePiece puts in.
+    # For a text that starts with a space, or continues after an added token, this reference omits the space that
+    # SentencePiece inserts.
     for text in (text for text in TEXTS if not (prefix and (text[:1].isspace() or "  " in text))):
         expected = reference(text, add_special_tokens=False)["input_ids"]
         assert ours.encode(text, special=False).ids == expected, text
@@ -586,7 +586,7 @@ def test_gguf_sentencepiece_equals_the_reference(prefix: bool) -> None:
 
 
 def pieces_within_pieces(longest: int) -> dict[str, Any]:
-    """Every piece can be cut in two at every place, and both are pieces."""
+    """A vocabulary in which each piece can be split at every position into two pieces."""
     pieces = ["<unk>", "<s>", "</s>", *("a" * size for size in range(1, longest + 1))]
     types = [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * longest]
     fields = {"model": "llama", "tokens": pieces, "scores": [0.0] * len(pieces), "token_type": types}
@@ -595,8 +595,8 @@ def pieces_within_pieces(longest: int) -> dict[str, Any]:
 
 def test_gguf_pieces_with_too_many_cuts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Tokenizer.from_gguf(pieces_within_pieces(100)).encode("a" * 100, special=False).ids
-    said = r"has 170\d{6} characters, where each piece is cut in two at every place; 134217728 are the most without"
-    with pytest.raises(CheckpointError, match=said):
+    message = r"has 170\d{6} characters, where each piece is cut in two at every place; 134217728 are the most without"
+    with pytest.raises(CheckpointError, match=message):
         Tokenizer.from_gguf(pieces_within_pieces(800))
     monkeypatch.setattr(gguf_vocabulary, "MAX_DERIVED_MERGES", 100 * 99 // 2)
     assert Tokenizer.from_gguf(pieces_within_pieces(100)).vocab_size == 103
@@ -604,7 +604,7 @@ def test_gguf_pieces_with_too_many_cuts_are_refused(monkeypatch: pytest.MonkeyPa
         Tokenizer.from_gguf(pieces_within_pieces(101))
 
 
-def test_all_pieces_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_length_of_all_pieces_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     size = Tokenizer.from_gguf(pieces_within_pieces(100)).text_size
     assert size == 100 * 101 // 2 + len("<unk><s></s>")
     monkeypatch.setattr(patterns, "MAX_VOCABULARY_TEXT", size)
@@ -614,7 +614,7 @@ def test_all_pieces_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
         Tokenizer.from_gguf(pieces_within_pieces(100))
 
 
-def test_gguf_sentencepiece_puts_its_space_everywhere() -> None:
+def test_gguf_sentencepiece_inserts_its_space_after_control_tokens() -> None:
     tokenizer = Tokenizer.from_gguf(sentencepiece_fields())
     assert tokenizer.encode(" x", special=False).pieces[0].startswith("\u2581")
     assert tokenizer.decode(tokenizer.encode(" x").ids) == " x"
@@ -624,8 +624,8 @@ def test_gguf_sentencepiece_puts_its_space_everywhere() -> None:
 def test_gguf_word_pieces_equal_the_folder(tmp_path: Path) -> None:
     ours, folder = word_piece_tokenizer(), Tokenizer.from_folder(word_piece_folder(tmp_path))
     for text in TEXTS:
-        assert listed(ours.encode(text)) == listed(folder.encode(text))
-    assert list(map(listed, ours.encode_batch(PAIRS))) == list(map(listed, folder.encode_batch(PAIRS)))
+        assert fields_of(ours.encode(text)) == fields_of(folder.encode(text))
+    assert list(map(fields_of, ours.encode_batch(PAIRS))) == list(map(fields_of, folder.encode_batch(PAIRS)))
     assert (ours.bos_id, ours.eos_id, ours.pad_id) == (3, 4, 0)
 
 
@@ -640,7 +640,7 @@ def test_gguf_word_pieces_equal_the_folder(tmp_path: Path) -> None:
         ("roberta-bpe", {}, [True, False, True]),
     ],
 )
-def test_gguf_says_what_stands_round_a_text(pre: str, more: dict[str, Any], special: list[bool]) -> None:
+def test_gguf_flags_set_the_special_tokens_around_a_text(pre: str, more: dict[str, Any], special: list[bool]) -> None:
     tokenizer = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL, pre, **more))
     assert tokenizer.encode("x").special == special
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.bos_id, tokenizer.eos_id) == (
@@ -663,11 +663,11 @@ def test_a_large_vocabulary_is_built_fast() -> None:
     assert time.thread_time() - started < 1
 
 
-# What is wrong with a file
+# Damaged files
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"model": "t5"}, "'t5'.*bert, gpt2, llama"),
         ({"model": None}, "tokenizer.ggml.model is missing"),
@@ -684,12 +684,12 @@ def test_a_large_vocabulary_is_built_fast() -> None:
         ({"bos_token_id": None, "add_bos_token": True}, "add_bos_token is set, but .*bos_token_id is missing"),
     ],
 )
-def test_gguf_errors_name_the_field(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_gguf_errors_name_the_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL, **change))
 
 
-def test_gguf_scores_must_fit() -> None:
+def test_gguf_scores_must_be_one_for_each_piece() -> None:
     with pytest.raises(CheckpointError, match=r"scores has 1 values"):
         Tokenizer.from_gguf(sentencepiece_fields(scores=[1.0]))
 
@@ -713,22 +713,22 @@ FILES: list[tuple[dict[str, bytes], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("files", "said"), FILES)
-def test_folder_errors_name_the_file(files: dict[str, bytes], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "message"), FILES)
+def test_folder_errors_name_the_file(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
-def test_sentencepiece_models_are_refused_with_a_way_out(name: str, tmp_path: Path) -> None:
+def test_sentencepiece_models_are_refused_with_a_hint(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UnsupportedError, match=rf"{name}.*save_pretrained"):
         Tokenizer.from_folder(tmp_path)
 
 
-def test_a_strange_class_is_refused_with_a_way_out(tmp_path: Path) -> None:
+def test_an_unknown_tokenizer_class_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
     with pytest.raises(UnsupportedError, match=r"CLIPTokenizer.*save_pretrained"):

@@ -1,4 +1,4 @@
-"""A tokenizer.json with anything in any field is refused in a sentence, or works; it never ends the process."""
+"""A tokenizer.json with any value in any field works or is refused with a message; it never crashes the process."""
 
 import json
 import os
@@ -15,13 +15,15 @@ from polyhead.models.tokenizer.merges import MAX_AFFIX_LENGTH
 from tests.support import tokenizer_fields
 
 COUNT, MANY = 200, 4000
-PATIENCE = 240.0  # for all of them
+PATIENCE = 240.0  # seconds for all changes
 LONG_PATIENCE = 3000.0
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", [24])
-def test_any_field_may_be_anything(tiny_classifier: Path, tmp_path: Path, seed: int, full: bool) -> None:
+def test_any_value_in_any_field_loads_or_is_refused(
+    tiny_classifier: Path, tmp_path: Path, seed: int, full: bool
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_classifier, folder)
     command = [sys.executable, tokenizer_fields.__file__, str(folder), str(seed), str(MANY if full else COUNT)]
@@ -49,7 +51,7 @@ def written(folder: Path, base: str, *place: str, new: object) -> Path:
 
 
 @pytest.mark.parametrize(("member", "new"), [("tokens", []), ("ids", []), ("tokens", ["a", "b"])])
-def test_special_tokens_that_are_not_described_alike(tmp_path: Path, member: str, new: list[str]) -> None:
+def test_inconsistent_special_tokens_are_refused(tmp_path: Path, member: str, new: list[str]) -> None:
     folder = written(tmp_path, "WordPiece", "post_processor", "special_tokens", "[CLS]", member, new=new)
     with pytest.raises(
         CheckpointError, match=r"tokenizer\.json: post_processor: what it adds around a text has \d ids, "
@@ -58,8 +60,8 @@ def test_special_tokens_that_are_not_described_alike(tmp_path: Path, member: str
 
 
 @pytest.mark.parametrize("base", ["byte-level BPE", "RoBERTa's BPE"])
-def test_a_prefix_that_merges_do_not_have(tmp_path: Path, base: str) -> None:
-    """The library would end the process."""
+def test_a_prefix_that_contradicts_the_merges_is_refused(tmp_path: Path, base: str) -> None:
+    """Without the check, the library would abort the process."""
     folder = written(tmp_path, base, "model", "continuing_subword_prefix", new=" ")
     with pytest.raises(CheckpointError, match=r"model\.merges\[0\] has '.*' where model\.continuing_subword_prefix"):
         Tokenizer.from_folder(folder)
@@ -70,8 +72,8 @@ def test_a_prefix_that_merges_do_not_have(tmp_path: Path, base: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["continuing_subword_prefix", "end_of_word_suffix"])
-def test_a_long_prefix_or_suffix(tmp_path: Path, name: str) -> None:
-    """It would make millions of tokens of a short text."""
+def test_a_long_prefix_or_suffix_is_refused(tmp_path: Path, name: str) -> None:
+    """It would turn a short text into millions of tokens."""
     folder = written(tmp_path, "SentencePiece BPE", "model", name, new="a" * (MAX_AFFIX_LENGTH + 1))
     with pytest.raises(CheckpointError, match=f"model.{name} has 17 characters, at most 16 are read"):
         Tokenizer.from_folder(folder)

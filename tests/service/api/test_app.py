@@ -24,13 +24,13 @@ GO_ON = {"model": "talker", "prompt": "The fox"}
 
 
 @pytest.fixture(scope="module")
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
 
 
 @pytest.fixture
-def app(talker: Model) -> FastAPI:
-    return application(Registry([talker], echo), max_requests=2, max_body_bytes=2000)
+def app(generator: Model) -> FastAPI:
+    return application(Registry([generator], echo), max_requests=2, max_body_bytes=2000)
 
 
 def server_of(app: FastAPI) -> AppState:
@@ -75,14 +75,14 @@ def routes(app: FastAPI) -> Iterator[Route]:
         yield from getattr(found, "routes", found)
 
 
-def test_no_route_without_a_decision_who_may_ask(app: FastAPI) -> None:
+def test_every_route_has_an_access_decision(app: FastAPI) -> None:
     paths = {route.path for route in routes(app)}
     assert {"/livez", "/metrics", "/v1/chat/completions", "/models/{name:path}/predict", "/docs"} <= paths
     for verb in ("GET", "POST"):
         assert not {path for path in paths if find_access_rule(path, verb) is None}
 
 
-def test_all_that_is_asked_of_models_needs_the_key(app: FastAPI) -> None:
+def test_all_routes_of_models_need_the_key(app: FastAPI) -> None:
     worked = {route.path for route in routes(app) if isinstance(route, APIRoute) and "POST" in route.methods}
     assert worked
     assert {required_access(path, "POST") for path in worked} == {"inference"}
@@ -105,8 +105,8 @@ def test_all_that_is_asked_of_models_needs_the_key(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/info", "/openapi.json", "/nowhere", "/livez/../v1/models"])
-def test_without_the_key_nothing_is_told(talker: Model, path: str) -> None:
-    app = application(Registry([talker], echo), api_key="s3cret")
+def test_without_the_key_nothing_is_answered(generator: Model, path: str) -> None:
+    app = application(Registry([generator], echo), api_key="s3cret")
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
         answer = call(app, "GET", path, headers=headers)
         assert answer.status_code == 401
@@ -116,8 +116,8 @@ def test_without_the_key_nothing_is_told(talker: Model, path: str) -> None:
     assert call(app, "GET", path, headers={"Authorization": "bearer s3cret"}).status_code != 401
 
 
-def test_the_root_says_what_is_here_to_anybody_and_answers_for_the_key(talker: Model) -> None:
-    app = application(Registry([talker], echo), api_key="s3cret")
+def test_the_root_describes_the_server_to_all_and_answers_with_the_key(generator: Model) -> None:
+    app = application(Registry([generator], echo), api_key="s3cret")
     assert call(app, "GET", "/").status_code == 200
     assert call(app, "POST", "/", json={"inputs": "The fox"}).status_code == 401
     headers = {"Authorization": "Bearer s3cret"}
@@ -125,8 +125,8 @@ def test_the_root_says_what_is_here_to_anybody_and_answers_for_the_key(talker: M
     assert answer.json() == [{"generated_text": "The fox"}]
 
 
-def test_probes_and_metrics_need_no_key(talker: Model) -> None:
-    app = application(Registry([talker], echo), api_key="s3cret")
+def test_probes_and_metrics_need_no_key(generator: Model) -> None:
+    app = application(Registry([generator], echo), api_key="s3cret")
     for path in ("/", "/livez", "/readyz", "/startupz", "/health", "/metrics", "/docs"):
         assert call(app, "GET", path).status_code == 200, path
 
@@ -135,10 +135,10 @@ KEYS = {"api_key": "s3cret", "api_keys": "search=k1,mail=k2"}
 
 
 @pytest.mark.parametrize(("key", "owner"), [("s3cret", "default"), ("k1", "search"), ("k2", "mail")])
-def test_any_of_several_keys_opens_and_says_whose_it_is(
-    talker: Model, caplog: pytest.LogCaptureFixture, key: str, owner: str
+def test_each_of_several_keys_is_accepted_and_identifies_its_owner(
+    generator: Model, caplog: pytest.LogCaptureFixture, key: str, owner: str
 ) -> None:
-    registry = Registry([talker], echo)
+    registry = Registry([generator], echo)
     app = application(registry, **KEYS)
     with caplog.at_level(logging.INFO, "polyhead.http"):
         assert call(app, "POST", "/v1/completions", json=GO_ON, headers={"Authorization": f"Bearer {key}"}).is_success
@@ -149,8 +149,8 @@ def test_any_of_several_keys_opens_and_says_whose_it_is(
     assert f"'{key}'" not in repr(vars(line))
 
 
-def test_a_wrong_key_is_told_so_before_anything_is_read(talker: Model) -> None:
-    app = application(Registry([talker], echo), **KEYS)
+def test_a_wrong_key_is_rejected_before_the_body_is_read(generator: Model) -> None:
+    app = application(Registry([generator], echo), **KEYS)
 
     async def run() -> Connection:
         connection = Connection("/v1/completions", b"{")
@@ -161,8 +161,8 @@ def test_a_wrong_key_is_told_so_before_anything_is_read(talker: Model) -> None:
     assert asyncio.run(run()).sent[0]["status"] == 401
 
 
-def test_where_no_key_is_asked_for_nobody_owns_a_request(talker: Model) -> None:
-    registry = Registry([talker], echo)
+def test_without_keys_requests_have_no_owner(generator: Model) -> None:
+    registry = Registry([generator], echo)
     headers = {"Authorization": "Bearer whatever"}
     assert call(application(registry), "POST", "/v1/completions", json=GO_ON, headers=headers).is_success
     assert registry.requests[0].terms.owner == ""
@@ -183,7 +183,7 @@ def test_a_body_announced_too_large_is_not_read(app: FastAPI) -> None:
     assert "the body has 2001 bytes, at most 2000 are taken" in connection.body.decode()
 
 
-def test_a_body_that_grows_too_large_is_not_read_on(app: FastAPI) -> None:
+def test_a_body_is_read_up_to_the_limit(app: FastAPI) -> None:
     given = 0
 
     async def parts() -> AsyncIterator[bytes]:
@@ -198,13 +198,13 @@ def test_a_body_that_grows_too_large_is_not_read_on(app: FastAPI) -> None:
     assert given < 10
 
 
-def test_a_body_of_just_the_limit_is_read(app: FastAPI) -> None:
+def test_a_body_of_exactly_the_limit_is_read(app: FastAPI) -> None:
     content = orjson.dumps(GO_ON)
     assert call(app, "POST", "/v1/completions", content=content.ljust(2000)).status_code == 200
 
 
-def test_a_body_that_does_not_come_gives_its_place_back(talker: Model) -> None:
-    app = application(Registry([talker], echo), body_seconds=0.01)
+def test_a_body_that_does_not_arrive_frees_its_permit(generator: Model) -> None:
+    app = application(Registry([generator], echo), body_seconds=0.01)
 
     async def run() -> Connection:
         connection = Connection("/v1/completions", b"")
@@ -236,7 +236,7 @@ def test_openai_shape_is_the_fallback(app: FastAPI, method: str, path: str, stat
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("DELETE", "/models/talker/predict", 405), ("DELETE", "/predict", 405)]
 )
-def test_the_owner_of_a_path_says_the_error(app: FastAPI, method: str, path: str, status: int) -> None:
+def test_errors_have_the_format_of_the_dialect_of_the_path(app: FastAPI, method: str, path: str, status: int) -> None:
     answer = call(app, method, path)
     assert answer.status_code == status
     assert answer.json().keys() == {"error", "error_type"}
@@ -247,11 +247,11 @@ def test_every_dialect_owns_its_routes() -> None:
         assert {find_dialect(cast(APIRoute, route).path).name for route in dialect.router.routes} == {dialect.name}
 
 
-def test_refusals_name_no_path_of_the_server(app: FastAPI) -> None:
+def test_rejections_do_not_contain_paths_of_the_server(app: FastAPI) -> None:
     assert str(Path.cwd()) not in call(app, "GET", "/nowhere").text
 
 
-def test_a_fault_of_ours_is_500_with_an_id_and_without_a_traceback(
+def test_an_internal_error_is_500_with_an_id_and_without_a_traceback(
     app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.get("/v1/fault")
@@ -268,21 +268,23 @@ def test_a_fault_of_ours_is_500_with_an_id_and_without_a_traceback(
     assert "[mine]: failed, internal_error" in caplog.text
 
 
-# Where to begin
+# The root path
 
 
-def test_the_address_itself_points_on(app: FastAPI) -> None:
+def test_the_root_lists_further_paths(app: FastAPI) -> None:
     assert call(app, "GET", "/").json()["docs"] == "/docs"
     assert call(app, "HEAD", "/").status_code == 200
     paths = call(app, "GET", "/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/predict", "/readyz"} <= paths.keys()
 
 
-# The log and the count
+# The log and the counts
 
 
-def test_the_log_has_a_line_a_request_without_prompt_and_key(talker: Model, caplog: pytest.LogCaptureFixture) -> None:
-    app = application(Registry([talker], echo), api_key="s3cret")
+def test_the_log_has_a_line_a_request_without_prompt_and_key(
+    generator: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = application(Registry([generator], echo), api_key="s3cret")
     with caplog.at_level(logging.INFO, "polyhead.http"):
         headers = {"Authorization": "Bearer s3cret", "X-Request-Id": "mine"}
         call(app, "POST", "/v1/completions?token=s3cret", json=GO_ON, headers=headers)
@@ -309,7 +311,7 @@ def test_requests_are_counted_by_route_not_by_path(app: FastAPI) -> None:
     assert "made" not in page
 
 
-def test_logs_for_machines_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_logs_have_one_object_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:

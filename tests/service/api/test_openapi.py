@@ -1,7 +1,6 @@
-"""Compares /openapi.json with the server: no status and no error format that it does not list, and no 5xx.
+"""Compares /openapi.json with the server: every status and error format is described, and none is a 5xx.
 
-The requests are generated from the description itself, with valid and invalid bodies, from a fixed seed.
-"""
+The requests are generated from the description, with valid and invalid bodies, from a fixed seed."""
 
 import json
 from collections import Counter
@@ -20,8 +19,8 @@ from schemathesis.checks import CHECKS
 
 from tests.support.processes import Process
 
-KEY, BOSS = "a-client-s-key", "an-administrator-s-key"
-LONG, LONGEST = 4000, 20_000  # characters of a schema from which cases take long to draw
+KEY, ADMIN = "a-client-s-key", "an-administrator-s-key"
+LONG, LONGEST = 4000, 20_000  # length of a schema from which cases take long to generate
 LEAST = 2000  # of all together
 CHECKED = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 SERVED = ("chat", "judge", "ranker", "embedder")
@@ -33,7 +32,7 @@ def served(tiny_generator: Path, tiny_classifier: Path, tiny_ranker: Path, tiny_
     """The address of a real server with a model of every kind."""
     folders = dict(zip(SERVED, (tiny_generator, tiny_classifier, tiny_ranker, tiny_embedder), strict=True))
     named = [f"{name}={folder}" for name, folder in folders.items()]
-    process = Process(*named, "--api-key", KEY, "--admin-key", BOSS, "--threads", "1")
+    process = Process(*named, "--api-key", KEY, "--admin-key", ADMIN, "--threads", "1")
     try:
         process.ready()
         yield process.url
@@ -59,7 +58,7 @@ def real(case: Case, draw: st.DataObject) -> None:
 
 
 def key_of(path: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {BOSS if path.startswith(('/admin', '/v2/repository')) else KEY}"}
+    return {"Authorization": f"Bearer {ADMIN if path.startswith(('/admin', '/v2/repository')) else KEY}"}
 
 
 def described(url: str) -> Any:
@@ -98,8 +97,8 @@ def counts(operation: Any) -> tuple[int, int]:
     return (20, 4) if size > LONG else (56, 6)
 
 
-@pytest.mark.timeout(600)  # a minute of a processor, most of it spent on drawing the bodies
-def test_every_answer_is_one_that_is_described(served: str, session: requests.Session) -> None:
+@pytest.mark.timeout(600)  # a minute of processor time, most of it for generating the bodies
+def test_every_answer_is_described(served: str, session: requests.Session) -> None:
     schema = schemathesis.openapi.from_dict(described(served))
     schema.config.update(base_url=served)
     seen: Counter[int] = Counter()

@@ -68,7 +68,7 @@ def test_a_turn_of_the_loop_takes_many_connections() -> None:
 @pytest.mark.skipif(
     not SOMAXCONN.exists() or int(SOMAXCONN.read_text()) < LISTEN_BACKLOG, reason="the system keeps fewer"
 )
-def test_a_probe_is_answered_before_those_that_wait(tiny_generator: Path) -> None:
+def test_a_probe_is_answered_before_waiting_connections(tiny_generator: Path) -> None:
     """All clients that wait while the server stands still are connected later; none of them delays a probe.
 
     The server's own log has the order in which it answered.
@@ -116,7 +116,7 @@ def test_the_port_for_probes_answers_nothing_else(tiny_generator: Path) -> None:
         assert server.stop() == 0, server.log
 
 
-def test_a_port_for_probes_that_is_taken_is_said_so(tiny_generator: Path) -> None:
+def test_a_probe_port_that_is_in_use_is_an_error(tiny_generator: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
         server = Process(f"chat={tiny_generator}", "--probe-port", str(taken))

@@ -1,4 +1,4 @@
-"""`polyhead explain`: what POST /v1/explain answers, asked without a server; for people, for programs, as a figure."""
+"""`polyhead explain`: the answer of POST /v1/explain without a server; as text, as JSON, as a figure."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def polyhead(*arguments: object) -> Any:
     return CliRunner().invoke(cli.app, ["explain", *map(str, arguments)])
 
 
-def told(*arguments: object) -> dict[str, Any]:
+def text_output(*arguments: object) -> dict[str, Any]:
     result = polyhead(*arguments, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -37,7 +37,7 @@ def told(*arguments: object) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of models by their tasks."""
+    """Folders of models by task."""
     made = tmp_path_factory.mktemp("models")
     checkpoints.encoder(made / "tag", BertForTokenClassification)
     checkpoints.encoder(made / "span", BertForQuestionAnswering)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", get_args(ExplainMethod))
-def test_every_method_is_told_and_drawn(method: ExplainMethod, tiny_classifier: Path, tmp_path: Path) -> None:
+def test_every_method_is_printed_and_drawn(method: ExplainMethod, tiny_classifier: Path, tmp_path: Path) -> None:
     result = polyhead(tiny_classifier, TEXT, "--method", method, "--plot", tmp_path / "out.svg")
     assert result.exit_code == 0, result.output
     figure = (tmp_path / "out.svg").read_text()
@@ -61,8 +61,10 @@ def test_every_method_is_told_and_drawn(method: ExplainMethod, tiny_classifier: 
         assert re.search(r"^film +[+-]\d\.\d{4}$", result.stdout, re.MULTILINE)
 
 
-def test_programs_are_told_what_the_server_answers(tiny_classifier: Path) -> None:
-    found = told(tiny_classifier, TEXT, "--method", "integrated_gradients", "--target", "neutral", "--steps", 200)
+def test_json_output_equals_the_answer_of_the_server(tiny_classifier: Path) -> None:
+    found = text_output(
+        tiny_classifier, TEXT, "--method", "integrated_gradients", "--target", "neutral", "--steps", 200
+    )
     assert [token["token"] for token in found["tokens"]][:3] == ["[CLS]", "a", "good"]
     [each] = found["attributions"]
     assert each["target"].items() >= {"kind": "label", "label": "neutral", "index": 1}.items()
@@ -72,18 +74,18 @@ def test_programs_are_told_what_the_server_answers(tiny_classifier: Path) -> Non
 
 
 def test_only_the_layers_and_heads_that_are_named(tiny_classifier: Path) -> None:
-    [entry] = told(tiny_classifier, TEXT, "--layers", "1", "--heads", "0-1,3")["attention"]
+    [entry] = text_output(tiny_classifier, TEXT, "--layers", "1", "--heads", "0-1,3")["attention"]
     assert (entry["layers"], entry["heads"]) == ([1], [0, 1, 3])
     assert np.allclose(np.array(entry["values"]).sum(-1), 1, atol=1e-5)
 
 
 def test_a_pair_is_read_together(tiny_ranker: Path) -> None:
-    found = told(tiny_ranker, QUESTION, CONTEXT, "--method", "occlusion", "--window", 3)
+    found = text_output(tiny_ranker, QUESTION, CONTEXT, "--method", "occlusion", "--window", 3)
     assert {token["text"] for token in found["tokens"]} == {0, 1, None}
 
 
 def test_a_vector_is_explained_by_what_it_is_compared_with(tiny_embedder: Path) -> None:
-    found = told(tiny_embedder, TEXT, "A bad film.", "--method", "gradient_x_input")
+    found = text_output(tiny_embedder, TEXT, "A bad film.", "--method", "gradient_x_input")
     assert found["attributions"][0]["target"].items() >= {"kind": "similarity", "text": "A bad film."}.items()
     assert -1 <= found["attributions"][0]["target"]["score"] <= 1
 
@@ -96,7 +98,7 @@ def test_a_vector_is_explained_by_what_it_is_compared_with(tiny_embedder: Path) 
         ("fill", ["A [MASK] film.", "--target", "good"], "word"),
     ],
 )
-def test_other_answers_are_told_in_their_words(task: str, arguments: list[str], kind: str, folder: Path) -> None:
+def test_answers_of_other_tasks_are_printed(task: str, arguments: list[str], kind: str, folder: Path) -> None:
     found = polyhead(folder / task, *arguments, "--method", "gradient_x_input")
     assert found.exit_code == 0, found.output
     assert {"tag": "why “good” is ", "span": "why the answer is “", "word": "why “good” in the place of mask 0"}[
@@ -104,7 +106,7 @@ def test_other_answers_are_told_in_their_words(task: str, arguments: list[str], 
     ] in found.stdout
 
 
-def test_what_a_generator_writes_is_a_row_a_token(tiny_generator: Path, tmp_path: Path) -> None:
+def test_a_generated_answer_has_a_row_for_each_token(tiny_generator: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.svg"
     result = polyhead(
         tiny_generator, "The quick", "--method", "gradient_x_input", "--target", " brown fox", "--plot", out
@@ -118,7 +120,7 @@ def test_what_a_generator_writes_is_a_row_a_token(tiny_generator: Path, tmp_path
     assert cells[1].count("<path") % rows == 0
 
 
-def test_what_a_translator_writes_is_aligned_with_what_it_read(folder: Path, tmp_path: Path) -> None:
+def test_the_answer_of_an_encoder_decoder_is_aligned_with_its_source(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.svg"
     result = polyhead(folder / "translate", "A good film", "--max-tokens", 5, "--plot", out)
     assert result.exit_code == 0, result.output
@@ -127,7 +129,7 @@ def test_what_a_translator_writes_is_aligned_with_what_it_read(folder: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["--target", "angry", "--method", "occlusion"],
@@ -139,14 +141,14 @@ def test_what_a_translator_writes_is_aligned_with_what_it_read(folder: Path, tmp
         (["--plot", "out.jpeg"], "--plot: out.jpeg is to end in .svg, .pdf or .png"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(arguments: list[str], said: str, tiny_classifier: Path) -> None:
+def test_errors_are_one_message(arguments: list[str], message: str, tiny_classifier: Path) -> None:
     result = polyhead(tiny_classifier, TEXT, *arguments)
     assert result.exit_code == 1
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_what_is_told_takes_nothing_that_draws(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_output_needs_no_plotting_library(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> frozenset[int]:
         raise NameError
 
@@ -156,13 +158,13 @@ def test_what_is_told_takes_nothing_that_draws(tiny_classifier: Path, monkeypatc
         assert polyhead(tiny_classifier, TEXT, "--method", method).exit_code == 0
 
 
-def test_a_model_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
+def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
     result = polyhead(tmp_path / "nothing", TEXT)
     assert result.exit_code == 1
     assert "nothing" in result.stderr
 
 
-def test_keys_of_a_server_are_not_asked_for(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_keys_are_not_needed(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYHEAD_API_KEY", "secret")
     assert polyhead(tiny_classifier, TEXT, "--layers", "0", "--heads", "0").exit_code == 0
 

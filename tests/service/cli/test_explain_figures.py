@@ -1,4 +1,5 @@
-"""Explanations as figures: every number has its place, letters survive, and the same numbers are the same bytes."""
+"""Explanations as figures: every number is drawn at its place, all letters are drawn, and equal numbers give equal
+bytes."""
 
 import base64
 import re
@@ -24,7 +25,7 @@ COMPLETE = {"difference": 5.2, "sum": 5.19, "delta": -0.01, "holds": True}
 
 
 def answer(method: str, count: int = len(WORDS), written: int = 0) -> Answer:
-    """Of so many tokens, the last of which were written."""
+    """An answer of so many tokens, the last of which were generated."""
     tokens = [
         {
             "index": index,
@@ -57,8 +58,8 @@ def several_heads() -> Answer:
 
 
 def alignment() -> Answer:
-    read, said = range(10), range(10, 14)
-    parts = {"encoder": (read, read), "decoder": (said, said), "cross": (said, read)}
+    read, message = range(10), range(10, 14)
+    parts = {"encoder": (read, read), "decoder": (message, message), "cross": (message, read)}
     return answer("attention", 14, written=4) | {
         "attention": [weights(kind, [0, 1], [0, 1], *sides) for kind, sides in parts.items()]
     }
@@ -82,14 +83,14 @@ def generated() -> Answer:
 KINDS = [one_head, several_heads, alignment, rollout, gradients, generated]
 
 
-class Drawn:
-    """A figure as its file has it: groups by their names, and what stands in it as text (each has it as a comment)."""
+class ParsedFigure:
+    """A figure as in its file: groups by name, and its text (each text is there as a comment)."""
 
     def __init__(self, picture: Path) -> None:
         self.text = picture.read_text("utf-8")
         self.tree = ElementTree.fromstring(self.text)
         self.groups = {str(group.get("id")): group for group in self.tree.iter(f"{SVG}g") if group.get("id")}
-        self.said = [said.strip() for said in re.findall(r"<!--(.*?)-->", self.text, re.DOTALL)]
+        self.said = [message.strip() for message in re.findall(r"<!--(.*?)-->", self.text, re.DOTALL)]
 
     def cells(self, name: str) -> int:
         return len(self.groups[name].findall(f"{SVG}path"))
@@ -99,14 +100,14 @@ class Drawn:
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], Answer]], Drawn]:
-    """Of each answer one figure."""
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], Answer]], ParsedFigure]:
+    """A figure of each answer."""
 
     @cache
-    def draw(made: Callable[[], Answer]) -> Drawn:
+    def draw(made: Callable[[], Answer]) -> ParsedFigure:
         picture = tmp_path_factory.mktemp("figures") / "figure.svg"
         canvas.save_figure(figures.draw_answer(made()), picture)
-        return Drawn(picture)
+        return ParsedFigure(picture)
 
     return draw
 
@@ -119,23 +120,24 @@ def test_the_same_numbers_are_the_same_bytes(suffix: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("made", KINDS)
-def test_every_token_can_be_read(made: Callable[[], Answer], drawn: Callable[..., Drawn]) -> None:
-    """What starts mathematics, what ends a comment of XML, what breaks a line, what the font has no letters for."""
+def test_every_token_can_be_read(made: Callable[[], Answer], drawn: Callable[..., ParsedFigure]) -> None:
+    """Tokens with mathematics, with the end of an XML comment, with line breaks, and with letters that the font
+    lacks."""
     shown = drawn(made)
     assert {"loved", "$film", "- -", r"$\x$", r"\n"} <= {*shown.said}
     assert {"日本", r"\u65e5\u672c"} & {*shown.said}
     assert "<text" not in shown.text  # letters are outlines
 
 
-def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., Drawn]) -> None:
+def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., ParsedFigure]) -> None:
     told, shown = one_head(), drawn(one_head)
     assert shown.cells("self-3-5") == 100
-    assert any("layer 3, head 5" in said for said in shown.said)
-    assert shown.said.count("loved") == 2  # looks, and is looked at
+    assert any("layer 3, head 5" in message for message in shown.said)
+    assert shown.said.count("loved") == 2  # query and key
     ys = [
         float(re.match(r"M \S+ (\S+)", str(cell.get("d")))[1]) for cell in shown.groups["self-3-5"].iter(f"{SVG}path")
     ]
-    assert ys[0] == min(ys)  # the first row is the topmost
+    assert ys[0] == min(ys)  # the first row is at the top
     values = np.array(told["attention"][0]["values"]).ravel()
     fills = shown.fills("self-3-5")
     darkness = [sum(bytes.fromhex(fill[1:])) for fill in fills]
@@ -143,54 +145,54 @@ def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., Drawn]) 
     assert darkness[int(values.argmin())] == max(darkness)
 
 
-def test_several_heads_are_small_maps_in_the_order_of_layers(drawn: Callable[..., Drawn]) -> None:
+def test_several_heads_are_small_maps_in_the_order_of_layers(drawn: Callable[..., ParsedFigure]) -> None:
     shown = drawn(several_heads)
     names = [f"self-{layer}-{head}" for layer in (0, 4) for head in (1, 2, 7)]
     assert [name for name in shown.groups if name.startswith("self")] == names
     assert all(shown.cells(name) == 100 for name in names)
-    assert [said for said in shown.said if said.startswith("layer")] == [
+    assert [message for message in shown.said if message.startswith("layer")] == [
         f"layer {layer}, head {head}" for layer in (0, 4) for head in (1, 2, 7)
     ]
 
 
-def test_many_cells_are_pictures_and_no_file_of_megabytes(drawn: Callable[..., Drawn]) -> None:
+def test_many_cells_are_drawn_as_an_image(drawn: Callable[..., ParsedFigure]) -> None:
     rows = range(50)
     shown = drawn(lambda: answer("attention", 50) | {"attention": [weights("self", [0], [0, 1], rows, rows)]})
-    assert len(list(shown.tree.iter(f"{SVG}image"))) == 2 + 1  # and what the colours say
+    assert len(list(shown.tree.iter(f"{SVG}image"))) == 2 + 1  # and the colours are right
     assert len(shown.text) < 150_000
 
 
-def test_an_alignment_has_what_was_written_over_what_was_read(drawn: Callable[..., Drawn]) -> None:
+def test_an_alignment_has_target_rows_and_source_columns(drawn: Callable[..., ParsedFigure]) -> None:
     told, shown = alignment(), drawn(alignment)
     assert shown.cells("cross") == 4 * 10
     assert {"written", "read"} <= {*shown.said}
-    assert any("mean of heads 0 to 1 of layers 0 to 1" in said for said in shown.said)
+    assert any("mean of heads 0 to 1 of layers 0 to 1" in message for message in shown.said)
     mean = np.array(told["attention"][2]["values"]).mean((0, 1)).ravel()
     darkness = [sum(bytes.fromhex(fill[1:])) for fill in shown.fills("cross")]
     assert darkness[int(mean.argmax())] == min(darkness)
 
 
-def test_a_rollout_shows_the_row_that_answers(drawn: Callable[..., Drawn]) -> None:
+def test_a_rollout_shows_the_row_that_answers(drawn: Callable[..., ParsedFigure]) -> None:
     shown = drawn(rollout)
     assert shown.cells("rollout") == 100
     assert sum(name.startswith("bar-") for name in shown.groups) == 10
 
 
-def test_attributions_are_bars_red_up_and_blue_down(drawn: Callable[..., Drawn]) -> None:
+def test_attributions_are_bars_red_up_and_blue_down(drawn: Callable[..., ParsedFigure]) -> None:
     shown = drawn(gradients)
     bars = [name for name in shown.groups if name.startswith("bar-")]
     assert len(bars) == 60
     red, blue = (bytes.fromhex(shown.fills(bar)[0][1:]) for bar in (bars[-1], bars[0]))
     assert red[0] > red[2]
     assert blue[2] > blue[0]
-    said = " ".join(shown.said)
-    assert "why POSITIVE (score 4.125, probability 0.998)" in said
-    assert "5.190" in said
-    assert "delta -0.01" in said
-    assert "more steps" not in said
+    message = " ".join(shown.said)
+    assert "why POSITIVE (score 4.125, probability 0.998)" in message
+    assert "5.190" in message
+    assert "delta -0.01" in message
+    assert "more steps" not in message
 
 
-def test_attributions_that_do_not_add_up_are_told_so(drawn: Callable[..., Drawn]) -> None:
+def test_attributions_that_do_not_add_up_have_a_note(drawn: Callable[..., ParsedFigure]) -> None:
     told = gradients(8)
     told["attributions"][0]["completeness"] = COMPLETE | {"holds": False}
     assert "more steps" in " ".join(drawn(lambda: told).said)
@@ -205,7 +207,7 @@ def test_no_label_of_sixty_overlaps_its_neighbour() -> None:
     assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
 
 
-def test_what_was_written_is_a_row_each_over_all_tokens(drawn: Callable[..., Drawn]) -> None:
+def test_each_generated_token_is_a_row_over_all_tokens(drawn: Callable[..., ParsedFigure]) -> None:
     shown = drawn(generated)
     assert shown.cells("attributions") == 4 * 10
 
@@ -223,27 +225,27 @@ def test_weights_can_come_packed_or_only_the_largest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("picture", "said"), [("figure.jpeg", ".svg, .pdf or .png"), ("nowhere/figure.svg", "no folder")]
+    ("picture", "message"), [("figure.jpeg", ".svg, .pdf or .png"), ("nowhere/figure.svg", "no folder")]
 )
-def test_a_figure_that_could_not_be_written_is_refused_before_any_work(picture: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_an_invalid_figure_path_is_rejected_before_any_computation(picture: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
         canvas.check_plot_path(tmp_path / picture)
 
 
-def test_what_is_missing_to_draw_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_plotting_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(canvas, "HAS_MATPLOTLIB", False)
     with pytest.raises(ModelError, match=re.escape("pip install 'polyhead[explain]'")):
         canvas.check_plot_path(tmp_path / "figure.svg")
 
 
-def test_an_alignment_names_what_was_written_next(drawn: Callable[..., Drawn]) -> None:
-    """Who looks from a token's row looks for the token behind it: the first row is not the start's."""
+def test_an_alignment_names_the_predicted_token(drawn: Callable[..., ParsedFigure]) -> None:
+    """The row of a token is for the token that it predicts: the first row is not that of the start token."""
     rows = figures.next_token_labels(alignment(), [10, 11, 12, 13])
     assert [label.text for label in rows] == ["i", "loved", "the", "(end)"]
     assert "(end)" in drawn(alignment).said
 
 
-def test_pieces_that_are_bytes_in_disguise_can_be_read() -> None:
+def test_byte_level_pieces_are_decoded() -> None:
     told = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
     assert figures.token_texts(told) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
     plain = {"tokens": [{"token": piece} for piece in ("café", "Ã¼", "▁the")]}

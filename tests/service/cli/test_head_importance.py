@@ -1,4 +1,5 @@
-"""Heads silenced one at a time, on labelled texts: what is measured, what is told, and what is wrong with a row."""
+"""Importance of attention heads on labelled texts, by ablating one head at a time: the measurement, the output, and
+errors in rows."""
 
 import json
 import re
@@ -54,20 +55,20 @@ def written(path: Path, rows: Rows) -> Path:
     return path
 
 
-def ignore(what: str, done: int, total: int) -> None:
-    """Nobody asked how far it is."""
+def ignore_progress(what: str, done: int, total: int) -> None:
+    """Ignores progress."""
 
 
 @pytest.fixture
-def tried(tmp_path: Path) -> Callable[[Path, Rows], HeadAblation]:
+def measured(tmp_path: Path) -> Callable[[Path, Rows], HeadAblation]:
     return lambda folder, rows: HeadAblation(
         open_checkpoint(str(folder)), labelled.read_rows(written(tmp_path / "rows.jsonl", rows))
     )
 
 
 @pytest.fixture(scope="module")
-def lonely(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of which the third head of the second layer is all that reads anything."""
+def single_head_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier in which only the third head of the second layer depends on the text."""
     folder = checkpoints.classifier(tmp_path_factory.mktemp("lonely"), seed=5)
 
     def silent(tensors: dict[str, torch.Tensor]) -> None:
@@ -79,33 +80,33 @@ def lonely(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if layer == 1:
                     values[2 * WIDTH : 3 * WIDTH] = kept * 4
         tensors["classifier.bias"].zero_()
-        tensors["classifier.weight"].mul_(20)  # it is sure of what it says
+        tensors["classifier.weight"].mul_(20)  # so that its answers are certain
 
     return with_tensors(folder, folder, silent)
 
 
 @pytest.fixture(scope="module")
-def own_labels(lonely: Path) -> Rows:
-    """Texts with what that one says of them."""
+def own_labels(single_head_classifier: Path) -> Rows:
+    """Texts with the answers of that classifier as labels."""
     network, tokenizer = (
-        AutoModelForSequenceClassification.from_pretrained(lonely),
-        AutoTokenizer.from_pretrained(lonely),
+        AutoModelForSequenceClassification.from_pretrained(single_head_classifier),
+        AutoTokenizer.from_pretrained(single_head_classifier),
     )
     with torch.no_grad():
-        said = [network(**tokenizer(text, return_tensors="pt")).logits.argmax().item() for text in PIECES]
-    assert len({*said}) > 1
-    return [{"text": text, "label": label} for text, label in zip(PIECES, said, strict=True)]
+        message = [network(**tokenizer(text, return_tensors="pt")).logits.argmax().item() for text in PIECES]
+    assert len({*message}) > 1
+    return [{"text": text, "label": label} for text, label in zip(PIECES, message, strict=True)]
 
 
-def test_the_head_that_is_all_that_matters_is_found(
-    lonely: Path, own_labels: Rows, tried: Callable[[Path, Rows], HeadAblation]
+def test_the_only_relevant_head_is_found(
+    single_head_classifier: Path, own_labels: Rows, measured: Callable[[Path, Rows], HeadAblation]
 ) -> None:
-    trial = tried(lonely, own_labels)
+    trial = measured(single_head_classifier, own_labels)
     assert trial.baseline["accuracy"] == 1
-    first, *others = trial.ablate_heads(ignore)
+    first, *others = trial.ablate_heads(ignore_progress)
     assert (first.part, first.layer, first.head) == ("self", 1, 2)
     most = max(sum(row["label"] == label for row in own_labels) for label in range(3))
-    assert first.changes["accuracy"].change <= most / len(own_labels) - 1 + 1e-9  # one answer to everything
+    assert first.changes["accuracy"].change <= most / len(own_labels) - 1 + 1e-9  # the same answer to every text
     assert all(change.change == change.error == 0 for head in others for change in head.changes.values())
     assert not any(head.is_significant for head in others)
 
@@ -143,16 +144,16 @@ CASES: dict[str, tuple[Callable[[Path], object], Rows, str, str]] = {
 
 
 @pytest.mark.parametrize("task", CASES)
-def test_silence_is_a_head_whose_output_weights_are_nothing(
-    task: str, tmp_path: Path, tried: Callable[[Path, Rows], HeadAblation]
+def test_an_ablated_head_equals_zero_output_weights(
+    task: str, tmp_path: Path, measured: Callable[[Path, Rows], HeadAblation]
 ) -> None:
-    """The same network, cut by hand where its file has it, scores what the silenced one is said to."""
+    """The same network with the head removed by hand from its file has the same scores as the ablated one."""
     made, rows, name, part = CASES[task]
     folder = tmp_path / "whole"
     made(folder)
-    whole = tried(folder, rows)
+    whole = measured(folder, rows)
     assert whole.loaded.task == task
-    found = next(each for each in whole.ablate_heads(ignore) if each.part == part)
+    found = next(each for each in whole.ablate_heads(ignore_progress) if each.part == part)
     assert any(abs(change.change) > 1e-4 for change in found.changes.values())
 
     def cut(tensors: dict[str, torch.Tensor]) -> None:
@@ -160,25 +161,27 @@ def test_silence_is_a_head_whose_output_weights_are_nothing(
         width = weight.size(1) // (2 if task == "translate" else 4)
         weight[:, found.head * width : (found.head + 1) * width] = 0
 
-    less = tried(with_tensors(folder, tmp_path / "cut", cut), rows)
+    less = measured(with_tensors(folder, tmp_path / "cut", cut), rows)
     for figure, value in whole.baseline.items():
         assert value + found.changes[figure].change == pytest.approx(less.baseline[figure], abs=1e-5)
-    assert not whole.instrumented.silenced  # all heads speak again
+    assert not whole.instrumented.silenced  # all heads are used again
 
 
-def test_figures_are_those_of_the_reference(tiny_classifier: Path, tried: Callable[[Path, Rows], HeadAblation]) -> None:
+def test_figures_are_those_of_the_reference(
+    tiny_classifier: Path, measured: Callable[[Path, Rows], HeadAblation]
+) -> None:
     network = AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
     tokenizer = AutoTokenizer.from_pretrained(tiny_classifier)
     with torch.no_grad():
         logits = torch.cat([network(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
     right = torch.arange(len(TEXTS)) % 3
-    baseline = tried(tiny_classifier, LABELLED).baseline
+    baseline = measured(tiny_classifier, LABELLED).baseline
     assert baseline["cross-entropy"] == pytest.approx(F.cross_entropy(logits, right).item(), abs=1e-5)
     assert baseline["accuracy"] == pytest.approx((logits.argmax(-1) == right).float().mean().item())
 
 
-def test_a_generator_is_judged_by_each_next_token(
-    tiny_generator: Path, tried: Callable[[Path, Rows], HeadAblation]
+def test_a_generator_is_measured_by_each_next_token(
+    tiny_generator: Path, measured: Callable[[Path, Rows], HeadAblation]
 ) -> None:
     network, tokenizer = (
         AutoModelForCausalLM.from_pretrained(tiny_generator),
@@ -187,13 +190,13 @@ def test_a_generator_is_judged_by_each_next_token(
     with torch.no_grad():
         ids = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
         losses = [F.cross_entropy(network(each).logits[0, :-1], each[0, 1:], reduction="sum").item() for each in ids]
-    trial = tried(tiny_generator, ALONE)
+    trial = measured(tiny_generator, ALONE)
     expected = sum(losses) / sum(each.size(1) - 1 for each in ids)
     assert trial.baseline["cross-entropy"] == pytest.approx(expected, abs=1e-5)
     assert f"perplexity {np.exp(expected):.2f}" in heads.format_summary(trial)
 
 
-def test_errors_are_those_of_paired_differences() -> None:
+def test_standard_errors_are_those_of_paired_differences() -> None:
     draw = np.random.default_rng(0)
     before, after = draw.normal(size=(2, 50, 1))
     [change] = compare_figures(before, after, np.ones(50))
@@ -202,7 +205,7 @@ def test_errors_are_those_of_paired_differences() -> None:
     assert change.error == pytest.approx(added.std(ddof=1) / np.sqrt(50))
 
 
-def test_errors_of_unequal_texts_are_those_of_leaving_one_out() -> None:
+def test_standard_errors_of_unequal_texts_are_jackknife_errors() -> None:
     draw = np.random.default_rng(1)
     counts = draw.integers(5, 40, 200).astype(float)
     before, after = np.add(draw.normal(size=(2, 200, 1)), [[[0.0]], [[3.0]]]) * counts[:, None]
@@ -213,8 +216,8 @@ def test_errors_of_unequal_texts_are_those_of_leaving_one_out() -> None:
     assert change.error == pytest.approx(jackknife, rel=0.02)
 
 
-def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows], HeadAblation]) -> None:
-    trial = tried(tiny_embedder, SCORED[:7])
+def test_rank_correlation_is_spearman_s(tiny_embedder: Path, measured: Callable[[Path, Rows], HeadAblation]) -> None:
+    trial = measured(tiny_embedder, SCORED[:7])
     told = np.random.default_rng(0).normal(size=(7, 1))
     order = told[:, 0].argsort().argsort() + 1.0
     scores = np.array([1.5, 3.5, 5.5, 7, 1.5, 3.5, 5.5])  # ranks of 0 1 2 3 0 1 2, ties shared
@@ -224,7 +227,7 @@ def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows]
 
 
 @pytest.mark.parametrize(
-    ("kind", "line", "said"),
+    ("kind", "line", "message"),
     [
         ("tiny_classifier", '{"text": "fine", "label": "postive"}', r"label: 'postive' is none of .*negative, neutral"),
         ("tiny_classifier", '{"text": "fine", "label": 3}', "label: 3 is none of the model's labels: .*or 0 to 2"),
@@ -242,18 +245,18 @@ def test_likeness_is_spearmans(tiny_embedder: Path, tried: Callable[[Path, Rows]
         ),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said_with_its_place(
-    kind: str, line: str, said: str, tmp_path: Path, request: pytest.FixtureRequest
+def test_errors_of_a_row_have_its_place(
+    kind: str, line: str, message: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text(f"{json.dumps(SCORED[0] | {'label': 1})}\n\n{line}\n")
     result = polyhead(request.getfixturevalue(kind), data)
     assert result.exit_code == 1
-    assert re.search(rf"rows\.jsonl, line 3:.*{said}", result.output), result.output
+    assert re.search(rf"rows\.jsonl, line 3:.*{message}", result.output), result.output
 
 
 @pytest.mark.parametrize(
-    ("case", "row", "said"),
+    ("case", "row", "message"),
     [
         ("tag", {"tokens": ["a", "b"], "tags": ["O"]}, "tags: there are 1 for 2 tokens"),
         ("tag", {"tokens": 5, "tags": ["O"]}, "tokens: a list of words is expected"),
@@ -265,15 +268,15 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(
         ("span", {"question": "Who?", "context": "Ann", "answer": "Ann", "start": 1}, "not in the context at 1"),
     ],
 )
-def test_labels_that_fit_nothing_are_refused(
-    case: str, row: dict[str, Any], said: str, tmp_path: Path, tried: Callable[[Path, Rows], HeadAblation]
+def test_unknown_labels_are_rejected(
+    case: str, row: dict[str, Any], message: str, tmp_path: Path, measured: Callable[[Path, Rows], HeadAblation]
 ) -> None:
     CASES[case][0](tmp_path / "model")
-    with pytest.raises(ModelError, match=rf"line 2: .*{said}"):
-        tried(tmp_path / "model", [CASES[case][1][0], row])
+    with pytest.raises(ModelError, match=rf"line 2: .*{message}"):
+        measured(tmp_path / "model", [CASES[case][1][0], row])
 
 
-def test_tables_and_lines_are_read_too(tmp_path: Path) -> None:
+def test_csv_and_plain_lines_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('text,label\n"a, b\nc",1\nd,0\n')
     assert [row.values["text"] for row in labelled.read_rows(tmp_path / "rows.csv")] == ["a, b\nc", "d"]
     (tmp_path / "rows.tsv").write_text('\ufefftext\tlabel\r\n"a\t1\r\nb"\t0\r\n', encoding="utf-8")
@@ -288,13 +291,13 @@ def test_tables_and_lines_are_read_too(tmp_path: Path) -> None:
     ]
 
 
-def test_a_limit_takes_rows_from_all_over_the_file(tmp_path: Path) -> None:
+def test_a_limit_takes_rows_evenly_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("".join(f"{n}\n" for n in range(100)))
     assert [row.line for row in labelled.read_rows(tmp_path / "lines.txt", 4)] == [1, 26, 51, 76]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("rows.xlsx", b"", "must be JSON lines"),
         ("rows.txt", b"\xff\xfe\xff", "cannot be read"),
@@ -303,17 +306,17 @@ def test_a_limit_takes_rows_from_all_over_the_file(tmp_path: Path) -> None:
         ("rows.csv", b'text,label\n"a,b\n', "is no row of a table"),
     ],
 )
-def test_files_that_hold_no_rows_are_refused(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+def test_files_that_hold_no_rows_are_refused(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         labelled.read_rows(tmp_path / name)
 
 
-def test_the_command_tells_of_the_model_as_it_is_first_and_draws_a_map(
-    lonely: Path, own_labels: Rows, tmp_path: Path
+def test_the_command_prints_the_baseline_first_and_draws_a_map(
+    single_head_classifier: Path, own_labels: Rows, tmp_path: Path
 ) -> None:
     data = written(tmp_path / "rows.jsonl", own_labels)
-    result = polyhead(lonely, data, "--plot", tmp_path / "heads.svg")
+    result = polyhead(single_head_classifier, data, "--plot", tmp_path / "heads.svg")
     assert result.exit_code == 0, result.output
     first, names, most, *others = result.stdout.splitlines()
     assert first.startswith("as it is: accuracy 1.0000, cross-entropy ")
@@ -330,8 +333,10 @@ def test_the_command_tells_of_the_model_as_it_is_first_and_draws_a_map(
     assert "importance of heads" in figure
 
 
-def test_the_same_is_told_to_programs(lonely: Path, own_labels: Rows, tmp_path: Path) -> None:
-    told = json.loads(polyhead(lonely, written(tmp_path / "rows.jsonl", own_labels), "--limit", 8, "--json").stdout)
+def test_json_output_has_the_same_values(single_head_classifier: Path, own_labels: Rows, tmp_path: Path) -> None:
+    told = json.loads(
+        polyhead(single_head_classifier, written(tmp_path / "rows.jsonl", own_labels), "--limit", 8, "--json").stdout
+    )
     assert told["rows"] == 8
     assert told["baseline"]["accuracy"] == 1
     [head] = [head for head in told["heads"] if head["changes"]["cross-entropy"]["change"]]
@@ -339,7 +344,7 @@ def test_the_same_is_told_to_programs(lonely: Path, own_labels: Rows, tmp_path: 
     assert {*head["changes"]["cross-entropy"]} == {"change", "error"}
 
 
-def test_who_stops_it_finds_nothing_half_written(
+def test_an_interrupted_run_writes_no_partial_file(
     tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(trial: HeadAblation, say: object) -> None:

@@ -1,4 +1,4 @@
-"""What a machine can do: every figure is there, is no nonsense, and can be read by programs."""
+"""The measurements of a machine: every figure is there, is plausible, and can be read as JSON."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from polyhead.service.cli.machine_bench import BenchFigure, MachineReport
 
 @pytest.fixture(scope="module")
 def found() -> MachineReport:
-    """Of two threads, in short."""
+    """With two threads and short runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "MIN_SECONDS", 0.0)
         patch.setattr(bench, "MIN_TRIES", 1)
@@ -27,11 +27,11 @@ def found() -> MachineReport:
         return bench.measure_machine()
 
 
-def test_every_figure_is_there_and_is_one(found: MachineReport) -> None:
+def test_every_figure_is_plausible(found: MachineReport) -> None:
     expected = {(what, by, threads) for threads in (1, 2) for what, by in kinds()}
     assert {(f.what, f.by, f.threads) for f in found.figures if f.threads} == expected
     for figure in found.figures:
-        assert 0.01 < figure.value < 1e7, figure  # no machine is beyond these, slow or fast
+        assert 0.01 < figure.value < 1e7, figure  # no machine is outside of these limits
     assert found.usable_cores == 2
     assert found.kernels == runnable_targets()
 
@@ -47,8 +47,8 @@ def test_threads_are_left_as_they_were(found: MachineReport) -> None:
     assert torch.get_num_threads() == 1
 
 
-def test_a_figure_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were all done in a hundredth of a second: so many bytes and operations in a hundred of them."""
+def test_figures_are_amounts_divided_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If everything takes a hundredth of a second: so many bytes and operations in a hundredth of a second."""
     monkeypatch.setattr(bench, "best_seconds", lambda work: 0.01)
     monkeypatch.setattr(bench, "time_once", lambda work: 0.0)
     monkeypatch.setattr(bench, "MAX_MEMORY_BYTES", 64 << 20)
@@ -64,8 +64,10 @@ def test_a_figure_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("pace", "side"), [(1e-10, 2048), (2e-10, 1024), (1e-6, 256)])
-def test_what_takes_long_is_tried_smaller(pace: float, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pace`: seconds that a product takes, by the numbers of a matrix times a side of it."""
+def test_slow_products_are_measured_with_smaller_matrices(
+    pace: float, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pace`: seconds of a product, by the numbers of a matrix times its side."""
     sides: list[int] = []
 
     def multiply(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -94,7 +96,7 @@ def test_the_best_of_several_ways_counts() -> None:
         machine.best_value("int8", 4)
 
 
-def test_the_command_says_it_for_people_and_for_programs(monkeypatch: pytest.MonkeyPatch, found: MachineReport) -> None:
+def test_the_command_prints_text_and_json(monkeypatch: pytest.MonkeyPatch, found: MachineReport) -> None:
     monkeypatch.setattr(bench, "measure_machine", lambda: found)
     told = json.loads(CliRunner().invoke(cli.app, ["bench", "machine", "--json"]).stdout)
     assert told["usable_cores"] == 2

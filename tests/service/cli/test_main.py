@@ -1,4 +1,4 @@
-"""The command line: quick to answer, lazy to import, plain about what went wrong."""
+"""The command line: short start time, late imports, clear error messages."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_help_does_not_wait_for_what_it_does_not_need() -> None:
+def test_help_imports_no_large_libraries() -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
@@ -45,7 +45,7 @@ def test_help_does_not_wait_for_what_it_does_not_need() -> None:
 
 
 def test_help_is_fast() -> None:
-    """0.12 s on an idle core; the bound leaves room for a busy one."""
+    """0.12 s on an idle core; the limit leaves room for a busy one."""
     fastest = min(computed("--help") for _ in range(3))
     assert fastest < 0.6
 
@@ -93,7 +93,7 @@ def test_flags_of_serve_are_the_settings() -> None:
         (["--config", "/nowhere"], "config: /nowhere cannot be read"),
     ],
 )
-def test_settings_that_are_wrong_are_said_before_anything_is_loaded(arguments: list[str], said: str) -> None:
+def test_invalid_settings_are_reported_before_anything_is_loaded(arguments: list[str], said: str) -> None:
     result = polyhead("serve", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -101,7 +101,7 @@ def test_settings_that_are_wrong_are_said_before_anything_is_loaded(arguments: l
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[httpx.Request]:
-    """The requests that commands send; `answer` answers them."""
+    """The requests that commands send; `answer` creates the answers."""
     seen: list[httpx.Request] = []
 
     def answered(request: httpx.Request) -> httpx.Response:
@@ -138,7 +138,7 @@ def body(request: httpx.Request) -> Any:
     return json.loads(request.content)
 
 
-def test_a_question_is_piped_in_and_the_answer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_read_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = answering(monkeypatch, served)
     result = polyhead("chat", "--key", "s3cret", "--max-tokens", "9", input="What is\nthe capital?")
     assert result.exit_code == 0, result.stderr
@@ -152,9 +152,7 @@ def test_a_question_is_piped_in_and_the_answer_out(monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_a_conversation_keeps_what_was_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen = answering(monkeypatch, served)
     monkeypatch.setattr(sys, "stdin", Typed("One\n\nTwo\n"))
     terminal.chat(ApiClient("http://testserver", ""), "talk", 0)
@@ -170,7 +168,7 @@ class Typed(io.StringIO):
 
 
 class Screen(Typed):
-    """A terminal that keeps what is written."""
+    """A terminal that stores what is written."""
 
 
 HOSTILE = "\x1b]0;own\x07\x1b[2J\r\x9b31m\u202e"
@@ -200,7 +198,7 @@ def test_a_terminal_gets_no_control_characters_of_a_model(monkeypatch: pytest.Mo
         assert f"{shown}\n" in err.getvalue()
 
 
-def test_commands_write_tokens_and_errors_of_a_model_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_of_a_model_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = Screen(), Screen()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
@@ -223,7 +221,7 @@ def test_an_error_in_a_conversation_does_not_end_it(
     assert [message["content"] for message in body(seen[-1])["messages"]] == ["Two\n"]
 
 
-def test_an_error_within_a_stream_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = 'data: {"choices": [{"delta": {"content": "Pa"}}]}\n\ndata: {"error": {"message": "the step failed"}}\n\n'
     answering(monkeypatch, lambda request: httpx.Response(200, text=failed))
     result = polyhead("chat", "--model", "talk", input="Hi")
@@ -252,7 +250,7 @@ def test_texts_become_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
         (httpx.Response(200, json={"data": []}), "serves no model to classify; it serves: none is ready yet"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, said: str) -> None:
+def test_errors_are_one_message(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, said: str) -> None:
     answering(monkeypatch, lambda request: answer)
     result = polyhead("classify", "x")
     assert result.exit_code == 1
@@ -260,7 +258,7 @@ def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch, answer
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_no_server_is_said_with_its_address() -> None:
+def test_a_missing_server_is_reported_with_its_address() -> None:
     result = polyhead("classify", "x", "--url", "http://127.0.0.1:9")
     assert result.exit_code == 1
     assert "http://127.0.0.1:9 does not answer" in result.stderr
@@ -278,7 +276,7 @@ def test_models_are_fetched_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines["minilm"].startswith("/somewhere/")
 
 
-def test_a_recipe_that_is_none_is_said() -> None:
+def test_an_invalid_recipe_is_reported() -> None:
     result = polyhead("train", "/nowhere.toml")
     assert result.exit_code == 1
     assert "/nowhere.toml" in result.stderr

@@ -1,4 +1,4 @@
-"""`polyhead quality`: what would be served beside float32 of the same file; for people, for programs, and refused."""
+"""`polyhead quality`: the served precision compared with float32 of the same file; as text, as JSON, and errors."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def measured(*arguments: object) -> dict[str, Any]:
 
 
 def refused(*arguments: object) -> str:
-    """The sentence on the error output, without progress."""
+    """The message on the error output, without progress."""
     result = polyhead(*arguments)
     assert result.exit_code == 1, result.output
     assert not result.stdout
@@ -100,8 +100,8 @@ def test_fewer_bits_differ(tiny_generator: Path, precision: str) -> None:
 
 
 @native
-def test_what_a_file_suits_is_what_is_compared(tiny_generator: Path, tmp_path: Path) -> None:
-    """As served: a quantised file in the precision that suits it, without anybody saying so."""
+def test_the_default_precision_of_a_file_is_compared(tiny_generator: Path, tmp_path: Path) -> None:
+    """As served: a quantised file in its default precision."""
     model = LlamaForCausalLM.from_pretrained(tiny_generator)
     tensors = converted("llama", model)
 
@@ -115,7 +115,7 @@ def test_what_a_file_suits_is_what_is_compared(tiny_generator: Path, tmp_path: P
 
 
 @native
-def test_people_read_lines(tiny_generator: Path) -> None:
+def test_text_output(tiny_generator: Path) -> None:
     result = polyhead(tiny_generator, "--precision", "int8")
     assert result.exit_code == 0, result.output
     first, *lines = result.stdout.splitlines()
@@ -133,7 +133,7 @@ def test_people_read_lines(tiny_generator: Path) -> None:
     assert "float32: steps: 0 of 4" in result.stderr
 
 
-def test_a_text_of_one_s_own(tiny_generator: Path, tmp_path: Path) -> None:
+def test_a_text_of_the_user(tiny_generator: Path, tmp_path: Path) -> None:
     text = tmp_path / "own.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 100, encoding="utf-8")
     found = measured(tiny_generator, "--text", text, "--tokens", 600)
@@ -153,7 +153,7 @@ def test_windows_lie_evenly_over_the_text(tiny_generator: Path) -> None:
         assert len(parts) == 1 or parts[-1] == ids[-len(parts[-1]) :]
 
 
-def test_the_text_that_comes_with_it_has_several_registers() -> None:
+def test_the_default_text_has_several_styles() -> None:
     text = quality.TEXT_FILE.read_text(encoding="utf-8")
     assert 5000 < len(text.encode()) < 8000
     assert all(part in text for part in ("import csv", "#include", "SELECT", '{"order"', "Nachbar", "musée", "图书馆"))
@@ -206,7 +206,7 @@ def test_heads_that_answer_for_tokens(kind: Any, tmp_path: Path) -> None:
     assert 0 < found["probability_change_max"] < 0.2
 
 
-def test_what_the_compiled_step_cannot_compute_is_compared_on_torch(tmp_path: Path) -> None:
+def test_networks_without_a_compiled_step_are_compared_on_torch(tmp_path: Path) -> None:
     both("albert", tmp_path / "albert")
     found = measured(tmp_path / "albert")
     assert (found["executor"], found["reference"]) == ("torch", "float32 by torch")
@@ -218,7 +218,7 @@ def test_what_the_compiled_step_cannot_compute_is_compared_on_torch(tmp_path: Pa
 
 
 def test_the_error_of_a_layer_is_the_mean_of_each_token_s_own() -> None:
-    """One token whose state is a thousand times as long, and exact, hides nothing."""
+    """An exact token with a state that is a thousand times as long must not hide errors of the others."""
     expected = torch.ones(2, 4, 8)
     expected[:, 0] = 1000
     wrong = expected.clone()
@@ -237,10 +237,10 @@ def test_orders_are_compared_pair_by_pair() -> None:
     assert scores.figures()["score_change_max"] == pytest.approx(0.2)
 
 
-# Refused
+# Errors
 
 
-def test_each_complaint_is_a_sentence(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
+def test_errors_are_one_message(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     assert f"--text: {text} cannot be read" in refused(tiny_generator, "--text", text)
     text.write_text("Too short.", encoding="utf-8")
@@ -252,25 +252,25 @@ def test_each_complaint_is_a_sentence(tiny_generator: Path, tiny_classifier: Pat
     assert polyhead(tmp_path / "absent").exit_code == 1
 
 
-def test_a_network_of_two_halves_is_refused(tmp_path: Path) -> None:
+def test_an_encoder_decoder_is_rejected(tmp_path: Path) -> None:
     translator(tmp_path / "translate", "marian")
     assert "it reads one text and writes another" in refused(tmp_path / "translate")
 
 
-def test_what_torch_alone_computes_has_no_integers(tmp_path: Path) -> None:
+def test_networks_of_torch_alone_have_no_int8(tmp_path: Path) -> None:
     both("albert", tmp_path / "albert")
     assert "the compiled step cannot compute this network" in refused(tmp_path / "albert", "--precision", "int8")
 
 
-def test_answers_that_are_no_numbers_are_refused(tiny_generator: Path, tmp_path: Path) -> None:
-    def spoil(tensors: dict[str, Any]) -> None:
+def test_nan_answers_are_rejected(tiny_generator: Path, tmp_path: Path) -> None:
+    def make_nan(tensors: dict[str, Any]) -> None:
         tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], 3e38)
 
-    broken = with_tensors(tiny_generator, tmp_path / "broken", spoil)
+    broken = with_tensors(tiny_generator, tmp_path / "broken", make_nan)
     assert "not finite" in refused(broken)
 
 
-def test_a_tokenizer_that_knows_more_than_the_network_is_refused(tiny_generator: Path, tiny_classifier: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_network_is_rejected(tiny_generator: Path, tiny_classifier: Path) -> None:
     what = checkpoint.describe_source(str(tiny_generator))
     with pytest.raises(ModelError, match="makes token 384 of the text, and the network has 384 tokens"):
         quality.check_tokens(what, [3, 384], [])
@@ -280,7 +280,7 @@ def test_a_tokenizer_that_knows_more_than_the_network_is_refused(tiny_generator:
         quality.check_tokens(what, [3, 4], [0, 2])
 
 
-def test_settings_that_are_wrong_end_it_with_code_2(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_exit_with_code_2(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYHEAD_EXECUTOR", "torch")
     assert polyhead(tiny_generator, "--precision", "int8").exit_code == 2
     found = measured(tiny_generator)

@@ -1,4 +1,4 @@
-"""Processes that answer lines: none that hangs, starts badly or does not read holds anybody up for ever."""
+"""Child processes that answer lines: a child that hangs, does not start or does not read blocks no caller for ever."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured.grammar_check import GrammarCheck
 
 ECHO = "import sys\nprint(flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
-DEAF = "import time\nprint(flush=True)\ntime.sleep(600)"
+NEVER_READS = "import time\nprint(flush=True)\ntime.sleep(600)"
 SILENT = "import time\ntime.sleep(600)"
 GRAMMAR = Grammar("regex", "a+", "response_format")
 
@@ -31,7 +31,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_long_lines_go_there_and_come_back() -> None:
+def test_long_lines_are_sent_and_received() -> None:
     process = start_child(python(ECHO))
     line = b"x" * (1 << 20) + b"\n"
     for _ in range(3):
@@ -39,14 +39,14 @@ def test_long_lines_go_there_and_come_back() -> None:
     kill_child(process)
 
 
-def test_one_that_does_not_read_is_not_waited_for() -> None:
-    process = start_child(python(DEAF))
+def test_a_child_that_does_not_read_times_out() -> None:
+    process = start_child(python(NEVER_READS))
     with pytest.raises(TimeoutError):
         exchange_lines(process, b"x" * (1 << 20) + b"\n", 0.05)
     kill_child(process)
 
 
-def test_one_that_never_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_never_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "START_TIMEOUT_S", 0.05)
     with pytest.raises(TimeoutError):
         start_child(python(SILENT))
@@ -56,10 +56,10 @@ def test_one_that_never_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("code", "error"), [(SILENT, Unavailable), ("raise SystemExit(3)", PolyheadError)])
-def test_no_trial_is_lost_by_a_compiler_that_does_not_start(
+def test_a_compiler_that_does_not_start_is_returned_to_the_pool(
     monkeypatch: pytest.MonkeyPatch, code: str, error: type[PolyheadError]
 ) -> None:
-    """There is one; who asks after that gets it."""
+    """There is one process; the next caller gets it."""
     monkeypatch.setattr(trial, "PROCESSES", 1)
     monkeypatch.setattr(child, "START_TIMEOUT_S", 0.05 if code == SILENT else 60.0)
     trials, real = GrammarCheck(), trial.start_child
@@ -76,8 +76,8 @@ def test_no_trial_is_lost_by_a_compiler_that_does_not_start(
     trials.close()
 
 
-def test_a_change_that_is_broken_off_is_no_success() -> None:
-    """As when the event loop ends: whoever waits for it hears so."""
+def test_a_cancelled_change_is_not_a_success() -> None:
+    """As when the event loop ends: its waiters are cancelled."""
 
     async def run() -> None:
         change, begun = ModelOperation("a", "loading a"), asyncio.Event()
@@ -106,7 +106,7 @@ def test_a_replica_that_is_not_connected_is_not_waited_for() -> None:
     asyncio.run(run())
 
 
-def test_who_explains_without_a_server_hears_that_the_engine_has_ended(
+def test_polyhead_explain_fails_when_the_engine_has_ended(
     tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def load(registry: ModelRegistry, *_: Any) -> None:

@@ -1,10 +1,8 @@
-"""Whose turn it is, and who is next in the queue."""
+"""Turns of a shared thread by cost and weight."""
 
 import pytest
 
-from polyhead.service.concurrency.fair_queue import Deadlines, FairQueue
 from polyhead.service.concurrency.fair_share import FairScheduler
-from polyhead.service.engine.fault_bisection import FaultBisector
 
 
 def shares(turns: FairScheduler[str], wanting: list[str], costs: dict[str, float], rounds: int) -> dict[str, float]:
@@ -28,7 +26,7 @@ def test_turns_are_taken_by_cost_and_weight() -> None:
     assert used["heavy"] == pytest.approx(3 * used["cheap"], rel=0.05)
 
 
-def test_rest_earns_no_credit() -> None:
+def test_idle_time_earns_no_credit() -> None:
     turns: FairScheduler[str] = FairScheduler()
     for party in ("a", "b"):
         turns.add(party)
@@ -42,59 +40,3 @@ def test_rest_earns_no_credit() -> None:
         turns.remove(party)
     assert turns.next(turns.parties()) is None
     turns.charge("a", 1.0)
-
-
-def test_the_queue_goes_by_priority_then_owner_then_arrival() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for entry, owner, priority in (("a1", "a", 0), ("a2", "a", 0), ("b1", "b", 0), ("c1", "c", 9), ("a0", "a", -1)):
-        queue.add(entry, owner, priority)
-    assert len(queue) == 5
-    order = []
-    while (entry := queue.peek()) is not None:
-        assert entry in queue
-        queue.remove(entry)
-        queue.charge(entry[0], 10)
-        order.append(entry)
-    assert order == ["c1", "a1", "b1", "a2", "a0"]
-    assert not len(queue)
-
-
-def test_who_is_put_back_is_next_of_its_line() -> None:
-    queue: FairQueue[str] = FairQueue()
-    for entry in ("a", "b", "c"):
-        queue.add(entry, "", 0)
-    queue.remove("b")
-    queue.put_back("b", "", 0)
-    assert queue.peek() == "b"
-    assert set(queue) == {"a", "b", "c"}
-
-
-def test_deadlines() -> None:
-    deadlines: Deadlines[str] = Deadlines()
-    for entry, until in (("soon", 1.0), ("late", 5.0), ("never", float("inf"))):
-        deadlines.add(entry, until)
-    assert len(deadlines) == 2
-    assert deadlines.expired(0.9) == []
-    assert deadlines.expired(1.0) == deadlines.expired(1.5) == ["soon"]
-    deadlines.remove("soon")
-    deadlines.remove("never")
-    assert deadlines.expired(4.0) == []
-    assert deadlines.expired(6.0) == ["late"]
-
-
-@pytest.mark.parametrize("guilty", [set(), {3}, {0, 7}, set(range(8))])
-def test_trials_find_whoever_spoils_a_step_and_nobody_else(guilty: set[int]) -> None:
-    trials: FaultBisector[int] = FaultBisector()
-    blamed = trials.split(list(range(8)))
-    good: list[int] = []
-    tries = 0
-    while trials:
-        batch = trials.next_batch()
-        tries += 1
-        if guilty & set(batch):
-            blamed += trials.split(batch)
-        else:
-            good += batch
-    assert blamed == sorted(guilty)
-    assert sorted(good) == sorted(set(range(8)) - guilty)
-    assert tries <= 14 if len(guilty) != 1 else tries == 6

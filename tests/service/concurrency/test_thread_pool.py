@@ -1,4 +1,4 @@
-"""Threads for work that may never return: they are replaced, and nobody waits for ever."""
+"""Threads for work that may never return: they are replaced, and no caller waits for ever."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """What hangs waits for it; after the test it goes on."""
+    """Work that hangs waits for this event; it is set after the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -35,7 +35,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_thread_that_waits_keeps_no_result() -> None:
     class Large:
-        """A result."""
+        """A large result."""
 
     async def run() -> None:
         pool = ThreadPool(1, "few", PATIENCE_S)
@@ -89,7 +89,7 @@ def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> No
     asyncio.run(run())
 
 
-def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threading.Event) -> None:
+def test_a_thread_is_replaced_after_its_caller_was_cancelled(stuck: threading.Event) -> None:
     async def run() -> None:
         pool = ThreadPool(1, "one", 0.05)
         task = asyncio.create_task(pool.run(stuck.wait, WorkInfo("reading it", "hostile")))
@@ -104,7 +104,7 @@ def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threadi
 
 
 def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event) -> None:
-    """Not given up: it ends with its result, and so does what waits for it."""
+    """The work is not cancelled: it ends with its result, and so does what waits for it."""
 
     async def run() -> None:
         pool, most = ThreadPool(2, "few", PATIENCE_S, replace_after=0.05), 0
@@ -132,13 +132,13 @@ def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event
             stuck.set()
             assert await asyncio.gather(*pieces) == list(range(19))
         assert most <= 4 < len(at_work)
-        assert len(at_work) == 19  # what nothing awaited any more was not begun
+        assert len(at_work) == 19  # work without a waiter was not begun
         pool.close()
 
     asyncio.run(run())
 
 
-def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> None:
+def test_work_without_a_waiter_is_not_begun(stuck: threading.Event) -> None:
     async def run() -> None:
         pool, begun = ThreadPool(1, "one", PATIENCE_S), list[str]()
         first = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m")))
@@ -157,16 +157,16 @@ def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> 
 
 
 def test_one_owner_s_work_does_not_hold_up_another_s(stuck: threading.Event) -> None:
-    """Of one thread, while much work of one owner waits; the last piece is small, and its owner has no other."""
+    """One thread, with much waiting work of one owner; the last piece is small and of another owner."""
 
     async def run() -> None:
         pool, order = ThreadPool(1, "one", PATIENCE_S), list[str]()
         blocking = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m", "evil", 250_000)))
         while not pool._running:
             await asyncio.sleep(0.001)
-        evil = [pool.run(lambda: order.append("evil"), WorkInfo("it", "m", "evil", 250_000)) for _ in range(60)]
+        hanging = [pool.run(lambda: order.append("evil"), WorkInfo("it", "m", "evil", 250_000)) for _ in range(60)]
         good = [pool.run(lambda: order.append("good"), WorkInfo("it", "m", "good", size)) for size in (300_000, 5)]
-        everything = asyncio.gather(*evil, *good)
+        everything = asyncio.gather(*hanging, *good)
         await asyncio.sleep(0)  # all of it waits now
         stuck.set()
         await asyncio.gather(blocking, everything)
@@ -176,7 +176,7 @@ def test_one_owner_s_work_does_not_hold_up_another_s(stuck: threading.Event) -> 
     asyncio.run(run())
 
 
-def test_what_has_not_begun_at_the_end_is_refused(stuck: threading.Event) -> None:
+def test_work_that_has_not_begun_at_the_end_is_rejected(stuck: threading.Event) -> None:
     async def run() -> None:
         pool = ThreadPool(1, "one", PATIENCE_S)
         first = asyncio.create_task(pool.run(stuck.wait, WorkInfo("it", "m")))
@@ -201,7 +201,7 @@ def test_a_tokenizer_that_hangs_takes_no_other_model_s_threads(
     stuck: threading.Event,
     threads_there_are: int,
 ) -> None:
-    """Requests with and without a deadline hang in one model's tokenizer; the other model answers."""
+    """Requests with and without a deadline hang in the tokenizer of one model; the other model answers."""
     real: Callable[..., Any] = Tokenizer.encode_batch
 
     def encode_batch(self: Tokenizer, texts: Any, **options: Any) -> Any:

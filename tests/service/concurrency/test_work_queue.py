@@ -1,4 +1,4 @@
-"""Whose work a free thread takes next."""
+"""The order in which free threads take work of several owners."""
 
 from threading import Thread
 
@@ -40,8 +40,8 @@ def test_a_small_piece_passes_large_ones_of_the_same_owner() -> None:
     assert "small" in taken(backlog, 2)
 
 
-def test_no_piece_starves() -> None:
-    """Small ones keep coming, of its owner and of another."""
+def test_no_piece_waits_for_ever() -> None:
+    """Small pieces keep coming, of its owner and of another."""
     backlog: WorkQueue[str] = WorkQueue()
     backlog.put("large", "a", 250_000)
     order = list[str]()
@@ -52,7 +52,7 @@ def test_no_piece_starves() -> None:
     assert "large" in order
 
 
-def test_what_is_wanted_no_more_is_not_taken() -> None:
+def test_cancelled_work_is_not_taken() -> None:
     backlog: WorkQueue[str] = WorkQueue()
     for name in ("first", "second", "third"):
         backlog.put(name, "", 1)
@@ -62,7 +62,7 @@ def test_what_is_wanted_no_more_is_not_taken() -> None:
     backlog.discard("first")
 
 
-def test_closing_ends_those_who_wait_and_returns_what_is_left() -> None:
+def test_closing_wakes_waiting_threads_and_returns_remaining_work() -> None:
     backlog: WorkQueue[str] = WorkQueue()
     found = list[str | None]()
     waiting = Thread(target=lambda: found.append(backlog.get()))

@@ -52,16 +52,16 @@ def config(*arguments: str, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stderr
 
 
-def said(*arguments: str) -> dict[str, tuple[Any, str]]:
+def settings_of(*arguments: str) -> dict[str, tuple[Any, str]]:
     every = json.loads(config(*arguments, "--json"))["settings"]
     return {name: (each["value"], each["origin"]) for name, each in every.items()}
 
 
-def test_every_value_says_where_it_comes_from(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_value_has_its_origin(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYHEAD_PORT", "9001")
     monkeypatch.setenv("polyhead_host", "127.0.0.2")
     monkeypatch.setenv("POLYHEAD_MAX_REQUESTS", "8")
-    found = said("--config", file, "--max-requests", "9")
+    found = settings_of("--config", file, "--max-requests", "9")
     assert found["max_requests"] == (9, "flag --max-requests")
     assert found["port"] == (9001, "environment POLYHEAD_PORT")
     assert found["host"] == ("127.0.0.2", "environment polyhead_host")
@@ -69,11 +69,11 @@ def test_every_value_says_where_it_comes_from(file: str, monkeypatch: pytest.Mon
     assert found["key_share"] == (0.25, f"{file}:9")
     assert found["threads"] == (0, "default")
     assert found["config"] == (file, "flag --config")
-    assert said("a=x", "--config", file)["models"] == ({"a": "x"}, "arguments")
+    assert settings_of("a=x", "--config", file)["models"] == ({"a": "x"}, "arguments")
     assert found.keys() == Settings.model_fields.keys()
 
 
-def test_the_lines_say_it_too(file: str) -> None:
+def test_text_output_has_origins_too(file: str) -> None:
     lines = config("--config", file, "--threads", "3").splitlines()
     assert [line.split("#")[0].strip() for line in lines if line.startswith(("port:", "threads:", "weights:"))] == [
         "port: 9000",
@@ -99,7 +99,7 @@ def test_the_lines_say_it_too(file: str) -> None:
         ("--log-level", "debug", "--request-seconds", "0.5", "--key-share", "1e-3", "--max-requests", "1000000"),
     ],
 )
-def test_what_is_printed_is_a_file_that_says_the_same(file: str, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_the_output_is_a_file_with_the_same_settings(file: str, tmp_path: Path, flags: tuple[str, ...]) -> None:
     again = tmp_path / "again.yaml"
     keyless = "".join(line for line in EVERYTHING.splitlines(keepends=True) if "api_keys" not in line)
     Path(file).write_text(keyless)
@@ -108,7 +108,9 @@ def test_what_is_printed_is_a_file_that_says_the_same(file: str, tmp_path: Path,
     assert read_settings({"config": str(again)}).model_dump(exclude={"config"}) == first.model_dump(exclude={"config"})
 
 
-def test_no_key_is_shown_and_no_mask_is_a_key(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_masked_and_a_mask_is_not_accepted_as_a_key(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POLYHEAD_API_KEY", "s3cret")
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"crawler: {{hash: 'sha256:{sha256(b'x').hexdigest()}', models: [chat], tokens_per_minute: 10}}\n")
@@ -129,7 +131,7 @@ def test_no_key_is_shown_and_no_mask_is_a_key(file: str, tmp_path: Path, monkeyp
     again = tmp_path / "again.yaml"
     again.write_text(text)
     fed = read_settings({"config": str(again)})
-    assert fed.api_key == SecretStr("s3cret"), "from the environment still"
+    assert fed.api_key == SecretStr("s3cret"), "the value of the environment is kept"
     assert fed.api_keys == {}
     again.write_text(text.replace("# api_key", "api_key"))
     monkeypatch.delenv("POLYHEAD_API_KEY")
@@ -137,7 +139,7 @@ def test_no_key_is_shown_and_no_mask_is_a_key(file: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "error"),
     [
         (("--prot", "1"), "no setting is called 'prot'; did you mean port?"),
         (("--port", "x"), "port: should be a valid integer"),
@@ -146,8 +148,8 @@ def test_no_key_is_shown_and_no_mask_is_a_key(file: str, tmp_path: Path, monkeyp
         (("--metrics-access", "key"), "metrics_access: no key has the scope metrics"),
     ],
 )
-def test_what_serve_would_refuse_config_refuses(arguments: tuple[str, ...], complaint: str) -> None:
-    assert complaint in config(*arguments, code=2)
+def test_config_rejects_what_serve_rejects(arguments: tuple[str, ...], error: str) -> None:
+    assert error in config(*arguments, code=2)
 
 
 def test_unknown_names_of_any_place_are_refused_with_the_nearest(
@@ -162,7 +164,7 @@ def test_unknown_names_of_any_place_are_refused_with_the_nearest(
     assert "polyhead_prot: no setting is called 'prot'; did you mean port?" in config(code=2)
 
 
-# The file
+# The settings file
 
 
 def written(tmp_path: Path, text: str) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def written(tmp_path: Path, text: str) -> dict[str, Any]:
     return yaml_file.read_yaml(str(tmp_path / "a.yaml")).values
 
 
-def test_words_are_words_and_numbers_numbers(tmp_path: Path) -> None:
+def test_types_of_yaml_values(tmp_path: Path) -> None:
     text = "a: no\nb: 1:30\nc: 010\nd: 2026-11-22\n1: 2\n<<: x\ne: [1, -2, 0.5, 1.e+5, true, null, ~, '', '1']\nf:"
     assert written(tmp_path, text) == {
         "a": "no",
@@ -187,7 +189,7 @@ def test_words_are_words_and_numbers_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "error"),
     [
         ("port: 1\nport: 2", ":2: 'port' stands twice"),
         ("models:\n  a: x\n  a: y", ":3: 'a' stands twice"),
@@ -200,13 +202,13 @@ def test_words_are_words_and_numbers_numbers(tmp_path: Path) -> None:
         ("[" * 600, " is nested too deeply"),
     ],
 )
-def test_a_file_that_means_two_things_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+def test_ambiguous_yaml_is_rejected(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises(yaml_file.YamlFileError) as caught:
         written(tmp_path, text)
-    assert str(caught.value).startswith(f"{tmp_path / 'a.yaml'}{complaint}")
+    assert str(caught.value).startswith(f"{tmp_path / 'a.yaml'}{error}")
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_invalid_utf8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff")
     with pytest.raises(yaml_file.YamlFileError, match="is not UTF-8 text"):
         yaml_file.read_yaml(str(tmp_path / "a.yaml"))
@@ -231,7 +233,7 @@ def test_the_schema_describes_every_setting_of_the_file(schema: Draft202012Valid
     assert properties["api_keys"]["anyOf"][0]["additionalProperties"]["writeOnly"] is True
 
 
-def test_what_is_a_file_fits_the_schema(schema: Draft202012Validator, tmp_path: Path) -> None:
+def test_valid_files_match_the_schema(schema: Draft202012Validator, tmp_path: Path) -> None:
     for text in (EVERYTHING.replace("yes", "true"), config(), config("a=x", "--drain-seconds", "3")):
         schema.validate(written(tmp_path, text))
     for wrong in (
@@ -246,5 +248,5 @@ def test_what_is_a_file_fits_the_schema(schema: Draft202012Validator, tmp_path: 
         assert not schema.is_valid(written(tmp_path, wrong)), wrong
 
 
-def test_printed_yaml_means_the_same_to_any_reader() -> None:
+def test_printed_yaml_is_read_alike_by_other_parsers() -> None:
     assert yaml.safe_load(config("a=yes", "--host", "no"))["host"] == "no"

@@ -56,7 +56,7 @@ def refused(path: str) -> str:
 # The file
 
 
-def test_a_file_says_what_each_key_may(file: File) -> None:
+def test_a_file_has_the_permissions_of_each_key(file: File) -> None:
     text = f"""
 search:
   hash: {HASH}
@@ -105,74 +105,74 @@ mail:
         ('a: "\\U00110000"', "is not a YAML file that can be read"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where_and_why(file: File, text: str, said: str) -> None:
+def test_errors_in_a_file_have_their_place(file: File, text: str, said: str) -> None:
     found = refused(file(text))
     assert said in found
     assert "keys.yaml" in found
     assert "in-the-open" not in found
 
 
-def test_all_that_is_wrong_with_a_file_is_said_at_once(file: File) -> None:
+def test_all_errors_of_a_file_are_reported_together(file: File) -> None:
     assert len(refused(file("a: {hash: x}\nb: {hash: y, scopes: [z]}")).splitlines()) == 3
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file() -> None:
     assert refused("/nowhere.yaml") == "keys_file: /nowhere.yaml cannot be read: No such file or directory"
 
 
-# Whose key it is
+# Owners of keys
 
 
-def whose(of: Keys, shown: str, path: str = "/v1/completions", method: str = "POST") -> str:
+def owner_of(of: Keys, shown: str, path: str = "/v1/completions", method: str = "POST") -> str:
     scope = of.required_scope(path, method)
     key = of.authenticate(scope, shown)
     of.authorize(key, scope)
     return key.name
 
 
-def test_keys_of_settings_and_file_open_together(file: File) -> None:
+def test_keys_of_settings_and_of_the_file_are_both_accepted(file: File) -> None:
     of = keys_of(api_key="one", api_keys=f"b={OTHER}", admin_key="boss", keys_file=file(f"a: {{hash: {HASH}}}"))
-    assert [whose(of, f"Bearer {key}") for key in ("one", "ph-a", "ph-b")] == ["default", "a", "b"]
-    assert whose(of, "bearer boss", "/admin/models") == "admin"
+    assert [owner_of(of, f"Bearer {key}") for key in ("one", "ph-a", "ph-b")] == ["default", "a", "b"]
+    assert owner_of(of, "bearer boss", "/admin/models") == "admin"
     assert set(of.names) == {"default", "a", "b", "admin"}
-    assert of.owners == {"default", "a", "b"}, "who administers has no share of the engine"
+    assert of.owners == {"default", "a", "b"}, "an administrator has no share of the engine"
 
 
 @pytest.mark.parametrize("shown", ["", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Basic one", "one"])
-def test_a_key_is_compared_whole(shown: str) -> None:
+def test_a_part_of_a_key_is_not_accepted(shown: str) -> None:
     with pytest.raises(Unauthorized):
-        whose(keys_of(api_key="one"), shown)
+        owner_of(keys_of(api_key="one"), shown)
 
 
-def test_a_hash_is_no_key(file: File) -> None:
+def test_a_hash_is_not_accepted_as_a_key(file: File) -> None:
     """A client that reads the file cannot use the hash as a key."""
     of = keys_of(api_keys=f"b={OTHER}", keys_file=file(f"a: {{hash: {HASH}}}"))
     for shown in (HASH, OTHER, HASH.removeprefix("sha256:")):
         with pytest.raises(Unauthorized):
-            whose(of, f"Bearer {shown}")
+            owner_of(of, f"Bearer {shown}")
 
 
-def test_a_key_of_other_letters_is_compared_as_the_bytes_that_came() -> None:
-    assert whose(keys_of(api_key="ключ"), f"Bearer {'ключ'.encode().decode('latin-1')}") == "default"
+def test_keys_are_compared_as_bytes() -> None:
+    assert owner_of(keys_of(api_key="ключ"), f"Bearer {'ключ'.encode().decode('latin-1')}") == "default"
 
 
-def test_an_administrators_key_alone_closes_nothing_else() -> None:
+def test_an_admin_key_alone_protects_only_admin_routes() -> None:
     of = keys_of(admin_key="boss")
-    assert whose(of, "") == ""
-    assert whose(of, "", "/v1/models", "GET") == ""
+    assert owner_of(of, "") == ""
+    assert owner_of(of, "", "/v1/models", "GET") == ""
     with pytest.raises(Unauthorized):
-        whose(of, "", "/admin/models", "GET")
+        owner_of(of, "", "/admin/models", "GET")
 
 
-def test_a_file_closes_whatever_its_keys_are_for(file: File) -> None:
+def test_a_keys_file_protects_all_routes(file: File) -> None:
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}, scopes: [metrics]}}"))
     with pytest.raises(Forbidden, match=r"the key 'a' may not use models: that needs the scope inference, it has metr"):
-        whose(of, "Bearer ph-a")
+        owner_of(of, "Bearer ph-a")
     assert not of.has_admin_key
     assert of.required_scope("/admin/models", "GET") == of.required_scope("/nowhere", "GET") == "inference"
 
 
-def test_one_slash_too_many_is_not_the_address_itself() -> None:
+def test_a_path_with_two_slashes_is_not_the_root() -> None:
     of = keys_of(api_key="one")
     assert of.required_scope("/", "GET") == "public"
     assert (
@@ -196,26 +196,26 @@ def test_one_slash_too_many_is_not_the_address_itself() -> None:
         ({"admin_key": "sha256:123"}, "after sha256: there must be the hash of a key"),
     ],
 )
-def test_keys_that_cannot_be(settings: dict[str, Any], said: str) -> None:
+def test_invalid_keys_are_rejected(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said.replace("*", r"\*")):
         keys_of(**settings)
 
 
-def test_a_name_of_the_settings_stands_in_no_file(file: File) -> None:
+def test_a_key_name_of_the_settings_is_rejected_in_the_file(file: File) -> None:
     path = file(f"a: {{hash: {HASH}}}")
     with pytest.raises(SettingsError, match="the name 'a' is used twice"):
         keys_of(api_keys="a=x", keys_file=path)
 
 
-def test_what_cannot_replace_the_keys_changes_nothing(file: File) -> None:
+def test_an_invalid_new_file_changes_nothing(file: File) -> None:
     of = keys_of(api_keys="b=x", keys_file=file(f"a: {{hash: {HASH}}}"))
     with pytest.raises(SettingsError):
         of.replace_file_keys([Key("b", sha256(b"y").digest())])
-    assert (whose(of, "Bearer ph-a"), whose(of, "Bearer x")) == ("a", "b")
+    assert (owner_of(of, "Bearer ph-a"), owner_of(of, "Bearer x")) == ("a", "b")
     of.replace_file_keys([Key("c", sha256(b"y").digest())])
-    assert (whose(of, "Bearer y"), whose(of, "Bearer x"), of.owners) == ("c", "b", {"b", "c"})
+    assert (owner_of(of, "Bearer y"), owner_of(of, "Bearer x"), of.owners) == ("c", "b", {"b", "c"})
     with pytest.raises(Unauthorized):
-        whose(of, "Bearer ph-a")
+        owner_of(of, "Bearer ph-a")
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -235,7 +235,7 @@ def followed(of: Keys, act: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("fault", [SettingsError("no keys"), OverflowError("too large"), AssertionError("ours")])
-def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
+def test_after_any_read_error_the_next_file_is_read(
     file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
 ) -> None:
     """If the task ended at the first error, a key that is removed later would stay valid for ever."""
@@ -249,7 +249,7 @@ def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
         monkeypatch.setattr(keys, "read_keys", fail)
         file("# an edit")
         await until(lambda: "the keys are unchanged" in caplog.text)
-        assert whose(of, "Bearer ph-a") == "a"
+        assert owner_of(of, "Bearer ph-a") == "a"
         monkeypatch.setattr(keys, "read_keys", whole)
         file(f"b: {{hash: {OTHER}}}")
         await until(lambda: list(of.names) == ["b"])
@@ -257,7 +257,7 @@ def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
     followed(of, act)
 
 
-def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
+def test_unexpected_errors_of_the_parser_are_errors_of_the_file(
     file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(security, "KEYS_POLL_S", 0.01)
@@ -272,7 +272,7 @@ def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
     followed(of, act)
 
 
-def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_after_two_checks_without_a_change(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is still being written is read when it is complete."""
     monkeypatch.setattr(security, "KEYS_POLL_S", 0)
     of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
@@ -337,11 +337,11 @@ def test_models_by_name_and_by_pattern() -> None:
     ]
 
 
-# A minute
+# Limits for each minute
 
 
-class Hand:
-    """A clock that the test moves."""
+class ManualClock:
+    """A clock that the test sets."""
 
     now = 100.0
 
@@ -359,7 +359,7 @@ def enter(quota: Quota) -> int:
 
 
 def test_requests_of_a_minute_and_the_wait_for_the_next() -> None:
-    clock = Hand()
+    clock = ManualClock()
     quota = Quota(Key("a", requests_per_minute=6), clock)
     assert [enter(quota) for _ in range(8)] == [0] * 6 + [10] * 2
     clock.now += 9
@@ -367,26 +367,26 @@ def test_requests_of_a_minute_and_the_wait_for_the_next() -> None:
     clock.now += 1
     assert [enter(quota), enter(quota)] == [0, 10]
     clock.now += 3600
-    assert [enter(quota) for _ in range(7)] == [0] * 6 + [10], "rest is saved for a minute only"
+    assert [enter(quota) for _ in range(7)] == [0] * 6 + [10], "unused quota is saved for one minute only"
 
 
-def test_tokens_may_be_owed_and_the_debt_is_waited_for() -> None:
-    clock, key = Hand(), Key("a", tokens_per_minute=60)
+def test_tokens_beyond_the_quota_delay_the_next_request() -> None:
+    clock, key = ManualClock(), Key("a", tokens_per_minute=60)
     quotas = Quotas(clock)
     quota = quotas.quota_of(key)
     assert enter(quota) == 0
     quotas.add_submitted("a", [Generate("1", (1,) * 50, 100)])
-    assert enter(quota) == 0, "something is left"
+    assert enter(quota) == 0, "some quota is left"
     quotas.add_ended(RequestEnd("chat", "generate", "done", 1.0, 50, 40, terms=Terms("a")))
-    assert enter(quota) == 31  # thirty are owed, and one is to be left
+    assert enter(quota) == 31  # a debt of thirty, and one token must be left
     clock.now += 31
     assert enter(quota) == 0
     quotas.add_submitted("b", [Generate("1", (1,) * 50, 100)])
-    assert enter(quotas.quota_of(key)) == 0, "what others spend is theirs"
+    assert enter(quotas.quota_of(key)) == 0, "other keys have their own quota"
 
 
-def test_a_key_without_limits_is_never_refused_and_never_remembered() -> None:
-    quotas = Quotas(Hand())
+def test_a_key_without_limits_is_never_rejected_and_has_no_bucket() -> None:
+    quotas = Quotas(ManualClock())
     for number in range(100):
         key = Key(f"a{number}")
         quotas.quota_of(key).take_request()
@@ -396,7 +396,7 @@ def test_a_key_without_limits_is_never_refused_and_never_remembered() -> None:
 
 
 def test_a_key_whose_limits_change_begins_anew_and_another_does_not() -> None:
-    clock = Hand()
+    clock = ManualClock()
     quotas = Quotas(clock)
     key = Key("a", requests_per_minute=1)
     assert (enter(quotas.quota_of(key)), enter(quotas.quota_of(key))) == (0, 60)
@@ -404,7 +404,7 @@ def test_a_key_whose_limits_change_begins_anew_and_another_does_not() -> None:
     assert enter(quotas.quota_of(Key("a", requests_per_minute=2))) == 0
 
 
-def test_several_answers_to_one_prompt_read_it_once() -> None:
+def test_several_answers_to_one_prompt_count_its_tokens_once() -> None:
     alike = [Generate(f"{n}", (1, 2, 3), 4, group="g") for n in range(5)]
     assert (
         count_spent_tokens([*alike, Generate("x", (1, 2), 4), Generate("y", (1, 2), 4), Encode("z", (1,))])
@@ -412,8 +412,8 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
     )
 
 
-def test_a_bucket_at_its_edge() -> None:
-    clock = Hand()
+def test_limits_of_a_bucket() -> None:
+    clock = ManualClock()
     bucket = RateBucket(7, clock)
     bucket.spend(7)
     assert (bucket.remaining, bucket.wait_seconds()) == (0, 9)
@@ -421,8 +421,8 @@ def test_a_bucket_at_its_edge() -> None:
     assert bucket.wait_seconds() == 0
 
 
-def test_what_is_left_is_told_in_the_words_of_either_client() -> None:
-    clock = Hand()
+def test_the_remaining_quota_has_the_headers_of_both_clients() -> None:
+    clock = ManualClock()
     quota = Quota(Key("a", requests_per_minute=6, tokens_per_minute=100), clock)
     quota.take_request()
     quota.tokens.spend(250)
@@ -447,7 +447,7 @@ def made(*arguments: str, given: str = "") -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_a_key_is_made_and_opens(file: File) -> None:
+def test_a_new_key_is_accepted(file: File) -> None:
     code, entry, said = made("search", "--models", "chat,chat:*", "--tokens-per-minute", "100")
     assert code == 0
     key = said.split()[-1]
@@ -461,7 +461,7 @@ def test_a_key_is_made_and_opens(file: File) -> None:
     assert made("search")[1] != entry
 
 
-def test_a_key_that_one_has_is_hashed_if_it_is_long() -> None:
+def test_an_own_key_is_hashed_if_it_is_long_enough() -> None:
     code, entry, said = made("search", "--stdin", given="k" * 32 + "\n")
     assert (code, said) == (0, "")
     assert yaml.safe_load(entry)["search"]["hash"] == "sha256:" + sha256(b"k" * 32).hexdigest()
@@ -482,7 +482,7 @@ def test_a_key_that_one_has_is_hashed_if_it_is_long() -> None:
         (["a", "--requests-per-minute", "2000000"], "requests_per_minute: should be less than"),
     ],
 )
-def test_a_key_that_cannot_be_is_not_made(arguments: list[str], said: str) -> None:
+def test_invalid_key_names_are_rejected(arguments: list[str], said: str) -> None:
     code, entry, error = made(*arguments)
     assert (code, entry) == (2, "")
     assert said in error

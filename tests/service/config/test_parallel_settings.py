@@ -30,7 +30,7 @@ def test_a_deployment_has_a_model_with_its_adapters_or_a_pool() -> None:
 
 
 @pytest.mark.parametrize(("cpus", "threads", "given"), [(0.5, 1, 0), (2.5, 2, 0), (4, 3, 3)])
-def test_a_replica_computes_on_the_cores_kept_for_it(cpus: float, threads: int, given: int) -> None:
+def test_a_replica_has_threads_for_its_reserved_cores(cpus: float, threads: int, given: int) -> None:
     assert with_threads(Settings(replica_cpus=cpus, threads=given)).threads == threads
 
 
@@ -50,7 +50,7 @@ def test_a_replica_computes_on_the_cores_kept_for_it(cpus: float, threads: int, 
         ({"pools": {"small": ["a:x"]}, "models": MODELS}, "'a:x' is an adapter"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
+def test_invalid_combinations_are_rejected(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         read_settings(asked)
 
@@ -66,18 +66,18 @@ def test_numbers_and_ranges() -> None:
     assert list(read_settings({}).replica_port_range) == [0]
 
 
-def test_a_flag_that_is_yes_or_no_needs_no_value() -> None:
+def test_a_boolean_flag_needs_no_value() -> None:
     assert flags.parse_flags(["--ray", "chat=x"]) == {"ray": "true", "models": ["chat=x"]}
     assert flags.parse_flags(["chat=x", "--ray"])["ray"] == "true"
     assert flags.parse_flags(["--ray", "false", "--port", "1"]) == {"ray": "false", "port": "1"}
 
 
-def test_without_ray_it_is_said_how_to_get_it(
+def test_without_ray_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "polyhead.service.fleet.ray_app", raising=False)
-    with pytest.raises(BaseException) as raised:  # noqa: PT011  # however the command line ends
+    with pytest.raises(BaseException) as raised:  # noqa: PT011  # the command line may end in any way
         cli.choose_server(Settings(ray=True))
     assert "polyhead[ray]" in str(raised.value) + capsys.readouterr().err
     with pytest.raises(SettingsError, match="--ray serves replicas"):

@@ -71,7 +71,7 @@ def test_models_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("models", "said"),
+    ("models", "message"),
     [
         (["./llama"], "'./llama' is not of the form name=source"),
         (["chat="], "'chat=' is not of the form name=source"),
@@ -82,21 +82,21 @@ def test_models_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.Mo
         (7, "models: "),
     ],
 )
-def test_models_that_cannot_be(models: object, said: str) -> None:
-    assert said in refused({"models": models})
+def test_invalid_models_are_rejected(models: object, message: str) -> None:
+    assert message in refused({"models": models})
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("port", 65536), ("port", "http"), ("precision", "float16"), ("max_requests", 0), ("drain_seconds", -1)],
 )
-def test_every_complaint_names_its_setting_and_where_it_is_set(name: str, value: object) -> None:
-    said = refused({name: value})
-    assert said.startswith(f"{name}: should be ")
-    assert f"--{name.replace('_', '-')}, POLYHEAD_{name.upper()} or {name} in the file" in said
+def test_errors_name_the_setting_and_its_origin(name: str, value: object) -> None:
+    message = refused({name: value})
+    assert message.startswith(f"{name}: should be ")
+    assert f"--{name.replace('_', '-')}, POLYHEAD_{name.upper()} or {name} in the file" in message
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     assert len(refused({"port": -1, "threads": -1, "host": ""}).splitlines()) == 3
 
 
@@ -109,7 +109,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch:
     assert "POLYHEAD_MAX_REQUEST: no setting is called 'max_request'; did you mean max_requests?" in refused({})
 
 
-def test_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_a_kubernetes_service_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
         monkeypatch.setenv(f"POLYHEAD_{name}", "10.0.0.1")
     assert read_settings({}).port == 8000
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: str) -> None:
     assert any(name in refused({"config": str(file)}) for name in (str(file), "port"))
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file() -> None:
     assert refused({"config": "/nowhere.yaml"}) == "config: /nowhere.yaml cannot be read: No such file or directory"
 
 
@@ -137,22 +137,22 @@ def test_the_key_is_never_shown() -> None:
     assert "s3cret" not in f"{settings!r} {settings} {settings.model_dump_json()}"
 
 
-def test_models_are_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_folder_is_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert read_settings({}).model_dir == tmp_path / "polyhead" / "models"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # relative paths are ignored, as the specification requires
     assert read_settings({}).model_dir == Path.home() / ".cache" / "polyhead" / "models"
     assert read_settings({"model_dir": "~/m"}).model_dir == Path.home() / "m"
 
 
 @pytest.mark.parametrize("name", ["model_dir", "model_root", "keys_file", "config"])
-def test_the_home_of_nobody_is_said(name: str) -> None:
-    said = refused({name: "~no-such-user/x"})
-    assert said.startswith(f"{name}: ")
-    assert "name of no user of this machine" in said
+def test_a_missing_home_folder_is_an_error(name: str) -> None:
+    message = refused({name: "~no-such-user/x"})
+    assert message.startswith(f"{name}: ")
+    assert "name of no user of this machine" in message
 
 
-def test_what_the_user_set_for_libraries_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_libraries_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LIBRARY_DEFAULTS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
@@ -190,10 +190,10 @@ def test_step_tokens_leave_room_for_prompts() -> None:
     assert "step_tokens: 64 tokens a step for max_running 64" in refused({"step_tokens": 64})
 
 
-def test_keys_are_never_quoted() -> None:
-    said = refused({"api_keys": "s3cret"})
-    assert "not of the form name=key" in said
-    assert "s3cret" not in said
+def test_errors_do_not_contain_keys() -> None:
+    message = refused({"api_keys": "s3cret"})
+    assert "not of the form name=key" in message
+    assert "s3cret" not in message
 
 
 def test_pairs_of_weights_and_keys() -> None:

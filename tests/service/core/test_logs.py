@@ -1,4 +1,4 @@
-"""The log: what a line says of a request, what it never says, and that nobody but the server begins one."""
+"""The log: the contents of a line for a request, what it never contains, and that no client can begin a line."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from polyhead.service.core import logs
 from tests.support.faults import Fault
-from tests.support.processes import PATIENCE, Faulted
+from tests.support.processes import PATIENCE, FaultServer
 
 KEY, ADMIN = "a-key-that-nobody-may-see", "another-such-key"
 SECRET = "zebra umbrella"
@@ -28,19 +28,21 @@ HOSTILE = f"x\r\n{FORGED}\n{FORGED}\x1b[31m\x9b2J\x85{FORGED}\u2028{FORGED}\u202
 CONSOLE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S|  \| ")
 CLIENT = httpx.Client(timeout=PATIENCE, verify=False)
 COMPLETIONS = "/v1/completions"
-Served = tuple[Faulted, str]
+Served = tuple[FaultServer, str]
 
 
 @pytest.fixture(scope="module", params=["json", "console"])
-def served(request: pytest.FixtureRequest, faulted: Callable[..., Faulted], tiny_generator: Path) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, start_fault_server: Callable[..., FaultServer], tiny_generator: Path
+) -> Iterator[Served]:
     keys = "--api-keys", f"search={KEY}", "--admin-key", ADMIN
-    process = faulted(f"chat={tiny_generator}", *keys, "--log-format", request.param)
+    process = start_fault_server(f"chat={tiny_generator}", *keys, "--log-format", request.param)
     yield process, request.param
     process.child.kill()
     process.child.wait()
 
 
-def bearing(key: str = KEY, **others: str) -> dict[str, str]:
+def authorization(key: str = KEY, **others: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}", **others}
 
 
@@ -49,11 +51,11 @@ def asked(**others: Any) -> dict[str, Any]:
 
 
 def post(served: Served, path: str, body: Any, **headers: str) -> httpx.Response:
-    return CLIENT.post(served[0].url + path, json=body, headers=bearing(**headers))
+    return CLIENT.post(served[0].url + path, json=body, headers=authorization(**headers))
 
 
 def line_of(served: Served, id: str) -> dict[str, Any]:
-    """The line of the request with that id; of a line for people only its text."""
+    """The line of the request with that id; of a text line its message."""
     process, shape = served
 
     def found() -> dict[str, Any] | None:
@@ -68,7 +70,7 @@ def line_of(served: Served, id: str) -> dict[str, Any]:
 
 
 def raw(served: Served, sent: bytes) -> bytes:
-    """What is answered to these bytes on a connection of their own."""
+    """The answer to these bytes on a connection of their own."""
     address = urlsplit(served[0].url)
     with socket.create_connection((address.hostname, address.port), PATIENCE) as connection:
         connection.sendall(sent)
@@ -76,10 +78,10 @@ def raw(served: Served, sent: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-# What a line says
+# Contents of a line
 
 
-def test_a_request_has_one_line_that_says_how_it_went(served: Served) -> None:
+def test_a_request_has_one_line_with_its_outcome(served: Served) -> None:
     answer = post(served, COMPLETIONS, asked(), **{"X-Request-Id": "how-1"})
     line = line_of(served, "how-1")
     usage = answer.json()["usage"]
@@ -99,7 +101,7 @@ def test_a_request_has_one_line_that_says_how_it_went(served: Served) -> None:
     assert "reason" not in line
 
 
-def test_who_is_refused_has_a_reason(served: Served) -> None:
+def test_a_rejected_request_has_a_reason(served: Served) -> None:
     CLIENT.post(served[0].url + COMPLETIONS, json=asked(), headers={"X-Request-Id": "why-1"})
     post(served, COMPLETIONS, asked(model="nobody"), **{"X-Request-Id": "why-2"})
     late = post(served, COMPLETIONS, asked(), **{"X-Request-Id": "why-3", "X-Request-Timeout": "0.001"})
@@ -113,7 +115,7 @@ def test_who_is_refused_has_a_reason(served: Served) -> None:
     assert [line["reason"] for line in lines] == ["invalid_api_key", "not_found", "expired"]
 
 
-def test_who_leaves_has_aborted(served: Served) -> None:
+def test_a_disconnected_request_has_the_outcome_aborted(served: Served) -> None:
     address = urlsplit(served[0].url)
     content = json.dumps(asked()).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: left\r\nContent-Length: {len(content)}\r\n"
@@ -123,14 +125,16 @@ def test_who_leaves_has_aborted(served: Served) -> None:
     assert "aborted" in (line["message"] if served[1] == "console" else line["outcome"])
 
 
-# What it never says
+# What a line never contains
 
 
-def test_ids_come_back_whatever_happens_and_a_fault_is_told_without_what_was_asked(served: Served) -> None:
+def test_ids_are_returned_and_an_internal_error_has_no_contents_of_the_request(served: Served) -> None:
     process, _ = served
     streamed = post(served, COMPLETIONS, asked(stream=True), **{"X-Request-Id": "id-stream"})
     assert streamed.text.rstrip().endswith("[DONE]")
-    missing = CLIENT.get(f"{process.url}/nowhere?key={KEY}&q={SECRET}", headers=bearing(**{"X-Request-Id": "id-404"}))
+    missing = CLIENT.get(
+        f"{process.url}/nowhere?key={KEY}&q={SECRET}", headers=authorization(**{"X-Request-Id": "id-404"})
+    )
     process.arm(Fault("raise"))
     failed = post(served, COMPLETIONS, asked(), **{"X-Request-Id": "id-500"})
     process.arm()
@@ -147,11 +151,11 @@ def test_ids_come_back_whatever_happens_and_a_fault_is_told_without_what_was_ask
     assert not [text for text in texts if len(text) > 3 and text in told]
 
 
-# Who begins a line
+# Line breaks
 
 
 def hostile_requests() -> Iterator[bytes]:
-    """What comes as it is, whether HTTP allows it or not."""
+    """Invalid requests too."""
     key, end = f"Authorization: Bearer {KEY}\r\n", "Connection: close\r\n\r\n"
     for name in ("X-Request-Id", "tracestate", "traceparent", "User-Agent", "X-Request-Timeout"):
         for byte in (b"\x1b[31m", b"\x9b", b"\xe2\x80\xa8", b"\x85", b"\x0b", b"\n ", b"\r"):
@@ -172,27 +176,27 @@ def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:
     post(served, COMPLETIONS, asked(model=HOSTILE))
     post(served, COMPLETIONS, {HOSTILE: 1})
     for body in ({"name": HOSTILE, "source": "/nowhere"}, {"name": "fine", "source": HOSTILE}):
-        CLIENT.post(f"{process.url}/admin/models", json=body, headers=bearing(ADMIN))
+        CLIENT.post(f"{process.url}/admin/models", json=body, headers=authorization(ADMIN))
     post(served, COMPLETIONS, asked(), **{"X-Request-Id": "last"})
     line_of(served, "last")
     whole = "\n".join(line["message"] for line in process.lines)
     if shape == "json":
-        assert all("level" in line for line in process.lines), "a line that is no object"
+        assert all("level" in line for line in process.lines), "a line that is not an object"
     else:
-        lines = [line["message"] for line in process.lines]  # as the pipe gave them: \n and \r end one
+        lines = [line["message"] for line in process.lines]  # as in the pipe: \n and \r end a line
         assert not [line for line in lines if not CONSOLE.match(line)]
         assert not logs.UNSAFE_CHARS.search(whole.replace("\n", ""))
-    assert FORGED in whole, "it was quoted somewhere, else this says nothing"
+    assert FORGED in whole, "it was quoted in no line, so the test would show nothing"
 
 
-# The formats themselves
+# The formats
 
 
 @contextmanager
 def writing(shape: Any) -> Iterator[None]:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
-    logging.captureWarnings(False)  # as they may be since a test that has left what it changed to pytest
+    logging.captureWarnings(False)  # reset what an earlier test may have changed in pytest
     try:
         logs.configure_logging(shape, "info")
         yield
@@ -206,12 +210,12 @@ def record(message: str, error: BaseException | None = None) -> logging.LogRecor
     return logging.LogRecord("a", logging.INFO, "", 0, "%s", (message,), info)
 
 
-ANY = st.text(st.characters(codec=None, categories=None))  # halves of characters, too
+ANY = st.text(st.characters(codec=None, categories=None))  # unpaired surrogates, too
 
 
 @settings(max_examples=100, deadline=None)
 @given(ANY)
-def test_a_message_is_one_line_of_what_can_be_seen(text: str) -> None:
+def test_a_message_is_one_line_of_printable_characters(text: str) -> None:
     for line in (logs.ConsoleFormatter().format(record(text)), logs.JsonFormatter().format(record(text))):
         assert len(line.splitlines()) == 1
         assert not logs.UNSAFE_CHARS.search(line)
@@ -220,7 +224,7 @@ def test_a_message_is_one_line_of_what_can_be_seen(text: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text())
-def test_for_machines_nothing_is_lost(text: str) -> None:
+def test_json_lines_keep_all_characters(text: str) -> None:
     assert json.loads(logs.JsonFormatter().format(record(text)))["message"] == text
 
 
@@ -244,7 +248,7 @@ def test_the_lines_of_a_traceback_are_marked(text: str) -> None:
 
 
 @pytest.mark.parametrize("code", [*b"\x1b\n\r\x0b\x0c\x7f\x85\x9b", 0x2028, 0x2029, 0x202E, 0x2066, 0xD800])
-def test_what_moves_a_terminal_or_ends_a_line_is_written_out(code: int) -> None:
+def test_control_characters_are_escaped(code: int) -> None:
     line = logs.ConsoleFormatter().format(record(f"a{chr(code)}b"))
     assert chr(code) not in line
     assert re.search(rf"a(\\u{code:04x}|\\n|\\r)b$", line)

@@ -1,4 +1,4 @@
-"""Who takes what others leave stays within its share where others are busy, and has all of it where they are not."""
+"""Background work stays within its share while other workers are busy, and gets all of the time while they are idle."""
 
 from dataclasses import dataclass
 
@@ -30,8 +30,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def live(clock: Clock, step: float, pause: float, piece: float, seconds: float) -> tuple[float, float]:
-    """Time that others and the patient one had, where others want a step after every pause, if they get it or not."""
+def simulate(clock: Clock, step: float, pause: float, piece: float, seconds: float) -> tuple[float, float]:
+    """The time of the other workers and of the background work, if the others want a step after every pause, whether
+    they get it or not."""
     turns, others, mine = BackgroundThrottle(), 0.0, 0.0
     until, wanted = clock.now + seconds, clock.now
     while clock.now < until:
@@ -51,13 +52,13 @@ def live(clock: Clock, step: float, pause: float, piece: float, seconds: float) 
     return others, mine
 
 
-def test_a_moment_between_two_steps_is_not_taken(clock: Clock) -> None:
-    live(clock, 0.040, 0.002, 0.1, 5 * DECAY_S)
-    others, mine = live(clock, 0.040, 0.002, 0.1, 60.0)
+def test_background_work_does_not_use_the_gap_between_two_steps(clock: Clock) -> None:
+    simulate(clock, 0.040, 0.002, 0.1, 5 * DECAY_S)
+    others, mine = simulate(clock, 0.040, 0.002, 0.1, 60.0)
     assert mine / (others + mine) == pytest.approx(BACKGROUND_SHARE, rel=0.25)
 
 
-def test_one_that_is_alone_has_all_of_the_time(clock: Clock) -> None:
+def test_background_work_alone_gets_all_of_the_time(clock: Clock) -> None:
     turns = BackgroundThrottle()
     for _ in range(5):
         assert turns.select_runnable([MINE]) == [MINE]
@@ -67,7 +68,9 @@ def test_one_that_is_alone_has_all_of_the_time(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("piece", [0.02, 0.3, 1.5])
-def test_a_short_step_of_others_does_not_hold_back_who_is_alone_after_it(clock: Clock, piece: float) -> None:
+def test_a_short_step_of_others_does_not_delay_background_work_that_is_alone_afterwards(
+    clock: Clock, piece: float
+) -> None:
     turns = BackgroundThrottle()
     turns.record_turn(OTHERS, clock.now, clock.now + 0.001)
     clock.now += 0.001
@@ -77,19 +80,19 @@ def test_a_short_step_of_others_does_not_hold_back_who_is_alone_after_it(clock: 
         clock.now += piece
 
 
-def test_long_pieces_stay_within_the_share_where_others_are_busy(clock: Clock) -> None:
-    live(clock, 0.040, 0.002, 1.5, 5 * DECAY_S)
-    others, mine = live(clock, 0.040, 0.002, 1.5, 300.0)
+def test_long_pieces_stay_within_the_share_while_others_are_busy(clock: Clock) -> None:
+    simulate(clock, 0.040, 0.002, 1.5, 5 * DECAY_S)
+    others, mine = simulate(clock, 0.040, 0.002, 1.5, 300.0)
     assert mine / (others + mine) == pytest.approx(BACKGROUND_SHARE, rel=0.25)
 
 
-def test_where_others_want_little_the_rest_is_taken(clock: Clock) -> None:
-    others, mine = live(clock, 0.005, 0.095, 0.05, 30.0)
+def test_background_work_uses_the_time_that_others_leave(clock: Clock) -> None:
+    others, mine = simulate(clock, 0.005, 0.095, 0.05, 30.0)
     assert mine > 5 * others
 
 
-def after_both(clock: Clock) -> BackgroundThrottle:
-    """Others were busy for long, then the patient one had a tenth of a second."""
+def state_after_both(clock: Clock) -> BackgroundThrottle:
+    """The others were busy for long, then the background work had a tenth of a second."""
     turns = BackgroundThrottle()
     turns.record_turn(OTHERS, clock.now, clock.now + 5)
     turns.record_turn(MINE, clock.now + 5, clock.now + 5.1)
@@ -97,15 +100,15 @@ def after_both(clock: Clock) -> BackgroundThrottle:
     return turns
 
 
-def test_others_are_never_held(clock: Clock) -> None:
-    turns = after_both(clock)
+def test_other_workers_are_never_delayed(clock: Clock) -> None:
+    turns = state_after_both(clock)
     assert turns.select_runnable([MINE, OTHERS]) == [OTHERS]
     assert turns.wait_s == pytest.approx(0.1 * (1 / BACKGROUND_SHARE - 1))
-    clock.now += 10 * DECAY_S  # they have been quiet
+    clock.now += 10 * DECAY_S  # they were idle
     assert turns.select_runnable([MINE]) == [MINE]
 
 
-def test_nobody_is_waited_for_where_nobody_patient_wants_anything(clock: Clock) -> None:
-    turns = after_both(clock)
+def test_without_background_work_there_is_no_wait(clock: Clock) -> None:
+    turns = state_after_both(clock)
     assert turns.select_runnable([OTHERS]) == [OTHERS]
     assert turns.wait_s is None

@@ -1,4 +1,4 @@
-"""Blocks: who holds which, what is found again, what is taken first."""
+"""The block allocator: which sequences hold a block, which contents are found again, which blocks are evicted first."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def names(tokens: list[int], size: int) -> list[bytes]:
 
 
 def stored(blocks: BlockAllocator, tokens: list[int]) -> list[int]:
-    """Blocks that hold `tokens`, published; the caller holds them."""
+    """Blocks that hold `tokens` and are published; the caller holds references to them."""
     held: list[int] = []
     assert blocks.allocate(held, len(tokens))
     for block, key in zip(held, names(tokens, blocks.size), strict=False):
@@ -21,7 +21,7 @@ def stored(blocks: BlockAllocator, tokens: list[int]) -> list[int]:
     return held
 
 
-def test_a_name_depends_on_every_token_before() -> None:
+def test_the_hash_of_a_block_depends_on_every_token_before() -> None:
     assert names([1, 2, 3, 4], 2)[1] != names([9, 2, 3, 4], 2)[1]
     assert names([1, 2, 3, 4], 2)[1] != names([3, 4], 2)[0]
     assert names([1, 23], 2) != names([12, 3], 2)
@@ -29,7 +29,7 @@ def test_a_name_depends_on_every_token_before() -> None:
 
 
 @pytest.mark.parametrize(("length", "count"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (12, 3)])
-def test_grow_holds_just_enough(length: int, count: int) -> None:
+def test_grow_allocates_exactly_the_needed_blocks(length: int, count: int) -> None:
     blocks = BlockAllocator(3, 4)
     held: list[int] = []
     assert blocks.allocate(held, length)
@@ -37,7 +37,7 @@ def test_grow_holds_just_enough(length: int, count: int) -> None:
     blocks.check([held])
 
 
-def test_grow_changes_nothing_when_there_is_too_little() -> None:
+def test_grow_changes_nothing_without_enough_free_blocks() -> None:
     blocks = BlockAllocator(3, 4)
     held: list[int] = []
     assert blocks.allocate(held, 4)
@@ -45,10 +45,10 @@ def test_grow_changes_nothing_when_there_is_too_little() -> None:
     assert not blocks.allocate(held, 12, spare=1)
     assert len(held) == blocks.used_count == 1
     assert blocks.allocate(held, 8, spare=1)
-    assert blocks.allocate(held, 5, spare=99), "nothing is missing: nothing has to be spared"
+    assert blocks.allocate(held, 5, spare=99), "no block is missing, so nothing has to be kept free"
 
 
-def test_share_finds_the_longest_stored_beginning() -> None:
+def test_share_finds_the_longest_cached_prefix() -> None:
     blocks = BlockAllocator(8, 2)
     first = stored(blocks, [1, 2, 3, 4, 5, 6])
     second: list[int] = []
@@ -58,7 +58,7 @@ def test_share_finds_the_longest_stored_beginning() -> None:
     blocks.check([first, second])
 
 
-def test_share_gives_back_what_it_replaces() -> None:
+def test_share_frees_the_blocks_that_it_replaces() -> None:
     blocks = BlockAllocator(8, 2)
     late: list[int] = []
     assert blocks.allocate(late, 6)
@@ -70,7 +70,7 @@ def test_share_gives_back_what_it_replaces() -> None:
     assert blocks.used_count == 4
 
 
-def test_contents_outlive_their_holders_until_the_room_is_needed() -> None:
+def test_contents_stay_cached_until_their_blocks_are_needed() -> None:
     blocks = BlockAllocator(4, 2)
     old = stored(blocks, [1, 2, 3, 4])
     ids = list(old)
@@ -78,18 +78,18 @@ def test_contents_outlive_their_holders_until_the_room_is_needed() -> None:
     assert blocks.used_count == 0
     other: list[int] = []
     assert blocks.allocate(other, 4)
-    assert not set(other) & set(ids), "blocks without contents go first"
+    assert not set(other) & set(ids), "blocks without contents are used first"
     again: list[int] = []
     assert blocks.share_cached(again, names([1, 2, 3, 4], 2), 0) == 2
     blocks.release(again)
     more: list[int] = []
     assert blocks.allocate(more, 2)
-    assert more == [ids[1]], "the end of a prefix goes before its beginning"
+    assert more == [ids[1]], "the end of a prefix is evicted before its beginning"
     assert blocks.share_cached(again, names([1, 2, 3, 4], 2), 0) == 1
     blocks.check([other, more, again])
 
 
-def test_the_first_of_equal_blocks_keeps_the_name() -> None:
+def test_the_first_of_equal_blocks_keeps_the_hash() -> None:
     blocks = BlockAllocator(4, 2)
     first, second = stored(blocks, [1, 2]), stored(blocks, [1, 2])
     found: list[int] = []
@@ -98,7 +98,7 @@ def test_the_first_of_equal_blocks_keeps_the_name() -> None:
     blocks.check([first, second, found])
 
 
-def test_what_is_forgotten_is_not_found() -> None:
+def test_evicted_blocks_are_not_found() -> None:
     blocks = BlockAllocator(4, 2)
     first = stored(blocks, [1, 2, 3, 4])
     blocks.unpublish(first)
@@ -106,7 +106,7 @@ def test_what_is_forgotten_is_not_found() -> None:
     blocks.check([first])
 
 
-def test_check_sees_a_leak_and_a_block_held_twice() -> None:
+def test_check_finds_a_leak_and_a_block_with_two_owners() -> None:
     blocks = BlockAllocator(4, 2)
     held: list[int] = []
     blocks.allocate(held, 4)

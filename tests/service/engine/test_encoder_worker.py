@@ -1,4 +1,4 @@
-"""The encoder: over a pretended network that shows every mistake, and over a tiny real one."""
+"""The encoder worker: with a fake network that makes every mistake visible, and with a tiny real one."""
 
 import random
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
 from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Terms
 from polyhead.service.engine.encoder_worker import EncoderWorker
-from tests.support.engine_fakes import Ask, FakeEncoder, FakeHead, ask, finish, turn
+from tests.support.engine_fakes import FakeEncoder, FakeHead, RecordingTicket, ask, finish, turn
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Networks this small are slower on two."""
+    """Networks of this size are slower on two threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -29,7 +29,7 @@ def encoder(executor: FakeEncoder, **options: int) -> EncoderWorker:
     return EncoderWorker(executor, FakeHead(), model="reader", task="embed", **options)
 
 
-def failure(ticket: Ask) -> StepFailed:
+def failure(ticket: RecordingTicket) -> StepFailed:
     assert isinstance(ticket.events[-1], Failed)
     assert isinstance(ticket.events[-1].error, StepFailed)
     return ticket.events[-1].error
@@ -39,7 +39,7 @@ def encode(tokens: list[int], **options: object) -> Encode:
     return Encode("test", tuple(tokens), **options)  # type: ignore[arg-type]
 
 
-def values(ticket: Ask) -> list[float]:
+def values(ticket: RecordingTicket) -> list[float]:
     encoded, done = ticket.events
     assert isinstance(encoded, HeadOutput)
     assert done == Done("encoded", len(ticket.request.tokens))
@@ -59,7 +59,7 @@ def test_each_text_gets_its_own_answer() -> None:
     assert (report.sequences, report.tokens, len(report.queue_s), report.waiting) == (2, 4, 2, 0)
 
 
-def test_options_are_each_request_s_own() -> None:
+def test_each_request_has_its_own_options() -> None:
     worker = encoder(FakeEncoder())
     options = [{}, {"raw": True}, {"dimensions": 1}, {"raw": True, "dimensions": 2}, {}]
     tickets = ask(worker, *[encode([3, 1], **option) for option in options])
@@ -67,11 +67,11 @@ def test_options_are_each_request_s_own() -> None:
     length = (4.0**2 + 1) ** 0.5
     whole = pytest.approx([4 / length, 1 / length, 0.0])
     wanted = [whole, [4.0, 1.0, 0.0], [1.0], [4.0, 1.0], whole]
-    assert [values(ticket) for ticket in tickets] == wanted, "cut before it is closed"
+    assert [values(ticket) for ticket in tickets] == wanted, "truncated before special tokens are added"
     assert all(type(value) is float for ticket in tickets for value in values(ticket))
 
 
-def test_segments_of_some_are_zeros_for_the_others() -> None:
+def test_texts_without_segments_get_zeros_beside_texts_with_segments() -> None:
     worker = encoder(FakeEncoder())
     plain, pair = ask(worker, encode([5, 5, 5], raw=True), encode([1, 2], segments=(0, 1), raw=True))
     finish(worker)
@@ -109,7 +109,7 @@ def test_an_aborted_text_is_skipped() -> None:
     assert here.ended
 
 
-def test_a_text_that_is_no_number_fails_alone() -> None:
+def test_a_text_with_a_nan_result_fails_alone() -> None:
     worker = encoder(FakeEncoder())
     bad, good = ask(worker, encode([13, 1]), encode([2, 2]))
     finish(worker)
@@ -119,18 +119,18 @@ def test_a_text_that_is_no_number_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_failed_step_fails_whoever_is_to_blame(lasting: bool) -> None:
+def test_a_failed_step_fails_only_the_texts_that_cause_it(lasting: bool) -> None:
     executor = FakeEncoder()
     worker = encoder(executor)
     tickets = ask(worker, *[encode([index, index]) for index in range(1, 8)])
-    executor.cursed = {5}
+    executor.failing_tokens = {5}
     failures = 0
     while worker.has_work:
         try:
             turn(worker)
         except RuntimeError:
             failures += 1
-            executor.cursed = {5} if lasting else set()
+            executor.failing_tokens = {5} if lasting else set()
             for ticket, event in worker.blame_failed_step():
                 ticket.receive(event)
     worker.check_invariants()
@@ -148,10 +148,10 @@ def test_texts_wait_by_priority_and_owner() -> None:
     many = [encode([index, 1], terms=Terms(owner="many")) for index in range(20, 26)]
     ask(worker, *many, encode([2, 2], terms=Terms(owner="one")), encode([3, 3], terms=Terms(owner="many", priority=1)))
     finish(worker)
-    assert executor.seen[0].tokens == [3, 3, 2, 2], "the urgent, then who has been served least"
+    assert executor.seen[0].tokens == [3, 3, 2, 2], "by priority, then the owner with the fewest tokens so far"
 
 
-def test_an_expired_text_is_not_read() -> None:
+def test_an_expired_text_is_not_computed() -> None:
     executor = FakeEncoder()
     worker = encoder(executor)
     late, good = ask(worker, encode([1, 1], terms=Terms(deadline=3.0)), encode([2]))
@@ -164,11 +164,11 @@ def test_an_expired_text_is_not_read() -> None:
     assert executor.seen[0].tokens == [2]
 
 
-def test_the_proof_of_an_encoder() -> None:
+def test_the_recovery_probe_of_an_encoder() -> None:
     executor = FakeEncoder()
     worker = encoder(executor)
     worker.self_test()
-    executor.explode = True
+    executor.raises = True
     with pytest.raises(RuntimeError):
         worker.self_test()
     worker.check_invariants()
@@ -180,7 +180,7 @@ def test_an_encoder_warms_up() -> None:
     assert executor.seen
 
 
-def test_over_a_network_a_batch_of_texts_is_each_alone() -> None:
+def test_with_a_network_a_batch_equals_single_texts() -> None:
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=50,

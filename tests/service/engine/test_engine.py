@@ -1,4 +1,4 @@
-"""The engine: threads, turns, ends.  Every request ends once, whatever happens, and frees all it held."""
+"""The engine: threads, turns, ends. Every request ends once, whatever happens, and frees everything it held."""
 
 import asyncio
 import gc
@@ -16,15 +16,15 @@ from polyhead.service.engine.encoder_worker import EncoderWorker
 from polyhead.service.engine.engine import Engine, RequestCounts, Stream
 from polyhead.service.engine.event_stream import MAX_STEPS_AHEAD
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from tests.support.engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, greedy
+from tests.support.engine_fakes import FakeEncoder, FakeGenerator, FakeHead, RecordingObserver, generate, greedy
 
 
-class Stage:
-    """An engine with a generator `talker` and an encoder `reader` over pretended networks."""
+class EngineFixture:
+    """An engine with a generator `talker` and an encoder `reader` with fake networks."""
 
     def __init__(self, **options: int) -> None:
-        self.notes = Notes()
-        self.engine = Engine(self.notes, threads=options.pop("threads", 0))
+        self.observer = RecordingObserver()
+        self.engine = Engine(self.observer, threads=options.pop("threads", 0))
         self.executor = FakeGenerator(options.pop("blocks", 64), 4)
         self.generator = GeneratorWorker(self.executor, model="talker", **options)
         self.texts = FakeEncoder()
@@ -32,20 +32,20 @@ class Stage:
         self.engine.add_worker(self.generator)
         self.engine.add_worker(self.encoder)
 
-    def talk(self, *requests: Request) -> list[Stream]:
+    def generate_with(self, *requests: Request) -> list[Stream]:
         return self.engine.submit(self.generator, requests)
 
-    def read(self, *requests: Request) -> list[Stream]:
+    def encode_with(self, *requests: Request) -> list[Stream]:
         return self.engine.submit(self.encoder, requests)
 
     def pause(self) -> threading.Event:
-        """Holds the engine thread until the event is set."""
+        """Hold the engine thread until the event is set."""
         gate = threading.Event()
-        self.executor.explode = lambda rows: not gate.wait(120)
+        self.executor.raises = lambda rows: not gate.wait(120)
         return gate
 
-    async def settled(self) -> None:
-        """Everything sent has been done, and nothing is held."""
+    async def wait_until_idle(self) -> None:
+        """Wait until the engine is idle; then nothing must be held."""
         await self.until(lambda: self.engine.idle)
         assert self.generator._blocks.used_count == 0
         assert not self.generator.has_work
@@ -59,9 +59,9 @@ class Stage:
         raise AssertionError("waited in vain")
 
 
-def play(scene: Callable[[Stage], Awaitable[None]], **options: int) -> Stage:
-    async def run() -> Stage:
-        stage = Stage(**options)
+def run_scene(scene: Callable[[EngineFixture], Awaitable[None]], **options: int) -> EngineFixture:
+    async def run() -> EngineFixture:
+        stage = EngineFixture(**options)
         stage.engine.start()
         try:
             await scene(stage)
@@ -77,7 +77,7 @@ async def events(stream: Stream) -> list[Event]:
     return [event async for event in stream]
 
 
-def said(found: list[Event]) -> list[int]:
+def token_ids(found: list[Event]) -> list[int]:
     return [event.id for event in found if isinstance(event, GeneratedToken)]
 
 
@@ -87,31 +87,31 @@ def failure(found: list[Event]) -> Exception:
 
 
 def test_requests_are_answered_in_order_and_counted_once() -> None:
-    async def scene(stage: Stage) -> None:
-        streams = stage.talk(*[generate([index, 2, 3]) for index in range(6)])
-        reading = stage.read(Encode("a", (1, 2)), Encode("b", (3,)))
+    async def scene(stage: EngineFixture) -> None:
+        streams = stage.generate_with(*[generate([index, 2, 3]) for index in range(6)])
+        reading = stage.encode_with(Encode("a", (1, 2)), Encode("b", (3,)))
         for index, stream in enumerate(streams):
             found = await events(stream)
-            assert said(found) == greedy([index, 2, 3], 8)
+            assert token_ids(found) == greedy([index, 2, 3], 8)
             assert found[-1] == Done("length", 3, 8, 0)
         for stream in reading:
             encoded, done = await events(stream)
             assert isinstance(encoded, HeadOutput)
             assert isinstance(done, Done)
-        assert await events(streams[0]) == [], "an ended stream stays ended"
-        await stage.settled()
+        assert await events(streams[0]) == [], "an ended stream has no further events"
+        await stage.wait_until_idle()
 
-    stage = play(scene)
-    assert stage.notes.outcomes == ["done"] * 8
-    assert {(end.model, end.task) for end in stage.notes.ends} == {("talker", "generate"), ("reader", "embed")}
-    assert sum(end.completion_tokens for end in stage.notes.ends) == 6 * 8
-    assert all(end.seconds > 0 for end in stage.notes.ends)
-    assert len(stage.notes.steps) == stage.engine.steps
-    assert sum(report.tokens for report in stage.notes.steps if report.model == "talker") == 6 * (3 + 7)
+    stage = run_scene(scene)
+    assert stage.observer.outcomes == ["done"] * 8
+    assert {(end.model, end.task) for end in stage.observer.ends} == {("talker", "generate"), ("reader", "embed")}
+    assert sum(end.completion_tokens for end in stage.observer.ends) == 6 * 8
+    assert all(end.seconds > 0 for end in stage.observer.ends)
+    assert len(stage.observer.steps) == stage.engine.steps
+    assert sum(report.tokens for report in stage.observer.steps if report.model == "talker") == 6 * (3 + 7)
 
 
-def test_one_wake_up_of_the_loop_a_step_and_one_to_rest() -> None:
-    async def scene(stage: Stage) -> None:
+def test_the_loop_is_woken_once_for_each_step_and_once_when_idle() -> None:
+    async def scene(stage: EngineFixture) -> None:
         posted: list[object] = []
         loop = asyncio.get_running_loop()
         original = loop.call_soon_threadsafe
@@ -121,35 +121,35 @@ def test_one_wake_up_of_the_loop_a_step_and_one_to_rest() -> None:
             return original(*given)  # type: ignore[arg-type]
 
         loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]
-        for stream in stage.talk(*[generate([index]) for index in range(16)]):
+        for stream in stage.generate_with(*[generate([index]) for index in range(16)]):
             await events(stream)
-        await stage.settled()
-        assert len(posted) == stage.engine.steps + len(stage.notes.rests) == stage.engine.steps + 1
+        await stage.wait_until_idle()
+        assert len(posted) == stage.engine.steps + len(stage.observer.rests) == stage.engine.steps + 1
 
 
 def test_the_engine_is_not_far_ahead_of_the_loop() -> None:
-    """What the loop has to do meanwhile would wait behind every answer that was made before it."""
+    """Otherwise other work of the event loop would wait behind all answers that were computed before it."""
 
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1], max_tokens=40))[0]
-        told = 0
+    async def scene(stage: EngineFixture) -> None:
+        stream = stage.generate_with(generate([1], max_tokens=40))[0]
+        received = 0
         async for _ in stream:
-            told += 1
-            time.sleep(0.005)  # the loop is busy, and a step takes less
+            received += 1
+            time.sleep(0.005)  # the loop is busy for longer than a step
             assert (
-                stage.engine.steps <= told + 3 * MAX_STEPS_AHEAD
-            )  # not heard of, heard of at once, and what was made meanwhile
-        assert told == 41
-        await stage.settled()
+                stage.engine.steps <= received + 3 * MAX_STEPS_AHEAD
+            )  # steps not yet delivered, steps delivered together, and steps computed meanwhile
+        assert received == 41
+        await stage.wait_until_idle()
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_an_engine_whose_loop_has_gone_ends() -> None:
-    async def scene() -> Stage:
-        stage = Stage()
+def test_an_engine_ends_when_its_loop_is_closed() -> None:
+    async def scene() -> EngineFixture:
+        stage = EngineFixture()
         stage.engine.start()
-        stage.talk(generate([1], max_tokens=200))
+        stage.generate_with(generate([1], max_tokens=200))
         return stage
 
     loop = asyncio.new_event_loop()
@@ -160,183 +160,185 @@ def test_an_engine_whose_loop_has_gone_ends() -> None:
     assert not stage.engine._thread.is_alive()
 
 
-def test_a_worker_at_rest_is_told_of() -> None:
-    """Gauges of the last step would stay if everything left was aborted after it."""
+def test_an_idle_worker_is_reported() -> None:
+    """Otherwise the gauges of the last step would stay if all remaining requests were aborted after it."""
 
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        stream = stage.talk(generate([1]))[0]
+        stream = stage.generate_with(generate([1]))[0]
         stream.close()
         gate.set()
-        await stage.settled()
+        await stage.wait_until_idle()
         await asyncio.sleep(0)
-        assert stage.notes.rests
+        assert stage.observer.rests
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_an_idle_engine_sleeps() -> None:
-    async def scene(stage: Stage) -> None:
-        await events(stage.talk(generate([1]))[0])
-        await stage.settled()
+    async def scene(stage: EngineFixture) -> None:
+        await events(stage.generate_with(generate([1]))[0])
+        await stage.wait_until_idle()
         before = time.thread_time(), time.process_time()
         await asyncio.sleep(0.3)
         assert time.process_time() - before[1] < 0.1
         assert stage.engine.idle
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_what_cannot_be_done_is_refused_at_once_and_whole() -> None:
-    async def scene(stage: Stage) -> None:
+def test_an_invalid_call_is_rejected_at_once_and_as_a_whole() -> None:
+    async def scene(stage: EngineFixture) -> None:
         with pytest.raises(BadRequest, match="256 tokens"):
-            stage.talk(generate([1]), generate([1] * 250, 10))
+            stage.generate_with(generate([1]), generate([1] * 250, 10))
         with pytest.raises(Unavailable, match="'stranger' is being unloaded"):
             stage.engine.submit(GeneratorWorker(FakeGenerator(), model="stranger"), [generate([1])])
-        assert stage.talk() == []
-        await stage.settled()
+        assert stage.generate_with() == []
+        await stage.wait_until_idle()
 
-    assert play(scene).notes.ends == []
+    assert run_scene(scene).observer.ends == []
 
 
 @pytest.mark.parametrize("when", ["queued", "running"])
 def test_closing_a_stream_aborts_and_frees(when: str) -> None:
-    async def scene(stage: Stage) -> None:
-        first = stage.talk(generate([1], 200))[0]
+    async def scene(stage: EngineFixture) -> None:
+        first = stage.generate_with(generate([1], 200))[0]
         await anext(first)
         gate = stage.pause()
-        stream = stage.talk(generate([2], 200))[0] if when == "queued" else first
+        stream = stage.generate_with(generate([2], 200))[0] if when == "queued" else first
         stream.close()
         stream.close()
         assert await events(stream) == []
-        assert stage.notes.outcomes == ["aborted"]
+        assert stage.observer.outcomes == ["aborted"]
         first.close()
         gate.set()
-        await stage.settled()
+        await stage.wait_until_idle()
         assert stage.engine.steps < 100
 
-    stage = play(scene, sequence_budget=1)
-    assert stage.notes.outcomes == ["aborted"] * len(stage.notes.ends)
-    assert stage.notes.ends[-1].completion_tokens >= 1
+    stage = run_scene(scene, sequence_budget=1)
+    assert stage.observer.outcomes == ["aborted"] * len(stage.observer.ends)
+    assert stage.observer.ends[-1].completion_tokens >= 1
 
 
 def test_closing_an_ended_stream_does_nothing() -> None:
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1]))[0]
+    async def scene(stage: EngineFixture) -> None:
+        stream = stage.generate_with(generate([1]))[0]
         await events(stream)
         stream.close()
-        waiting = stage.talk(generate([1]))[0]
-        await stage.settled()
+        waiting = stage.generate_with(generate([1]))[0]
+        await stage.wait_until_idle()
         waiting.close()
-        assert len(await events(waiting)) == 9, "what had come can still be read"
+        assert len(await events(waiting)) == 9, "events that have come can still be read"
 
-    assert play(scene).notes.outcomes == ["done", "done"]
+    assert run_scene(scene).observer.outcomes == ["done", "done"]
 
 
 def test_an_answered_stream_counts_as_done() -> None:
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1], 200))[0]
+    async def scene(stage: EngineFixture) -> None:
+        stream = stage.generate_with(generate([1], 200))[0]
         await anext(stream)
         stream.close(answered=True)
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    (end,) = play(scene).notes.ends
+    (end,) = run_scene(scene).observer.ends
     assert (end.outcome, end.prompt_tokens) == ("done", 1)
     assert 1 <= end.completion_tokens < 200
 
 
-def test_closing_wakes_whoever_waits() -> None:
-    async def scene(stage: Stage) -> None:
+def test_closing_ends_a_waiting_reader() -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        stream = stage.talk(generate([1]))[0]
+        stream = stage.generate_with(generate([1]))[0]
         reader = asyncio.create_task(events(stream))
         await asyncio.sleep(0.01)
         stream.close()
         assert await asyncio.wait_for(reader, 120) == []
         gate.set()
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_a_cancelled_reader_loses_nothing() -> None:
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        stream = stage.talk(generate([1]))[0]
+        stream = stage.generate_with(generate([1]))[0]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.01)
         gate.set()
-        assert said(await events(stream)) == greedy([1], 8)
+        assert token_ids(await events(stream)) == greedy([1], 8)
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_a_failing_step_fails_its_requests_and_the_engine_goes_on() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.executor.explode = lambda rows: True
-        streams = stage.talk(generate([1]), generate([2]))
+    async def scene(stage: EngineFixture) -> None:
+        stage.executor.raises = lambda rows: True
+        streams = stage.generate_with(generate([1]), generate([2]))
         for stream in streams:
             assert isinstance(failure(await events(stream)), StepFailed)
         assert stage.engine.failing() == ["talker"]
-        stage.executor.explode = lambda rows: False
-        assert said(await events(stage.talk(generate([3]))[0])) == greedy([3], 8)
+        stage.executor.raises = lambda rows: False
+        assert token_ids(await events(stage.generate_with(generate([3]))[0])) == greedy([3], 8)
         assert stage.engine.failing() == []
         assert stage.engine.alive
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    assert play(scene).notes.outcomes == ["failed", "failed", "done"]
+    assert run_scene(scene).observer.outcomes == ["failed", "failed", "done"]
 
 
-def test_a_request_that_spoils_its_step_fails_alone_and_the_model_is_no_worse(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.executor.explode = lambda rows: 99 in rows.tokens
-        good, bad, other = stage.talk(generate([1]), generate([99]), generate([2]))
+def test_a_request_that_makes_its_step_fail_fails_alone_and_the_model_stays_ready(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(stage: EngineFixture) -> None:
+        stage.executor.raises = lambda rows: 99 in rows.tokens
+        good, bad, other = stage.generate_with(generate([1]), generate([99]), generate([2]))
         assert isinstance(failure(await events(bad)), StepFailed)
-        assert said(await events(good)) == greedy([1], 8)
-        assert said(await events(other)) == greedy([2], 8)
+        assert token_ids(await events(good)) == greedy([1], 8)
+        assert token_ids(await events(other)) == greedy([2], 8)
         assert stage.engine.failing() == []
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    assert sorted(play(scene).notes.outcomes) == ["done", "done", "failed"]
+    assert sorted(run_scene(scene).observer.outcomes) == ["done", "done", "failed"]
     assert "on fire" in caplog.text
 
 
-def test_a_model_that_fails_is_asked_again_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_model_is_probed_while_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyhead.service.engine.engine.SELF_TEST_INTERVAL_S", 0.02)
 
-    async def scene(stage: Stage) -> None:
-        stage.executor.explode = lambda rows: True
-        await events(stage.talk(generate([1]))[0])
+    async def scene(stage: EngineFixture) -> None:
+        stage.executor.raises = lambda rows: True
+        await events(stage.generate_with(generate([1]))[0])
         assert stage.engine.failing() == ["talker"]
         await asyncio.sleep(0.1)
         assert stage.engine.failing() == ["talker"]
-        stage.executor.explode = lambda rows: False
+        stage.executor.raises = lambda rows: False
         await stage.until(lambda: stage.engine.failing() == [])
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_a_step_that_hangs_is_a_stall_and_idleness_is_none() -> None:
-    async def scene(stage: Stage) -> None:
+def test_a_step_that_hangs_is_a_stall_and_an_idle_engine_is_not() -> None:
+    async def scene(stage: EngineFixture) -> None:
         await asyncio.sleep(1)
         assert stage.engine.stalled() == 0
         gate = stage.pause()
-        (stream,) = stage.talk(generate([1]))
-        assert stage.engine.stalled() < 1, "what was before it came says nothing"
+        (stream,) = stage.generate_with(generate([1]))
+        assert stage.engine.stalled() < 1, "the time before the request came does not count"
         await stage.until(lambda: stage.engine.stalled() > 0.1)
         gate.set()
-        assert said(await events(stream)) == greedy([1], 8)
+        assert token_ids(await events(stream)) == greedy([1], 8)
         assert stage.engine.stalled() < 1
-        await stage.settled()
+        await stage.wait_until_idle()
         assert stage.engine.stalled() == 0
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_open_requests_and_their_tokens_are_known_at_any_moment() -> None:
-    async def scene(stage: Stage) -> None:
+def test_open_requests_and_their_tokens_are_counted_at_any_moment() -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        mine = stage.talk(generate([1, 2, 3], 100, terms=Terms(owner="me")), generate([4], 100))
-        texts = stage.read(Encode("a", (1, 2, 3, 4)))
+        mine = stage.generate_with(generate([1, 2, 3], 100, terms=Terms(owner="me")), generate([4], 100))
+        texts = stage.encode_with(Encode("a", (1, 2, 3, 4)))
         assert stage.engine.counts() == {
             ("talker", "generate"): RequestCounts(2, 0),
             ("reader", "embed"): RequestCounts(1, 0),
@@ -353,36 +355,36 @@ def test_open_requests_and_their_tokens_are_known_at_any_moment() -> None:
             ("reader", "embed"): RequestCounts(0, 0),
         }
 
-    play(scene, sequence_budget=2)
+    run_scene(scene, sequence_budget=2)
 
 
-def test_a_deadline_ends_a_request_in_time_whatever_the_engine_does() -> None:
-    async def scene(stage: Stage) -> None:
+def test_a_deadline_ends_a_request_even_while_a_step_hangs() -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        blocked = stage.talk(generate([1]))[0]
+        blocked = stage.generate_with(generate([1]))[0]
         await stage.until(lambda: bool(stage.executor.seen))
         began = time.perf_counter()
-        late, early = stage.talk(
+        late, early = stage.generate_with(
             generate([2], terms=Terms(deadline=began + 0.1)), generate([3], terms=Terms(deadline=began + 99))
         )
         error = failure(await events(late))
         assert isinstance(error, Expired)
         assert time.perf_counter() - began > 0.09
         gate.set()
-        assert said(await events(blocked)) == greedy([1], 8)
-        assert said(await events(early)) == greedy([3], 8)
+        assert token_ids(await events(blocked)) == greedy([1], 8)
+        assert token_ids(await events(early)) == greedy([3], 8)
         assert not any(
             rows.positions[start] == 0 and rows.tokens[start] == 2
             for rows in stage.executor.seen
             for start in rows.starts[:-1]
         )
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    assert play(scene).notes.outcomes == ["expired", "done", "done"]
+    assert run_scene(scene).observer.outcomes == ["expired", "done", "done"]
 
 
-def test_a_long_function_that_breathes_holds_nobody_up() -> None:
-    async def scene(stage: Stage) -> None:
+def test_steps_run_between_the_parts_of_a_long_function() -> None:
+    async def scene(stage: EngineFixture) -> None:
         released = threading.Event()
 
         def load() -> int:
@@ -394,15 +396,15 @@ def test_a_long_function_that_breathes_holds_nobody_up() -> None:
 
         loading = asyncio.create_task(stage.engine.call(load))
         await asyncio.sleep(0.01)
-        assert said(await events(stage.talk(generate([1], 30))[0])) == greedy([1], 30)
+        assert token_ids(await events(stage.generate_with(generate([1], 30))[0])) == greedy([1], 30)
         released.set()
         assert await loading >= 30
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_a_long_function_that_breathes_does_not_outlive_the_engine() -> None:
-    async def scene(stage: Stage) -> None:
+def test_a_long_function_in_parts_ends_with_the_engine() -> None:
+    async def scene(stage: EngineFixture) -> None:
         def load() -> None:
             while True:
                 stage.engine.yield_turn()
@@ -413,17 +415,17 @@ def test_a_long_function_that_breathes_does_not_outlive_the_engine() -> None:
         with pytest.raises(Stopped):
             await loading
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_the_thread_is_shared_by_weight() -> None:
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         heavy = EncoderWorker(FakeEncoder(), FakeHead(), model="heavy", task="embed", token_budget=1)
         light = EncoderWorker(FakeEncoder(), FakeHead(), model="light", task="embed", token_budget=1)
         stage.engine.add_worker(heavy, 4.0)
         stage.engine.add_worker(light)
         gate = stage.pause()
-        blocked = stage.talk(generate([1]))
+        blocked = stage.generate_with(generate([1]))
         reading = [stage.engine.submit(worker, [Encode("a", (1,))] * 400) for worker in (heavy, light)]
         gate.set()
         await events(reading[0][-1])
@@ -432,42 +434,42 @@ def test_the_thread_is_shared_by_weight() -> None:
         for stream in (*blocked, *reading[1]):
             stream.close()
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_an_answer_that_is_not_read_is_computed_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_answer_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 50)
 
-    async def scene(stage: Stage) -> None:
-        stage.executor.explode = lambda rows: bool(time.sleep(0.002))  # so that whoever reads can keep up
-        unread, read = stage.talk(generate([1], 200), generate([2], 200))
-        assert said(await events(read)) == greedy([2], 200)
+    async def scene(stage: EngineFixture) -> None:
+        stage.executor.raises = lambda rows: bool(time.sleep(0.002))  # so that a reader can keep up
+        unread, encode_with = stage.generate_with(generate([1], 200), generate([2], 200))
+        assert token_ids(await events(encode_with)) == greedy([2], 200)
         await stage.until(lambda: stage.engine.idle)
         assert unread.is_open
         assert 50 <= unread.tokens < 70
         assert stage.engine.counts()["talker", "generate"] == RequestCounts(waiting=1, running=0)
         assert not stage.engine.stalled()
-        assert said(await events(unread)) == greedy([1], 200), "it goes on where it was"
-        await stage.settled()
+        assert token_ids(await events(unread)) == greedy([1], 200), "it continues where it was"
+        await stage.wait_until_idle()
 
-    assert play(scene).notes.outcomes == ["done", "done"]
+    assert run_scene(scene).observer.outcomes == ["done", "done"]
 
 
-def test_an_answer_that_is_held_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_answer_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 10)
 
-    async def scene(stage: Stage) -> None:
-        unread = stage.talk(generate([1], 200))[0]
+    async def scene(stage: EngineFixture) -> None:
+        unread = stage.generate_with(generate([1], 200))[0]
         await stage.until(lambda: stage.engine.idle and unread.is_paused)
         unread.close()
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    assert play(scene).notes.outcomes == ["aborted"]
+    assert run_scene(scene).observer.outcomes == ["aborted"]
 
 
 def test_call_runs_between_steps_on_the_engine_thread() -> None:
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1], 100))[0]
+    async def scene(stage: EngineFixture) -> None:
+        stream = stage.generate_with(generate([1], 100))[0]
         await anext(stream)
         assert (await stage.engine.call(threading.current_thread)).name == "engine-cpu"
         assert await stage.engine.call(torch.get_num_threads) == 1
@@ -480,44 +482,44 @@ def test_call_runs_between_steps_on_the_engine_thread() -> None:
         assert await stage.engine.call(lambda: value) is value
 
     before = torch.get_num_threads()
-    play(scene, threads=1)
+    run_scene(scene, threads=1)
     torch.set_num_threads(before)
 
 
 def test_an_encoder_does_not_wait_for_a_long_generation() -> None:
-    async def scene(stage: Stage) -> None:
-        talk = stage.talk(generate([1], 200))[0]
-        await anext(talk)
+    async def scene(stage: EngineFixture) -> None:
+        generate_with = stage.generate_with(generate([1], 200))[0]
+        await anext(generate_with)
         for index in range(3):
-            (stream,) = stage.read(Encode("a", (index + 1,)))
+            (stream,) = stage.encode_with(Encode("a", (index + 1,)))
             assert len(await events(stream)) == 2
-        assert talk.is_open
-        talk.close()
+        assert generate_with.is_open
+        generate_with.close()
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_a_retired_worker_finishes_what_it_has() -> None:
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1], 30))[0]
+    async def scene(stage: EngineFixture) -> None:
+        stream = stage.generate_with(generate([1], 30))[0]
         retiring = asyncio.create_task(stage.engine.remove_worker(stage.generator, 20))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="'talker' is being unloaded"):
-            stage.talk(generate([1]))
+            stage.generate_with(generate([1]))
         successor = GeneratorWorker(FakeGenerator(), model="talker")
         stage.engine.add_worker(successor)
         (other,) = stage.engine.submit(successor, [generate([2])])
-        assert said(await events(stream)) == greedy([1], 30)
-        assert said(await events(other)) == greedy([2], 8)
+        assert token_ids(await events(stream)) == greedy([1], 30)
+        assert token_ids(await events(other)) == greedy([2], 8)
         await retiring
         assert list(stage.engine.counts()) == [("reader", "embed"), ("talker", "generate")]
 
-    assert play(scene).notes.outcomes == ["done", "done"]
+    assert run_scene(scene).observer.outcomes == ["done", "done"]
 
 
 def test_a_retired_worker_fails_what_it_cannot_finish() -> None:
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1], 200))[0]
+    async def scene(stage: EngineFixture) -> None:
+        stream = stage.generate_with(generate([1], 200))[0]
         await anext(stream)
         await stage.engine.remove_worker(stage.generator, 0)
         error = failure(await events(stream))
@@ -529,30 +531,30 @@ def test_a_retired_worker_fails_what_it_cannot_finish() -> None:
         gc.collect()
         assert gone() is None, "its memory is free"
 
-    assert play(scene).notes.outcomes == ["failed"]
+    assert run_scene(scene).observer.outcomes == ["failed"]
 
 
 def test_close_drains_what_can_finish() -> None:
-    async def scene(stage: Stage) -> None:
-        streams = stage.talk(*[generate([index], 20) for index in range(4)])
+    async def scene(stage: EngineFixture) -> None:
+        streams = stage.generate_with(*[generate([index], 20) for index in range(4)])
         closing = asyncio.create_task(stage.engine.close(20))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="shutting down"):
-            stage.talk(generate([1]))
+            stage.generate_with(generate([1]))
         with pytest.raises(Unavailable, match="shutting down"):
             await stage.engine.call(lambda: 1)
         for index, stream in enumerate(streams):
-            assert said(await events(stream)) == greedy([index], 20)
+            assert token_ids(await events(stream)) == greedy([index], 20)
         await closing
         assert not stage.engine.alive
 
-    assert play(scene).notes.outcomes == ["done"] * 4
+    assert run_scene(scene).observer.outcomes == ["done"] * 4
 
 
 def test_close_fails_what_cannot() -> None:
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        streams = stage.talk(generate([1], 200), generate([2], 200))
+        streams = stage.generate_with(generate([1], 200), generate([2], 200))
         pending = asyncio.create_task(stage.engine.call(lambda: 1))
         asyncio.get_running_loop().call_later(0.1, gate.set)
         await stage.engine.close(0.02)
@@ -562,16 +564,16 @@ def test_close_fails_what_cannot() -> None:
             await pending
         await stage.engine.close(0)
 
-    assert play(scene).notes.outcomes == ["failed", "failed"]
+    assert run_scene(scene).observer.outcomes == ["failed", "failed"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(stage: Stage) -> None:
+def test_when_the_engine_thread_ends_every_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = threading.Event()
-        stage.executor.explode = lambda rows: gate.wait(120)
+        stage.executor.raises = lambda rows: gate.wait(120)
         monkeypatch.setattr(stage.generator, "blame_failed_step", lambda: 1 / 0)
-        streams = stage.talk(generate([1]), generate([2]))
+        streams = stage.generate_with(generate([1]), generate([2]))
         await asyncio.sleep(0.01)
         pending = asyncio.create_task(stage.engine.call(lambda: 1))
         await asyncio.sleep(0.01)
@@ -585,83 +587,83 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
             await pending
         assert not stage.engine.alive
         with pytest.raises(Unavailable, match="stopped"):
-            stage.talk(generate([1]))
+            stage.generate_with(generate([1]))
 
-    assert play(scene).notes.outcomes == ["failed", "failed"]
+    assert run_scene(scene).observer.outcomes == ["failed", "failed"]
 
 
-def test_a_leak_is_found_at_rest_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    """One model's books are wrong: the others are still served."""
+def test_a_leak_is_found_and_logged_when_idle(caplog: pytest.LogCaptureFixture) -> None:
+    """The invariants of one model are broken; the others are still served."""
 
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         await stage.engine.call(lambda: stage.generator._blocks.allocate([], 4))
-        await events(stage.talk(generate([1]))[0])
+        await events(stage.generate_with(generate([1]))[0])
         await stage.until(lambda: "model 'talker' violates an invariant" in caplog.text)
-        assert len(await events(stage.read(Encode("a", (1, 2)))[0])) == 2
+        assert len(await events(stage.encode_with(Encode("a", (1, 2)))[0])) == 2
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_what_is_sent_may_fail_and_the_engine_goes_on() -> None:
-    async def scene(stage: Stage) -> None:
+def test_the_engine_goes_on_after_a_command_that_fails() -> None:
+    async def scene(stage: EngineFixture) -> None:
         stage.engine._send(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-        assert len(await events(stage.read(Encode("a", (1, 2)))[0])) == 2
+        assert len(await events(stage.encode_with(Encode("a", (1, 2)))[0])) == 2
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_rest_is_told_while_another_works() -> None:
-    async def scene(stage: Stage) -> None:
-        long = stage.talk(generate([1], 200))[0]
+def test_an_idle_worker_is_reported_while_another_is_busy() -> None:
+    async def scene(stage: EngineFixture) -> None:
+        long = stage.generate_with(generate([1], 200))[0]
         await anext(long)
-        await events(stage.read(Encode("a", (1, 2)))[0])
-        await stage.until(lambda: "reader" in stage.notes.rests)
-        assert "talker" not in stage.notes.rests
+        await events(stage.encode_with(Encode("a", (1, 2)))[0])
+        await stage.until(lambda: "reader" in stage.observer.rests)
+        assert "talker" not in stage.observer.rests
         long.close()
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_a_storm_of_requests_and_aborts_leaves_nothing_behind() -> None:
-    async def client(stage: Stage, index: int) -> None:
+def test_many_requests_and_aborts_leave_nothing_allocated() -> None:
+    async def client(stage: EngineFixture, index: int) -> None:
         for turn in range(6):
             number = index * 6 + turn
             if number % 5 == 0:
-                streams = stage.read(*[Encode("a", (number % 12, text)) for text in range(4)])
+                streams = stage.encode_with(*[Encode("a", (number % 12, text)) for text in range(4)])
                 assert all([len(await events(stream)) == 2 for stream in streams])
                 continue
-            (stream,) = stage.talk(generate([number % 7, index], 10))
+            (stream,) = stage.generate_with(generate([number % 7, index], 10))
             if number % 3 == 0:
                 if number % 2:
                     await anext(stream)
                 stream.close()
             else:
-                assert said(await events(stream)) == greedy([number % 7, index], 10)
+                assert token_ids(await events(stream)) == greedy([number % 7, index], 10)
 
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         await asyncio.gather(*[client(stage, index) for index in range(20)])
-        await stage.settled()
+        await stage.wait_until_idle()
 
-    stage = play(scene, blocks=12, sequence_budget=6, token_budget=16, prefill_chunk=4)
+    stage = run_scene(scene, blocks=12, sequence_budget=6, token_budget=16, prefill_chunk=4)
     streams = sum(4 if number % 5 == 0 else 1 for number in range(120))
-    assert len(stage.notes.ends) == streams
-    assert set(stage.notes.outcomes) == {"done", "aborted"}
+    assert len(stage.observer.ends) == streams
+    assert set(stage.observer.outcomes) == {"done", "aborted"}
 
 
-def test_what_is_needed_to_compute_may_be_gone_for_good() -> None:
-    """Whoever waits hears it at once, and why, though the thread hangs in a step that may never end."""
+def test_requests_fail_when_the_engine_is_declared_unusable() -> None:
+    """Waiting requests fail at once, with the cause, although the engine thread hangs in a step."""
     why = "a device is gone: the server must be restarted"
 
-    async def scene(stage: Stage) -> None:
+    async def scene(stage: EngineFixture) -> None:
         gate = stage.pause()
-        [stream] = stage.talk(generate([1, 2]))
+        [stream] = stage.generate_with(generate([1, 2]))
         await stage.until(lambda: bool(stage.executor.seen))
         await asyncio.to_thread(stage.engine.fail_permanently, "a device is gone")
         assert str(failure(await events(stream))) == why
         assert not stage.engine.alive
         with pytest.raises(Unavailable, match=why):
-            stage.talk(generate([1]))
+            stage.generate_with(generate([1]))
         gate.set()
 
-    assert play(scene).notes.outcomes == ["failed"]
+    assert run_scene(scene).observer.outcomes == ["failed"]

@@ -1,4 +1,4 @@
-"""The worker of explanations, and the network it has: turns, ends, blame, memory, and who goes with whom."""
+"""The worker of explanations and its networks: turns, ends, failures, memory, and which network is released."""
 
 import asyncio
 import shutil
@@ -49,7 +49,7 @@ def test_explanations_take_turns(worker: ExplainWorker) -> None:
     assert done == Done("explained", len(TOKENS))
 
 
-def test_so_many_are_begun_at_once(worker: ExplainWorker) -> None:
+def test_a_limited_number_of_explanations_is_begun_at_once(worker: ExplainWorker) -> None:
     tickets = ask(worker, *(why() for _ in range(MAX_ACTIVE_JOBS + 2)))
     report = turn(worker)
     assert (report.running, report.waiting, len(report.queue_s)) == (MAX_ACTIVE_JOBS, 2, MAX_ACTIVE_JOBS)
@@ -73,7 +73,7 @@ def test_another_owners_explanation_does_not_wait_for_the_end_of_one(worker: Exp
 def test_turns_are_shared_by_owners_in_time_not_in_explanations(
     worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One owner's pieces take ten times as long as the other's, who gets ten of them for each."""
+    """The pieces of one owner take ten times as long as those of the other, so the other gets ten for each."""
     now, had = [0.0], {"slow": 0, "quick": 0}
     monkeypatch.setattr(explainer, "perf_counter", lambda: now[0])
 
@@ -95,7 +95,7 @@ def test_turns_are_shared_by_owners_in_time_not_in_explanations(
     worker.check_invariants()
 
 
-def test_who_leaves_is_explained_no_further(worker: ExplainWorker) -> None:
+def test_an_aborted_explanation_is_not_continued(worker: ExplainWorker) -> None:
     leaving, staying = ask(worker, why(), why())
     turn(worker)
     worker.abort(leaving)
@@ -105,7 +105,7 @@ def test_who_leaves_is_explained_no_further(worker: ExplainWorker) -> None:
     assert staying.ended
 
 
-def test_who_is_too_late_is_told_so(worker: ExplainWorker) -> None:
+def test_an_explanation_past_its_deadline_expires(worker: ExplainWorker) -> None:
     late, _ = ask(worker, why(terms=Terms(deadline=perf_counter() - 1)), why())
     turn(worker)
     [(ticket, event)] = worker.expire(perf_counter())
@@ -115,7 +115,7 @@ def test_who_is_too_late_is_told_so(worker: ExplainWorker) -> None:
     finish(worker)
 
 
-def test_what_fails_is_the_fault_of_one(worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_explanation_fails_alone(worker: ExplainWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*given: Any, **others: Any) -> Generator[None, None, Explanation]:
         if given[1].steps == 3:
             raise RuntimeError("of this one")
@@ -135,7 +135,7 @@ def test_what_fails_is_the_fault_of_one(worker: ExplainWorker, monkeypatch: pyte
     assert good.ended
 
 
-def test_numbers_that_are_none_are_an_error(worker: ExplainWorker, tiny_classifier: Path) -> None:
+def test_nan_attributions_are_an_error(worker: ExplainWorker, tiny_classifier: Path) -> None:
     loaded: Any = checkpoint.load(str(tiny_classifier))
     loaded.head.out.weight.data.fill_(float("inf"))
     broken = ExplainWorker(
@@ -148,10 +148,10 @@ def test_numbers_that_are_none_are_an_error(worker: ExplainWorker, tiny_classifi
     assert "not finite" in event.error.message
 
 
-# ---- the networks
+# Networks
 
 
-def test_memory_is_taken_when_somebody_asks_and_given_back_with_the_model(
+def test_memory_is_claimed_at_the_first_request_and_freed_with_the_model(
     tiny_classifier: Path, tiny_embedder: Path
 ) -> None:
     async def act(served: ModelRegistry) -> None:
@@ -166,18 +166,20 @@ def test_memory_is_taken_when_somebody_asks_and_given_back_with_the_model(
         [stream] = served.submit(judge, [why()])
         assert [type(event) async for event in stream] == [ExplanationResult, Done]
         await served.unload("judge", 0).wait_and_raise()
-        assert served.memory_budget()[1] > before, "its own is free, too"
+        assert served.memory_budget()[1] > before, "its own memory is free, too"
 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
-def test_where_there_is_no_room_who_was_asked_longest_ago_goes(tiny_classifier: Path, tiny_embedder: Path) -> None:
+def test_without_free_memory_the_least_recently_used_network_is_released(
+    tiny_classifier: Path, tiny_embedder: Path
+) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge, vectors = served.resolve("judge", ["classify"]), served.resolve("vectors", ["embed"])
         await served.load_explainer(judge)
         _, free = served.memory_budget()
-        served._loader.budget.limit -= free  # as if it were all
+        served._loader.budget.limit -= free  # as if this were all memory
         await served.load_explainer(vectors)
         assert served._explainers.find_worker(judge) is None
         served._loader.budget.limit -= 1 << 30
@@ -187,7 +189,7 @@ def test_where_there_is_no_room_who_was_asked_longest_ago_goes(tiny_classifier: 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
-def test_a_source_that_is_gone_is_a_sentence(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_a_source_that_was_removed_is_an_error_message(tiny_classifier: Path, tmp_path: Path) -> None:
     folder = tmp_path / "judge"
     shutil.copytree(tiny_classifier, folder)
 
@@ -203,7 +205,7 @@ def test_a_source_that_is_gone_is_a_sentence(tiny_classifier: Path, tmp_path: Pa
     serving({"judge": folder}, act)
 
 
-def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
+def test_two_first_requests_load_the_network_once(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
@@ -218,7 +220,7 @@ def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
     serving({"judge": tiny_classifier}, act)
 
 
-def test_one_that_is_there_does_not_wait_for_another_that_is_read(
+def test_a_loaded_network_does_not_wait_for_the_load_of_another(
     tiny_classifier: Path, tiny_embedder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(served: ModelRegistry) -> None:
@@ -242,11 +244,11 @@ def test_one_that_is_there_does_not_wait_for_another_that_is_read(
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
-# ---- idle networks
+# Idle networks
 
 
-class Later:
-    """In the place of a clock: what is to be called, which the test calls when it wants to."""
+class ManualTimers:
+    """In place of a clock: it stores the calls that are due later, and the test makes them."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], None]]] = []
@@ -255,8 +257,8 @@ class Later:
         self.due.append((seconds, function))
         return Timer(self, (seconds, function))
 
-    async def pass_by(self, served: ModelRegistry) -> None:
-        """The time of all that is due is over; what that begins has ended."""
+    async def fire_timers(self, served: ModelRegistry) -> None:
+        """Make all calls that are due, and wait until the tasks that they start have ended."""
         self.fire()
         await asyncio.gather(*served._explainers._unload_tasks)
 
@@ -267,36 +269,36 @@ class Later:
 
 
 class Timer:
-    def __init__(self, later: Later, entry: tuple[float, Callable[[], None]]) -> None:
-        self.later, self.entry = later, entry
+    def __init__(self, timers: ManualTimers, entry: tuple[float, Callable[[], None]]) -> None:
+        self.timers, self.entry = timers, entry
 
     def cancel(self) -> None:
-        self.later.due.remove(self.entry)
+        self.timers.due.remove(self.entry)
 
 
-async def watched_judge(served: ModelRegistry) -> tuple[Any, Later, int]:
-    """A model, its clock, and the budget that is free before its network is there."""
-    served._explainers.call_later = later = Later()
+async def judge_with_timers(served: ModelRegistry) -> tuple[Any, ManualTimers, int]:
+    """A model, its clock, and the memory that is free before its network is loaded."""
+    served._explainers.call_later = timers = ManualTimers()
     await served.load_all()
     judge, free = served.resolve("judge", ["classify"]), served.memory_budget()[1]
     await served.load_explainer(judge)
-    return judge, later, free
+    return judge, timers, free
 
 
-def test_an_idle_network_is_given_back_and_read_again(tiny_classifier: Path) -> None:
+def test_an_idle_network_is_released_and_loaded_again(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
-        judge, later, free = await watched_judge(served)
+        judge, timers, free = await judge_with_timers(served)
         first = served._explainers.find_worker(judge)
         assert first is not None
-        assert [seconds for seconds, _ in later.due] == [7.0]
+        assert [seconds for seconds, _ in timers.due] == [7.0]
         await served.load_explainer(judge)
-        assert len(later.due) == 1, "its time begins anew with each request"
+        assert len(timers.due) == 1, "its time begins anew with each request"
         [known] = served.model_statuses()
         assert known.explain_memory == free - served.memory_budget()[1] > 0
-        await later.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] == free
         assert served.model_statuses()[0].explain_memory == 0
-        assert all(not each.numel() for each in first._network.network.parameters()), "its numbers are gone"
+        assert all(not each.numel() for each in first._network.network.parameters()), "its weights are still in memory"
         with pytest.raises(Unavailable, match="the explainer of judge was unloaded"):
             served.submit(judge, [why()])
         await served.load_explainer(judge)
@@ -308,23 +310,23 @@ def test_an_idle_network_is_given_back_and_read_again(tiny_classifier: Path) -> 
     serving({"judge": tiny_classifier}, act, explain_idle_seconds=7)
 
 
-def test_a_network_is_kept_for_ever_where_no_time_is_set(tiny_classifier: Path) -> None:
+def test_without_a_time_limit_a_network_is_kept(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
-        _, later, _ = await watched_judge(served)
-        assert later.due == []
+        _, timers, _ = await judge_with_timers(served)
+        assert timers.due == []
 
     serving({"judge": tiny_classifier}, act, explain_idle_seconds=0)
 
 
 def test_a_network_that_explains_is_not_idle(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
-        judge, later, free = await watched_judge(served)
+        judge, timers, free = await judge_with_timers(served)
         [stream] = served.submit(judge, [why()])
-        await later.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] < free
-        assert len(later.due) == 1, "its time begins anew"
+        assert len(timers.due) == 1, "its time begins anew"
         assert [type(event) async for event in stream] == [ExplanationResult, Done]
-        await later.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)
@@ -332,9 +334,9 @@ def test_a_network_that_explains_is_not_idle(tiny_classifier: Path) -> None:
 
 def test_a_request_that_comes_before_the_release_keeps_the_network(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
-        judge, later, _ = await watched_judge(served)
+        judge, timers, _ = await judge_with_timers(served)
         kept = served._explainers.find_worker(judge)
-        later.fire()  # the release is a task that has not begun
+        timers.fire()  # the release is a task that has not begun
         await served.load_explainer(judge)
         [stream] = served.submit(judge, [why()])
         await asyncio.gather(*served._explainers._unload_tasks)
@@ -346,30 +348,32 @@ def test_a_request_that_comes_before_the_release_keeps_the_network(tiny_classifi
 
 def test_a_request_that_comes_during_the_release_waits_and_is_counted_once(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
-        judge, later, free = await watched_judge(served)
+        judge, timers, free = await judge_with_timers(served)
         one, go_on, held = free - served.memory_budget()[1], threading.Event(), threading.Event()
         busy = asyncio.create_task(served._engine.call(lambda: (held.set(), go_on.wait())))
         await asyncio.to_thread(held.wait)
-        later.fire()
+        timers.fire()
         while served._explainers.find_worker(judge) is not None:
             await asyncio.sleep(0)
         asking = asyncio.create_task(served.load_explainer(judge))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not asking.done()
-        assert free - served.memory_budget()[1] == one, "the budget has it when the system has it"
+        assert free - served.memory_budget()[1] == one, "the budget is returned before the memory is free"
         go_on.set()
         await asyncio.gather(asking, busy)
         [stream] = served.submit(judge, [why()])
         assert [type(event) async for event in stream] == [ExplanationResult, Done]
         assert free - served.memory_budget()[1] == one
-        await later.pass_by(served)
+        await timers.fire_timers(served)
         assert served.memory_budget()[1] == free
 
     serving({"judge": tiny_classifier}, act)
 
 
-def test_a_model_that_goes_while_its_network_is_read_leaves_nothing(tiny_classifier: Path, tiny_embedder: Path) -> None:
+def test_a_model_that_is_unloaded_while_its_network_loads_leaves_nothing(
+    tiny_classifier: Path, tiny_embedder: Path
+) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge = served.resolve("judge", ["classify"])
@@ -383,7 +387,7 @@ def test_a_model_that_goes_while_its_network_is_read_leaves_nothing(tiny_classif
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
-def test_a_model_that_was_taken_away_is_not_explained_any_more(tiny_classifier: Path, tiny_embedder: Path) -> None:
+def test_an_unloaded_model_cannot_be_explained(tiny_classifier: Path, tiny_embedder: Path) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         judge, (_, free) = served.resolve("judge", ["classify"]), served.memory_budget()
@@ -397,7 +401,7 @@ def test_a_model_that_was_taken_away_is_not_explained_any_more(tiny_classifier: 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
 
 
-def test_an_adapter_whose_base_was_taken_away_is_not_explained_any_more(
+def test_an_adapter_of_an_unloaded_base_cannot_be_explained(
     tmp_path: Path, tiny_classifier: Path, tiny_embedder: Path
 ) -> None:
     async def act(served: ModelRegistry) -> None:
@@ -414,7 +418,7 @@ def test_an_adapter_whose_base_was_taken_away_is_not_explained_any_more(
     serving(models, act)
 
 
-# ---- how much work
+# Limits of work
 
 
 @pytest.mark.parametrize("method", get_args(ExplainMethod))
@@ -452,14 +456,14 @@ def test_work_ends_with_the_piece_that_is_computed(
         assert isinstance(event.error, Expired)
     assert closed == [True]
     turn(worker)
-    assert pieces == [0, 0, 1], "only the other goes on"
+    assert pieces == [0, 0, 1], "only the other explanation goes on"
     worker.abort(staying)
     assert not worker.has_work
 
 
-def test_what_is_too_much_work_is_refused_before_anything_is_computed(tiny_classifier: Path) -> None:
+def test_too_much_work_is_rejected_before_anything_is_computed(tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
-        judge, _, _ = await watched_judge(served)
+        judge, _, _ = await judge_with_timers(served)
         steps = served._engine.steps
         much = ExplainTextRequest("much", TOKENS * 3, "integrated_gradients", goals=(((0, 1),),), steps=1000)
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""The generator over what reads one sequence and writes another: a pretended network that shows every mistake."""
+"""The generator worker with encoder-decoders: with a fake network that makes every mistake visible."""
 
 import random
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from polyhead.models.network.ragged import RaggedBatch
 from polyhead.service.core.errors import BadRequest, StepFailed
 from polyhead.service.core.request import BeamSearchOptions, Done, Failed, Generate, Sampling
 from polyhead.service.engine.generator_worker import GeneratorWorker
-from tests.support.engine_fakes import Ask, ask, finish, turn
+from tests.support.engine_fakes import RecordingTicket, ask, finish, turn
 
 WORDS, START, END = 23, 1, 0
-Known = tuple[tuple[int, ...], tuple[int, ...]]  # what was read, and what was written
+Known = tuple[tuple[int, ...], tuple[int, ...]]  # the source tokens, and the target tokens
 
 
 def logits(known: Known) -> Tensor:
     return torch.randn(WORDS, generator=torch.Generator().manual_seed(hash(known) % (1 << 60)))
 
 
-class Pretended:
-    """Its states say what they are of, so that none can be taken for another."""
+class FakeSeq2Seq:
+    """A fake network whose states contain the tokens they were computed from, so that a mixed-up state is visible."""
 
     start_token = START
 
@@ -63,12 +63,12 @@ class Pretended:
         return []
 
 
-def translator(network: Pretended, blocks: int = 64, **budgets: int) -> GeneratorWorker:
+def translator(network: FakeSeq2Seq, blocks: int = 64, **budgets: int) -> GeneratorWorker:
     executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=blocks, block_size=4)
     return GeneratorWorker(executor, model="translator", **budgets)
 
 
-def asked(source: Sequence[int], most: int, **more: object) -> Generate:
+def request_of(source: Sequence[int], most: int, **more: object) -> Generate:
     greedy = {"sampling": Sampling(temperature=0)} if "sampling" not in more else {}
     return Generate("t", (START,), most, frozenset({END}), source=tuple(source), **greedy, **more)  # type: ignore[arg-type]
 
@@ -82,16 +82,16 @@ def alone(source: Sequence[int], most: int) -> list[int]:
 
 def many(count: int, seed: int) -> list[Generate]:
     dice = random.Random(seed)
-    return [asked(dice.choices(range(2, WORDS), k=dice.randint(1, 9)), dice.randint(1, 30)) for _ in range(count)]
+    return [request_of(dice.choices(range(2, WORDS), k=dice.randint(1, 9)), dice.randint(1, 30)) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
     ("blocks", "budgets"), [(64, {}), (12, {}), (64, {"token_budget": 3}), (12, {"prefill_chunk": 2})]
 )
 def test_a_batch_is_answered_as_its_requests_alone(blocks: int, budgets: dict[str, int]) -> None:
-    """Where all have room, where some are preempted, where not all take part in a step."""
+    """With enough memory, with preemption, and with steps in which some sequences take no part."""
     requests = many(40, seed=blocks)
-    worker = translator(Pretended(), blocks, **budgets)
+    worker = translator(FakeSeq2Seq(), blocks, **budgets)
     tickets = ask(worker, *requests)
     finish(worker)
     for ticket, request in zip(tickets, requests, strict=True):
@@ -101,17 +101,17 @@ def test_a_batch_is_answered_as_its_requests_alone(blocks: int, budgets: dict[st
     worker.check_invariants()
 
 
-def test_a_source_is_read_once() -> None:
-    network = Pretended()
+def test_a_source_is_encoded_once() -> None:
+    network = FakeSeq2Seq()
     worker = translator(network)
-    ask(worker, asked([5, 6, 7], 20), asked([8, 9], 3))
+    ask(worker, request_of([5, 6, 7], 20), request_of([8, 9], 3))
     finish(worker)
     assert sorted(network.read) == [(5, 6, 7), (8, 9)]
     assert network.steps <= 21
 
 
-def test_those_who_enter_later_change_nobody() -> None:
-    worker, requests, tickets = translator(Pretended()), many(30, seed=7), list[Ask]()
+def test_requests_that_come_later_change_no_answer() -> None:
+    worker, requests, tickets = translator(FakeSeq2Seq()), many(30, seed=7), list[RecordingTicket]()
     for request in requests:
         tickets += ask(worker, request)
         turn(worker)
@@ -119,9 +119,9 @@ def test_those_who_enter_later_change_nobody() -> None:
     assert [ticket.tokens for ticket in tickets] == [alone(each.source, each.max_tokens) for each in requests]
 
 
-def test_who_is_held_goes_on_where_it_was() -> None:
-    worker = translator(Pretended())
-    first, second = ask(worker, asked([3, 4], 25), asked([4, 3], 25))
+def test_a_paused_request_continues_where_it_was() -> None:
+    worker = translator(FakeSeq2Seq())
+    first, second = ask(worker, request_of([3, 4], 25), request_of([4, 3], 25))
     for _ in range(4):
         turn(worker)
     worker.pause(first)
@@ -132,9 +132,9 @@ def test_who_is_held_goes_on_where_it_was() -> None:
     assert [first.tokens, second.tokens] == [alone([3, 4], 25), alone([4, 3], 25)]
 
 
-def test_who_catches_up_alone_asks_for_no_logits_on_the_way() -> None:
-    worker = translator(Pretended(), prefill_chunk=1)
-    (ticket,) = ask(worker, asked([9, 9], 25))
+def test_a_request_that_is_recomputed_alone_needs_only_the_last_logits() -> None:
+    worker = translator(FakeSeq2Seq(), prefill_chunk=1)
+    (ticket,) = ask(worker, request_of([9, 9], 25))
     for _ in range(9):
         turn(worker)
     worker.pause(ticket)
@@ -143,8 +143,8 @@ def test_who_catches_up_alone_asks_for_no_logits_on_the_way() -> None:
     assert ticket.tokens == alone([9, 9], 25)
 
 
-def searched(source: tuple[int, ...], most: int, width: int) -> list[int]:
-    """By all sums of log-probabilities, one after the other (length-normalised, as transformers does)."""
+def beam_search_of(source: tuple[int, ...], most: int, width: int) -> list[int]:
+    """All sums of log-probabilities, one after the other (length-normalised as in transformers)."""
     beams: list[tuple[float, tuple[int, ...]]] = [(0.0, (START,))]
     ended: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, most + 1):
@@ -163,20 +163,22 @@ def searched(source: tuple[int, ...], most: int, width: int) -> list[int]:
     return [token for token in ended[0][1][1:] if token != END]
 
 
-def test_beams_come_to_the_likeliest() -> None:
-    requests = [asked(each.source, min(each.max_tokens, 8), beams=BeamSearchOptions(3)) for each in many(12, seed=3)]
-    worker = translator(Pretended())
+def test_beam_search_finds_the_most_likely_answer() -> None:
+    requests = [
+        request_of(each.source, min(each.max_tokens, 8), beams=BeamSearchOptions(3)) for each in many(12, seed=3)
+    ]
+    worker = translator(FakeSeq2Seq())
     tickets = ask(worker, *requests)
     finish(worker)
     for ticket, request in zip(tickets, requests, strict=True):
-        assert ticket.tokens == searched(request.source, request.max_tokens, 3)
+        assert ticket.tokens == beam_search_of(request.source, request.max_tokens, 3)
 
 
-def test_who_spoils_a_step_fails_alone() -> None:
-    network = Pretended()
+def test_a_request_that_makes_a_step_fail_fails_alone() -> None:
+    network = FakeSeq2Seq()
     network.broken = (13, 13)
-    worker, tickets = translator(network), list[Ask]()
-    requests = [*many(6, seed=11), asked([13, 13], 9)]
+    worker, tickets = translator(network), list[RecordingTicket]()
+    requests = [*many(6, seed=11), request_of([13, 13], 9)]
     tickets = ask(worker, *requests)
     while worker.has_work:
         try:
@@ -190,30 +192,30 @@ def test_who_spoils_a_step_fails_alone() -> None:
     assert [ticket.tokens for ticket in others] == [alone(each.source, each.max_tokens) for each in requests[:-1]]
 
 
-def test_states_that_nobody_goes_on_from_are_let_go() -> None:
-    network = Pretended()
+def test_states_of_dropped_beams_are_freed() -> None:
+    network = FakeSeq2Seq()
     executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=64, block_size=4)
     worker = GeneratorWorker(executor, model="translator")
     ask(worker, *many(30, seed=5))
     finish(worker)
-    ask(worker, asked([2], 12))
+    ask(worker, request_of([2], 12))
     finish(worker)
     assert len(executor._states) <= 2
 
 
-def test_a_proof_needs_no_source() -> None:
-    translator(Pretended()).self_test()
+def test_the_recovery_probe_needs_no_source() -> None:
+    translator(FakeSeq2Seq()).self_test()
     rows = StepInput([START], [0], [0, 1], [[0]], [0])
-    executor = Seq2SeqExecutor(Pretended(), torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
+    executor = Seq2SeqExecutor(FakeSeq2Seq(), torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
     assert executor.step(rows).shape == (1, WORDS)
 
 
-def test_what_is_read_takes_room() -> None:
-    worker = translator(Pretended(), blocks=4)
-    worker.validate(asked([2] * 10, 5))
+def test_a_source_takes_cache_blocks() -> None:
+    worker = translator(FakeSeq2Seq(), blocks=4)
+    worker.validate(request_of([2] * 10, 5))
     with pytest.raises(BadRequest, match="11 prompt tokens and max_tokens 6 make 17, more than the 16 tokens"):
-        worker.validate(asked([2] * 10, 6))
-    ask(worker, asked([2] * 7, 2))
+        worker.validate(request_of([2] * 10, 6))
+    ask(worker, request_of([2] * 7, 2))
     assert turn(worker).blocks_used == 2
     assert turn(worker).blocks_used == 0
 
@@ -230,7 +232,7 @@ def test_what_is_read_takes_room() -> None:
     ],
 )
 def test_numbers_out_of_range_are_refused(changes: dict[str, Any], said: str) -> None:
-    network = Pretended()
+    network = FakeSeq2Seq()
     executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
     with pytest.raises(StepInputError, match=said):
         executor.step(replace(StepInput([START], [0], [0, 1], [[0]], [0]), **changes))

@@ -1,4 +1,4 @@
-"""The generator: over a pretended network that shows every mistake, and over a tiny real one."""
+"""The generator worker: with a fake network that makes every mistake visible, and with a tiny real one."""
 
 import math
 import random
@@ -17,12 +17,12 @@ from polyhead.service.core.errors import BadRequest, Expired, StepFailed
 from polyhead.service.core.request import Done, Failed, Generate, GeneratedToken, Sampling, Terms
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.sampler import sample_rows
-from tests.support.engine_fakes import Ask, FakeGenerator, ask, finish, generate, greedy, logits_after, turn
+from tests.support.engine_fakes import FakeGenerator, RecordingTicket, ask, finish, generate, greedy, logits_after, turn
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Networks this small are slower on two."""
+    """Networks of this size are slower on two threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -33,7 +33,7 @@ def generator(executor: FakeGenerator | TorchExecutor, **budgets: int) -> Genera
     return GeneratorWorker(executor, model="talker", **budgets)
 
 
-def failure(ticket: Ask) -> StepFailed:
+def failure(ticket: RecordingTicket) -> StepFailed:
     assert isinstance(ticket.events[-1], Failed)
     assert isinstance(ticket.events[-1].error, StepFailed)
     return ticket.events[-1].error
@@ -47,7 +47,7 @@ def test_it_ends_at_max_tokens() -> None:
     assert ticket.events[-1] == Done("length", 3, 5, 0)
 
 
-def test_it_ends_at_a_stop_token_that_is_counted_but_not_said() -> None:
+def test_it_ends_at_a_stop_token_that_is_counted_but_not_part_of_the_answer() -> None:
     said = greedy([1, 2, 3], 5)
     stop = frozenset({said[3]})
     wanted = greedy([1, 2, 3], 5, stop)
@@ -85,7 +85,7 @@ def test_a_batch_is_answered_as_its_requests_alone() -> None:
     together = ask(worker, *requests)
     reports = finish(worker)
     assert [ticket.events[:-1] for ticket in together] == alone
-    assert sum(report.preemptions for report in reports), "the pool is to be too small"
+    assert sum(report.preemptions for report in reports), "the cache has to be too small"
 
 
 def test_a_seed_gives_one_number_a_token() -> None:
@@ -99,7 +99,7 @@ def test_a_seed_gives_one_number_a_token() -> None:
     assert ticket.tokens == tokens[3:]
 
 
-def test_logprobs_come_where_they_were_asked_for() -> None:
+def test_logprobs_are_computed_for_requests_that_want_them() -> None:
     worker = generator(FakeGenerator())
     plain, bare, top = ask(worker, *[generate([4, 5], 2, logprobs=count) for count in (-1, 0, 3)])
     finish(worker)
@@ -112,7 +112,7 @@ def test_logprobs_come_where_they_were_asked_for() -> None:
     assert [word for word, _ in top.events[0].top] == likeliest
 
 
-def test_a_stored_beginning_is_found_and_said_so() -> None:
+def test_a_cached_prefix_is_found_and_reported() -> None:
     executor = FakeGenerator()
     worker = generator(executor)
     prompt = list(range(14))
@@ -127,7 +127,7 @@ def test_a_stored_beginning_is_found_and_said_so() -> None:
     assert first.tokens == greedy(prompt, 8)
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+def test_a_request_that_can_never_fit_is_rejected_with_its_size() -> None:
     worker = generator(FakeGenerator(10, 4))
     with pytest.raises(BadRequest, match=r"30 prompt tokens and max_tokens 11 make 41.* 40 tokens"):
         worker.validate(generate([1] * 30, 11))
@@ -148,7 +148,7 @@ def test_an_abort_frees_a_waiting_and_a_running_request() -> None:
     worker.abort(waiting)
     worker.abort(running)
     worker.abort(running)
-    worker.abort(Ask(generate([1])))
+    worker.abort(RecordingTicket(generate([1])))
     worker.check_invariants()
     assert turn(worker).blocks_used == 1
     finish(worker)
@@ -157,7 +157,7 @@ def test_an_abort_frees_a_waiting_and_a_running_request() -> None:
     assert len(running.events) == 1
 
 
-def test_one_row_that_is_no_number_fails_alone() -> None:
+def test_a_row_with_nan_logits_fails_alone() -> None:
     executor = FakeGenerator()
     worker = generator(executor)
     executor.poison = {22}
@@ -167,7 +167,7 @@ def test_one_row_that_is_no_number_fails_alone() -> None:
     assert good.tokens == greedy([1, 2, 3, 4, 5, 6], 8)
 
 
-def test_what_a_broken_sequence_stored_is_not_found() -> None:
+def test_blocks_of_a_failed_sequence_are_not_found() -> None:
     executor = FakeGenerator()
     worker = generator(executor, prefill_chunk=4)
     executor.poison = {22}
@@ -180,7 +180,7 @@ def test_what_a_broken_sequence_stored_is_not_found() -> None:
 
 
 def tried(worker: GeneratorWorker) -> int:
-    """Runs to the end as the engine does; how many steps raised."""
+    """Run to the end as the engine does; return how many steps raised an error."""
     raised = 0
     while worker.has_work:
         try:
@@ -194,32 +194,32 @@ def tried(worker: GeneratorWorker) -> int:
     return raised
 
 
-def test_a_step_that_raises_once_harms_nobody() -> None:
+def test_a_step_that_raises_once_fails_no_request() -> None:
     executor = FakeGenerator()
     worker = generator(executor)
     prompts = [[index, 2, 3, 4, 5] for index in range(5)]
     seeded = Sampling(temperature=1.0, seed=7)
-    calm = generator(FakeGenerator())
-    wanted = ask(calm, *[generate(prompt, sampling=seeded) for prompt in prompts])
-    finish(calm)
+    without_faults = generator(FakeGenerator())
+    wanted = ask(without_faults, *[generate(prompt, sampling=seeded) for prompt in prompts])
+    finish(without_faults)
     tickets = ask(worker, *[generate(prompt, sampling=seeded) for prompt in prompts])
-    hiccups = iter([False, True, False, False, True, True])
-    executor.explode = lambda rows: next(hiccups, False)
+    failures = iter([False, True, False, False, True, True])
+    executor.raises = lambda rows: next(failures, False)
     assert tried(worker) == 3
     assert [ticket.tokens for ticket in tickets] == [ticket.tokens for ticket in wanted]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
-def test_who_makes_a_step_raise_whenever_it_takes_part_fails_alone(error: type[Exception]) -> None:
+def test_a_request_that_always_makes_its_step_raise_fails_alone(error: type[Exception]) -> None:
     executor = FakeGenerator()
     worker = generator(executor, prefill_chunk=4)
 
-    def explode(rows: StepInput) -> bool:
+    def raises(rows: StepInput) -> bool:
         if 99 in rows.tokens:
             raise error("no memory")
         return False
 
-    executor.explode = explode
+    executor.raises = raises
     before, bad, after = ask(worker, generate([1, 2, 3]), generate([*range(6), 99, 1]), generate([1, 2, 3, 4]))
     others = ask(worker, *[generate([index] * 5) for index in range(6)])
     assert 1 <= tried(worker) <= 5
@@ -234,25 +234,25 @@ def test_an_executor_that_always_raises_fails_all_one_by_one_and_stores_nothing(
     executor = FakeGenerator()
     worker = generator(executor, sequence_budget=2)
     prompt = [1, 2, 3, 4, 5]
-    executor.explode = lambda rows: True
+    executor.raises = lambda rows: True
     tickets = ask(worker, generate(prompt), generate([9, *prompt]), generate(prompt))
     tried(worker)
     assert all(failure(ticket) for ticket in tickets)
-    executor.explode = lambda rows: False
+    executor.raises = lambda rows: False
     (later,) = ask(worker, generate(prompt))
     finish(worker)
     assert later.events[-1] == Done("length", 5, 8, 0)
 
 
-def test_who_leaves_while_a_step_is_tried_again_is_left_out() -> None:
+def test_an_aborted_request_is_left_out_when_a_step_is_repeated() -> None:
     executor = FakeGenerator()
     worker = generator(executor)
     first, second, third = ask(worker, *[generate([index]) for index in range(3)])
-    executor.explode = lambda rows: True
+    executor.raises = lambda rows: True
     with pytest.raises(RuntimeError, match="on fire"):
         worker.step()
     assert worker.blame_failed_step() == []
-    executor.explode = lambda rows: False
+    executor.raises = lambda rows: False
     worker.abort(first)
     worker.abort(third)
     tried(worker)
@@ -261,7 +261,7 @@ def test_who_leaves_while_a_step_is_tried_again_is_left_out() -> None:
     assert not third.events
 
 
-def test_keys_that_are_no_numbers_end_a_request_in_the_middle_of_its_prompt() -> None:
+def test_nan_keys_fail_a_request_in_the_middle_of_its_prompt() -> None:
     executor = FakeGenerator()
     worker = generator(executor, prefill_chunk=4)
     bad, good = ask(worker, generate([*range(12)]), generate([1, 2]))
@@ -274,10 +274,10 @@ def test_keys_that_are_no_numbers_end_a_request_in_the_middle_of_its_prompt() ->
     assert good.tokens == greedy([1, 2], 8)
     (later,) = ask(worker, generate([*range(12)]))
     finish(worker)
-    assert later.events[-1] == Done("length", 12, 8, 0), "nothing of the broken one is found"
+    assert later.events[-1] == Done("length", 12, 8, 0), "a block of the failed request was found"
 
 
-def test_what_has_expired_takes_part_in_no_step() -> None:
+def test_expired_requests_take_part_in_no_step() -> None:
     executor = FakeGenerator()
     worker = generator(executor, sequence_budget=1)
     runs, waits, stays = ask(
@@ -299,7 +299,7 @@ def test_what_has_expired_takes_part_in_no_step() -> None:
     assert not any(2 in rows.tokens[:1] and rows.positions[0] == 0 for rows in executor.seen)
 
 
-def test_the_proof_needs_a_block_and_leaves_none_behind() -> None:
+def test_the_recovery_probe_uses_a_block_and_frees_it() -> None:
     executor = FakeGenerator(4, 4)
     worker = generator(executor)
     worker.self_test()
@@ -307,14 +307,14 @@ def test_the_proof_needs_a_block_and_leaves_none_behind() -> None:
     executor.poison = {0}
     with pytest.raises(StepFailed):
         worker.self_test()
-    executor.explode = lambda rows: True
+    executor.raises = lambda rows: True
     with pytest.raises(RuntimeError):
         worker.self_test()
     worker.check_invariants()
     assert worker._blocks.used_count == 0
 
 
-def test_a_step_that_fails_before_it_is_known_whose_it_is_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_before_its_schedule_is_made_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = generator(FakeGenerator(), sequence_budget=2)
     tickets = ask(worker, *[generate([index]) for index in range(4)])
     turn(worker)
@@ -347,7 +347,7 @@ def test_the_report_of_a_generator_adds_up() -> None:
     assert reports[-1].blocks_used == reports[-1].running == reports[-1].waiting == 0
 
 
-def test_a_generator_warms_up_and_forgets_it() -> None:
+def test_a_generator_warms_up_without_a_trace() -> None:
     executor = FakeGenerator()
     worker = generator(executor)
     worker.warm_up()
@@ -402,7 +402,7 @@ def talker(network: tuple[Transformer, LanguageHead], blocks: int, **budgets: in
     return generator(TorchExecutor(*network, block_count=blocks, block_size=8), **budgets)
 
 
-def test_over_a_network_together_is_alone(network: tuple[Transformer, LanguageHead]) -> None:
+def test_with_a_network_a_batch_equals_single_requests(network: tuple[Transformer, LanguageHead]) -> None:
     requests = mixed(10)
     alone = []
     for request in requests:
@@ -425,7 +425,7 @@ def test_over_a_network_together_is_alone(network: tuple[Transformer, LanguageHe
     assert [ticket.tokens for ticket in tickets] == alone
 
 
-def test_over_a_network_a_stored_beginning_is_as_good_as_a_fresh_one(network: tuple[Transformer, LanguageHead]) -> None:
+def test_with_a_network_a_cached_prefix_equals_a_recomputed_one(network: tuple[Transformer, LanguageHead]) -> None:
     prompt = [(7 * index) % 300 for index in range(50)]
     worker = talker(network, 64)
     (fresh,) = ask(worker, generate(prompt, 12))
@@ -436,7 +436,7 @@ def test_over_a_network_a_stored_beginning_is_as_good_as_a_fresh_one(network: tu
     assert again.events[-1] == Done("length", 50, 12, 48)
 
 
-def test_over_a_network_warm_up_leaves_no_trace(network: tuple[Transformer, LanguageHead]) -> None:
+def test_with_a_network_the_warm_up_leaves_no_trace(network: tuple[Transformer, LanguageHead]) -> None:
     worker = talker(network, 64)
     worker.warm_up()
     (ticket,) = ask(worker, generate([0] * 40))
@@ -444,8 +444,8 @@ def test_over_a_network_warm_up_leaves_no_trace(network: tuple[Transformer, Lang
     assert ticket.events[-1] == Done("length", 40, 8, 0)
 
 
-def storm(seed: int) -> dict[str, int]:
-    """A generator among faults of every kind; returns how its requests ended."""
+def run_with_faults(seed: int) -> dict[str, int]:
+    """A generator with random faults of every kind; returns how its requests ended."""
     choice = random.Random(seed)
     executor = FakeGenerator(choice.choice([10, 16, 64]), choice.choice([2, 4]))
     worker = generator(
@@ -454,16 +454,16 @@ def storm(seed: int) -> dict[str, int]:
         sequence_budget=choice.choice([2, 8]),
         prefill_chunk=choice.choice([3, 64]),
     )
-    cursed, poison = 98, 99
+    failing, poison = 98, 99
     executor.poison = {poison}
-    executor.explode = lambda rows: cursed in rows.tokens or choice.random() < 0.05
+    executor.raises = lambda rows: failing in rows.tokens or choice.random() < 0.05
     tickets, aborted, ends = [], set(), Counter[str]()
     now = 0
     while len(tickets) < 25 or worker.has_work:
         now += 1
         if len(tickets) < 25 and choice.random() < 0.5:
             prompt = [choice.randint(0, 2) for _ in range(choice.randint(1, 9))]
-            prompt += choice.choice([[], [], [], [cursed], [poison], [cursed, 1], [poison, 1]])
+            prompt += choice.choice([[], [], [], [failing], [poison], [failing, 1], [poison, 1]])
             deadline = now + choice.randint(0, 20) if choice.random() < 0.1 else math.inf
             terms = Terms(choice.choice(["a", "b"]), choice.choice([0, 0, 3]), deadline)
             tickets += ask(worker, generate(prompt, choice.randint(1, 6), terms=terms))
@@ -490,25 +490,25 @@ def storm(seed: int) -> dict[str, int]:
             ends["aborted"] += 1
         elif isinstance(event, Done):
             ends["done"] += 1
-            assert cursed not in prompt
+            assert failing not in prompt
             assert prompt[-1] != poison
             assert ticket.tokens == greedy(prompt, ticket.request.max_tokens)
         else:
             assert isinstance(event, Failed)
             ends[type(event.error).__name__] += 1
-            if isinstance(event.error, StepFailed) and not {cursed, poison} & set(prompt):
-                ends["unlucky"] += 1  # a hiccup met it alone
+            if isinstance(event.error, StepFailed) and not {failing, poison} & set(prompt):
+                ends["unlucky"] += 1  # a single failed step met this request alone
     return ends
 
 
-def test_storms_of_faults_harm_nobody_but_the_guilty() -> None:
-    ends = sum((Counter(storm(seed)) for seed in range(300)), Counter[str]())
+def test_random_faults_fail_only_their_requests() -> None:
+    ends = sum((Counter(run_with_faults(seed)) for seed in range(300)), Counter[str]())
     assert min(ends[kind] for kind in ("done", "aborted", "StepFailed", "Expired")) > 100, ends
     assert ends["unlucky"] < ends["done"] / 10, ends
 
 
-def test_what_a_step_that_raised_has_stored_harms_nobody(network: tuple[Transformer, LanguageHead]) -> None:
-    """Its keys were no numbers, and nobody came to look at them."""
+def test_keys_of_a_step_that_raised_change_no_answer(network: tuple[Transformer, LanguageHead]) -> None:
+    """Its keys were NaN, and were not checked."""
     body, head = network
     executor = TorchExecutor(body, head, block_count=2, block_size=16)
     worker = generator(executor)
@@ -519,10 +519,10 @@ def test_what_a_step_that_raised_has_stored_harms_nobody(network: tuple[Transfor
         kept = weight[9].clone()
         weight[9] = float("nan")
 
-    def explode(module: object, given: object, out: object) -> None:
+    def raises(module: object, given: object, out: object) -> None:
         raise RuntimeError("no memory")
 
-    hook = body.register_forward_hook(explode)
+    hook = body.register_forward_hook(raises)
     (bad,) = ask(worker, generate([9] * 20, 4))
     tried(worker)
     failure(bad)

@@ -1,4 +1,4 @@
-"""Logits are shaped as transformers' processors shape them, each row by its own history, whatever the batch."""
+"""Logits processors equal those of transformers; each row depends on its own history, whatever is in the batch."""
 
 import random
 from collections import Counter
@@ -56,7 +56,8 @@ def after(request: Generate, answer: list[int]) -> LogitsProcessor:
 
 
 def reference(logits: Tensor, request: Generate, answer: list[int]) -> Tensor:
-    """[V], by transformers, in the order of its `_get_logits_processor`; what it lacks by the definition."""
+    """[V], by transformers, in the order of its `_get_logits_processor`; processors that it lacks by their
+    definition."""
     sampling, stop = request.sampling, sorted(request.stop_tokens)
     first, last = LogitsProcessorList(), LogitsProcessorList()
     if sampling.bias:
@@ -87,13 +88,13 @@ def random_logits(rows: int, words: int = WORDS) -> Tensor:
 
 @settings(max_examples=300, deadline=None)
 @given(samplings, histories, stops)
-def test_a_row_is_what_transformers_makes_of_it(
+def test_processed_rows_equal_those_of_transformers(
     sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int]
 ) -> None:
     prompt, answer = history
     request, logits = asked(sampling, prompt, stop), random_logits(1)
     found = process_logits(logits, [after(request, answer).after_drafts(())])[0]
-    if found.isneginf().all():  # transformers would let come what may not
+    if found.isneginf().all():  # transformers would allow a token that is forbidden
         free = replace(request, sampling=replace(sampling, allowed=()))
         assert reference(logits[0], free, answer)[list(sampling.allowed)].isneginf().all()
     else:
@@ -104,7 +105,7 @@ def test_a_row_is_what_transformers_makes_of_it(
 
 @settings(max_examples=100, deadline=None)
 @given(samplings, histories, stops, st.integers(0, 9))
-def test_drafts_count_as_if_they_had_come(
+def test_draft_tokens_count_like_generated_tokens(
     sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int], cut: int
 ) -> None:
     prompt, answer = history
@@ -114,12 +115,12 @@ def test_drafts_count_as_if_they_had_come(
     assert torch.equal(process_logits(logits, [waiting.after_drafts(tuple(answer[cut:]))]), pushed)
     for token in answer[cut:]:
         waiting.push(token)
-    assert torch.equal(process_logits(logits, [waiting.after_drafts(())]), pushed), "and leave nothing behind"
+    assert torch.equal(process_logits(logits, [waiting.after_drafts(())]), pushed), "a draft left a change"
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(samplings, histories, stops, st.booleans()), min_size=2, max_size=9))
-def test_a_row_is_shaped_as_if_it_were_alone(
+def test_a_row_does_not_depend_on_the_other_rows(
     rows: list[tuple[Sampling, tuple[list[int], list[int]], frozenset[int], bool]],
 ) -> None:
     logits = random_logits(len(rows))
@@ -132,7 +133,7 @@ def test_a_row_is_shaped_as_if_it_were_alone(
         assert one is not None or torch.equal(together[row], before[row])
 
 
-def test_where_nothing_is_asked_nothing_is_copied() -> None:
+def test_rows_without_options_are_not_copied() -> None:
     logits = random_logits(3)
     assert process_logits(logits, [None] * 3) is logits
     assert apply_masks(logits, {}) is logits
@@ -164,7 +165,7 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
     assert torch.equal(found[0, :9], logits[0, :9] + torch.eye(9)[1])
 
 
-def test_a_row_of_which_nothing_is_left_is_told_from_its_neighbours() -> None:
+def test_a_row_without_allowed_tokens_is_reported_alone() -> None:
     logits = random_logits(2)
     one = LogitsProcessor(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
     found = process_logits(logits, [one.after_drafts(()), None])
@@ -172,7 +173,7 @@ def test_a_row_of_which_nothing_is_left_is_told_from_its_neighbours() -> None:
     assert torch.equal(found[1], logits[1])
 
 
-def test_only_rows_that_are_restricted_lose_the_words_whose_bits_are_zero() -> None:
+def test_a_mask_restricts_only_its_own_row() -> None:
     for words in (31, 32, 50, 49_152):
         logits = random_logits(4, words)
         before, chosen = logits.clone(), torch.rand(2, words) < 0.3
@@ -198,7 +199,7 @@ def test_a_buffer_is_used_again() -> None:
     assert found[1].isneginf().sum() == WORDS - 1
 
 
-def test_a_fork_goes_its_own_way() -> None:
+def test_a_fork_has_its_own_history() -> None:
     logits = random_logits(1)
     request = asked(Sampling(repetition_penalty=1.5, frequency_penalty=1.0, banned=((1, 2),)), [5])
     one = after(request, [1, 2])
@@ -216,10 +217,10 @@ def test_a_fork_goes_its_own_way() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(samplings, histories, stops, st.integers(0, 2**WORDS - 1), st.sampled_from(runnable_targets()))
-def test_compiled_code_shapes_and_restricts_as_torch_does(
+def test_compiled_processors_equal_those_of_torch(
     sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int], chosen: int, means: str
 ) -> None:
-    """What it makes of a row is seen by what it draws: each word as often as it is likely."""
+    """The processed row is observed through sampling: each word comes as often as its probability."""
     prompt, answer = history
     one = after(asked(sampling, prompt, stop), answer).after_drafts(())
     logits = torch.randn(1, WORDS, generator=torch.Generator().manual_seed(chosen)) * 4
@@ -244,8 +245,8 @@ def compiled(means: str) -> CompiledSampler:
     return CompiledSampler(means, 1)
 
 
-def test_what_stays_the_same_is_made_once() -> None:
-    """No step copies the table for tokens that never come again, and no copy makes the row of allowed words anew."""
+def test_unchanged_tables_are_made_once() -> None:
+    """No step copies the table of banned tokens again, and no copy makes the row of allowed words again."""
     one = after(asked(Sampling(no_repeat_ngram_size=1, allowed=(3, 4, 70)), [5, 6]), [7])
     assert one.after_drafts(()) is one
     assert one.fork().after_drafts((8,)).allowed_words(WORDS) is one.allowed_words(WORDS)
@@ -263,8 +264,8 @@ def test_a_stop_token_that_came_stays_banned_once_answers_may_end(stops: set[int
 @pytest.mark.parametrize("means", runnable_targets())
 @pytest.mark.parametrize("way", [Sampling(top_p=0.9), Sampling(typical_p=0.9), Sampling(typical_p=0.9, top_p=0.5)])
 @pytest.mark.parametrize("largest", [3e38, -3e38, 1.0])
-def test_logits_that_a_penalty_would_make_infinite(means: str, way: Sampling, largest: float) -> None:
-    """Infinite logits have no difference: no token would have a weight, and none could be sampled."""
+def test_penalties_make_no_logit_infinite(means: str, way: Sampling, largest: float) -> None:
+    """Differences of infinite logits are NaN: no token would have a probability."""
     request = asked(replace(way, repetition_penalty=0.01), [3, 5, 9])
     logits = torch.full((1, WORDS), -1.0)
     logits[0, [3, 5, 9]] = largest

@@ -1,5 +1,5 @@
-"""Answers that begin together, searches, guides and scored prompts: over a pretended network that shows every mistake,
-and searches against transformers."""
+"""Groups of answers to one prompt, beam searches, guides and scored prompts: with a fake network that makes every
+mistake visible, and beam searches compared with transformers."""
 
 import random
 from collections.abc import Sequence
@@ -30,7 +30,17 @@ from polyhead.service.core.request import (
 )
 from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.engine.logits_processors import LogitsProcessor
-from tests.support.engine_fakes import GREEDY, WORDS, Ask, FakeGenerator, ask, finish, generate, logits_after, turn
+from tests.support.engine_fakes import (
+    GREEDY,
+    WORDS,
+    FakeGenerator,
+    RecordingTicket,
+    ask,
+    finish,
+    generate,
+    logits_after,
+    turn,
+)
 
 
 def generator(executor: FakeGenerator, **budgets: int) -> GeneratorWorker:
@@ -44,7 +54,7 @@ def answers(executor: FakeGenerator, *requests: Generate, **budgets: int) -> lis
     return [ticket.events for ticket in tickets]
 
 
-def said(events: Sequence[Event]) -> list[int]:
+def token_ids(events: Sequence[Event]) -> list[int]:
     return [event.id for event in events if isinstance(event, GeneratedToken)]
 
 
@@ -61,13 +71,13 @@ def test_the_prompt_of_a_group_is_computed_once() -> None:
     executor, requests = FakeGenerator(), group(range(1, 11), 4)
     together = answers(executor, *requests)
     rows = sum(len(rows.tokens) for rows in executor.seen)
-    assert rows == 10 + 4 * 7, "the prompt, and every token that is said but the last"
+    assert rows == 10 + 4 * 7, "the prompt, and every generated token except the last"
     alone = [answers(FakeGenerator(), replace(request, group=""))[0] for request in requests]
-    assert [said(events) for events in together] == [said(events) for events in alone]
-    assert len({tuple(said(events)) for events in together}) > 1
+    assert [token_ids(events) for events in together] == [token_ids(events) for events in alone]
+    assert len({tuple(token_ids(events)) for events in together}) > 1
 
 
-def test_whoever_leads_may_leave() -> None:
+def test_the_first_request_of_a_group_may_be_aborted() -> None:
     for leaves in range(4):
         for after in range(4):
             worker = generator(FakeGenerator(), prefill_chunk=3)
@@ -79,12 +89,12 @@ def test_whoever_leads_may_leave() -> None:
             finish(worker)
             for ticket in kept:
                 (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
-                assert ticket.tokens == said(alone)
+                assert ticket.tokens == token_ids(alone)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_groups_and_others_in_little_room(seed: int) -> None:
-    """Preempted, aborted, in chunks: everybody says what it says alone."""
+def test_groups_and_other_requests_in_a_small_cache(seed: int) -> None:
+    """Preempted, aborted, in chunks: each answer equals that of a single request."""
     choice = random.Random(seed)
     requests: list[Generate] = []
     for number in range(choice.randint(1, 4)):
@@ -94,7 +104,7 @@ def test_groups_and_others_in_little_room(seed: int) -> None:
     executor = FakeGenerator(block_count=choice.choice([6, 9, 30]), block_size=4)
     worker = generator(executor, sequence_budget=choice.choice([2, 4, 64]), prefill_chunk=choice.choice([2, 64]))
     tickets = ask(worker, *requests)
-    gone: set[Ask] = set()
+    gone: set[RecordingTicket] = set()
     while worker.has_work:
         if choice.random() < 0.1:
             ticket = choice.choice(tickets)
@@ -107,10 +117,10 @@ def test_groups_and_others_in_little_room(seed: int) -> None:
     for ticket in tickets:
         if ticket not in gone:
             (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
-            assert ticket.tokens == said(alone)
+            assert ticket.tokens == token_ids(alone)
 
 
-def test_who_has_another_salt_finds_nothing_stored() -> None:
+def test_another_cache_salt_finds_no_cached_blocks() -> None:
     worker = generator(FakeGenerator())
     cached = []
     for salt in ("", "", "a", "a", "b", ""):
@@ -131,7 +141,7 @@ def scores_of(prompt: Sequence[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_a_prompt_is_scored_whatever_is_stored(chunk: int) -> None:
+def test_a_prompt_is_scored_whatever_is_cached(chunk: int) -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
     worker = generator(FakeGenerator(), prefill_chunk=chunk)
     first, second, third = (ask(worker, generate(prompt, most, logprobs=0, prompt_logprobs=2))[0] for most in (3, 3, 0))
@@ -154,19 +164,19 @@ def test_a_prompt_of_one_token_scores_nothing() -> None:
 
 
 @dataclass
-class Rails:
-    """A guide that lets certain tokens come at each place; one at a place is forced."""
+class ForcedGuide:
+    """A guide that allows certain tokens at each place; a single allowed token is forced."""
 
     places: list[set[int]]
     fails_at: int = -1
 
-    def new_state(self) -> "Ride":
-        return Ride(self)
+    def new_state(self) -> "ForcedState":
+        return ForcedState(self)
 
 
 @dataclass
-class Ride:
-    rails: Rails
+class ForcedState:
+    rails: ForcedGuide
     come: list[int] = field(default_factory=list)
 
     @property
@@ -193,70 +203,72 @@ class Ride:
 PLACES = [{1, 2, 3}, {7}, {8}, {4, 5}, {9}, {10}, {11}]
 
 
-def test_a_guide_is_kept_to_and_what_is_forced_is_not_computed_one_by_one() -> None:
+def test_a_guide_restricts_tokens_and_forced_tokens_share_a_step() -> None:
     executor = FakeGenerator()
-    (events,) = answers(executor, generate([5, 6], 20, guide=Rails(PLACES)))
-    assert all(token in allowed for token, allowed in zip(said(events), PLACES, strict=True))
+    (events,) = answers(executor, generate([5, 6], 20, guide=ForcedGuide(PLACES)))
+    assert all(token in allowed for token, allowed in zip(token_ids(events), PLACES, strict=True))
     assert events[-1] == Done("stop", 2, 7, 0)
     assert len(executor.seen) == 2, "one step for each choice"
-    (scored,) = answers(FakeGenerator(), generate([5, 6], 20, guide=Rails(PLACES), logprobs=0))
-    assert said(scored) == said(events)
+    (scored,) = answers(FakeGenerator(), generate([5, 6], 20, guide=ForcedGuide(PLACES), logprobs=0))
+    assert token_ids(scored) == token_ids(events)
     assert all(event.logprob < 0 for event in scored if isinstance(event, GeneratedToken))
 
 
-def test_guided_and_free_ride_together() -> None:
+def test_guided_and_free_requests_share_steps() -> None:
     requests = [
-        generate([5, 6], 20, guide=Rails(PLACES), sampling=Sampling(temperature=1.5, seed=4)),
+        generate([5, 6], 20, guide=ForcedGuide(PLACES), sampling=Sampling(temperature=1.5, seed=4)),
         generate([5, 6], 20, sampling=Sampling(temperature=1.5, seed=4)),
-        generate([5, 6, 7], 5, guide=Rails(PLACES)),
-        *(replace(each, guide=Rails(PLACES)) for each in group([1, 2, 3, 4, 5], 3)),
+        generate([5, 6, 7], 5, guide=ForcedGuide(PLACES)),
+        *(replace(each, guide=ForcedGuide(PLACES)) for each in group([1, 2, 3, 4, 5], 3)),
     ]
     together = answers(FakeGenerator(), *requests)
     alone = [answers(FakeGenerator(), replace(request, group=""))[0] for request in requests]
-    assert [said(events) for events in together] == [said(events) for events in alone]
+    assert [token_ids(events) for events in together] == [token_ids(events) for events in alone]
     assert isinstance(together[2][-1], Done)
-    assert (together[2][-1].reason, len(said(together[2]))) == ("length", 5)
+    assert (together[2][-1].reason, len(token_ids(together[2]))) == ("length", 5)
 
 
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_guide_that_fails_fails_alone(place: int) -> None:
-    requests = [generate([5, 6], 20, guide=Rails(PLACES, place)), generate([5, 6], 6)]
+    requests = [generate([5, 6], 20, guide=ForcedGuide(PLACES, place)), generate([5, 6], 6)]
     failed, other = answers(FakeGenerator(), *requests)
     assert isinstance(failed[-1], Failed)
     assert failed[-1].error.message == "too complex"
-    assert said(other) == said(answers(FakeGenerator(), requests[1])[0])
+    assert token_ids(other) == token_ids(answers(FakeGenerator(), requests[1])[0])
 
 
 # Searches
 
 
-def searched(prompt: Sequence[int], count: int, how: BeamSearchOptions, **options: object) -> list[Generate]:
+def beam_search_of(prompt: Sequence[int], count: int, how: BeamSearchOptions, **options: object) -> list[Generate]:
     return [generate(prompt, group="search", beams=how, **options)] * count  # type: ignore[arg-type]
 
 
 def test_a_search_of_one_is_greedy() -> None:
-    (events,) = answers(FakeGenerator(), *searched([1, 2, 3], 1, BeamSearchOptions(1)))
-    assert said(events) == said(answers(FakeGenerator(), generate([1, 2, 3]))[0])
+    (events,) = answers(FakeGenerator(), *beam_search_of([1, 2, 3], 1, BeamSearchOptions(1)))
+    assert token_ids(events) == token_ids(answers(FakeGenerator(), generate([1, 2, 3]))[0])
 
 
-def test_a_search_finds_what_trying_all_would() -> None:
-    """As wide as there are answers, it misses none."""
-    found = answers(FakeGenerator(), *searched([1, 2], 5, BeamSearchOptions(WORDS), max_tokens=2), sequence_budget=64)
+def test_a_beam_search_finds_the_answer_of_an_exhaustive_search() -> None:
+    """The beams are as many as the answers, so it finds the best."""
+    found = answers(
+        FakeGenerator(), *beam_search_of([1, 2], 5, BeamSearchOptions(WORDS), max_tokens=2), sequence_budget=64
+    )
     every = {}
     for first, one in enumerate(torch.tensor(logits_after([1, 2])).log_softmax(0).tolist()):
         for second, two in enumerate(torch.tensor(logits_after([1, 2, first])).log_softmax(0).tolist()):
             every[first, second] = one + two
     best = sorted(every, key=lambda answer: every[answer], reverse=True)[:5]
-    assert [tuple(said(events)) for events in found] == best
+    assert [tuple(token_ids(events)) for events in found] == best
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_searches_in_little_room_find_the_same(seed: int) -> None:
+def test_beam_searches_in_a_small_cache_find_the_same(seed: int) -> None:
     choice = random.Random(seed)
     prompt = [choice.randint(0, 5) for _ in range(choice.randint(1, 9))]
     how = BeamSearchOptions(choice.randint(2, 4), choice.choice([0.5, 1.0, 2.0]), choice.random() < 0.5)
     stops = frozenset({choice.randint(0, 22), choice.randint(0, 22)})
-    requests = searched(prompt, how.width, how, max_tokens=6, stop_tokens=stops, logprobs=1)
+    requests = beam_search_of(prompt, how.width, how, max_tokens=6, stop_tokens=stops, logprobs=1)
     roomy = answers(FakeGenerator(200), *requests)
     executor = FakeGenerator(block_count=24, block_size=3)
     others = [generate([index, 7], 12) for index in range(6)]
@@ -276,8 +288,8 @@ PENALISED = Sampling(
 )
 
 
-def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every step it is what a fresh one would be, and no beam's answer is gone through again."""
+def test_each_beam_has_the_logits_processors_of_its_own_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step its logits processors equal newly made ones, and no beam's history is read again."""
     pushed, push = list[int](), LogitsProcessor.push
 
     def counted(shape: LogitsProcessor, token: int) -> None:
@@ -286,7 +298,7 @@ def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.Monkey
 
     width, most = 4, 24
     worker = generator(FakeGenerator(200), sequence_budget=64)
-    request = searched(
+    request = beam_search_of(
         [1, 2, 3], width, BeamSearchOptions(width), max_tokens=most, sampling=PENALISED, stop_tokens=frozenset({9})
     )
     tickets = ask(worker, *request)
@@ -309,13 +321,13 @@ def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.Monkey
 
 
 def changed(shape: LogitsProcessor) -> dict[int, tuple[float, ...]]:
-    """What is done to each word."""
+    """The change of each logit."""
     words, values = shape.after_drafts(()).changes
     return {int(word): tuple(values[:, place].tolist()) for place, word in enumerate(words)}
 
 
-def test_a_search_goes_on_while_anybody_wants_it() -> None:
-    requests = searched([1, 2, 3], 3, BeamSearchOptions(3))
+def test_a_beam_search_continues_until_all_its_requests_are_aborted() -> None:
+    requests = beam_search_of([1, 2, 3], 3, BeamSearchOptions(3))
     expected = answers(FakeGenerator(), *requests)
     worker = generator(FakeGenerator())
     tickets = ask(worker, *requests)
@@ -336,9 +348,9 @@ def test_a_search_goes_on_while_anybody_wants_it() -> None:
 def test_a_search_that_can_never_fit_is_refused() -> None:
     worker = generator(FakeGenerator(block_count=10, block_size=4), sequence_budget=4)
     with pytest.raises(BadRequest, match="make 3 times 20, more than the 40"):
-        worker.validate(searched([1] * 10, 1, BeamSearchOptions(3), max_tokens=10)[0])
+        worker.validate(beam_search_of([1] * 10, 1, BeamSearchOptions(3), max_tokens=10)[0])
     with pytest.raises(BadRequest, match="searches at most 4 wide, got 5"):
-        worker.validate(searched([1], 1, BeamSearchOptions(5), max_tokens=2)[0])
+        worker.validate(beam_search_of([1], 1, BeamSearchOptions(5), max_tokens=2)[0])
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
@@ -356,7 +368,7 @@ def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: flo
         stops = frozenset(choice.randrange(words) for _ in range(40))
         worker = GeneratorWorker(executor, model="talker")
         how = BeamSearchOptions(width, penalty, early)
-        tickets = ask(worker, *searched(prompt, width, how, max_tokens=9, stop_tokens=stops, sampling=GREEDY))
+        tickets = ask(worker, *beam_search_of(prompt, width, how, max_tokens=9, stop_tokens=stops, sampling=GREEDY))
         finish(worker)
         expected = reference.generate(
             torch.tensor([prompt]),
@@ -402,15 +414,15 @@ def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool)
     assert together(*requests) == [together(replace(request, group=""))[0] for request in requests]
 
 
-def test_who_leaves_itself_no_token_fails_alone() -> None:
+def test_a_request_that_forbids_all_tokens_fails_alone() -> None:
     nothing = Sampling(temperature=0, allowed=(3,), banned=((3,),))
     requests = [
         generate([5, 6], 6, sampling=nothing),
         generate([5, 6], 6),
-        *searched([5, 6], 2, BeamSearchOptions(2), sampling=nothing),
+        *beam_search_of([5, 6], 2, BeamSearchOptions(2), sampling=nothing),
     ]
     events = answers(FakeGenerator(), *requests)
     for failed in (events[0], events[2], events[3]):
         assert isinstance(failed[-1], Failed)
         assert isinstance(failed[-1].error, BadRequest)
-    assert said(events[1]) == said(answers(FakeGenerator(), requests[1])[0])
+    assert token_ids(events[1]) == token_ids(answers(FakeGenerator(), requests[1])[0])

@@ -1,7 +1,6 @@
 """Sampling equals transformers' in distribution, is exact where it is greedy, and never depends on the batch.
 
-By torch, which sorts, and by the compiled code of each instruction set that runs here.
-"""
+Tested with torch, which sorts, and with the compiled code of each instruction set of this machine."""
 
 import random
 from functools import cache
@@ -25,22 +24,22 @@ from polyhead.service.engine.native_sampling import CompiledSampler
 from polyhead.service.engine.sampler import Sampler, SampleRow, TorchSampler, finite_rows, score_tokens
 
 DRAWS = 1000
-MEANS = ["torch", *runnable_targets()]
-by_all = pytest.mark.parametrize("means", MEANS)
+IMPLEMENTATIONS = ["torch", *runnable_targets()]
+by_all = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 @cache
-def sampler_by(means: str) -> Sampler:
-    return TorchSampler() if means == "torch" else CompiledSampler(means, 2)
+def sampler_by(implementation: str) -> Sampler:
+    return TorchSampler() if implementation == "torch" else CompiledSampler(implementation, 2)
 
 
-def sample(logits: Tensor, samplings: list[Sampling], uniforms: list[float], means: str) -> list[int]:
+def sample(logits: Tensor, samplings: list[Sampling], uniforms: list[float], implementation: str) -> list[int]:
     asks = [SampleRow(row, way, uniform) for row, (way, uniform) in enumerate(zip(samplings, uniforms, strict=True))]
-    return [token for token, _ in sampler_by(means).sample(logits, asks)]
+    return [token for token, _ in sampler_by(implementation).sample(logits, asks)]
 
 
 def reference(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution [V] transformers would draw from."""
+    """The distribution [V] from which transformers would sample."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
@@ -54,10 +53,10 @@ def reference(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(dim=-1)[0]
 
 
-def drawn(logits: Tensor, sampling: Sampling, means: str, draws: int = DRAWS) -> Tensor:
-    """The distribution [V] drawn from, with evenly spread uniforms."""
+def drawn(logits: Tensor, sampling: Sampling, implementation: str, draws: int = DRAWS) -> Tensor:
+    """The sampled distribution [V], with evenly spread uniforms."""
     asks = [SampleRow(0, sampling, uniform) for uniform in spread(draws)]
-    return shares([token for token, _ in sampler_by(means).sample(logits[None], asks)], len(logits))
+    return shares([token for token, _ in sampler_by(implementation).sample(logits[None], asks)], len(logits))
 
 
 def spread(draws: int) -> list[float]:
@@ -69,7 +68,7 @@ def shares(tokens: list[int], words: int) -> Tensor:
 
 
 def close(found: Tensor, wanted: Tensor, draws: int = DRAWS) -> bool:
-    """What is drawn again, since a word was cut off, is drawn by chance: within five of its deviations."""
+    """Tokens that are sampled again because one was cut off come at random: within five standard deviations."""
     return bool(((found - wanted).abs() <= 2 / draws + 5 * (wanted * (1 - wanted) / draws).sqrt()).all())
 
 
@@ -102,29 +101,29 @@ def close(found: Tensor, wanted: Tensor, draws: int = DRAWS) -> bool:
 def test_the_distribution_is_that_of_transformers(words: int, sampling: Sampling) -> None:
     logits = torch.randn(words, generator=torch.Generator().manual_seed(words)) * 2
     wanted = reference(logits, sampling)
-    for means in MEANS:
-        found = drawn(logits, sampling, means)
+    for implementation in IMPLEMENTATIONS:
+        found = drawn(logits, sampling, implementation)
         assert close(found, wanted)
-        if means == "torch" or sampling.top_p == sampling.typical_p == 1:  # nothing is drawn again
+        if implementation == "torch" or sampling.top_p == sampling.typical_p == 1:  # nothing is sampled again
             assert float((found - wanted).abs().max()) <= 2 / DRAWS
-        assert not found[wanted == 0].any(), "a word that was cut off"
-        assert found[wanted > 0.02].all(), "one that was not"
+        assert not found[wanted == 0].any(), "a token that was cut off was sampled"
+        assert found[wanted > 0.02].all(), "a token that was not cut off was not sampled"
 
 
 @by_all
-def test_words_as_likely_as_the_last_of_top_k_stay(means: str) -> None:
+def test_tokens_tied_with_the_last_of_top_k_stay(implementation: str) -> None:
     logits = torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0, 0.0])
     wanted = reference(logits, Sampling(top_k=2))
     assert (wanted > 0).sum() == 4
-    assert close(drawn(logits, Sampling(top_k=2), means), wanted)
-    assert (drawn(torch.zeros(300), Sampling(top_k=2), means, 600) > 0).all()
+    assert close(drawn(logits, Sampling(top_k=2), implementation), wanted)
+    assert (drawn(torch.zeros(300), Sampling(top_k=2), implementation, 600) > 0).all()
 
 
 @pytest.mark.parametrize("words", [1000, 16384, 20_001])
 @pytest.mark.parametrize("count", [1, 5, 64])
 def test_top_is_topk(words: int, count: int) -> None:
     logits = torch.randperm(3 * words, generator=torch.Generator().manual_seed(count)).view(3, words).float()
-    logits[1, -1] = 1e6  # in a block that is short
+    logits[1, -1] = 1e6  # the last block is short
     values, columns = sampler._top_k(logits, count)
     wanted = logits.topk(count)
     assert torch.equal(values, wanted.values)
@@ -135,33 +134,33 @@ def test_top_is_topk(words: int, count: int) -> None:
 
 @by_all
 @pytest.mark.parametrize("words", [1, 2, 63, 64, 65, 1000])
-def test_greedy_is_the_first_of_the_largest(words: int, means: str) -> None:
+def test_greedy_is_the_first_of_the_largest(words: int, implementation: str) -> None:
     logits = torch.randint(0, 4, (50, words), generator=torch.Generator().manual_seed(words)).float()
-    tokens = sample(logits, [Sampling(temperature=0)] * 50, [0.0] * 50, means)
+    tokens = sample(logits, [Sampling(temperature=0)] * 50, [0.0] * 50, implementation)
     assert tokens == [row.index(max(row)) for row in logits.tolist()]
     assert tokens == logits.argmax(dim=1).tolist()
 
 
 @by_all
-def test_the_ends_of_the_unit_interval_draw_no_impossible_word(means: str) -> None:
+def test_uniforms_of_0_and_almost_1_sample_no_impossible_token(implementation: str) -> None:
     logits = torch.full((1, 600), -200.0)
     logits[0, 17] = 0.0
     samplings = [Sampling(), Sampling(top_p=0.5), Sampling(min_p=0.1), Sampling(top_k=3), Sampling(top_p=0.0)]
     for sampling in samplings:
         for uniform in (0.0, 1 - 2**-53, 0.5):
-            assert sample(logits, [sampling], [uniform], means) == [17]
+            assert sample(logits, [sampling], [uniform], implementation) == [17]
 
 
 @by_all
-def test_a_temperature_near_zero_is_finite(means: str) -> None:
+def test_a_temperature_near_zero_is_finite(implementation: str) -> None:
     logits = torch.tensor([[1.0, 500.0, 499.0]])
     for temperature in (1e-3, 1e-8, 1e-300):
-        assert sample(logits, [Sampling(temperature=temperature)], [0.999], means) == [1]
-        assert sample(logits, [Sampling(temperature=temperature, top_p=0.9)], [0.999], means) == [1]
+        assert sample(logits, [Sampling(temperature=temperature)], [0.999], implementation) == [1]
+        assert sample(logits, [Sampling(temperature=temperature, top_p=0.9)], [0.999], implementation) == [1]
 
 
 @by_all
-def test_a_row_is_drawn_as_if_it_were_alone(means: str) -> None:
+def test_a_sampled_row_does_not_depend_on_the_other_rows(implementation: str) -> None:
     choice = random.Random(0)
     logits = torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 3
     samplings = [
@@ -175,16 +174,17 @@ def test_a_row_is_drawn_as_if_it_were_alone(means: str) -> None:
         for _ in range(64)
     ]
     uniforms = [choice.random() for _ in range(64)]
-    together = sample(logits, samplings, uniforms, means)
+    together = sample(logits, samplings, uniforms, implementation)
     alone = [
-        sample(logits[row : row + 1], samplings[row : row + 1], uniforms[row : row + 1], means)[0] for row in range(64)
+        sample(logits[row : row + 1], samplings[row : row + 1], uniforms[row : row + 1], implementation)[0]
+        for row in range(64)
     ]
     assert together == alone
     assert len(set(together)) > 20
 
 
-def test_a_row_is_scored_as_if_it_were_alone() -> None:
-    """Ties, of which half precision makes many, come in the same order however many others ask for."""
+def test_a_scored_row_does_not_depend_on_the_other_rows() -> None:
+    """Ties, of which half precision has many, come in the same order, however many tokens other requests want."""
     choice = random.Random(0)
     logits = (torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 3).to(torch.bfloat16).float()
     counts = [choice.choice([-1, 0, 1, 5, 20]) for _ in range(64)]
@@ -219,8 +219,8 @@ def test_finite_finds_the_rows_that_are_not(bad: float) -> None:
 
 
 @by_all
-def test_where_few_words_may_come_one_of_them_does(means: str) -> None:
-    """As a grammar leaves it: minus infinity nearly everywhere, in every way of drawing."""
+def test_only_allowed_tokens_are_sampled(implementation: str) -> None:
+    """As a grammar leaves it: minus infinity nearly everywhere, in every way of sampling."""
     choice = random.Random(0)
     ways = [Sampling(temperature=t, **how) for t in (0, 0.1, 0.7, 1) for how in HOW]  # type: ignore[arg-type]
     logits = torch.full((len(ways), 49_152), float("-inf"))
@@ -228,7 +228,7 @@ def test_where_few_words_may_come_one_of_them_does(means: str) -> None:
     for row, words in zip(logits, allowed, strict=True):
         row[words] = torch.randn(len(words)) * 3 - 40
     for uniform in (0.0, 0.4, 1 - 2**-53):
-        tokens = sample(logits, ways, [uniform] * len(ways), means)
+        tokens = sample(logits, ways, [uniform] * len(ways), implementation)
         assert all(token in words for token, words in zip(tokens, allowed, strict=True))
 
 
@@ -244,58 +244,58 @@ HOW: list[dict[str, float]] = [
 
 
 @by_all
-def test_where_no_word_may_come_none_does_and_the_neighbours_are_drawn(means: str) -> None:
+def test_a_row_without_allowed_tokens_samples_none_and_other_rows_are_sampled(implementation: str) -> None:
     ways = [Sampling(temperature=t, **how) for t in (0, 0.1, 1) for how in HOW]  # type: ignore[arg-type]
     logits = torch.randn(2 * len(ways), 700, generator=torch.Generator().manual_seed(0))
     logits[::2] = float("-inf")
     both = [way for way in ways for _ in range(2)]
-    tokens = sample(logits, both, [0.3] * len(both), means)
+    tokens = sample(logits, both, [0.3] * len(both), implementation)
     assert tokens[::2] == [-1] * len(ways)
-    assert tokens[1::2] == sample(logits[1::2], ways, [0.3] * len(ways), means)
+    assert tokens[1::2] == sample(logits[1::2], ways, [0.3] * len(ways), implementation)
     assert -1 not in tokens[1::2]
 
 
 @by_all
 @pytest.mark.parametrize("far", [-400.0, 90.0, 4000.0])
-def test_logits_may_be_anywhere(far: float, means: str) -> None:
+def test_logits_may_have_any_offset(far: float, implementation: str) -> None:
     logits = torch.randn(300, generator=torch.Generator().manual_seed(0))
     for how in HOW:
         sampling = Sampling(**how)  # type: ignore[arg-type]
-        assert close(drawn(logits + far, sampling, means, 300), reference(logits + far, sampling), 300)
+        assert close(drawn(logits + far, sampling, implementation, 300), reference(logits + far, sampling), 300)
 
 
-@pytest.mark.parametrize("means", runnable_targets())
-def test_of_equals_typical_and_top_p_keep_all(means: str) -> None:
+@pytest.mark.parametrize("implementation", runnable_targets())
+def test_of_equals_typical_and_top_p_keep_all(implementation: str) -> None:
     for sampling in (Sampling(typical_p=0.1), Sampling(top_p=0.1), Sampling(top_p=0.5, typical_p=0.5)):
-        assert (drawn(torch.zeros(64), sampling, means, 640) > 0).all()
+        assert (drawn(torch.zeros(64), sampling, implementation, 640) > 0).all()
 
 
 @by_all
-def test_rows_may_be_asked_in_any_order_and_lie_apart(means: str) -> None:
-    """As the executor has them: a row has room behind it, and answers that begin together share one."""
+def test_rows_may_be_in_any_order_and_not_contiguous(implementation: str) -> None:
+    """As the executor has them: rows have spare elements behind them, and answers of a group share one."""
     whole = torch.randn(5, 800, generator=torch.Generator().manual_seed(0)) * 3
     logits, rows = whole[:, :700], [3, 3, 0, 4, 4, 4, 1]
     asks = [SampleRow(row, Sampling(top_p=0.9), 0.1 + number / 10, logprobs=3) for number, row in enumerate(rows)]
-    alone = [sampler_by(means).sample(logits[ask.row].clone()[None], [ask._replace(row=0)])[0] for ask in asks]
-    assert sampler_by(means).sample(logits, asks) == alone
+    alone = [sampler_by(implementation).sample(logits[ask.row].clone()[None], [ask._replace(row=0)])[0] for ask in asks]
+    assert sampler_by(implementation).sample(logits, asks) == alone
 
 
-@pytest.mark.parametrize("means", runnable_targets())
+@pytest.mark.parametrize("implementation", runnable_targets())
 @pytest.mark.parametrize("words", [40, 700, 49_152])
-def test_compiled_scores_are_those_of_torch(words: int, means: str) -> None:
+def test_compiled_scores_are_those_of_torch(words: int, implementation: str) -> None:
     choice = random.Random(0)
     logits = (torch.randn(30, words, generator=torch.Generator().manual_seed(0)) * 3).to(torch.bfloat16).float()
     counts = [choice.choice([-1, 0, 1, 5, 20, 1000]) for _ in range(30)]
     ways = [Sampling(temperature=choice.choice([0, 0.5, 1.0]), top_k=choice.choice([0, 9])) for _ in counts]
     asks = [SampleRow(row, way, choice.random(), logprobs=counts[row]) for row, way in enumerate(ways)]
-    found = sampler_by(means).sample(logits, asks)
+    found = sampler_by(implementation).sample(logits, asks)
     wanted = score_tokens(
         logits.double(), [token for token, _ in found], counts
-    )  # torch itself is off by 5e-6 in float32
+    )  # torch itself differs by 5e-6 in float32
     for row, ((token, (value, tops)), (right, theirs)) in enumerate(zip(found, wanted, strict=True)):
         assert value == pytest.approx(right, abs=2e-6)
         assert len(tops) == len(theirs)
         assert [one for _, one in tops] == pytest.approx([one for _, one in theirs], abs=2e-6)
         ranks = [(-float(logits[row, word]), word) for word, _ in tops]
-        assert ranks == sorted(ranks), "the likeliest first, of equals the first"
+        assert ranks == sorted(ranks), "the most likely first, of equals the first"
         assert 0 <= token < words

@@ -1,9 +1,8 @@
-"""The scheduler: a fuzz over thousands of random runs, and each rule on its own.
+"""The scheduler: a fuzz test of thousands of random runs, and a test for each rule.
 
-The fuzz plays the network with a dictionary: a slot of the cache remembers the whole prefix it was computed from, and
-the next token is a function of all tokens before it.  So a block read with foreign contents, a leaked block or a
-sequence disturbed by another shows at once.
-"""
+A dictionary is the network of the fuzz test: a slot of the cache stores the whole prefix that it was computed from,
+and the next token is a function of all tokens before it. So a block with contents of another sequence, a leaked
+block, or a sequence that was changed by another is found at once."""
 
 import random
 from collections import Counter
@@ -20,29 +19,29 @@ STOP = 5
 NEVER = -1
 
 
-def speak(tokens: list[int]) -> int:
-    """The next token of a pretended network."""
+def next_token(tokens: list[int]) -> int:
+    """The next token of a fake network."""
     return (sum((index + 1) * token for index, token in enumerate(tokens)) * 7 + 3) % 11
 
 
 def alone(prompt: list[int], limit: int, stop: int = STOP) -> list[int]:
-    """The text as one sequence at a time would have it."""
+    """The tokens of a sequence that is computed alone."""
     tokens = list(prompt)
     while True:
-        tokens.append(speak(tokens))
+        tokens.append(next_token(tokens))
         if tokens[-1] == stop or len(tokens) >= limit:
             return tokens
 
 
 @dataclass
-class Play:
-    """A scheduler over a pretended cache."""
+class SimulatedRun:
+    """A scheduler with a fake cache."""
 
     scheduler: Scheduler
     cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
     limits: dict[TokenSequence, int] = field(default_factory=dict)
     order: list[TokenSequence] = field(default_factory=list)
-    stood_back: set[TokenSequence] = field(default_factory=set)  # were held at some time: they may be overtaken
+    was_paused: set[TokenSequence] = field(default_factory=set)  # were paused once: they may be overtaken
     stop: int = STOP
     preemptions: int = 0
     cached: int = 0
@@ -52,7 +51,7 @@ class Play:
     start_of: dict[TokenSequence, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, count: int, size: int, **budgets: int) -> "Play":
+    def of(cls, count: int, size: int, **budgets: int) -> "SimulatedRun":
         return cls(Scheduler(BlockAllocator(count, size), **budgets))
 
     def add(self, prompt: list[int], more: int, **terms: Any) -> TokenSequence:
@@ -62,15 +61,15 @@ class Play:
         self.scheduler.add(sequence)
         return sequence
 
-    def hold_some(self, choice: random.Random) -> int:
-        """Of those present, and resume some of those that were held before."""
+    def pause_some(self, choice: random.Random) -> int:
+        """Pause some sequences, and resume some of the paused ones."""
         scheduler = self.scheduler
         for sequence in [held for held in scheduler.paused if choice.random() < 0.2]:
             scheduler.resume(sequence)
         present = [*scheduler.running, *scheduler.waiting]
         if not present or choice.random() >= 0.03:
             return 0
-        self.stood_back.add(sequence := choice.choice(present))
+        self.was_paused.add(sequence := choice.choice(present))
         scheduler.pause(sequence)
         return 1
 
@@ -93,17 +92,17 @@ class Play:
         self.copies += len(plan.copies)
         scheduler.check()
         size = scheduler.blocks.size
-        assert all(s.published == s.computed // size for s in scheduler.running), "full blocks nobody finds"
+        assert all(s.published == s.computed // size for s in scheduler.running), "a full block was not published"
         return plan.chunks
 
     def draw(self, chunk: Chunk) -> list[int]:
-        """The next token; and those after it, as far as the draft has them right."""
+        """The next token, and those after it as far as the draft is right."""
         tokens = self.read(chunk)
-        drawn = [speak(tokens)]
+        drawn = [next_token(tokens)]
         for guess in chunk.sequence.draft[: chunk.draft]:
             if guess != drawn[-1] or len(tokens) + len(drawn) >= self.limits[chunk.sequence] or guess == self.stop:
                 break
-            drawn.append(speak(tokens + drawn))
+            drawn.append(next_token(tokens + drawn))
         return drawn
 
     def take(self, sequence: TokenSequence, tokens: list[int]) -> None:
@@ -113,21 +112,25 @@ class Play:
             self.scheduler.remove(sequence)
 
     def guess(self, choice: random.Random) -> None:
-        """Drafts for some of those who talk: right up to somewhere, or to the end."""
+        """Give some running sequences a draft: right up to some token, or to the end."""
         for sequence in self.scheduler.running:
             if sequence.uncomputed == 1 and choice.random() < 0.3:
                 tokens = list(sequence.tokens)
                 for _ in range(choice.randint(1, 5)):
-                    tokens.append(speak(tokens) if choice.random() < 0.8 else 10)
+                    tokens.append(next_token(tokens) if choice.random() < 0.8 else 10)
                 sequence.draft = tokens[len(sequence.tokens) :]
 
     def fork_some(self, choice: random.Random) -> None:
-        """Somebody who talks gets a twin, who must come to say the same; or takes the place of its twin."""
-        talking = [sequence for sequence in self.scheduler.running if sequence.uncomputed == 1 and sequence.computed]
-        if not talking or choice.random() > 0.2:
+        """Fork a running sequence, whose fork must generate the same tokens; or copy its progress to its fork."""
+        running_ones = [
+            sequence for sequence in self.scheduler.running if sequence.uncomputed == 1 and sequence.computed
+        ]
+        if not running_ones or choice.random() > 0.2:
             return
-        parent = choice.choice(talking)
-        others = [other for other in talking if other is not parent and self.start_of[other] == self.start_of[parent]]
+        parent = choice.choice(running_ones)
+        others = [
+            other for other in running_ones if other is not parent and self.start_of[other] == self.start_of[parent]
+        ]
         if others and choice.random() < 0.5:
             other = choice.choice(others)
             other.tokens, self.limits[other] = list(parent.tokens), self.limits[parent]
@@ -137,7 +140,7 @@ class Play:
         twin = TokenSequence(list(parent.tokens), parent.owner, parent.priority)
         self.limits[twin], self.start_of[twin] = self.limits[parent], self.start_of[parent]
         self.order.append(twin)
-        self.stood_back.add(twin)
+        self.was_paused.add(twin)
         self.scheduler.fork(parent, twin)
         self.forks += 1
 
@@ -158,16 +161,16 @@ class Play:
         assert all(chunk.count > 0 and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
         assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.is_last or not chunk.draft) for chunk in chunks)
         assert all(chunk.sequence in scheduler.running for chunk in chunks)
-        assert sum(map(logits_row_count, chunks)) <= scheduler.sequence_budget + 1, "more logits than there is room for"
+        assert sum(map(logits_row_count, chunks)) <= scheduler.sequence_budget + 1, "more logits than the limit"
         assert all(chunk.is_last == (chunk.count == chunk.sequence.uncomputed) for chunk in chunks)
         running, waiting = list(scheduler.running), list(scheduler.waiting)
         assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
         line: dict[tuple[int, str], tuple[int, int]] = {}
-        for sequence in [sequence for sequence in running if sequence not in self.stood_back]:
+        for sequence in [sequence for sequence in running if sequence not in self.was_paused]:
             line[sequence.priority, sequence.owner] = sequence.rank
-        for sequence in [sequence for sequence in waiting if sequence not in self.stood_back]:
+        for sequence in [sequence for sequence in waiting if sequence not in self.was_paused]:
             last = line.get((sequence.priority, sequence.owner), sequence.rank)
-            assert last <= sequence.rank, "overtaken in its own line"
+            assert last <= sequence.rank, "overtaken by a sequence of the same owner and priority"
 
     def slot(self, sequence: TokenSequence, position: int) -> int:
         size = self.scheduler.blocks.size
@@ -178,38 +181,42 @@ class Play:
         tokens = sequence.tokens + sequence.draft
         for position in range(sequence.computed, sequence.computed + chunk.count + chunk.draft):
             block = sequence.blocks[position // self.scheduler.blocks.size]
-            assert self.scheduler.blocks.reference_counts[block] == 1, "written to a block that others hold"
+            assert self.scheduler.blocks.reference_counts[block] == 1, "written to a shared block"
             self.cache[self.slot(sequence, position)] = tuple(tokens[: position + 1])
 
     def read(self, chunk: Chunk) -> list[int]:
         sequence = chunk.sequence
         length = sequence.computed + chunk.count
         for position in range(length):
-            assert self.cache[self.slot(sequence, position)] == tuple(sequence.tokens[: position + 1]), "foreign block"
+            assert self.cache[self.slot(sequence, position)] == tuple(sequence.tokens[: position + 1]), (
+                "block of another sequence"
+            )
         return sequence.tokens[:length]
 
 
 @dataclass
 class Totals:
-    """What a run of the fuzz has exercised."""
+    """What a run of the fuzz test has covered."""
 
     preemptions: int = 0
     cached: int = 0
     aborted: int = 0
     expired: int = 0
-    mixed: int = 0  # steps that mixed prompts with talk
-    yielded: int = 0  # sequences that gave up their place to somebody more urgent, or of another owner
+    mixed: int = 0  # steps with both prompts and running answers
+    yielded: int = 0  # sequences that were preempted by a more urgent one, or by one of another owner
     held: int = 0
-    accepted: int = 0  # tokens of drafts
+    accepted: int = 0  # draft tokens
     forks: int = 0
-    copies: int = 0  # of blocks that two held
+    copies: int = 0  # of blocks with two holders
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Totals(
+            *(mine + others_tokens for mine, others_tokens in zip(astuple(self), astuple(other), strict=True))
+        )
 
 
 def draw_terms(choice: random.Random, now: int) -> dict[str, Any]:
-    """Most are like the others; some are urgent, of a second owner, or in a hurry."""
+    """Most sequences have equal terms; some are urgent, of a second owner, or have a deadline."""
     return {
         "owner": choice.choice(["", "", "a", "b"]),
         "priority": choice.choice([0, 0, 0, 5, -5]),
@@ -222,7 +229,7 @@ def fuzz(seed: int) -> Totals:
     """One random run."""
     choice = random.Random(seed)
     size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
-    play = Play.of(
+    play = SimulatedRun.of(
         count,
         size,
         token_budget=choice.choice([1, 3, 8, 64]),
@@ -246,7 +253,7 @@ def fuzz(seed: int) -> Totals:
             gone.add(sequence := choice.choice(present))
             scheduler.remove(sequence)
             totals.aborted += 1
-        totals.held += play.hold_some(choice)
+        totals.held += play.pause_some(choice)
         for sequence in scheduler.expired(now):
             assert sequence.deadline <= now
             gone.add(sequence)
@@ -280,13 +287,13 @@ def fuzz(seed: int) -> Totals:
 
 @pytest.mark.parametrize("part", range(4))
 def test_thousands_of_random_runs(part: int, full: bool) -> None:
-    """Two, or ten: a rule that is broken by hand is found in the first two hundred."""
+    """Two runs, or ten: deliberate mistakes are found within the first two hundred."""
     runs = 2500 if full else 500
     totals = sum((fuzz(seed) for seed in range(part * runs, (part + 1) * runs)), Totals())
-    assert all(total > 100 for total in astuple(totals)), f"the fuzz has stopped to exercise something: {totals}"
+    assert all(total > 100 for total in astuple(totals)), f"the fuzz test does not cover everything: {totals}"
 
 
-def served(play: Play, *sequences: TokenSequence) -> int:
+def served(play: SimulatedRun, *sequences: TokenSequence) -> int:
     """Steps until all of these have ended."""
     steps = 0
     while any(sequence in play.scheduler.running or sequence in play.scheduler.waiting for sequence in sequences):
@@ -296,7 +303,7 @@ def served(play: Play, *sequences: TokenSequence) -> int:
 
 
 def test_an_owner_with_a_thousand_does_not_starve_one_with_one() -> None:
-    play = Play.of(400, 4, token_budget=64, sequence_budget=8, chunk=16)
+    play = SimulatedRun.of(400, 4, token_budget=64, sequence_budget=8, chunk=16)
     play.stop = NEVER
     for index in range(1000):
         play.add([index % 11, index % 7, 3], 30, owner="many")
@@ -310,7 +317,7 @@ def test_an_owner_with_a_thousand_does_not_starve_one_with_one() -> None:
 
 
 def test_owners_share_by_tokens_not_by_requests() -> None:
-    play = Play.of(1000, 4, token_budget=32, sequence_budget=4, chunk=32)
+    play = SimulatedRun.of(1000, 4, token_budget=32, sequence_budget=4, chunk=32)
     play.stop = NEVER
     for index in range(300):
         play.add([index % 11, 1] * 10, 40, owner="long")
@@ -324,8 +331,8 @@ def test_owners_share_by_tokens_not_by_requests() -> None:
     assert tokens["short"] == pytest.approx(tokens["long"], rel=0.2), "five times as many requests"
 
 
-def test_the_urgent_goes_first_and_takes_a_place() -> None:
-    play = Play.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
+def test_an_urgent_sequence_goes_first_and_preempts_another() -> None:
+    play = SimulatedRun.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
     play.stop = NEVER
     calm = [play.add([index, 1], 20) for index in range(6)]
     play.step()
@@ -337,15 +344,15 @@ def test_the_urgent_goes_first_and_takes_a_place() -> None:
     assert all(each.tokens == alone(each.tokens[:2], 22, NEVER) for each in calm)
 
 
-def test_of_equals_nobody_yields() -> None:
-    play = Play.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
+def test_sequences_of_equal_rank_do_not_preempt_each_other() -> None:
+    play = SimulatedRun.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
     for index in range(6):
         play.add([index, 1], 20, owner="a", priority=3)
     play.run()
     assert not play.preemptions
 
 
-def test_what_has_expired_is_given_out_and_nothing_else() -> None:
+def test_only_expired_sequences_are_returned_as_expired() -> None:
     scheduler = Scheduler(BlockAllocator(16, 2), token_budget=16, sequence_budget=1, chunk=16)
     sequences = [TokenSequence([1, 2], deadline=deadline) for deadline in (5.0, inf, 3.0, 9.0)]
     for sequence in sequences:
@@ -361,8 +368,8 @@ def test_what_has_expired_is_given_out_and_nothing_else() -> None:
     scheduler.check()
 
 
-def test_talkers_go_on_while_a_long_prompt_catches_up() -> None:
-    play = Play.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
+def test_running_sequences_go_on_while_a_long_prompt_is_computed() -> None:
+    play = SimulatedRun.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
     play.stop = NEVER
     talkers = [play.add([1, index], 40) for index in range(3)]
     play.step()
@@ -374,15 +381,15 @@ def test_talkers_go_on_while_a_long_prompt_catches_up() -> None:
 
 
 def test_a_short_prompt_overtakes_long_ones() -> None:
-    play = Play.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
+    play = SimulatedRun.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
     long = [play.add([index, 1] * 20, 1) for index in range(3)]
     short = play.add([9, 9, 9], 5)
     counts = {chunk.sequence: chunk.count for chunk in play.step()}
-    assert counts == {long[0]: 4, short: 3, long[1]: 1}, "the oldest, then the nearest"
+    assert counts == {long[0]: 4, short: 3, long[1]: 1}, "the oldest, then the one that needs the fewest tokens"
 
 
-def test_the_oldest_catches_up_under_a_stream_of_short_prompts() -> None:
-    play = Play.of(64, 4, token_budget=4, sequence_budget=4, chunk=2)
+def test_the_oldest_prompt_is_computed_beside_a_stream_of_short_prompts() -> None:
+    play = SimulatedRun.of(64, 4, token_budget=4, sequence_budget=4, chunk=2)
     long = play.add([2, 1] * 20, 1)
     for index in range(25):
         play.add([index, 3], 1)
@@ -392,7 +399,7 @@ def test_the_oldest_catches_up_under_a_stream_of_short_prompts() -> None:
 
 
 def test_an_equal_prompt_finds_the_blocks_of_the_first() -> None:
-    play = Play.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
+    play = SimulatedRun.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
     prompt = [index % 7 for index in range(18)]
     play.add(prompt, 3)
     play.step()
@@ -403,7 +410,7 @@ def test_an_equal_prompt_finds_the_blocks_of_the_first() -> None:
 
 
 def test_the_last_token_is_always_computed() -> None:
-    play = Play.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
+    play = SimulatedRun.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
     play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
     play.step()
     second = play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
@@ -412,7 +419,7 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
-    play = Play.of(200, 4, token_budget=32, sequence_budget=16, chunk=32)
+    play = SimulatedRun.of(200, 4, token_budget=32, sequence_budget=16, chunk=32)
     prompt = [index % 5 for index in range(120)]
     sequences = [play.add(prompt, 2) for _ in range(10)]
     computed = 0
@@ -422,8 +429,8 @@ def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
     assert all(sequence.cached_tokens >= 88 for sequence in sequences[1:])
 
 
-def test_the_youngest_makes_room_and_goes_on_later() -> None:
-    play = Play.of(6, 2, token_budget=16, sequence_budget=4, chunk=16)
+def test_the_youngest_sequence_is_preempted_and_continued_later() -> None:
+    play = SimulatedRun.of(6, 2, token_budget=16, sequence_budget=4, chunk=16)
     play.stop = NEVER
     old, young = play.add([1, 2, 3], 8), play.add([3, 2, 1], 8)
     while play.step() and not play.preemptions:
@@ -437,8 +444,8 @@ def test_the_youngest_makes_room_and_goes_on_later() -> None:
     assert young.cached_tokens == 0, "it finds its own blocks again; that is no hit of its prompt"
 
 
-def test_an_admission_leaves_those_who_talk_a_block_to_grow_into() -> None:
-    play = Play.of(8, 2, token_budget=16, sequence_budget=4, chunk=16)
+def test_an_admission_leaves_each_running_sequence_a_free_block() -> None:
+    play = SimulatedRun.of(8, 2, token_budget=16, sequence_budget=4, chunk=16)
     play.add([1, 2, 3], 10)
     play.step()
     play.add([4] * 12, 1)
@@ -448,7 +455,7 @@ def test_an_admission_leaves_those_who_talk_a_block_to_grow_into() -> None:
     assert not play.preemptions
 
 
-def test_what_was_not_committed_is_not_found() -> None:
+def test_uncommitted_blocks_are_not_found() -> None:
     scheduler = Scheduler(BlockAllocator(16, 2), token_budget=16, sequence_budget=4, chunk=16)
     first, second = TokenSequence([1, 2, 3, 4, 5]), TokenSequence([1, 2, 3, 4, 5])
     scheduler.add(first)
@@ -458,13 +465,13 @@ def test_what_was_not_committed_is_not_found() -> None:
     assert scheduler.schedule().cached_tokens == 0
 
 
-def test_a_block_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_published_once(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[int] = []
     monkeypatch.setattr(
         "polyhead.service.engine.scheduler.child_key",
         lambda parent, tokens: named.append(1) or child_key(parent, tokens),
     )
-    play = Play.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
+    play = SimulatedRun.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
     play.stop = NEVER
     play.add([6, 6, 1, 2] * 5, 30)
     play.run()

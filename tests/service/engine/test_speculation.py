@@ -1,4 +1,5 @@
-"""Foretelling: what is found is what a slow search finds, a draft is the draft model's own, no answer is changed."""
+"""Speculative decoding: prompt lookup finds what a slow search finds, a draft is that of the draft model, and no
+answer changes."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +26,11 @@ MOST = 8
 texts = st.lists(st.integers(0, 4), max_size=60)
 
 
-# What is found
+# Prompt lookup
 
 
 def places(tokens: Sequence[int]) -> list[int]:
-    """Where the longest of the n-grams at the end stood before, the latest place last."""
+    """The places of earlier occurrences of the longest n-gram at the end, the latest last."""
     end = len(tokens)
     for length in NGRAM_LENGTHS:
         before = range(length, end) if end >= length else ()
@@ -47,7 +48,7 @@ def agreement(tokens: Sequence[int], place: int) -> int:
 
 @pytest.fixture(autouse=True, scope="module")
 def room() -> Iterator[None]:
-    """For every n-gram a slot of its own, so that nothing is lost."""
+    """A slot for every n-gram, so that none is overwritten."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyhead.service.engine.prompt_lookup.MIN_TABLE_BITS", 16)
         yield
@@ -63,7 +64,7 @@ def breaks() -> Iterator[None]:
 
 @pytest.mark.usefixtures("breaks")
 @given(texts, texts)
-def test_what_is_found_stood_before_and_the_latest_is_found_first(prompt: list[int], answer: list[int]) -> None:
+def test_the_latest_earlier_place_is_found_first(prompt: list[int], answer: list[int]) -> None:
     tokens = list(prompt)
     lookup = PromptLookup(tokens)
     place = places(tokens)[-1] if places(tokens) else 0
@@ -73,7 +74,7 @@ def test_what_is_found_stood_before_and_the_latest_is_found_first(prompt: list[i
         assert lookup.unread_count == 1
         assert lookup.read_token() == (expected == token)
         if expected == token:
-            place += 1  # it goes on where it was right
+            place += 1  # it continues where it was right
         else:
             place = places(tokens)[-1] if places(tokens) else 0
         assert bool(lookup.run) == bool(place)
@@ -86,7 +87,7 @@ def test_what_is_found_stood_before_and_the_latest_is_found_first(prompt: list[i
 
 @pytest.mark.usefixtures("breaks")
 @given(texts, texts)
-def test_what_is_read_at_once_is_found_as_what_is_read_by_and_by(prompt: list[int], answer: list[int]) -> None:
+def test_tokens_added_at_once_are_found_like_tokens_added_one_by_one(prompt: list[int], answer: list[int]) -> None:
     tokens = list(prompt)
     slow = PromptLookup(tokens)
     for token in answer:
@@ -100,27 +101,27 @@ def test_what_is_read_at_once_is_found_as_what_is_read_by_and_by(prompt: list[in
 
 
 @pytest.mark.parametrize(
-    ("said", "next_ones"),
+    ("answers", "next_ones"),
     [
-        ([1, 2, 3, 4, 5, 99], [7, 8, 9]),  # another word
+        ([1, 2, 3, 4, 5, 99], [7, 8, 9]),  # another token
         ([1, 2, 3, 4, 5, 99, 7], [8, 9, 10]),
-        ([1, 2, 3, 4, 5, 99, 6], [7, 8, 9]),  # one put in
-        ([1, 2, 3, 4, 5, 99, 98, 97, 8], [9, 10, 11]),  # three for two
-        ([1, 2, 3, 4, 5, 8], [9, 10, 11]),  # two left out
+        ([1, 2, 3, 4, 5, 99, 6], [7, 8, 9]),  # an inserted token
+        ([1, 2, 3, 4, 5, 99, 98, 97, 8], [9, 10, 11]),  # three tokens for two
+        ([1, 2, 3, 4, 5, 8], [9, 10, 11]),  # two tokens left out
         ([1, 2, 3, 4, 5, 99, 98, 97, 96, 7], []),  # too late
         ([1, 2, 3, 99], []),  # it was not long
     ],
 )
-def test_after_a_break_it_is_taken_up_again_nearby(said: list[int], next_ones: list[int]) -> None:
+def test_after_a_mismatch_the_lookup_resumes_nearby(answers: list[int], next_ones: list[int]) -> None:
     tokens = [*range(1, 21), 50]
     lookup = PromptLookup(tokens)
-    for token in said:
+    for token in answers:
         tokens.append(token)
         lookup.read_token()
     assert lookup.propose(3) == next_ones
 
 
-def test_a_long_text_shares_the_room_that_there_is() -> None:
+def test_a_long_text_shares_a_limited_table() -> None:
     choice = random.Random(0)
     tokens = [choice.randrange(1 << 18) for _ in range(200_000)]
     tokens += tokens[199_000:199_003]
@@ -129,12 +130,12 @@ def test_a_long_text_shares_the_room_that_there_is() -> None:
     assert lookup.propose(6) == tokens[199_003:199_009]
 
 
-# Whether it pays
+# When to speculate
 
 
 @dataclass
-class Play:
-    """Answers that are known beforehand, served step by step in pretended seconds."""
+class SimulatedDecoding:
+    """Known answers, served step by step in simulated seconds."""
 
     cost: Callable[[int], float]  # of a step of so many rows
     drafter: DraftModel | None = None
@@ -149,16 +150,16 @@ class Play:
         self.speculation.record_step(256, self.cost(256))
 
     def serve(self, pairs: Sequence[tuple[list[int], list[int]]]) -> float:
-        """How many times as fast as token by token."""
+        """The speed relative to decoding token by token."""
         talks = [(list(prompt), len(prompt) + len(answer), [*prompt, *answer]) for prompt, answer in pairs]
         trails = [self.speculation.track(tokens) for tokens, _, _ in talks]
         taken = 0.0
         while going := [number for number, (tokens, end, _) in enumerate(talks) if len(tokens) < end]:
             before = self.clock[0]
-            wishes = [
+            draft_requests = [
                 DraftRequest(trails[number], MOST, range(1000 * number, 1000 * number + 1000)) for number in going
             ]
-            drafts = self.speculation.draft(wishes, len(going))
+            drafts = self.speculation.draft(draft_requests, len(going))
             rows = len(going) + sum(map(len, drafts))
             assert rows <= max(self.limit, len(going))
             self.speculation.record_step(rows, self.cost(rows))
@@ -175,8 +176,8 @@ class Play:
         return plain / taken
 
 
-def bound(rows: int) -> float:
-    """Memory decides up to some rows, arithmetic from there on."""
+def memory_bound(rows: int) -> float:
+    """Bound by memory up to some rows, by arithmetic from there on."""
     return 0.010 + 0.0004 * min(rows, 16) + 0.0010 * max(rows - 16, 0)
 
 
@@ -189,89 +190,91 @@ def words(choice: random.Random, count: int, different: int = 40_000) -> list[in
     return [choice.randrange(different) for _ in range(count)]
 
 
-def copied(choice: random.Random, every: int = 12) -> tuple[list[int], list[int]]:
-    """An answer that repeats its prompt, with another word now and then."""
+def copied_answer(choice: random.Random, every: int = 12) -> tuple[list[int], list[int]]:
+    """An answer that repeats its prompt, with another token now and then."""
     prompt = words(choice, 300)
     return prompt, [choice.randrange(40_000) if at % every == every - 1 else token for at, token in enumerate(prompt)]
 
 
-def free(choice: random.Random) -> tuple[list[int], list[int]]:
-    """An answer of few words, so that something is always found, and never right but by chance."""
+def random_answer(choice: random.Random) -> tuple[list[int], list[int]]:
+    """An answer of few different tokens: a lookup always finds a place, and is right only by chance."""
     return words(choice, 300, 30), words(choice, 300, 30)
 
 
 @pytest.mark.parametrize(("batch", "least"), [(1, 3.5), (4, 2.0)])
 def test_answers_that_copy_are_faster(batch: int, least: float) -> None:
     choice = random.Random(batch)
-    play = Play(bound)
-    assert play.serve([copied(choice) for _ in range(batch)]) > least
+    play = SimulatedDecoding(memory_bound)
+    assert play.serve([copied_answer(choice) for _ in range(batch)]) > least
     assert play.came > 0.5 * play.tried
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16, 100])
-@pytest.mark.parametrize("kind", [free, copied])
-@pytest.mark.parametrize("cost", [bound, linear])
-def test_it_never_costs_much(
+@pytest.mark.parametrize("kind", [random_answer, copied_answer])
+@pytest.mark.parametrize("cost", [memory_bound, linear])
+def test_speculation_never_costs_much(
     batch: int, kind: Callable[[random.Random], tuple[list[int], list[int]]], cost: Callable[[int], float]
 ) -> None:
     choice = random.Random(batch)
-    play = Play(cost)
+    play = SimulatedDecoding(cost)
     for _ in range(3):
         assert play.serve([kind(choice) for _ in range(batch)]) > 0.97
     if cost is linear or batch == 100:
         assert play.tried < 0.02 * 300 * batch * 3
 
 
-def test_it_is_taken_up_again_when_it_pays() -> None:
+def test_speculation_resumes_when_it_is_faster() -> None:
     choice = random.Random(5)
-    play = Play(bound)
+    play = SimulatedDecoding(memory_bound)
     for _ in range(6):
-        play.serve([free(choice)])
-    assert play.serve([copied(choice)]) > 2.5
+        play.serve([random_answer(choice)])
+    assert play.serve([copied_answer(choice)]) > 2.5
 
 
-def test_who_is_foretold_well_is_drafted_for_and_the_neighbour_is_not() -> None:
+def test_only_sequences_with_a_high_hit_rate_get_drafts() -> None:
     choice = random.Random(6)
-    play = Play(bound)
-    play.serve([free(choice) for _ in range(8)])
-    (prompt, answer), (other, _) = copied(choice), free(choice)
+    play = SimulatedDecoding(memory_bound)
+    play.serve([random_answer(choice) for _ in range(8)])
+    (prompt, answer), (other, _) = copied_answer(choice), random_answer(choice)
     first, second = [*prompt, *answer[:5]], other
     trails = [play.speculation.track(first), play.speculation.track(second)]
-    told = play.speculation.draft([DraftRequest(trail, MOST, ()) for trail in trails], 2)
-    assert told[0] == prompt[5 : 5 + len(told[0])]
-    assert len(told[0]) > 3
-    assert len(told[1]) <= 1
+    comparable = play.speculation.draft([DraftRequest(trail, MOST, ()) for trail in trails], 2)
+    assert comparable[0] == prompt[5 : 5 + len(comparable[0])]
+    assert len(comparable[0]) > 3
+    assert len(comparable[1]) <= 1
 
 
-def test_no_more_is_foretold_than_is_asked_for_or_there_is_room_for() -> None:
+def test_drafts_are_limited_by_the_request_and_the_step() -> None:
     tokens = [1, 2, 3, 4, 5, 6] * 4
     speculation = Speculation(MOST, 6)
-    assert speculation.draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[]], "before anything is measured"
+    assert speculation.draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[]], (
+        "before the first measurement"
+    )
     speculation.record_step(1, 0.010)
     assert speculation.draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[1, 2, 3]]
     assert speculation.draft([DraftRequest(speculation.track(tokens), 0, ())], 1) == [[]]
-    wishes = [DraftRequest(speculation.track(tokens), MOST, ()) for _ in range(4)]
-    assert sum(map(len, speculation.draft(wishes, 4))) == 2
+    draft_requests = [DraftRequest(speculation.track(tokens), MOST, ()) for _ in range(4)]
+    assert sum(map(len, speculation.draft(draft_requests, 4))) == 2
     assert Speculation(0, 64).draft([DraftRequest(speculation.track(tokens), 3, ())], 1) == [[]]
 
 
-def test_costs_lie_between_those_measured_and_fade() -> None:
+def test_costs_are_interpolated_and_old_measurements_fade() -> None:
     costs = StepCosts()
     assert costs.estimate(1, 1) == [0.0, 0.0]
     costs.record(1, 0.010)
     costs.record(5, 0.014)
     assert costs.estimate(1, 6) == pytest.approx([0.010, 0.011, 0.012, 0.013, 0.014, 0.015, 0.016])
     costs.record(5, 0.9)
-    assert costs.estimate(5, 0) == pytest.approx([0.014 * 9 / 8]), "what was disturbed counts for little"
+    assert costs.estimate(5, 0) == pytest.approx([0.014 * 9 / 8]), "a disturbed measurement counts for little"
     for _ in range(600):
         costs.record(1, 0.010)
     assert costs.estimate(1, 4)[4] == pytest.approx(0.9 * 0.014 * 9 / 8)
     for _ in range(6000):
         costs.record(1, 0.010)
-    assert costs.estimate(1, 4) == pytest.approx([0.010] * 5), "it is never thought to be less than what is sure"
+    assert costs.estimate(1, 4) == pytest.approx([0.010] * 5), "an estimate is never below a certain measurement"
 
 
-def test_odds_of_one_sequence_begin_as_those_of_all() -> None:
+def test_the_hit_rate_of_a_sequence_begins_with_the_overall_rate() -> None:
     everyone = HitRates((0.5,))
     for _ in range(200):
         everyone.record(0, True)
@@ -286,13 +289,13 @@ def test_odds_of_one_sequence_begin_as_those_of_all() -> None:
 # A draft model
 
 
-def test_a_draft_is_what_the_draft_model_would_say_whoever_had_the_blocks_before() -> None:
-    """Sequences come, grow by what was foretold or by something else, share beginnings, lose their blocks."""
+def test_a_draft_is_that_of_the_draft_model_whichever_sequence_had_the_blocks_before() -> None:
+    """Sequences come, grow by draft tokens or by others, share prefixes, lose their blocks."""
     choice = random.Random(1)
     executor = FakeGenerator(64, 4)
     drafter = DraftModel(executor, budget=24, longest=60, words=WORDS)
     blocks = BlockAllocator(64, 4)
-    told_at_all = right = 0
+    drafted_at_all = right = 0
     going: list[tuple[DraftCacheState, list[int], list[int]]] = []
     stems = [[choice.randrange(WORDS) for _ in range(12)] for _ in range(2)]
     for _ in range(600):
@@ -312,17 +315,17 @@ def test_a_draft_is_what_the_draft_model_would_say_whoever_had_the_blocks_before
                 for index, key in enumerate(keys_of(tokens)):
                     blocks.publish(held[index], key)
         asked = [DraftQuery(depth, tokens, held, choice.randint(1, 6)) for depth, tokens, held in going if held]
-        for each, told in zip(asked, drafter.propose(asked), strict=True):
-            assert told == greedy(each.tokens, len(told)), "foreign keys"
-            assert len(told) <= each.max_tokens
-            told_at_all += len(told)
+        for each, comparable in zip(asked, drafter.propose(asked), strict=True):
+            assert comparable == greedy(each.tokens, len(comparable)), "keys of another sequence"
+            assert len(comparable) <= each.max_tokens
+            drafted_at_all += len(comparable)
         for depth, tokens, _ in going:
             right += len(depth.stored_draft)
             tokens += [*depth.stored_draft[: choice.randint(0, 3)], choice.randrange(WORDS)][: 58 - len(tokens)]
-    assert told_at_all > 300
+    assert drafted_at_all > 300
     assert right > 100
     computed = sum(len(rows.tokens) for rows in executor.seen)
-    assert computed < 6 * told_at_all, "what is stored is not computed again"
+    assert computed < 6 * drafted_at_all, "cached tokens were computed again"
 
 
 def keys_of(tokens: Sequence[int]) -> list[bytes]:
@@ -332,18 +335,18 @@ def keys_of(tokens: Sequence[int]) -> list[bytes]:
     return keys
 
 
-def test_a_draft_model_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_draft_model_is_not_used_again(caplog: pytest.LogCaptureFixture) -> None:
     executor = FakeGenerator(40, 4)
     drafter = DraftModel(executor, budget=24, longest=60, words=WORDS)
-    executor.explode = lambda rows: True
+    executor.raises = lambda rows: True
     asked = DraftQuery(DraftCacheState(), [1, 2, 3], [0, 1], 3)
     assert drafter.propose([asked]) == [[]]
     assert drafter.uncomputed_tokens(asked) == 0
     assert "the draft model failed" in caplog.text
 
 
-class Clocked(FakeGenerator):
-    """Takes pretended seconds, and says what it is told to instead of what a network would."""
+class SimulatedDraftModel(FakeGenerator):
+    """Takes simulated seconds, and generates given tokens."""
 
     def __init__(self, clock: list[float], seconds: float, says: Callable[[list[int]], int]) -> None:
         super().__init__(4000, 16)
@@ -364,20 +367,20 @@ def counting(tokens: Sequence[int]) -> int:
     return (tokens[-1] * 5 + len(tokens) ** 2) % WORDS
 
 
-@pytest.mark.parametrize(("knows", "least", "most"), [(True, 2.0, 9.0), (False, 0.96, 1.01)])
-def test_a_draft_model_is_asked_where_it_pays(
-    knows: bool, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_right", "least", "most"), [(True, 2.0, 9.0), (False, 0.96, 1.01)])
+def test_a_draft_model_is_used_where_it_is_faster(
+    is_right: bool, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(drafting, "perf_counter", lambda: clock[0])
-    executor = Clocked(clock, 0.001, counting if knows else lambda tokens: 0)
+    executor = SimulatedDraftModel(clock, 0.001, counting if is_right else lambda tokens: 0)
     drafter = DraftModel(executor, budget=256, longest=4000, words=WORDS)
-    play = Play(bound, drafter, clock=clock)
+    play = SimulatedDecoding(memory_bound, drafter, clock=clock)
     choice, speed = random.Random(2), 0.0
     for turn in range(3):
         prompt, answer = [turn], list[int]()
         while len(answer) < 400:
-            answer.append(counting([*prompt, *answer]) if knows else choice.randrange(1, WORDS))
+            answer.append(counting([*prompt, *answer]) if is_right else choice.randrange(1, WORDS))
         speed = play.serve([(prompt, answer)])
     assert least < speed < most
     assert executor.seen
@@ -387,7 +390,7 @@ def test_a_draft_model_is_asked_where_it_pays(
 
 
 def workers(block_count: int, drafted: bool, **budgets: int) -> Iterator[GeneratorWorker]:
-    """One that foretells nothing, and one that tries whatever it can."""
+    """One without speculation, and one that always speculates."""
     for speculating in (False, True):
         executor = FakeGenerator(block_count, 4)
         worker = GeneratorWorker(executor, model="talker", **budgets)
@@ -395,12 +398,12 @@ def workers(block_count: int, drafted: bool, **budgets: int) -> Iterator[Generat
             drafter = (
                 DraftModel(FakeGenerator(block_count, 4), budget=32, longest=200, words=WORDS) if drafted else None
             )
-            worker.speculation = Eager(5, 64, drafter)
+            worker.speculation = AlwaysSpeculating(5, 64, drafter)
         yield worker
 
 
-class Eager(Speculation):
-    """Tries drafts as if they cost nothing."""
+class AlwaysSpeculating(Speculation):
+    """Speculates as if drafts cost nothing."""
 
     def record_step(self, rows: int, seconds: float) -> None:
         super().record_step(rows, 1.0)
@@ -409,27 +412,27 @@ class Eager(Speculation):
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_no_answer_is_changed(drafted: bool, seed: int) -> None:
-    """Whatever is foretold, with any sampling, in a cache too small for all: events are the same, one by one."""
+    """With any drafts and any sampling, in a cache too small for all: the events are the same, one by one."""
     choice = random.Random(seed)
     requests = [a_request(choice, number) for number in range(24)]
-    said, drafts = [], 0
+    answers, drafts = [], 0
     for worker in workers(40, drafted, token_budget=24, sequence_budget=8, prefill_chunk=7):
         tickets = ask(worker, *requests)
         for number, ticket in enumerate(tickets):
             if number % 11 == 10:
                 worker.abort(ticket)
         reports = finish(worker)
-        said.append([ticket.events for ticket in tickets])
+        answers.append([ticket.events for ticket in tickets])
         drafts = sum(report.accepted for report in reports)
         assert drafts <= sum(report.drafted for report in reports)
         worker.check_invariants()
     assert drafts > 5
-    for plain, foretold in zip(*said, strict=True):
-        assert told(plain) == told(foretold)
+    for plain, speculated in zip(*answers, strict=True):
+        assert comparable(plain) == comparable(speculated)
 
 
-def told(events: Sequence[Event]) -> list[Event]:
-    """All but how much was found in the cache, which depends on who was there before."""
+def comparable(events: Sequence[Event]) -> list[Event]:
+    """All events without the number of cached tokens, which depends on earlier requests."""
     return [replace(each, cached_tokens=0) for each in events if isinstance(each, GeneratedToken | Done)]
 
 

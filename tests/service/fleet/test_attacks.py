@@ -1,8 +1,8 @@
-"""A fleet's lines under attack: by strangers, by an ingress that lies and by a replica that lies.
+"""Connections of a fleet under attack: by clients without the secret, by an ingress and by a replica that send
+invalid frames.
 
-Whoever does not know the secret gets no answer.  A line over which nonsense comes is closed and made again, and the
-others go on.
-"""
+A client that does not know the secret gets no answer. A connection with invalid data is closed and opened again; the
+others go on."""
 
 import asyncio
 import math
@@ -47,7 +47,7 @@ from polyhead.service.fleet.frames import (
     unpack,
 )
 from polyhead.service.fleet.replica_connection import ConnectionContext
-from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, heard, played
+from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, read_events, run_scene
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -58,13 +58,13 @@ def settings(tiny_generator: Path, tiny_classifier: Path) -> Settings:
     return Settings(models=models, drain_seconds=5, cache_tokens=4096)
 
 
-async def called(here: Scene, name: str = "replica-0") -> Talk:
+async def connect_to(here: Scene, name: str = "replica-0") -> Talk:
     return await asyncio.open_connection(*here.addresses[name])
 
 
-async def known(here: Scene) -> Talk:
-    """A connection of one who knows the secret, after the replica's hello."""
-    reader, writer = await called(here)
+async def connect_with_secret(here: Scene) -> Talk:
+    """A connection after the handshake and the replica's hello."""
+    reader, writer = await connect_to(here)
     nonce = await reader.readexactly(NONCE_BYTES)
     writer.write(bytes(NONCE_BYTES) + compute_proof(SECRET, "asks", nonce))
     assert await reader.readexactly(NONCE_BYTES) == compute_proof(SECRET, "answers", bytes(NONCE_BYTES))
@@ -72,8 +72,8 @@ async def known(here: Scene) -> Talk:
     return reader, writer
 
 
-async def silent(talk: Talk) -> None:
-    """Nothing is said, and the connection is closed."""
+async def expect_no_answer(talk: Talk) -> None:
+    """Nothing is sent, and the connection is closed."""
     reader, writer = talk
     with suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 20) == b""
@@ -81,69 +81,69 @@ async def silent(talk: Talk) -> None:
 
 
 async def answers(here: Scene) -> None:
-    assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+    assert isinstance(ended(await read_events(here.generate(range(3, 9), 4))), Done)
     answer = await here.http.post("/models/judge/predict", json={"inputs": "A good film."})
     assert answer.status_code == 200
 
 
-# Strangers
+# Clients without the secret
 
 
-def test_a_recorded_handshake_is_of_no_use_again(settings: Settings) -> None:
+def test_a_recorded_handshake_cannot_be_replayed(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        reader, writer = await called(here)
+        reader, writer = await connect_to(here)
         nonce = await reader.readexactly(NONCE_BYTES)
         recorded = bytes(NONCE_BYTES) + compute_proof(SECRET, "asks", nonce) + encode_frame(("watch", 1, "chat"))
         writer.write(recorded)
         assert await reader.readexactly(NONCE_BYTES) == compute_proof(SECRET, "answers", bytes(NONCE_BYTES))
         writer.close()
         for _ in range(3):
-            reader, writer = await called(here)
+            reader, writer = await connect_to(here)
             assert await reader.readexactly(NONCE_BYTES) != nonce
             writer.write(recorded)
-            await silent((reader, writer))
+            await expect_no_answer((reader, writer))
         await answers(here)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_what_one_side_shows_is_of_no_use_to_the_other(settings: Settings) -> None:
-    """A replica's own nonce and proofs, sent back to it, over the same connection and over another."""
+def test_a_proof_of_one_side_is_not_accepted_from_the_other(settings: Settings) -> None:
+    """A replica's own nonce and proofs, sent back to it over the same and over another connection."""
 
     async def act(here: Scene) -> None:
-        first, second = await called(here), await called(here)
+        first, second = await connect_to(here), await connect_to(here)
         nonces = [await reader.readexactly(NONCE_BYTES) for reader, _ in (first, second)]
         first[1].write(nonces[0] + compute_proof(SECRET, "answers", nonces[0]))
         second[1].write(nonces[0] + nonces[1])
-        await silent(first)
-        await silent(second)
+        await expect_no_answer(first)
+        await expect_no_answer(second)
         await answers(here)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
 @pytest.mark.parametrize("secret", ["", SECRET[:-1], SECRET + " ", SECRET.upper()])
 def test_a_wrong_secret_gets_no_answer(settings: Settings, secret: str) -> None:
     async def act(here: Scene) -> None:
-        reader, writer = await called(here)
+        reader, writer = await connect_to(here)
         nonce = await reader.readexactly(NONCE_BYTES)
         writer.write(bytes(NONCE_BYTES) + compute_proof(secret, "asks", nonce) + encode_frame(("watch", 1, "chat")))
-        await silent((reader, writer))
+        await expect_no_answer((reader, writer))
         assert len(here.replicas[0]._connections) == 1
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_a_handshake_that_is_cut_or_flipped_gets_no_answer(settings: Settings) -> None:
-    """At every byte; a flipped bit of the stranger's own nonce alone is no fault."""
+def test_a_truncated_or_changed_handshake_gets_no_answer(settings: Settings) -> None:
+    """At every byte; only a flipped bit of the client's own nonce is valid."""
 
     async def act(here: Scene) -> None:
         async def attack(spoil: Callable[[bytes], bytes]) -> None:
-            reader, writer = await called(here)
+            reader, writer = await connect_to(here)
             nonce = await reader.readexactly(NONCE_BYTES)
             writer.write(spoil(bytes(NONCE_BYTES) + compute_proof(SECRET, "asks", nonce)))
             writer.write_eof()
-            await silent((reader, writer))
+            await expect_no_answer((reader, writer))
 
         def flip(data: bytes, place: int) -> bytes:
             return data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
@@ -153,16 +153,16 @@ def test_a_handshake_that_is_cut_or_flipped_gets_no_answer(settings: Settings) -
         await answers(here)
         assert len(here.replicas[0]._connections) == 1
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_a_flood_of_half_open_connections_keeps_nobody_out(settings: Settings) -> None:
+def test_a_flood_of_half_open_connections_does_not_block_the_ingress(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        flood = [await called(here) for _ in range(3 * strangers.MAX_UNAUTHENTICATED)]
+        flood = [await connect_to(here) for _ in range(3 * strangers.MAX_UNAUTHENTICATED)]
         for _, writer in flood[::2]:
             writer.write(b"x" * NONCE_BYTES)  # half a handshake
         await here.until(lambda: len(here.replicas[0]._unauthenticated) == strangers.MAX_UNAUTHENTICATED)
-        for line in here.fleet.replicas:  # and the ingress has to come again
+        for line in here.fleet.replicas:  # and the ingress has to connect again
             line._disconnect()
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         await answers(here)
@@ -170,13 +170,13 @@ def test_a_flood_of_half_open_connections_keeps_nobody_out(settings: Settings) -
         for _, writer in flood:
             writer.close()
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
 def test_a_burst_leaves_no_more_connections_open_than_the_bound(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All come before a task of the first one runs, so each has to be counted as closed at once."""
+    """All connect before a task of the first connection runs, so each has to be counted as closed at once."""
     monkeypatch.setattr(replica_module, "AUTHENTICATION_TIMEOUT_S", 600)
     count = 6 * strangers.MAX_UNAUTHENTICATED
 
@@ -195,13 +195,13 @@ def test_a_burst_leaves_no_more_connections_open_than_the_bound(
             ends = [asyncio.create_task(closed(connection)) for connection in burst]
             await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MAX_UNAUTHENTICATED)
             assert len(here.replicas[0]._unauthenticated) == strangers.MAX_UNAUTHENTICATED
-            await known(here)  # one more is aborted, and one with the secret is let in
+            await connect_with_secret(here)  # one more is aborted, and one with the secret is accepted
             await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MAX_UNAUTHENTICATED + 1)
             for end in ends:
                 end.cancel()
         await answers(here)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
 def test_a_flood_writes_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
@@ -217,19 +217,19 @@ def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(replica_module, "AUTHENTICATION_TIMEOUT_S", 0.2)
 
     async def act(here: Scene) -> None:
-        reader, writer = await called(here)
+        reader, writer = await connect_to(here)
         await reader.readexactly(NONCE_BYTES)
         writer.write(b"x")
-        await silent((reader, writer))
+        await expect_no_answer((reader, writer))
         assert not here.replicas[0]._unauthenticated
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-# An ingress that lies
+# An ingress that sends invalid frames
 
 GENERATE = Generate("asked", (3, 4, 5), 4, sampling=GREEDY)
-LIES: list[Any] = [
+INVALID_FRAMES: list[Any] = [
     ("ask", "chat", 0, ((7, 3, None),)),
     ("ask", "chat", 0, ((7, 3, "text"),)),
     ("ask", "chat", 0, ((7, -1, GENERATE),)),
@@ -253,16 +253,16 @@ LIES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES, ids=str)
-def test_a_replica_hangs_up_on_an_ingress_that_lies(settings: Settings, lie: Any) -> None:
+@pytest.mark.parametrize("frame", INVALID_FRAMES, ids=str)
+def test_a_replica_closes_a_connection_with_invalid_frames(settings: Settings, frame: Any) -> None:
     async def act(here: Scene) -> None:
-        reader, writer = await known(here)
-        writer.write(encode_frame(lie))
+        reader, writer = await connect_with_secret(here)
+        writer.write(encode_frame(frame))
         await until_closed(reader)
         await answers(here)
         assert here.replicas[0].queued_tokens == 0
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
 async def until_closed(reader: asyncio.StreamReader) -> None:
@@ -315,11 +315,11 @@ WRONG += [
 
 
 @pytest.mark.parametrize("wrong", range(len(WRONG)))
-def test_a_request_that_lies_ends_and_takes_no_other_along(settings: Settings, wrong: int) -> None:
+def test_an_invalid_request_fails_alone(settings: Settings, wrong: int) -> None:
     """Every ticket gets its last event."""
 
     async def act(here: Scene) -> None:
-        reader, writer = await known(here)
+        reader, writer = await connect_with_secret(here)
         request = WRONG[wrong]
         if isinstance(request, ExplainTextRequest):
             writer.write(encode_frame(("watch", 1, "chat")))
@@ -337,7 +337,7 @@ def test_a_request_that_lies_ends_and_takes_no_other_along(settings: Settings, w
         assert not here.replicas[0].failure_reasons()
         await here.until(lambda: here.replicas[0].queued_tokens == 0)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
 def recorded() -> list[bytes]:
@@ -349,8 +349,8 @@ def recorded() -> list[bytes]:
     ]
 
 
-def spoiled(data: bytes, chance: random.Random) -> bytes:
-    """Cut, flipped, doubled, or with a length that lies."""
+def corrupted(data: bytes, chance: random.Random) -> bytes:
+    """Truncated, with flipped bits, duplicated, or with a wrong length."""
     match chance.randrange(5):
         case 0:
             return data[: chance.randrange(len(data))]
@@ -368,15 +368,15 @@ def spoiled(data: bytes, chance: random.Random) -> bytes:
             return struct.pack(">I", len(body)) + bytes(body)
 
 
-def test_spoiled_frames_do_a_replica_no_harm(settings: Settings) -> None:
+def test_corrupted_frames_do_not_stop_a_replica(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         chance, [replica] = random.Random(24), here.replicas
         for _ in range(200):
-            reader, writer = await known(here)
+            reader, writer = await connect_with_secret(here)
             frames = recorded()
             chance.shuffle(frames)
             for data in frames[: chance.randrange(1, 4)]:
-                writer.write(spoiled(data, chance) if chance.random() < 0.7 else data)
+                writer.write(corrupted(data, chance) if chance.random() < 0.7 else data)
             writer.write_eof()
             await until_closed(reader)
             writer.close()
@@ -386,25 +386,25 @@ def test_spoiled_frames_do_a_replica_no_harm(settings: Settings) -> None:
         assert not replica.failure_reasons()
         await answers(here)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-# A replica that lies
+# A replica that sends invalid frames
 
 
-class Liar:
-    """Knows the secret, says the hello of a real replica, and then what `lies` has."""
+class InvalidReplica:
+    """Knows the secret, sends the hello of a real replica, and then the frames of `frames`."""
 
-    def __init__(self, hello: tuple[Any, ...], lies: Iterable[Any], secret: str = SECRET) -> None:
-        self.hello, self.lies, self.secret = hello, list(lies), secret
-        self.visits, self.asked = 0, asyncio.Event()
+    def __init__(self, hello: tuple[Any, ...], frames: Iterable[Any], secret: str = SECRET) -> None:
+        self.hello, self.frames_to_send, self.secret = hello, list(frames), secret
+        self.connection_count, self.asked = 0, asyncio.Event()
 
     async def start(self) -> tuple[str, int]:
-        self.server = await asyncio.start_server(self.visited, HOST)
+        self.server = await asyncio.start_server(self.handle_connection, HOST)
         return self.server.sockets[0].getsockname()[:2]  # type: ignore[no-any-return]
 
-    async def visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.visits += 1
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection_count += 1
         try:
             ours = b"y" * NONCE_BYTES
             writer.write(ours)
@@ -413,10 +413,10 @@ class Liar:
             writer.write(compute_proof(self.secret, "answers", theirs))
             if self.hello:
                 writer.write(encode_frame(self.hello))
-            for lie in self.lies:
-                if callable(lie):
-                    lie = lie(await read_frame(reader))
-                writer.write(lie if isinstance(lie, bytes) else encode_frame(lie))
+            for frame in self.frames_to_send:
+                if callable(frame):
+                    frame = frame(await read_frame(reader))
+                writer.write(frame if isinstance(frame, bytes) else encode_frame(frame))
             self.asked.set()
             while await reader.read(1 << 16):
                 pass
@@ -426,28 +426,30 @@ class Liar:
             writer.close()
 
 
-def lied(settings: Settings, lies: Iterable[Any], act: Callable[[Scene, Liar], Awaitable[None]], **named: Any) -> None:
-    """`act` beside one honest replica and one that lies."""
+def run_with_invalid_replica(
+    settings: Settings, frames: Iterable[Any], act: Callable[[Scene, InvalidReplica], Awaitable[None]], **named: Any
+) -> None:
+    """Run `act` with one valid replica and one that sends invalid frames."""
 
     async def run(here: Scene) -> None:
         way, version, _, seen, *rest = here.replicas[0].hello_message()
-        hello = (way, version, "liar", seen, *rest)
-        liar = Liar(named.get("changed", lambda words: words)(hello), lies, named.get("secret", SECRET))
-        here.addresses["liar"] = await liar.start()
+        hello = (way, version, "invalid", seen, *rest)
+        invalid = InvalidReplica(named.get("changed", lambda words: words)(hello), frames, named.get("secret", SECRET))
+        here.addresses["invalid"] = await invalid.start()
         here.list()
         try:
-            await act(here, liar)
+            await act(here, invalid)
         finally:
             here.list("replica-0")
-            liar.server.close()
+            invalid.server.close()
 
-    played(settings, run, count=1)
+    run_scene(settings, run, count=1)
 
 
 def model_of(hello: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
-    """Its first model changed, under a mark that nobody has read yet."""
-    (_, told), *others = hello[4]
-    return (*hello[:4], (("0" * 32, pack(replace(unpack(told), **changes))), *others), *hello[5:])
+    """Its first model changed, under a hash that was not read before."""
+    (_, decoded), *others = hello[4]
+    return (*hello[:4], (("0" * 32, pack(replace(unpack(decoded), **changes))), *others), *hello[5:])
 
 
 def deep(levels: int) -> bytes:
@@ -457,7 +459,7 @@ def deep(levels: int) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-SAID_WRONG: list[Any] = [
+WRONG_VALUES: list[Any] = [
     ("load", -(1 << 60), (), None),
     ("load", "few", (), None),
     ("load", 1, 7, None),
@@ -477,20 +479,20 @@ SAID_WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("lie", range(len(SAID_WRONG)))
-def test_a_line_over_which_a_replica_lies_is_made_again_and_the_others_go_on(settings: Settings, lie: int) -> None:
-    words = SAID_WRONG[lie]
+@pytest.mark.parametrize("frame", range(len(WRONG_VALUES)))
+def test_a_connection_with_invalid_frames_is_opened_again_and_others_go_on(settings: Settings, frame: int) -> None:
+    words = WRONG_VALUES[frame]
     words = ("watched", 1, GeneratedToken(1)) if words == ("watched", 1, object) else words
 
-    async def act(here: Scene, liar: Liar) -> None:
-        await here.until(lambda: liar.visits > 1)
-        liar.lies.clear()
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        await here.until(lambda: invalid.connection_count > 1)
+        invalid.frames_to_send.clear()
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         here.list("replica-0")
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         await answers(here)
 
-    lied(settings, [words], act)
+    run_with_invalid_replica(settings, [words], act)
 
 
 CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
@@ -506,37 +508,37 @@ CHANGED: dict[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGED)
-def test_a_replica_that_lies_of_itself_is_not_asked(settings: Settings, change: str) -> None:
-    async def act(here: Scene, liar: Liar) -> None:
-        await here.until(lambda: liar.visits > 1)
+def test_a_replica_with_an_invalid_hello_gets_no_requests(settings: Settings, change: str) -> None:
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        await here.until(lambda: invalid.connection_count > 1)
         assert here.fleet.replicas.ready_counts()["chat"] == 1
         await answers(here)
 
-    lied(settings, [], act, changed=CHANGED[change])
+    run_with_invalid_replica(settings, [], act, changed=CHANGED[change])
 
 
-def test_models_that_nobody_is_to_serve_are_not_counted(settings: Settings) -> None:
+def test_models_that_are_not_in_the_settings_are_ignored(settings: Settings) -> None:
     def renamed(hello: tuple[Any, ...]) -> tuple[Any, ...]:
         model = replace(unpack(hello[4][0][1]), name="stranger")
         return (*hello[:4], (*hello[4], (model_digest(model), pack(model))), *hello[5:])
 
-    async def act(here: Scene, liar: Liar) -> None:
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         assert "stranger" not in await here.page()
 
-    lied(settings, [], act, changed=renamed)
+    run_with_invalid_replica(settings, [], act, changed=renamed)
 
 
-def said(*events: Any) -> Callable[[Any], Any]:
-    """To be said of the first ticket that is asked about."""
+def event_frame(*events: Any) -> Callable[[Any], Any]:
+    """The frame with an event of the first ticket that is requested."""
 
-    def lie(asked: Any) -> Any:
+    def frame(asked: Any) -> Any:
         while asked[0] != "ask":
             return ("said", ())
         ticket = asked[3][0][0]
         return ("said", tuple((ticket, event) for event in events))
 
-    return lie
+    return frame
 
 
 EVENTS: list[tuple[Any, ...]] = [
@@ -555,14 +557,14 @@ EVENTS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("events", range(len(EVENTS)))
-def test_an_answer_that_lies_ends_with_an_error_or_is_asked_elsewhere(settings: Settings, events: int) -> None:
-    async def act(here: Scene, liar: Liar) -> None:
+def test_an_invalid_answer_fails_or_is_sent_to_another_replica(settings: Settings, events: int) -> None:
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
-        here.list("liar")  # it alone takes new requests; the other stays for what is sent again
-        [line] = [line for line in here.fleet.replicas if line.name == "liar"]
+        here.list("invalid")  # it gets all new requests; the other one gets those that are sent again
+        [line] = [line for line in here.fleet.replicas if line.name == "invalid"]
         here.fleet.replicas.eligible_for = lambda model: [line]  # type: ignore[method-assign]
         stream = here.generate(range(3, 9), 4)
-        last = ended(await asyncio.wait_for(heard(stream), 20))
+        last = ended(await asyncio.wait_for(read_events(stream), 20))
         assert isinstance(last, Failed)
         del here.fleet.replicas.eligible_for
         here.list("replica-0")
@@ -570,32 +572,32 @@ def test_an_answer_that_lies_ends_with_an_error_or_is_asked_elsewhere(settings: 
         await answers(here)
         assert here.fleet.tokens == 0
 
-    lied(settings, [said(*EVENTS[events])], act)
+    run_with_invalid_replica(settings, [event_frame(*EVENTS[events])], act)
 
 
-def test_tokens_that_nobody_asked_for_change_nothing(settings: Settings) -> None:
-    """Of tickets that there are not, of those of another line, and after the end."""
-    lies = [("said", tuple((ticket, GeneratedToken(5)) for ticket in (-1, 0, 1, 2, 3, 1 << 62)))] * 50
+def test_events_of_unknown_tickets_change_nothing(settings: Settings) -> None:
+    """Of unknown tickets, of tickets of another connection, and after the end."""
+    frames = [("said", tuple((ticket, GeneratedToken(5)) for ticket in (-1, 0, 1, 2, 3, 1 << 62)))] * 50
 
-    async def act(here: Scene, liar: Liar) -> None:
-        expected = await heard(here.generate(range(3, 9), 20))
-        await asyncio.wait_for(liar.asked.wait(), 20)
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        expected = await read_events(here.generate(range(3, 9), 20))
+        await asyncio.wait_for(invalid.asked.wait(), 20)
         here.list("replica-0")
-        assert await heard(here.generate(range(3, 9), 20)) == expected
+        assert await read_events(here.generate(range(3, 9), 20)) == expected
 
-    lied(settings, lies, act)
+    run_with_invalid_replica(settings, frames, act)
 
 
-def test_one_that_does_not_know_the_secret_is_told_nothing(settings: Settings) -> None:
-    async def act(here: Scene, liar: Liar) -> None:
-        await here.until(lambda: liar.visits > 1)
+def test_a_replica_without_the_secret_gets_no_frames(settings: Settings) -> None:
+    async def act(here: Scene, invalid: InvalidReplica) -> None:
+        await here.until(lambda: invalid.connection_count > 1)
         assert here.fleet.replicas.ready_counts()["chat"] == 1
         await answers(here)
 
-    lied(settings, [], act, secret="guessed")
+    run_with_invalid_replica(settings, [], act, secret="guessed")
 
 
-def test_models_that_no_line_has_are_forgotten(tiny_generator: Path, settings: Settings) -> None:
+def test_models_without_a_connection_are_forgotten(tiny_generator: Path, settings: Settings) -> None:
     async def act(here: Scene) -> None:
         [model] = [model for model in here.fleet.models() if model.name == "chat"]
         circle = ConnectionContext(SECRET, here.fleet)
@@ -606,18 +608,18 @@ def test_models_that_no_line_has_are_forgotten(tiny_generator: Path, settings: S
         with pytest.raises(FrameError, match="does not match its digest"):
             circle.decode_model("0" * 32, pack(model))
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_every_form_refuses_fields_of_other_types() -> None:
+def test_every_frame_rejects_fields_of_other_types() -> None:
     chance = random.Random(1)
     values = [None, 7, -1.5, "x", b"x", (), ((1,),), {"a": 1}, True]
     for kind, number in CODEC_NUMBERS.items():
         for _ in range(50):
             row = tuple(chance.choice(values) for _ in range(chance.randrange(8)))
             try:
-                told = unpack(msgpack.packb(msgpack.ExtType(number, pack(row))))
+                decoded = unpack(msgpack.packb(msgpack.ExtType(number, pack(row))))
             except FrameError:
                 continue
-            assert isinstance(told, kind)
+            assert isinstance(decoded, kind)
     assert len(CODECS) == len(CODEC_NUMBERS)

@@ -1,5 +1,5 @@
-"""Many replicas behind one address: what is answered is what one server answers, and what one of them does is no
-other's business."""
+"""Many replicas behind one address: the answers are those of one server, and a fault of one replica does not affect
+the others."""
 
 import asyncio
 import json
@@ -29,21 +29,21 @@ from polyhead.service.fleet.replica import Replica
 from polyhead.service.server import assembly as serve
 from tests.support.processes import Page
 
-SECRET = "said by nobody"
+SECRET = "a secret of the tests"
 HOST = "127.0.0.1"
 GREEDY = Sampling(temperature=0)
 
 
 @dataclass
 class Scene:
-    """An ingress, its replicas, and what reaches its routes."""
+    """An ingress, its replicas, and a client of its routes."""
 
     app: FastAPI
     fleet: Fleet
     replicas: list[Replica]
     addresses: dict[str, tuple[str, int]]
     http: httpx.AsyncClient
-    model: Model = field(init=False)  # that was asked last
+    model: Model = field(init=False)  # of the last request
 
     def list(self, *names: str) -> None:
         self.fleet.update_replicas("all", {name: self.addresses[name] for name in names or self.addresses})
@@ -60,7 +60,7 @@ class Scene:
         return replica
 
     async def kill(self, replica: Replica) -> None:
-        """As a process ends that is killed: every connection breaks."""
+        """End it like a killed process: every connection breaks."""
         replica._listener.close()
         for visitor in list(replica._connections):
             visitor._writer.transport.abort()
@@ -77,7 +77,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def talking(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=60) as http:
         yield http
@@ -86,7 +86,7 @@ async def talking(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> AsyncIterator[Scene]:
     async def find(_: Fleet) -> None:
-        """The test lists them."""
+        """The test lists the replicas."""
 
     app = assemble_ingress(settings, SECRET, find)
     server: AppState = app.state.server
@@ -94,7 +94,7 @@ async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> As
     assert isinstance(fleet, Fleet)
     replicas: list[Replica] = []
     try:
-        async with app.router.lifespan_context(app), talking(app) as http:
+        async with app.router.lifespan_context(app), client_of(app) as http:
             here = Scene(app, fleet, replicas, {}, http)
             for number in range(count):
                 await here.start(f"replica-{number}", settings)
@@ -103,11 +103,11 @@ async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> As
                 lambda: all(here.fleet.replicas.ready_counts()[name] == count for name in those or settings.models)
             )
             yield here
-    finally:  # after whoever asked them: while it is there, the last ones wait for their successors
+    finally:  # after the ingress: while it is there, the last replicas wait for their successors
         await asyncio.gather(*(replica.close() for replica in replicas))
 
 
-def played(
+def run_scene(
     settings: Settings, act: Callable[[Scene], Awaitable[None]], count: int = 2, those: Sequence[str] = ()
 ) -> None:
     async def run() -> None:
@@ -117,7 +117,7 @@ def played(
     asyncio.run(run())
 
 
-async def heard(stream: Stream) -> list[Event]:
+async def read_events(stream: Stream) -> list[Event]:
     return [event async for event in stream]
 
 
@@ -155,30 +155,30 @@ ASKED: list[tuple[str, Any]] = [
     ("/v1/explain", {"model": "judge", "input": "A good film.", "method": "attention"}),
     ("/v1/explain", {"model": "chat", "input": "The fox", "method": "gradient_x_input"}),
 ]
-PASSING = ("id", "created", "request_id", "seconds")  # of an answer, what no two have in common
+UNIQUE_PARTS = ("id", "created", "request_id", "seconds")  # parts of an answer that no two answers have in common
 
 
-def lasting(said: Any) -> Any:
-    """What is the same each time it is asked, numbers as far as batches leave them alone."""
+def reproducible_part(said: Any) -> Any:
+    """The parts of an answer that are the same at each request; numbers are rounded as far as batches change them."""
     if isinstance(said, dict):
-        return {key: lasting(value) for key, value in said.items() if key not in PASSING}
+        return {key: reproducible_part(value) for key, value in said.items() if key not in UNIQUE_PARTS}
     if isinstance(said, list):
-        return [lasting(value) for value in said]
+        return [reproducible_part(value) for value in said]
     return round(said, 4) if isinstance(said, float) else said
 
 
 def answered(response: httpx.Response) -> Any:
     if "event-stream" in response.headers["content-type"]:
         events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: {")]
-        return [lasting(json.loads(event)) for event in events]
-    return response.status_code, lasting(response.json())
+        return [reproducible_part(json.loads(event)) for event in events]
+    return response.status_code, reproducible_part(response.json())
 
 
 def test_the_answers_are_those_of_one_server(settings: Settings) -> None:
     async def alone() -> list[Any]:
         loaded = asyncio.Event()
         app = serve.assemble(settings, lambda _: loaded.set())
-        async with app.router.lifespan_context(app), talking(app) as http:
+        async with app.router.lifespan_context(app), client_of(app) as http:
             await loaded.wait()
             return [answered(await http.post(path, json=body)) for path, body in ASKED]
 
@@ -196,19 +196,19 @@ def test_the_answers_are_those_of_one_server(settings: Settings) -> None:
 
     expected = asyncio.run(alone())
     assert [status for status, *_ in expected if isinstance(status, int)].count(200) == len(ASKED) - 2
-    played(settings, together)
+    run_scene(settings, together)
 
 
-def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(settings: Settings) -> None:
+def test_a_lost_replica_fails_the_answers_it_had_begun_with_one_error(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         streams = [here.generate(range(3, 9 + number), 240) for number in range(6)]
         firsts = [await anext(stream) for stream in streams]
         assert all(isinstance(first, GeneratedToken) for first in firsts)
         lines = {stream: here.fleet._routed[stream].connection.name for stream in streams}
         assert len(set(lines.values())) == 2
-        late = [here.generate(range(20, 30), 3) for _ in range(4)]  # nothing is said of these yet
+        late = [here.generate(range(20, 30), 3) for _ in range(4)]  # none of their events has been sent
         await here.kill(here.replicas[0])
-        for stream, rest in zip(streams, await asyncio.gather(*map(heard, streams)), strict=True):
+        for stream, rest in zip(streams, await asyncio.gather(*map(read_events, streams)), strict=True):
             last = rest[-1]
             if lines[stream] == "replica-0":
                 assert isinstance(last, Failed)
@@ -217,7 +217,7 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
             else:
                 assert isinstance(last, Done)
                 assert last.completion_tokens == 240
-        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, late)))
+        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(read_events, late)))
         here.list("replica-1")
         here.fleet.replicas.set_target(["chat"], 2, "")
         page = await here.page()
@@ -234,13 +234,13 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 2)
         again = [here.generate(range(3, 9), 5) for _ in range(8)]
         assert len({here.fleet._routed[stream].connection.name for stream in again}) == 2
-        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, again)))
+        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(read_events, again)))
         assert here.fleet.tokens == 0
 
-    played(settings, act)
+    run_scene(settings, act)
 
 
-def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(settings: Settings) -> None:
+def test_a_replica_that_is_removed_finishes_its_requests_and_gets_no_more(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         streams = [here.generate(range(3, 9 + number), 200) for number in range(4)]
         for stream in streams:
@@ -249,21 +249,21 @@ def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(setting
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
         more = [here.generate(range(3, 9), 4) for _ in range(6)]
         assert {here.fleet._routed[stream].connection.name for stream in more} == {"replica-1"}
-        for events in await asyncio.gather(*map(heard, [*streams, *more])):
+        for events in await asyncio.gather(*map(read_events, [*streams, *more])):
             assert isinstance(ended(events), Done)
         await leaving
         here.replicas.pop(0)
         assert "polyhead_replicas_lost_total{" not in await here.page()
 
-    played(settings, act)
+    run_scene(settings, act)
 
 
-def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> None:
+def test_a_replica_is_removed_when_its_successor_is_ready(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         leaving = asyncio.create_task(here.replicas[0].close())
         await here.until(lambda: next(iter(here.fleet.replicas)).will_leave)
-        here.fleet.update_replicas("all", {})  # Ray says so, too, and of no other one yet
-        events = await heard(here.generate(range(3, 9), 4))
+        here.fleet.update_replicas("all", {})  # Ray lists it too, and no other one yet
+        events = await read_events(here.generate(range(3, 9), 4))
         assert isinstance(ended(events), Done)
         assert not leaving.done()
         await here.start("successor", settings)
@@ -272,14 +272,14 @@ def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> Non
         here.replicas.pop(0)
         stream = here.generate(range(3, 9), 4)
         assert here.fleet._routed[stream].connection.name == "successor"
-        assert isinstance(ended(await heard(stream)), Done)
+        assert isinstance(ended(await read_events(stream)), Done)
         assert "polyhead_replicas_lost_total{" not in await here.page()
         await here.until(lambda: len([*here.fleet.replicas]) == 1)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
+def test_an_aborted_request_is_aborted_at_its_replica(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         streams = [here.generate(range(3, 9), 240) for _ in range(3)]
         await anext(streams[0])
@@ -291,72 +291,72 @@ def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
         its = Page(replica.server.metrics.render("")[0].decode())
         assert 0 < its.total("tokens_total", model="chat", kind="computed") < 240, "of three times as many"
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_a_slow_reader_holds_up_its_own_answer_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps go on until the replica hears that the reader is behind; without drafts each has one token."""
+def test_a_slow_reader_pauses_only_its_own_answer(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps go on until the replica is informed that the reader is behind; without drafts each step has one token."""
     monkeypatch.setattr("polyhead.service.engine.event_stream.MAX_UNREAD_EVENTS", 8)
 
     async def act(here: Scene) -> None:
         slow = here.generate(range(3, 9), 200)
         [visitor] = here.replicas[0]._connections
         await here.until(lambda: any(stream.is_paused for stream in visitor._streams.values()))
-        assert isinstance(ended(await heard(here.generate(range(3, 9), 200))), Done)
+        assert isinstance(ended(await read_events(here.generate(range(3, 9), 200))), Done)
         assert slow.is_paused
         assert slow.is_open
         assert slow.tokens < 200
-        assert isinstance(ended(await heard(slow)), Done)
+        assert isinstance(ended(await read_events(slow)), Done)
         assert slow.tokens == 200
 
-    played(settings.model_copy(update={"draft_tokens": 0}), act, count=1)
+    run_scene(settings.model_copy(update={"draft_tokens": 0}), act, count=1)
 
 
-def test_what_a_replica_says_is_sent_at_once(settings: Settings) -> None:
-    """Nagle's algorithm would keep a frame back until the one before is acknowledged."""
+def test_frames_of_a_replica_are_sent_at_once(settings: Settings) -> None:
+    """Nagle's algorithm would delay a frame until the previous one is acknowledged."""
 
     async def act(here: Scene) -> None:
         [visitor] = here.replicas[0]._connections
         connection = visitor._writer.get_extra_info("socket")
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_what_a_replica_refuses_is_said_in_its_words(settings: Settings) -> None:
+def test_a_rejection_by_a_replica_keeps_its_message(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        last = ended(await heard(here.generate([3] * 5000, 4)))
+        last = ended(await read_events(here.generate([3] * 5000, 4)))
         assert isinstance(last, Failed)
         assert last.error.status == 400
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_where_there_is_no_other_replica_what_was_lost_fails(settings: Settings) -> None:
+def test_without_another_replica_lost_requests_fail(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         stream = here.generate(range(3, 9), 5)
         await here.kill(here.replicas[0])
-        last = ended(await heard(stream))
+        last = ended(await read_events(stream))
         assert isinstance(last, Failed)
         assert last.error.code == "stopped"
         with pytest.raises(PolyheadError, match="no replica of chat"):
             here.fleet.submit(here.model, [stream.request])
         assert 'polyhead_model_ready{model="chat"} 0.0' in await here.page()
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_what_cannot_be_sent_fails_alone(settings: Settings) -> None:
+def test_a_request_that_cannot_be_sent_fails_alone(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        last = ended(await heard(here.generate([1 << 70], 5)))
+        last = ended(await read_events(here.generate([1 << 70], 5)))
         assert isinstance(last, Failed)
         assert last.error.status == 400
-        assert isinstance(ended(await heard(here.generate(range(3, 9), 5))), Done)
+        assert isinstance(ended(await read_events(here.generate(range(3, 9), 5))), Done)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -> None:
+def test_models_cannot_be_changed_at_an_ingress(settings: Settings) -> None:
     fleet = assemble_ingress(settings, SECRET, lambda _: asyncio.sleep(0)).state.server.registry
     with pytest.raises(PolyheadError, match="deploying it again"):
         fleet.load("x", "y")
@@ -370,7 +370,7 @@ def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -
     assert fleet.states()["chat"].phase == "waiting"
 
 
-def test_a_pool_holds_the_models_that_were_asked_last(
+def test_a_pool_keeps_the_most_recently_used_models(
     tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tmp_path: Path
 ) -> None:
     folders = {"judge": tiny_classifier, "embed": tiny_embedder, "rank": tiny_ranker, "gone": tmp_path / "gone"}
@@ -380,12 +380,12 @@ def test_a_pool_holds_the_models_that_were_asked_last(
     async def act(here: Scene) -> None:
         pool = here.replicas[0].pool
         assert pool is not None
-        assert pool.loaded_names == ("embed", "rank"), "each was loaded once, and the first had to go"
+        assert pool.loaded_names == ("embed", "rank"), "each was loaded once, and the first was unloaded"
         half = asyncio.create_task(pool.load_model("judge"))
         await asyncio.sleep(0)
-        assert (await pool.load_model("rank")).name == "rank", "one that is there doesn't wait for one that comes"
+        assert (await pool.load_model("rank")).name == "rank", "a loaded model waited for one that was loading"
         assert not half.done()
-        half.cancel()  # whoever asked has left, and the change goes on
+        half.cancel()  # its client has disconnected, and the change goes on
         first = answered(await here.http.post("/models/judge/predict", json={"inputs": "A good film."}))
         assert first[0] == 200
         assert pool.loaded_names == ("rank", "judge")
@@ -403,10 +403,10 @@ def test_a_pool_holds_the_models_that_were_asked_last(
         assert broken.json()["models"]["gone"]["state"] == "broken"
         assert "no such folder" in broken.json()["models"]["gone"]["error"]
 
-    played(settings, act, count=1, those=("judge", "embed", "rank"))
+    run_scene(settings, act, count=1, those=("judge", "embed", "rank"))
 
 
-def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None:
+def test_a_connection_survives_an_unknown_frame(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         [replica] = here.replicas
         for nonsense in (("hello", 1), ("dance",), 7):
@@ -414,12 +414,12 @@ def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None
             visitor._writer.write(encode_frame(nonsense))
             await here.until(lambda before=visitor: before not in replica._connections)
             await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
-        assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+        assert isinstance(ended(await read_events(here.generate(range(3, 9), 4))), Done)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_a_line_outlives_a_question_that_nobody_waits_for(settings: Settings) -> None:
+def test_a_connection_survives_an_answer_to_a_cancelled_request(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         line = next(iter(here.fleet.replicas))
         asking = asyncio.create_task(line.call("watch", "chat"))
@@ -427,21 +427,21 @@ def test_a_line_outlives_a_question_that_nobody_waits_for(settings: Settings) ->
         asking.cancel()
         line._disconnect()
         await here.until(lambda: here.fleet.replicas.ready_counts()["chat"] == 1)
-        assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+        assert isinstance(ended(await read_events(here.generate(range(3, 9), 4))), Done)
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_an_idle_replica_that_is_lost_counts_too(settings: Settings) -> None:
+def test_an_idle_replica_that_is_lost_is_counted(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         await here.kill(here.replicas[0])
         await here.until(lambda: not here.fleet.replicas.ready_counts()["chat"])
         assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in await here.page()
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
 
 
-def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_without_the_secret_are_disconnected(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def act(here: Scene) -> None:
         port = here.addresses["replica-0"][1]
         for words in (
@@ -454,11 +454,11 @@ def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFi
             assert len(set(nonce)) > 1
             writer.write(words)
             writer.write_eof()
-            assert await reader.read() == b"", "nothing is said to whoever doesn't know the secret"
+            assert await reader.read() == b"", "a client without the secret got an answer"
             writer.close()
         assert len(here.replicas[0]._connections) == 1
 
-    played(settings, act, count=1)
+    run_scene(settings, act, count=1)
     assert 1 <= caplog.text.count("a connection without the secret is closed") <= 3, "one line a second"
 
 

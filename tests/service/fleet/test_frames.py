@@ -1,4 +1,4 @@
-"""Requests and events as bytes: what is said arrives as it was, and nonsense does no harm."""
+"""Requests and events as bytes: they are decoded unchanged, and invalid data is rejected."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def floats(*values: float, shape: tuple[int, ...]) -> "memoryview[float]":
     return memoryview(np.array(values, "f").reshape(shape))
 
 
-SAID: list[Any] = [
+MESSAGES: list[Any] = [
     Generate(
         "x",
         (1, 2, 1 << 23),
@@ -80,25 +80,25 @@ SAID: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("said", SAID, ids=lambda said: type(said).__name__)
-def test_what_is_said_arrives_as_it_was(said: Any) -> None:
-    heard = unpack(pack(said))
-    assert replace(heard, terms=said.terms) == said if hasattr(said, "terms") else heard == said
-    assert type(heard) is type(said)
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_values_are_decoded_unchanged(message: Any) -> None:
+    heard = unpack(pack(message))
+    assert replace(heard, terms=message.terms) == message if hasattr(message, "terms") else heard == message
+    assert type(heard) is type(message)
 
 
-def test_every_request_and_event_can_be_said() -> None:
+def test_every_request_and_event_can_be_encoded() -> None:
     from typing import get_args
 
     from polyhead.service.core.request import Event, Request
 
     kinds = {*get_args(Request), *get_args(Event)}
     assert kinds <= frames.CODECS.keys()
-    assert kinds - {Failed} == {type(said) for said in SAID} & kinds
+    assert kinds - {Failed} == {type(message) for message in MESSAGES} & kinds
 
 
 @pytest.mark.parametrize("kind", frames.ERROR_TYPES.values(), ids=lambda kind: kind.__name__)
-def test_errors_are_of_the_same_kind_there(kind: type[errors.PolyheadError]) -> None:
+def test_errors_keep_their_class(kind: type[errors.PolyheadError]) -> None:
     error = kind("it is so", param="x", retry_after=3)
     error.model, error.task = "chat", "generate"
     heard = unpack(pack(Failed(error))).error
@@ -106,7 +106,7 @@ def test_errors_are_of_the_same_kind_there(kind: type[errors.PolyheadError]) -> 
     assert vars(heard) == vars(error)
 
 
-def test_times_are_told_as_what_is_left_of_them() -> None:
+def test_deadlines_are_sent_as_remaining_seconds() -> None:
     before = perf_counter() + 10
     heard = unpack(pack(Terms("me", -1, before, "f" * 32)))
     assert (heard.owner, heard.priority, heard.trace) == ("me", -1, "f" * 32)
@@ -114,7 +114,7 @@ def test_times_are_told_as_what_is_left_of_them() -> None:
     assert unpack(pack(Terms())).deadline == math.inf
 
 
-def test_tokenizers_and_templates_arrive_whole(tiny_generator: Path) -> None:
+def test_tokenizers_and_templates_are_decoded_unchanged(tiny_generator: Path) -> None:
     tokenizer = Tokenizer.from_folder(tiny_generator)
     heard = unpack(pack(tokenizer))
     assert heard.encode("A naïve <|im_start|> fox 🙂").ids == tokenizer.encode("A naïve <|im_start|> fox 🙂").ids
@@ -126,7 +126,7 @@ def test_tokenizers_and_templates_arrive_whole(tiny_generator: Path) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_nonsense_is_refused(data: bytes) -> None:
+def test_invalid_data_is_rejected(data: bytes) -> None:
     with contextlib.suppress(FrameError):
         unpack(data)
 
@@ -140,19 +140,19 @@ def test_nonsense_is_refused(data: bytes) -> None:
         pack([1])[:-1],
     ],
 )
-def test_what_is_no_value_of_the_table_is_refused(data: bytes) -> None:
+def test_values_outside_of_the_table_are_rejected(data: bytes) -> None:
     with pytest.raises(FrameError):
         unpack(data)
 
 
-def test_what_is_not_in_the_table_is_not_sent() -> None:
+def test_types_outside_of_the_table_are_not_encoded() -> None:
     with pytest.raises(FrameError, match="object cannot be sent"):
         pack(object())
     with pytest.raises(FrameError, match="int cannot be sent"):
         pack(1 << 64)
 
 
-def test_a_frame_says_how_long_it_is_and_none_is_longer_than_is_read() -> None:
+def test_frames_have_a_length_and_a_maximum() -> None:
     async def read(data: bytes, most: int) -> Any:
         reader = asyncio.StreamReader()
         reader.feed_data(data)

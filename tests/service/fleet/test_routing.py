@@ -1,4 +1,4 @@
-"""Which replica a request goes to: what the policies know, and what they make of it."""
+"""Routing of requests to replicas: the state that policies have, and their choices."""
 
 from random import Random
 
@@ -29,16 +29,16 @@ def asked(tokens: int, answer: int = 0) -> RoutingRequest:
     return RoutingRequest(tokens, answer, keys_of(range(tokens)))
 
 
-def test_a_replica_has_queued_what_is_not_computed_of_what_was_sent_there() -> None:
+def test_queued_tokens_are_those_sent_but_not_computed() -> None:
     one = Candidate("one", cache_blocks=100)
     one.add_request("a", asked(40, answer=10))
     one.add_request("b", RoutingRequest(7))
     assert (one.queued_tokens, one.open_requests) == (57, 2)
     one.count_token("a")
-    assert one.queued_tokens == 7 + 9, "its prompt is computed, and a token of its answer"
+    assert one.queued_tokens == 7 + 9, "its prompt is computed, and one token of its answer"
     for _ in range(20):
         one.count_token("a")
-    assert one.queued_tokens == 7 + 1, "what goes on is never done"
+    assert one.queued_tokens == 7 + 1, "an answer that goes on has remaining tokens"
     one.queued_by_others = 100
     one.remove_request("a")
     one.remove_request("a")
@@ -47,24 +47,24 @@ def test_a_replica_has_queued_what_is_not_computed_of_what_was_sent_there() -> N
     assert one.queued_tokens == 107
 
 
-def test_what_was_sent_there_is_stored_there_as_far_as_its_cache_reaches() -> None:
+def test_sent_prompts_count_as_cached_up_to_the_size_of_the_cache() -> None:
     one = Candidate("one", cache_blocks=4)
     one.add_request("a", asked(64))
     assert one.stored_blocks(keys_of(range(64))) == 4
     assert one.stored_blocks(keys_of(range(40))) == 2
     assert one.stored_blocks(keys_of(range(1, 65))) == 0
     one.add_request("b", RoutingRequest(16, block_keys=keys_of(range(100, 116))))
-    assert one.stored_blocks(keys_of(range(64))) == 3, "of what makes room the end goes first"
+    assert one.stored_blocks(keys_of(range(64))) == 3, "the end of a prefix is evicted first"
 
 
-def test_a_stored_prompt_is_not_queued() -> None:
+def test_a_cached_prompt_is_not_queued() -> None:
     one = Candidate("one", cache_blocks=10)
     one.add_request("a", asked(33))
     one.add_request("b", asked(33))
     assert one.queued_tokens == 33 + 1
 
 
-def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
+def test_prefix_affinity_wins_if_it_saves_more_than_is_queued() -> None:
     candidates = [Candidate(str(number), cache_blocks=100) for number in range(8)]
     holder, policy = candidates[5], PrefixAffinity(Random(1))
     holder.add_request("before", asked(64))
@@ -78,7 +78,7 @@ def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
     assert why == "load"
 
 
-def test_of_those_who_have_as_much_stored_the_least_busy_is_asked() -> None:
+def test_of_replicas_with_equal_prefixes_the_least_busy_is_chosen() -> None:
     candidates = [Candidate(str(number), cache_blocks=100) for number in range(9)]
     for number in (2, 4, 7):
         candidates[number].add_request("before", asked(64))
@@ -92,7 +92,7 @@ def test_of_those_who_have_as_much_stored_the_least_busy_is_asked() -> None:
     assert chosen == {"7"}
 
 
-def test_two_choices_take_the_one_with_less_and_rotation_takes_turns() -> None:
+def test_two_choices_and_round_robin() -> None:
     candidates = [Candidate(str(number)) for number in range(2)]
     candidates[0].add_request("a", RoutingRequest(5))
     assert {TwoChoices(Random(seed)).choose(RoutingRequest(1), candidates)[0].name for seed in range(9)} == {"1"}
@@ -101,12 +101,12 @@ def test_two_choices_take_the_one_with_less_and_rotation_takes_turns() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_has_an_answer_where_there_is_one_replica(name: str) -> None:
+def test_every_policy_chooses_the_only_replica(name: str) -> None:
     [alone] = candidates = [Candidate("alone", cache_blocks=9)]
     assert POLICIES[name](Random(1)).choose(asked(40), candidates)[0] is alone
 
 
-def test_answers_are_expected_as_long_as_they_were_of_late() -> None:
+def test_expected_answer_lengths_follow_recent_answers() -> None:
     answers = AnswerLengths(64)
     assert (answers.expected_tokens(1000), answers.expected_tokens(5)) == (64, 5)
     for _ in range(64):

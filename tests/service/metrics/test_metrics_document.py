@@ -1,5 +1,5 @@
-"""docs/metrics.md says what /metrics says: read from the page of a server after real traffic, in both formats; and no
-client can add a line to it."""
+"""docs/metrics.md compared with the metrics page of a server after real traffic, in both formats; and no client can
+add a series to the page."""
 
 import asyncio
 import gzip
@@ -31,15 +31,15 @@ ROW = re.compile(r"^\| `(?P<name>(?:polyhead_|vllm:)\w+)` \| (?P<kind>\w+)(?P<st
 OPEN = "application/openmetrics-text; version=1.0.0"
 KEY = {"Authorization": "Bearer a-long-secret"}
 SAY = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-JUNK = 10_000  # values that nobody knows: names, paths, methods, headers, keys
+JUNK = 10_000  # values from clients: names, paths, methods, headers, keys
 VALUES_EACH = 10  # at least, in the requests of one number
 ELSEWHERE = frozenset(
     metric.exposed_name for metric in SECTIONS[REPLICA_SECTION]
-)  # what a server without replicas has not
-Told = dict[str, tuple[str, frozenset[str]]]  # type and labels, by name
+)  # metrics of fleets, which a single server lacks
+Families = dict[str, tuple[str, frozenset[str]]]  # type and labels, by name
 
 
-def test_the_document_is_what_the_tables_say() -> None:
+def test_the_document_equals_the_metric_table() -> None:
     assert PAGE.read_text("utf-8") == render_document(), (
         "write it again: python -m polyhead.service.metrics > docs/metrics.md"
     )
@@ -89,15 +89,15 @@ def server(tiny_generator: Path, tiny_classifier: Path, tmp_path_factory: pytest
         process.child.wait()
 
 
-def documented() -> Told:
+def documented() -> Families:
     return {
         row["name"]: (row["kind"], frozenset(re.findall(r"`(\w+)`", row["labels"])))
         for row in ROW.finditer(PAGE.read_text("utf-8"))
     }
 
 
-def exposed(families: Iterator[Metric]) -> Told:
-    """Of every metric that has a sample, the process's own apart."""
+def exposed(families: Iterator[Metric]) -> Families:
+    """The metrics that have a sample, without those of the process collector."""
     return {
         family.name + ("_total" if family.type == "counter" else ""): (
             family.type,
@@ -109,17 +109,19 @@ def exposed(families: Iterator[Metric]) -> Told:
 
 
 @pytest.mark.parametrize(("accept", "parse"), [("", plain_text), (OPEN, open_metrics)], ids=["text", "OpenMetrics"])
-def test_a_server_says_what_is_documented_and_nothing_else(
+def test_a_server_exports_exactly_the_documented_metrics(
     server: Process, accept: str, parse: Callable[[str], Iterator[Metric]]
 ) -> None:
     page = httpx.get(f"{server.url}/metrics", headers={"Accept": accept}).text
     assert len(documented()) > 50
-    assert exposed(parse(page)) == {name: told for name, told in documented().items() if name not in ELSEWHERE}
+    assert exposed(parse(page)) == {
+        name: described for name, described in documented().items() if name not in ELSEWHERE
+    }
     assert documented().keys() > ELSEWHERE
     assert all(any(family.name.startswith(begin) for family in parse(page)) for begin in PROCESS_METRICS)
 
 
-def test_what_happened_is_what_is_said(server: Process) -> None:
+def test_values_are_those_of_the_traffic(server: Process) -> None:
     page = server.page
     assert page.total("requests_total", model="chat", outcome="done") == 2
     assert page.total("requests_total", model="chat:dressed", outcome="done") == 1
@@ -132,7 +134,7 @@ def test_what_happened_is_what_is_said(server: Process) -> None:
     assert page.total("build_info") == 1
 
 
-def test_the_page_is_gzipped_for_who_takes_that(server: Process) -> None:
+def test_the_page_is_gzipped_if_accepted(server: Process) -> None:
     with httpx.Client(base_url=server.url) as client:
         with client.stream("GET", "/metrics", headers={"Accept-Encoding": "br, GZip;q=0.5"}) as answer:
             packed = b"".join(answer.iter_raw())
@@ -143,7 +145,7 @@ def test_the_page_is_gzipped_for_who_takes_that(server: Process) -> None:
     assert "content-encoding" not in plain.headers
 
 
-# How long it has been stopping
+# The duration of a drain
 
 
 def test_a_drain_is_counted_from_its_first_second(tiny_generator: Path) -> None:
@@ -157,11 +159,11 @@ def test_a_drain_is_counted_from_its_first_second(tiny_generator: Path) -> None:
     app.state.server.admission._clock = lambda: now[0]
     app.state.server.admission.close()
     now[0] = 103.5
-    app.state.server.admission.close()  # a second time: it is no later for that
+    app.state.server.admission.close()  # a second call does not restart the clock
     assert said("draining_seconds") == 3.5
 
 
-# Nobody adds a line to it
+# Values from clients add no series
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +191,11 @@ def scope(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def send(app: FastAPI, method: str, path: str, headers: Mapping[str, str], body: bytes) -> int:
-    """The status, without a client: thousands of them would take longer than what is tested."""
+    """The status, without a client library, which would take longer than the tested code for thousands of requests."""
     status, incoming = 0, iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> dict[str, Any]:
-        return next(incoming, None) or await asyncio.get_running_loop().create_future()  # it stays to the end
+        return next(incoming, None) or await asyncio.get_running_loop().create_future()  # the client stays connected
 
     async def answered(message: Any) -> None:
         nonlocal status
@@ -203,8 +205,8 @@ async def send(app: FastAPI, method: str, path: str, headers: Mapping[str, str],
     return status
 
 
-def junk(number: int) -> Iterator[tuple[str, str, Mapping[str, str], bytes]]:
-    """Requests with all of their own that they can have: a path, a method, headers, a key, a model's name."""
+def random_requests(number: int) -> Iterator[tuple[str, str, Mapping[str, str], bytes]]:
+    """Requests with random values wherever a client can choose: path, method, headers, key, model name."""
     own = {f"x-junk-{number}": f"{number}", "user-agent": f"junk-{number}", "x-request-id": f"junk-{number}"}
     known = {"authorization": "Bearer a-long-secret", "content-type": "application/json"} | own
     body = b'{"model": "junk-%d", "prompt": "a"}' % number
@@ -216,16 +218,16 @@ def junk(number: int) -> Iterator[tuple[str, str, Mapping[str, str], bytes]]:
 
 
 def series(app: FastAPI) -> list[str]:
-    """What identifies each, as it stands on the page."""
+    """The name and labels of each sample."""
     page, _ = app.state.server.metrics.render("")
     return sorted(line.rpartition(" ")[0] for line in page.decode().splitlines() if line.startswith("polyhead_"))
 
 
-def test_junk_adds_no_series(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "polyhead.http")  # thousands of lines are kept otherwise
+def test_random_requests_add_no_series(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "polyhead.http")  # otherwise thousands of lines are stored
 
     async def all_of(numbers: range) -> set[int]:
-        return {await send(app, *asked) for number in numbers for asked in junk(number)}
+        return {await send(app, *asked) for number in numbers for asked in random_requests(number)}
 
     first = asyncio.run(all_of(range(2)))
     before = series(app)
@@ -236,7 +238,7 @@ def test_junk_adds_no_series(app: FastAPI, caplog: pytest.LogCaptureFixture) -> 
     assert not [line for line in before if "junk" in line.lower()]
 
 
-def test_names_that_are_told_but_not_known_add_no_series(app: FastAPI) -> None:
+def test_unknown_names_in_events_add_no_series(app: FastAPI) -> None:
     metrics = app.state.server.metrics
     reasons = islice(cycle(("not_found", "invalid_request")), JUNK)
     metrics.record_early_end("rejected", "not_found")

@@ -1,4 +1,4 @@
-"""The metrics page: what is on it, how it is named, and that nobody can fill it."""
+"""The metrics page: its samples, their names, and its bounded size."""
 
 import re
 
@@ -15,7 +15,7 @@ from polyhead.service.metrics.exposition import openmetrics_text as in_open_metr
 from polyhead.service.metrics.exposition import prometheus_text
 from polyhead.service.metrics.metric_table import SECOND_BUCKETS
 from polyhead.service.metrics.observer import MAX_UNLOADED_MODELS
-from tests.support.eventful import TRACE, Busy, Few, Known, ended, eventful, report
+from tests.support.busy_metrics import TRACE, Busy, Few, Known, busy_metrics, ended, report
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
@@ -79,7 +79,7 @@ def test_every_end_is_counted_under_its_outcome(metrics: Metrics, outcome: Reque
     assert value(metrics, "polyhead_tokens_total", model="chat", kind="generated") == 5
 
 
-def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
+def test_rejections_and_answers_before_a_dialect(metrics: Metrics) -> None:
     metrics.record_early_end("rejected", "overloaded")
     metrics.record_early_end("rejected", "not_found")
     metrics.record_response("POST", "/v1/completions", 429)
@@ -93,7 +93,7 @@ def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_http_requests_in_flight") == 0
 
 
-def test_what_came_is_what_ended(metrics: Metrics) -> None:
+def test_received_and_ended_requests_are_equal(metrics: Metrics) -> None:
     metrics.record_submitted("chat", "generate", 3)
     for outcome in ("done", "failed", "aborted"):
         metrics.record_end(ended(outcome))
@@ -115,13 +115,13 @@ def test_failures_have_a_reason(metrics: Metrics, outcome: RequestOutcome, reaso
 
 
 def test_as_many_failures_as_requests_that_failed_or_expired() -> None:
-    page = families(eventful())
+    page = families(busy_metrics())
     counted = [one for one in page["polyhead_requests"].samples if one.labels["outcome"] in ("failed", "expired")]
     failures = page["polyhead_failures"].samples
     assert sum(one.value for one in failures) == sum(one.value for one in counted) == 3
 
 
-def test_what_ended_an_answer(metrics: Metrics) -> None:
+def test_ends_of_answers_are_counted_by_reason(metrics: Metrics) -> None:
     metrics.record_end(ended("done", finish="length"))
     metrics.record_end(ended("done", model="judge", task="classify", finish="encoded"))
     metrics.record_end(ended("aborted"))
@@ -144,7 +144,7 @@ def test_keys_are_counted_by_name_if_the_settings_know_it() -> None:
     }
 
 
-def test_without_keys_nothing_is_said_of_them(metrics: Metrics) -> None:
+def test_without_keys_there_is_no_key_metric(metrics: Metrics) -> None:
     metrics.record_response("GET", "/livez", 200, "")
     metrics.record_end(ended("done"))
     assert not families(metrics)["polyhead_key_requests"].samples
@@ -160,9 +160,9 @@ def test_how_long_the_server_has_been_stopping(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_draining_seconds") == 31.5
 
 
-def test_open_metrics_leads_from_buckets_to_traces() -> None:
-    """Those that a request with a trace fell into, and no others."""
-    page, _ = eventful().render("application/openmetrics-text; version=1.0.0")
+def test_open_metrics_has_exemplars_of_traces() -> None:
+    """Buckets with a traced request have an exemplar, and no others."""
+    page, _ = busy_metrics().render("application/openmetrics-text; version=1.0.0")
     found = {
         (sample.name, sample.labels["le"]): sample.exemplar
         for family in open_metrics(page.decode())
@@ -176,27 +176,27 @@ def test_open_metrics_leads_from_buckets_to_traces() -> None:
     assert found["polyhead_request_seconds_bucket", "2.5"].value == 2.0
 
 
-def test_nothing_is_said_of_an_adapter_that_is_its_models() -> None:
-    """Steps are their model's; a page with a hundred adapters stays one that can be read."""
-    page = families(eventful())
-    told = {
+def test_metrics_of_the_base_model_are_not_repeated_for_adapters() -> None:
+    """Steps are counted for the base model, so the page stays short with a hundred adapters."""
+    page = families(busy_metrics())
+    names = {
         name
         for name, family in page.items()
         if any(one.labels.get("model") == "chat:dressed" for one in family.samples)
     }
-    assert {"polyhead_requests", "polyhead_request_seconds", "polyhead_answers", "polyhead_model_info"} <= told
-    assert not {name for name in told if "batch" in name or "step" in name or "kv" in name or "token_s" in name}
+    assert {"polyhead_requests", "polyhead_request_seconds", "polyhead_answers", "polyhead_model_info"} <= names
+    assert not {name for name in names if "batch" in name or "step" in name or "kv" in name or "token_s" in name}
 
 
-def test_what_an_adapter_said_stays_when_it_is_gone() -> None:
-    metrics = eventful()
+def test_counts_of_an_adapter_stay_after_its_unload() -> None:
+    metrics = busy_metrics()
     metrics.record_unloaded(Known("chat:dressed"))
     assert value(metrics, "polyhead_model_ready", model="chat:dressed") == 0
     assert value(metrics, "polyhead_requests_total", model="chat:dressed", outcome="aborted") == 1
     assert "chat:dressed" not in {one.labels["model"] for one in families(metrics)["polyhead_kv_blocks"].samples}
 
 
-def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) -> None:
+def test_gauges_are_read_when_the_page_is_rendered(metrics: Metrics) -> None:
     engine = Busy()
     metrics.watch_engine(engine)
     metrics.record_step(report(running=9, waiting=9))
@@ -208,7 +208,7 @@ def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) 
     assert value(metrics, "polyhead_requests_waiting", model="chat") == 0
 
 
-def test_names_that_are_not_served_here_are_no_labels(metrics: Metrics) -> None:
+def test_unknown_model_names_are_no_labels(metrics: Metrics) -> None:
     for number in range(100):
         metrics.record_tokenisation(f"made-up-{number}", "generate", 0.001)
         metrics.record_end(ended("failed", model=f"made-up-{number}"))
@@ -232,7 +232,7 @@ def test_two_servers_in_one_process_do_not_add_up(metrics: Metrics) -> None:
 
 
 def test_names_follow_the_conventions() -> None:
-    for name, family in families(eventful()).items():
+    for name, family in families(busy_metrics()).items():
         if not name.startswith("polyhead_"):
             assert name.startswith(("process_", "python_gc_")), name
             continue
@@ -250,7 +250,7 @@ def test_times_are_visible_from_100_microseconds_to_minutes(metrics: Metrics) ->
     assert value(metrics, "polyhead_stage_seconds_bucket", stage="tokenise", le="0.0001") == 1
 
 
-def test_the_page_comes_as_it_is_asked_for(metrics: Metrics) -> None:
+def test_the_page_has_the_accepted_format(metrics: Metrics) -> None:
     page, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert page.endswith(b"# EOF\n")
@@ -281,7 +281,7 @@ def test_any_accept_gets_a_page(metrics: Metrics, accept: str, opened: bool) -> 
 
 
 def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics) -> None:
-    """Names of the settings stay; of others the last REMEMBERED, with all that was counted of them."""
+    """Names of the settings stay; of others the last REMEMBERED, with all their counts."""
 
     def come_and_go(name: str) -> None:
         known = Known(name)
@@ -298,7 +298,7 @@ def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics
     full = len(metrics.render("")[0])
     for number in range(MAX_UNLOADED_MODELS, 3 * MAX_UNLOADED_MODELS):
         come_and_go(f"n{number:04}")
-        metrics.record_end(ended("done", model="n0001"))  # what ends late of one that was forgotten has no label
+        metrics.record_end(ended("done", model="n0001"))  # a late end of a forgotten model has no label
     page = metrics.render("")[0].decode()
     there = set(re.findall(r'model="(n\d{4})"', page))
     assert there == {f"n{number:04}" for number in range(2 * MAX_UNLOADED_MODELS, 3 * MAX_UNLOADED_MODELS)}

@@ -1,4 +1,5 @@
-"""Under vLLM's names: those that vLLM (v1) has, of its types and with its labels, saying what ours say."""
+"""Metrics under vLLM's names: those that vLLM (v1) has, of the same types and labels, with the values of our own
+metrics."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,10 +9,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from polyhead.service.metrics import Metrics
-from tests.support.eventful import TRACE, Known, eventful
+from tests.support.busy_metrics import TRACE, Known, busy_metrics
 
-# As vLLM's own page has them (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py).  Of gpu_cache_usage_perc and
-# time_per_output_token_seconds it says that newer names are to be used; dashboards still ask for them.
+# As on vLLM's own page (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py). It calls gpu_cache_usage_perc and
+# time_per_output_token_seconds deprecated; dashboards still use them.
 OF_MODEL = frozenset({"model_name", "engine"})
 VLLM = {
     "vllm:num_requests_running": ("gauge", OF_MODEL),
@@ -40,7 +41,7 @@ FORMATS = [("", plain_text), ("application/openmetrics-text; version=1.0.0", ope
 Parse = Callable[[str], Iterator[Metric]]
 
 
-def borrowed(metrics: Metrics, accept: str = "", parse: Parse = plain_text) -> dict[str, Metric]:
+def vllm_families(metrics: Metrics, accept: str = "", parse: Parse = plain_text) -> dict[str, Metric]:
     page, _ = metrics.render(accept)
     return {
         family.name + ("_total" if family.type == "counter" else ""): family
@@ -51,11 +52,11 @@ def borrowed(metrics: Metrics, accept: str = "", parse: Parse = plain_text) -> d
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Metric]:
-    return borrowed(eventful(vllm=True))
+    return vllm_families(busy_metrics(vllm=True))
 
 
 def value(page: dict[str, Metric], name: str, **labels: str) -> float:
-    """Of the one sample of that name that has these labels."""
+    """Of the only sample of that name that has these labels."""
     wanted = {"model_name": "chat", "engine": "0", **labels}.items()
     samples = (sample for family in page.values() for sample in family.samples)
     [found] = [sample.value for sample in samples if sample.name == name and wanted <= sample.labels.items()]
@@ -66,26 +67,26 @@ def value(page: dict[str, Metric], name: str, **labels: str) -> float:
 def test_names_types_and_labels_are_vllms(accept: str, parse: Parse) -> None:
     found = {
         name: (family.type, frozenset(label for sample in family.samples for label in sample.labels) - {"le"})
-        for name, family in borrowed(eventful(vllm=True), accept, parse).items()
+        for name, family in vllm_families(busy_metrics(vllm=True), accept, parse).items()
     }
     assert found == VLLM
 
 
-def test_they_are_there_when_they_are_asked_for() -> None:
-    assert not borrowed(eventful())
+def test_they_are_on_the_page_if_the_setting_is_on() -> None:
+    assert not vllm_families(busy_metrics())
 
 
-def test_they_are_there_from_the_start_and_for_generators_only() -> None:
+def test_they_exist_from_the_start_and_for_generators_only() -> None:
     metrics = Metrics(["chat", "judge"], vllm=True)
     metrics.record_loaded(Known())
     metrics.record_loaded(Known("judge", "classify"))
-    page = borrowed(metrics)
+    page = vllm_families(metrics)
     assert {name for name, family in page.items() if not family.samples} == set()
     assert {sample.labels["model_name"] for family in page.values() for sample in family.samples} == {"chat"}
     assert not any(sample.value for family in page.values() for sample in family.samples)
 
 
-def test_they_say_what_ours_say(page: dict[str, Metric]) -> None:
+def test_their_values_are_those_of_our_metrics(page: dict[str, Metric]) -> None:
     said = {
         name: value(page, name) for name, (kind, labels) in VLLM.items() if kind != "histogram" and len(labels) == 2
     }
@@ -111,7 +112,7 @@ def test_an_adapters_cache_is_its_models(page: dict[str, Metric]) -> None:
 
 @pytest.mark.parametrize(("reason", "count"), [("stop", 1), ("length", 1), ("abort", 2), ("error", 1)])
 def test_ends_by_vllms_reasons(page: dict[str, Metric], reason: str, count: int) -> None:
-    """Two that expired, one of them before it reached the engine, count as aborted: nobody waits for them any more."""
+    """Two expired requests, one of them before it reached the engine, count as aborted: no client waits for them."""
     assert value(page, "vllm:request_success_total", finished_reason=reason) == count
 
 
@@ -134,6 +135,6 @@ def test_histograms_are_ours(page: dict[str, Metric], name: str, count: int, tot
 
 
 def test_exemplars_come_along() -> None:
-    page = borrowed(eventful(vllm=True), *FORMATS[1])
+    page = vllm_families(busy_metrics(vllm=True), *FORMATS[1])
     samples = page["vllm:time_to_first_token_seconds"].samples
     assert [one.exemplar.labels for one in samples if one.exemplar is not None] == [{"trace_id": TRACE}]

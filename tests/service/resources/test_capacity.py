@@ -17,12 +17,12 @@ from polyhead.service.core.errors import BodyTooLarge, Overloaded
 from polyhead.service.resources import capacity
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, MIN_REQUEST_BYTES, Headroom, MemoryClaim
 from polyhead.service.server import assembly as serve
-from tests.service.fleet.test_fleet import talking
+from tests.service.fleet.test_fleet import client_of
 from tests.support.processes import Process
 
 MIB = 1 << 20
 LIMIT = 448  # MiB: the libraries, the reserve and the tiny models
-# Puts itself into a control group, and becomes the server: its arguments are that group's file and flags.
+# Joins a control group and becomes the server; the arguments are the file of the group and the flags.
 JOINING = (
     "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()));"
     "os.execv(sys.executable, [sys.executable, '-m', 'polyhead', 'serve', *sys.argv[2:]])"
@@ -94,7 +94,7 @@ def test_cores_of_groups_above_count(groups: Path) -> None:
     assert min(capacity.core_limits()) == 3
 
 
-def test_a_container_too_small_for_any_server_gets_a_sentence(groups: Path) -> None:
+def test_a_container_that_is_too_small_for_any_server_gets_a_message(groups: Path) -> None:
     write(groups / "outer" / "memory.max", f"{200 * MIB}\n")
     write(groups / "outer" / "memory.current", "0\n")
     result = CliRunner().invoke(cli.app, ["serve", "--port", "0"])
@@ -103,7 +103,7 @@ def test_a_container_too_small_for_any_server_gets_a_sentence(groups: Path) -> N
 
 
 def test_memory_for_requests_is_taken_and_given_back() -> None:
-    headroom = Headroom(free=ALLOCATOR_BYTES + 100 * MIB, held=lambda: 20 * MIB)
+    headroom = Headroom(free=ALLOCATOR_BYTES + 100 * MIB, model_bytes=lambda: 20 * MIB)
     claim = MemoryClaim(headroom)
     claim.grow(50 * MIB, "the body")
     with pytest.raises(Overloaded, match="the answer takes about 40 MiB, and 30 are left by others"):
@@ -118,7 +118,7 @@ def test_memory_for_requests_is_taken_and_given_back() -> None:
 
 
 def test_small_requests_have_room_whatever_models_hold() -> None:
-    assert Headroom(free=0, held=lambda: 1 << 40).total == MIN_REQUEST_BYTES
+    assert Headroom(free=0, model_bytes=lambda: 1 << 40).total == MIN_REQUEST_BYTES
 
 
 def test_a_call_that_memory_is_too_small_for_is_refused(
@@ -131,7 +131,7 @@ def test_a_call_that_memory_is_too_small_for_is_refused(
     async def run() -> None:
         ready = asyncio.Event()
         app = serve.assemble(settings, lambda _: ready.set())
-        async with app.router.lifespan_context(app), talking(app) as http:
+        async with app.router.lifespan_context(app), client_of(app) as http:
             await ready.wait()
             room = app.state.server.headroom
             refused = await http.post("/v1/embeddings", json={"model": "embed", "input": ["x" * 60_000] * 4})
@@ -186,7 +186,7 @@ def test_a_server_in_a_small_container_is_not_killed(group: Path, tiny_generator
             body, path = (long, "completions") if number % 2 else (batch, "embeddings")
             try:
                 return httpx.post(f"{url}/v1/{path}", json=body, timeout=60, verify=False).status_code
-            except httpx.TransportError:  # refused before it had sent all
+            except httpx.TransportError:  # rejected before it had sent everything
                 return 0
 
         with ThreadPoolExecutor(32) as pool:

@@ -20,7 +20,7 @@ from tests.support import checkpoints
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_vocabulary_generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generator with another vocabulary."""
     tokenizer = checkpoints.byte_level_bpe(320)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -44,7 +44,7 @@ class Counts:
         pass
 
 
-def said(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[str, str]]:
+def run_requests(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[str, str]]:
     """Return eight concurrent answers of 60 tokens, the counts of drafted tokens, and the broken models."""
 
     async def run() -> tuple[list[list[int]], Counts, dict[str, str]]:
@@ -53,7 +53,7 @@ def said(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[s
         engine = Engine(counts)
         engine.start()
         try:
-            registry = ModelRegistry(engine, known, told=Metrics(known.models))
+            registry = ModelRegistry(engine, known, observer=Metrics(known.models))
             await registry.load_all()
             broken = {name: state.reason for name, state in registry.states().items() if state.reason}
             if broken:
@@ -74,24 +74,24 @@ def said(folder: Path, **settings: Any) -> tuple[list[list[int]], Counts, dict[s
 
 
 @pytest.mark.parametrize("executor", ["torch", "native"])
-def test_a_model_that_drafts_changes_no_answer(tiny_generator: Path, executor: str) -> None:
-    plain, without, _ = said(tiny_generator, draft_tokens=0, executor=executor)
+def test_a_draft_model_changes_no_answer(tiny_generator: Path, executor: str) -> None:
+    plain, without, _ = run_requests(tiny_generator, draft_tokens=0, executor=executor)
     drafts = {"chat": str(tiny_generator)}
-    foretold, with_draft, _ = said(tiny_generator, draft_tokens=4, drafts=drafts, executor=executor)
-    assert foretold == plain
+    drafted_answers, with_draft, _ = run_requests(tiny_generator, draft_tokens=4, drafts=drafts, executor=executor)
+    assert drafted_answers == plain
     assert without.drafted == 0
     assert with_draft.accepted <= with_draft.drafted
     assert with_draft.drafted > 0
 
 
-def test_another_vocabulary_is_refused_with_both_names(tiny_generator: Path, stranger: Path) -> None:
-    _, _, broken = said(tiny_generator, drafts={"chat": str(stranger)})
-    assert broken["chat"].startswith(stranger.name)
+def test_another_vocabulary_is_refused_with_both_names(tiny_generator: Path, other_vocabulary_generator: Path) -> None:
+    _, _, broken = run_requests(tiny_generator, drafts={"chat": str(other_vocabulary_generator)})
+    assert broken["chat"].startswith(other_vocabulary_generator.name)
     assert "cannot draft for chat: its vocabulary (320 tokens, the model has 384) is another one" in broken["chat"]
 
 
-def test_what_does_not_generate_cannot_draft(tiny_generator: Path, tiny_classifier: Path) -> None:
-    _, _, broken = said(tiny_generator, drafts={"chat": str(tiny_classifier)})
+def test_a_classifier_cannot_be_a_draft_model(tiny_generator: Path, tiny_classifier: Path) -> None:
+    _, _, broken = run_requests(tiny_generator, drafts={"chat": str(tiny_classifier)})
     assert "the draft has a head for 'classify'; both must generate text" in broken["chat"]
 
 
@@ -106,6 +106,6 @@ def test_a_draft_is_counted_in_the_budget(tiny_generator: Path) -> None:
 def test_drafts_are_for_models_that_are_served() -> None:
     assert read_settings({"models": ["a=x"], "drafts": "a=y"}).drafts == {"a": "y"}
     with pytest.raises(SettingsError, match="drafts: no model is called 'b'; there are: a"):
-        ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), told=Metrics([]))
+        ModelRegistry(Engine(Metrics([])), read_settings({"models": ["a=x"], "drafts": "b=y"}), observer=Metrics([]))
     with pytest.raises(SettingsError, match="drafts: with draft_tokens 0 nothing is drafted"):
         read_settings({"models": ["a=x"], "drafts": "a=y", "draft_tokens": 0})

@@ -86,13 +86,13 @@ def reading(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
 def packing(monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
     real = executors.NativeExecutor
 
-    def pack(network: Any, head: Any, *, held: Any, **named: Any) -> Any:
+    def pack(network: Any, head: Any, *, load_part: Any, **named: Any) -> Any:
         def a_part() -> None:
-            with held(network.final_norm):
+            with load_part(network.final_norm):
                 pass
 
         hold.part_by_part(a_part)
-        return real(network, head, held=held, **named)
+        return real(network, head, load_part=load_part, **named)
 
     monkeypatch.setattr(executors, "NativeExecutor", pack)
 
@@ -173,7 +173,7 @@ def test_a_load_is_cancelled_in_any_stage_and_the_next_one_works(
         assert await free(client) == before
         assert (await client.ask("DELETE", "/admin/models/new")).status_code == 404
         assert (await client.ask("POST", "/predict", {"inputs": "good"})).status_code == 200
-        hold.again()  # what hung goes on hanging
+        hold.again()  # the work that hung goes on hanging
         assert (await load(client, tiny_generator)).status_code == 200
         assert (await client.says("new")).json()["choices"][0]["text"] == expected
 
@@ -211,7 +211,7 @@ def test_at_its_deadline_a_load_ends_in_any_stage(
         assert answer.status_code == 504
         message = answer.json()["error"]["message"]
         assert message.startswith("the load of new has taken longer than load_seconds, which is 0.05: it was being ")
-        assert not hold.entered.is_set() or said in message  # else a busy machine did not get so far
+        assert not hold.entered.is_set() or said in message  # otherwise a slow machine would not reach the stage
         assert await free(client) == before
         hold.again()
         assert (await load(client, tiny_generator)).status_code == 200
@@ -282,7 +282,7 @@ def test_a_cancelled_reload_leaves_the_old_one_serving(
     serving(act, {"chat": tiny_generator}, memory_mib=4096)
 
 
-def test_kserve_s_unload_cancels_too(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
+def test_an_unload_of_kserve_cancels_a_load(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold) -> None:
     async def act(client: Client) -> None:
         reading(monkeypatch, hold)
         asked = {"parameters": {"source": str(tiny_classifier)}}
@@ -321,7 +321,7 @@ def test_a_cancelled_adapter_leaves_nothing_with_its_model() -> None:
     asyncio.run(run())
 
 
-def test_an_engine_that_hangs_in_a_load_holds_up_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_in_a_load_delays_only_calls_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operation ends; its memory is released when the thread has finished."""
 
     async def run() -> None:
@@ -351,7 +351,7 @@ def test_an_engine_that_hangs_in_a_load_holds_up_only_what_needs_it(monkeypatch:
     asyncio.run(run())
 
 
-def test_the_time_of_a_load_is_that_of_all_its_parts() -> None:
+def test_the_deadline_of_a_load_covers_all_its_parts() -> None:
     async def run() -> None:
         loading = LoadTask("a", 0.05)
 
@@ -365,7 +365,7 @@ def test_the_time_of_a_load_is_that_of_all_its_parts() -> None:
     asyncio.run(run())
 
 
-def test_what_explains_a_model_has_the_same_deadline(
+def test_an_explainer_has_the_same_load_deadline(
     tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
     async def act(served: ModelRegistry) -> None:
@@ -383,7 +383,7 @@ def test_what_explains_a_model_has_the_same_deadline(
     registered({"judge": tiny_classifier}, act)
 
 
-def test_who_asks_for_a_model_that_is_cancelled_hears_that_there_is_none(
+def test_a_request_for_a_cancelled_model_gets_404(
     tiny_ranker: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
     async def act(served: ModelRegistry) -> None:

@@ -70,7 +70,7 @@ def middling_generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def middling_shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with one layer and a smaller vocabulary, for what this processor may not support."""
+    """The same with one layer and a smaller vocabulary, for precisions that this processor may not support."""
     return generator(tmp_path_factory.mktemp("middling"), layers=1, positions=320)
 
 
@@ -174,7 +174,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., di
     ],
     ids=["generator", "bytes", "half", "encoder", "for each token", "words", "words by torch"],
 )
-def test_what_is_predicted_is_what_is_taken(
+def test_predicted_memory_equals_measured_memory(
     request: pytest.FixtureRequest, grown: Callable[..., dict[str, float]], kind: str, given: dict[str, Any]
 ) -> None:
     """The prediction is within 20 % of the memory at the highest load, and all but a tenth is released by unloading."""
@@ -184,7 +184,7 @@ def test_what_is_predicted_is_what_is_taken(
     warm = "tiny_generator" if kind in ("generator", "shallow") else "tiny_classifier"
     seen = grown(request.getfixturevalue(warm), source, given)
     assert max(seen["peak"], seen["loading"]) == pytest.approx(predicted.total / MIB, rel=0.2), (predicted, seen)
-    warmed = predicted.total if kind == "filler" else predicted.weights + predicted.loading  # one piece is as any other
+    warmed = predicted.total if kind == "filler" else predicted.weights + predicted.loading  # one part is as any other
     assert seen["loading"] <= warmed / MIB * 1.2
     assert seen["gone"] < 0.1 * seen["peak"] + 4
 
@@ -241,7 +241,7 @@ def stored(path: Path, kind: str, tied: bool) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "of its own"])
-def test_what_packs_is_known_before(tmp_path: Path, kind: str, precision: str, tied: bool) -> None:
+def test_packed_sizes_are_known_before_loading(tmp_path: Path, kind: str, precision: str, tied: bool) -> None:
     """Exact except for biases and padding, unless it depends on the values: then never too low."""
     source, known = stored(tmp_path, kind, tied), settings(precision=precision)
     predicted = smallest_need(described(source), known).weights
@@ -262,29 +262,29 @@ def chat(tiny_generator: Path) -> ModelSize:
 @pytest.mark.parametrize(
     ("given", "tokens"),
     [
-        ({"cache_tokens": 100}, 112),  # what is asked for, in whole blocks of 16
-        ({}, 16_384),  # plenty: no more than is useful
+        ({"cache_tokens": 100}, 112),  # the requested size, in whole blocks of 16
+        ({}, 16_384),  # enough memory: no more than is useful
         ({"max_running": 2}, 512),  # two contexts of 256
     ],
     ids=["asked", "useful", "running"],
 )
-def test_a_cache_is_as_large_as_is_asked_or_useful(chat: ModelSize, given: dict[str, Any], tokens: int) -> None:
+def test_a_cache_has_the_requested_or_a_useful_size(chat: ModelSize, given: dict[str, Any], tokens: int) -> None:
     assert MemoryBudget(1 << 50, settings(**given)).plan(chat).cache_tokens == tokens
 
 
-def test_where_memory_is_short_the_cache_shrinks_to_one_context(chat: ModelSize) -> None:
+def test_with_little_memory_the_cache_shrinks_to_one_context(chat: ModelSize) -> None:
     smallest = smallest_need(chat, settings())
     assert smallest.cache_tokens == 256
     roomy = memory_need(chat, settings(), 100)
     assert MemoryBudget(roomy.total, settings()).plan(chat).blocks == 100
     tight = MemoryBudget(smallest.total, settings()).plan(chat)
-    assert tight.total == smallest.total  # what loading takes and serving doesn't, a larger cache may have
+    assert tight.total == smallest.total  # memory of the load that serving does not need is left for a larger cache
     assert smallest.blocks <= tight.blocks < 100
     with pytest.raises(InsufficientMemory):
         MemoryBudget(smallest.total - 1, settings()).plan(chat)
 
 
-def test_models_to_come_are_left_what_they_need(chat: ModelSize, tiny_classifier: Path) -> None:
+def test_memory_of_models_to_come_is_reserved(chat: ModelSize, tiny_classifier: Path) -> None:
     other, judge = replace(chat, name="other"), described(tiny_classifier, "judge")
     known = settings()
     limit = (
@@ -301,7 +301,7 @@ def test_models_to_come_are_left_what_they_need(chat: ModelSize, tiny_classifier
     assert abs(first.blocks - last.blocks) <= 2  # generators share what is left
 
 
-def test_what_is_loaded_counts_until_it_is_released(chat: ModelSize) -> None:
+def test_loaded_models_count_until_they_are_released(chat: ModelSize) -> None:
     smallest = smallest_need(chat, settings())
     plans = MemoryBudget(2 * smallest.total - 1, settings(cache_tokens=256))
     plans.reserve(plans.plan(chat))
@@ -328,7 +328,7 @@ def remedies(message: str) -> dict[str, str]:
     return {way.split()[0]: way.split()[1].rstrip(",") for way in listed.split("; or ")}
 
 
-def test_what_does_not_fit_is_refused_with_remedies_that_work(middling_generator: Path) -> None:
+def test_a_model_that_does_not_fit_is_rejected_with_remedies_that_work(middling_generator: Path) -> None:
     chat, given = described(middling_generator), {"max_running": 64, "step_tokens": 512}
     plans = MemoryBudget(smallest_need(chat, settings(**given)).total - 4 * MIB, settings(**given))
     with pytest.raises(InsufficientMemory) as caught:
@@ -346,7 +346,7 @@ def test_what_does_not_fit_is_refused_with_remedies_that_work(middling_generator
                 MemoryBudget(limit, settings(**(given | {name: int(value) + 1}))).plan(chat)
 
 
-def test_an_encoder_is_helped_by_smaller_steps(middling_classifier: Path) -> None:
+def test_smaller_steps_are_a_remedy_for_an_encoder(middling_classifier: Path) -> None:
     judge = described(middling_classifier, "judge")
     plans = MemoryBudget(smallest_need(judge, settings()).total - 4 * MIB, settings())
     with pytest.raises(InsufficientMemory) as caught:
@@ -354,7 +354,7 @@ def test_an_encoder_is_helped_by_smaller_steps(middling_classifier: Path) -> Non
     assert remedies(caught.value.message).keys() == {"encoder_step_tokens", "precision", "memory_mib"}
 
 
-def test_a_model_that_could_go_is_named(tiny_classifier: Path, middling_classifier: Path) -> None:
+def test_a_model_that_could_be_unloaded_is_named(tiny_classifier: Path, middling_classifier: Path) -> None:
     small, large = described(tiny_classifier, "small"), described(middling_classifier, "large")
     plans = MemoryBudget(smallest_need(large, settings()).total + smallest_need(small, settings()).total, settings())
     for model in (small, large):
@@ -363,10 +363,10 @@ def test_a_model_that_could_go_is_named(tiny_classifier: Path, middling_classifi
         plans.plan(replace(large, name="third"))
 
 
-# What there is to spend
+# Available memory
 
 
-def test_some_of_the_free_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_of_the_free_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for free, left in ((1 << 30, 128 << 20), (10 << 30, 1 << 30), (1 << 20, 1 << 20)):
         monkeypatch.setattr(machine, "free_memory", lambda device, free=free: free)
@@ -394,7 +394,7 @@ asyncio.run(run())
 
 
 @linux
-def test_what_the_allocator_keeps_is_given_back() -> None:
+def test_free_memory_of_the_allocator_is_returned() -> None:
     """Freed memory between blocks in use stays resident until it is returned explicitly; in a process of its own."""
     done = subprocess.run([sys.executable, "-c", HOLES], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) > 15 * MIB
@@ -414,7 +414,7 @@ async def run(warm, *sources):
     engine = Engine(Metrics([]), threads=1)
     engine.start()
     known = Settings(device="cpu", model_root="/", threads=1, cache_tokens=512, max_running=4, step_tokens=64)
-    registry = ModelRegistry(engine, known, told=Metrics([]))
+    registry = ModelRegistry(engine, known, observer=Metrics([]))
     await registry.load("warm", warm).wait_and_raise()
     forget()
     base = resident("VmRSS")
@@ -493,7 +493,7 @@ def test_check_has_a_column_of_what_explanations_take(tiny_generator: Path, tiny
     )
 
 
-def test_check_says_what_to_change(middling_generator: Path) -> None:
+def test_check_suggests_changes(middling_generator: Path) -> None:
     result = run_check(str(middling_generator), "--executor", "torch", "--memory-mib", "90")
     assert result.exit_code == 1
     value = remedies(result.stdout)["max_running"]
@@ -520,7 +520,7 @@ def test_check_reads_no_weights_and_is_quick(middling_generator: Path, monkeypat
         (["/nowhere", "--prot", "1"], 2, "no setting is called 'prot'"),
     ],
 )
-def test_check_of_nothing(arguments: list[str], code: int, said: str) -> None:
+def test_check_of_invalid_sources(arguments: list[str], code: int, said: str) -> None:
     result = run_check(*arguments)
     assert result.exit_code == code
     assert said in result.stderr

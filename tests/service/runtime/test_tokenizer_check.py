@@ -34,7 +34,7 @@ DIES = (
 
 
 @pytest.fixture
-def spoiled(tiny_classifier: Path, tmp_path: Path) -> Callable[[str], Path]:
+def hostile_checkpoint(tiny_classifier: Path, tmp_path: Path) -> Callable[[str], Path]:
     """A checkpoint with one of the tokenizers of `hostile`."""
 
     def make(name: str) -> Path:
@@ -47,10 +47,10 @@ def spoiled(tiny_classifier: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def vet() -> Iterator[TokenizerCheck]:
-    vet = TokenizerCheck()
-    yield vet
-    vet.close()
+def checker() -> Iterator[TokenizerCheck]:
+    checker = TokenizerCheck()
+    yield checker
+    checker.close()
 
 
 @pytest.fixture(autouse=True)
@@ -58,37 +58,37 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vetting, "CPU_SECONDS", 2)
 
 
-def test_one_that_aborts_the_process_ends_the_child_and_the_next_is_tried(
-    vet: TokenizerCheck, spoiled: Callable[[str], Path], tiny_classifier: Path
+def test_a_tokenizer_that_aborts_the_process_ends_the_child_and_the_next_is_checked(
+    checker: TokenizerCheck, hostile_checkpoint: Callable[[str], Path], tiny_classifier: Path
 ) -> None:
     """It allocates 4 GiB; a Rust library aborts if it does not get them."""
-    folder = spoiled(ABORTS)
+    folder = hostile_checkpoint(ABORTS)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=DIES) as raised:
-            vet.check_folder(folder, {})
+            checker.check_folder(folder, {})
         assert raised.value.file == str(folder)
-        vet.check_folder(tiny_classifier, {})
+        checker.check_folder(tiny_classifier, {})
 
 
-def test_one_that_takes_all_time_is_ended(
-    vet: TokenizerCheck, spoiled: Callable[[str], Path], tiny_classifier: Path
+def test_a_check_that_takes_too_long_is_ended(
+    checker: TokenizerCheck, hostile_checkpoint: Callable[[str], Path], tiny_classifier: Path
 ) -> None:
     with pytest.raises(CheckpointError, match="the tokenizer takes more than 2 s of a processor to be read and tried"):
-        vet.check_folder(spoiled(HANGS), {})
-    vet.check_folder(tiny_classifier, {})
+        checker.check_folder(hostile_checkpoint(HANGS), {})
+    checker.check_folder(tiny_classifier, {})
 
 
-def test_one_that_takes_long_for_a_text_says_for_which(
-    vet: TokenizerCheck, spoiled: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+def test_a_slow_text_is_named(
+    checker: TokenizerCheck, hostile_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
     said = r"the tokenizer takes \S+ s of a processor for 8192 characters as 'a'; 0.25 s are the most"
     with pytest.raises(CheckpointError, match=said):
-        vet.check_folder(spoiled("a tokenizer: a normalizer that multiplies within bounds"), {})
+        checker.check_folder(hostile_checkpoint("a tokenizer: a normalizer that multiplies within bounds"), {})
 
 
-def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
-    vet: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_texts_of_pieces_of_the_vocabulary_are_checked_too(
+    checker: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow only on a letter that is in none of the fixed texts, and the only one with a token in the vocabulary."""
     folder = tmp_path / "z"
@@ -103,11 +103,11 @@ def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
     monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
     monkeypatch.setattr(vetting, "CPU_SECONDS_PER_TEXT", 0.05)  # of two million tokens
     with pytest.raises(CheckpointError, match="s of a processor for 8192 characters as 'z'"):
-        vet.check_folder(folder, {})
+        checker.check_folder(folder, {})
 
 
-def test_long_pieces_of_its_own_are_cut_before_they_are_repeated(
-    vet: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_long_pieces_are_truncated_before_they_are_repeated(
+    checker: TokenizerCheck, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined they have 1.5 million characters, which 8,192 times would not fit in memory."""
     folder = tmp_path / "long"
@@ -122,17 +122,15 @@ def test_long_pieces_of_its_own_are_cut_before_they_are_repeated(
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)
     monkeypatch.setattr(vetting, "CPU_SECONDS", 60)
-    vet.check_folder(folder, {})
+    checker.check_folder(folder, {})
 
 
-def test_the_vocabulary_of_a_gguf_file_is_tried_too(vet: TokenizerCheck, tmp_path: Path) -> None:
+def test_the_vocabulary_of_a_gguf_file_is_checked_too(checker: TokenizerCheck, tmp_path: Path) -> None:
     file, fields = tmp_path / "a.gguf", sentencepiece_fields()
-    vet.check_folder(file, fields)
-    vet.check_folder(
-        file, fields | {"tokenizer.ggml.tokens_of_another": ["x" * 100] * 50_000}
-    )  # a question of megabytes
+    checker.check_folder(file, fields)
+    checker.check_folder(file, fields | {"tokenizer.ggml.tokens_of_another": ["x" * 100] * 50_000})  # it has megabytes
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.model is missing"):
-        vet.check_folder(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
+        checker.check_folder(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
 
 
 def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
@@ -142,39 +140,39 @@ def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
     assert vetting.describe_exit(-6).startswith("the tokenizers library fails on the tokenizer: ")
 
 
-def test_what_is_wrong_otherwise_is_said_as_by_whoever_reads_it(
-    vet: TokenizerCheck, spoiled: Callable[[str], Path]
+def test_other_errors_have_the_message_of_the_loader(
+    checker: TokenizerCheck, hostile_checkpoint: Callable[[str], Path]
 ) -> None:
-    folder = spoiled("a template that panics")
+    folder = hostile_checkpoint("a template that panics")
     with pytest.raises(CheckpointError) as here:
         Tokenizer.from_folder(folder)
     with pytest.raises(CheckpointError) as there:
-        vet.check_folder(folder, {})
+        checker.check_folder(folder, {})
     assert (str(there.value), there.value.file) == (str(here.value), here.value.file)
 
 
-def test_a_child_that_was_ended_from_outside_is_started_again(vet: TokenizerCheck, tiny_classifier: Path) -> None:
-    vet.check_folder(tiny_classifier, {})
-    process = vet._process
+def test_a_child_that_was_ended_from_outside_is_started_again(checker: TokenizerCheck, tiny_classifier: Path) -> None:
+    checker.check_folder(tiny_classifier, {})
+    process = checker._process
     assert process is not None
     process.kill()
     process.wait()
-    vet.check_folder(tiny_classifier, {})
-    vet.close()
-    assert vet._process is None
+    checker.check_folder(tiny_classifier, {})
+    checker.close()
+    assert checker._process is None
 
 
 def test_a_child_that_does_not_answer_is_ended(
-    vet: TokenizerCheck, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+    checker: TokenizerCheck, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vet.check_folder(tiny_classifier, {})
-    assert vet._process is not None
-    os.kill(vet._process.pid, signal.SIGSTOP)
+    checker.check_folder(tiny_classifier, {})
+    assert checker._process is not None
+    os.kill(checker._process.pid, signal.SIGSTOP)
     with monkeypatch.context() as short:
         short.setattr(vetting, "WALL_SECONDS", 0.2)
         with pytest.raises(CheckpointError, match=r"could not be tried: the machine is too busy, it had 0\.2 s"):
-            vet.check_folder(tiny_classifier, {})
-    vet.check_folder(tiny_classifier, {})
+            checker.check_folder(tiny_classifier, {})
+    checker.check_folder(tiny_classifier, {})
 
 
 def test_the_child_imports_no_torch() -> None:
@@ -183,8 +181,10 @@ def test_the_child_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 
-def test_a_check_says_so(spoiled: Callable[[str], Path], tiny_classifier: Path) -> None:
-    result = CliRunner().invoke(app, ["check", f"sick={spoiled(ABORTS)}", f"well={tiny_classifier}"])
+def test_polyhead_check_reports_a_hostile_tokenizer(
+    hostile_checkpoint: Callable[[str], Path], tiny_classifier: Path
+) -> None:
+    result = CliRunner().invoke(app, ["check", f"sick={hostile_checkpoint(ABORTS)}", f"well={tiny_classifier}"])
     assert result.exit_code == 1
     assert "polyhead: sick: " in result.output
     assert "ended with signal 6" in result.output
@@ -192,7 +192,9 @@ def test_a_check_says_so(spoiled: Callable[[str], Path], tiny_classifier: Path) 
     assert "Traceback" not in result.output
 
 
-def test_a_server_has_the_others(spoiled: Callable[[str], Path], tiny_classifier: Path) -> None:
+def test_the_other_models_of_a_server_are_loaded(
+    hostile_checkpoint: Callable[[str], Path], tiny_classifier: Path
+) -> None:
     async def act(registry: ModelRegistry) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.load_all()
@@ -201,13 +203,15 @@ def test_a_server_has_the_others(spoiled: Callable[[str], Path], tiny_classifier
         assert "ended with signal 6" in states["aborts"].reason
         assert "more than 2 s of a processor" in states["hangs"].reason
 
-    serving({"aborts": spoiled(ABORTS), "hangs": spoiled(HANGS), "well": tiny_classifier}, act)
+    serving({"aborts": hostile_checkpoint(ABORTS), "hangs": hostile_checkpoint(HANGS), "well": tiny_classifier}, act)
 
 
-def test_a_load_of_it_fails_and_the_server_lives(spoiled: Callable[[str], Path], tiny_classifier: Path) -> None:
+def test_a_load_of_a_hostile_tokenizer_fails_and_the_server_goes_on(
+    hostile_checkpoint: Callable[[str], Path], tiny_classifier: Path
+) -> None:
     async def act(client: Client) -> None:
         for name in (ABORTS, HANGS, WORDS):
-            asked: dict[str, Any] = {"name": "sick", "source": str(spoiled(name))}
+            asked: dict[str, Any] = {"name": "sick", "source": str(hostile_checkpoint(name))}
             async with asyncio.timeout(PATIENCE_S):
                 refused = await client.ask("POST", "/admin/models", asked)
             assert refused.status_code == 400
@@ -218,7 +222,7 @@ def test_a_load_of_it_fails_and_the_server_lives(spoiled: Callable[[str], Path],
     served(act, {"judge": tiny_classifier})
 
 
-def test_a_text_that_a_tokenizer_has_no_tokens_for_is_that_request_s_error(tiny_classifier: Path) -> None:
+def test_a_text_without_tokens_fails_its_request(tiny_classifier: Path) -> None:
     """A vocabulary without an unknown token; the library then raises a bare Exception."""
 
     def lacking(values: dict[str, Any]) -> None:

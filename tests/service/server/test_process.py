@@ -1,8 +1,6 @@
 """Real processes: `polyhead serve` on a free port, from the first probe to the last signal.
 
-Whole lives, from a first import to an end and to a second signal, are those of processes started from nothing; what is
-asked of others in between does not depend on that.
-"""
+Tests of a start, of an end and of a second signal start processes from nothing; the other tests use the fork server."""
 
 import asyncio
 import json
@@ -21,7 +19,7 @@ from polyhead.service.config.settings import SettingsError
 from polyhead.service.resources.process_info import start_background_task
 from polyhead.service.server.process import bind_socket
 from tests.support.faults import Fault
-from tests.support.processes import PATIENCE, SERVE, Faulted, Process
+from tests.support.processes import PATIENCE, SERVE, FaultServer, Process
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
@@ -66,7 +64,7 @@ def test_from_the_first_probe_to_a_drained_end(
     launch: Callable[..., Process], tiny_generator: Path, tiny_classifier: Path, slow: socket.socket
 ) -> None:
     server = launch(f"chat={tiny_generator}", f"judge={tiny_classifier}", entry=SERVE)
-    assert server.get("/livez").status_code == 200  # whatever is loaded or not
+    assert server.get("/livez").status_code == 200  # in any state of the loads
     assert server.ready().json()["models"] == {name: {"state": "ready"} for name in ("chat", "judge")}
     server.until(lambda: f"ready on {server.url}: chat, judge of 2 models in " in server.log)
     stages = ("interpreter and imports", "fetch", "listening", "describe", "read and pack", "warm up")
@@ -77,7 +75,7 @@ def test_from_the_first_probe_to_a_drained_end(
 
     check_metrics(server)
     children = Path(f"/proc/{server.child.pid}/task").glob("*/children")
-    assert not [path for path in children if path.read_text()], "nothing outlives a kill -9"
+    assert not [path for path in children if path.read_text()], "a process is left after kill -9"
     stay(slow, server)
     kept, begun = (socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(2))
     for line in (kept, begun):
@@ -86,16 +84,18 @@ def test_from_the_first_probe_to_a_drained_end(
     begun.sendall(PROBE[:9])
     server.child.send_signal(signal.SIGTERM)
     server.until(lambda: "leaving: 1 requests in flight have 30 s to finish" in server.log)
-    kept.settimeout(25)  # seconds; what is in flight has 30
-    assert kept.recv(1) == b"", "whoever asks for nothing is sent elsewhere"
+    kept.settimeout(25)  # seconds; requests in flight have 30
+    assert kept.recv(1) == b"", "the idle connection is closed"
     begun.sendall(PROBE[9:])
-    assert b"connection: close" in begun.makefile("rb").read(), "what was begun is the last on its connection"
+    assert b"connection: close" in begun.makefile("rb").read(), (
+        "an answer begun before the signal is the last on its connection"
+    )
     draining = server.get("/readyz")
     assert (draining.status_code, draining.json()["draining"]) == (503, True)
     assert server.get("/livez").status_code == 200
     refused = httpx.post(f"{server.url}/predict", json={"inputs": "a good film"}, timeout=PATIENCE)
     assert (refused.status_code, refused.headers["Retry-After"].isdecimal()) == (503, True)
-    slow.sendall(BODY[1:])  # what was begun is finished
+    slow.sendall(BODY[1:])  # requests in flight are finished
     answer = slow.makefile("rb").read().decode()
     assert answer.startswith("HTTP/1.1 200 OK")
     assert json.loads(answer.partition("\r\n\r\n")[2])["usage"]["completion_tokens"] == 3
@@ -144,7 +144,7 @@ def test_a_start_without_any_model_ends_with_1(launch: Callable[..., Process]) -
     assert "gone is broken: /nowhere" in server.log
 
 
-def test_what_does_not_finish_in_time_is_cut(
+def test_requests_that_do_not_finish_in_time_are_aborted(
     launch: Callable[..., Process], tiny_classifier: Path, slow: socket.socket
 ) -> None:
     server = launch(f"judge={tiny_classifier}", "--drain-seconds", "1")
@@ -155,7 +155,7 @@ def test_what_does_not_finish_in_time_is_cut(
     assert 1 <= time.monotonic() - began < 28  # by itself it would have 30
 
 
-def test_who_is_cut_is_told_so(launch: Callable[..., Process], tiny_generator: Path) -> None:
+def test_aborted_requests_get_an_error(launch: Callable[..., Process], tiny_generator: Path) -> None:
     """A stream ends with an error event and a whole answer with an error, both in the dialect's form."""
     server = launch(f"chat={tiny_generator}", "--drain-seconds", "0", "--cache-tokens", "100000")
     server.ready()
@@ -180,7 +180,7 @@ def test_who_is_cut_is_told_so(launch: Callable[..., Process], tiny_generator: P
     assert server.child.wait(PATIENCE) == 0
 
 
-def test_a_client_that_does_not_read_cannot_hold_the_exit(
+def test_a_client_that_does_not_read_does_not_delay_the_exit(
     launch: Callable[..., Process], long_generator: Path, slow: socket.socket
 ) -> None:
     server = launch(f"chat={long_generator}", "--drain-seconds", "1")
@@ -200,9 +200,9 @@ def test_a_client_that_does_not_read_cannot_hold_the_exit(
     assert "something hangs" not in server.log
 
 
-def test_a_load_does_not_hold_the_exit(tmp_path: Path, tiny_generator: Path) -> None:
-    server = Faulted(tmp_path, f"chat={tiny_generator}")
-    server.arm(Fault("slow", seconds=1))  # every step of the warming up
+def test_a_load_does_not_delay_the_exit(tmp_path: Path, tiny_generator: Path) -> None:
+    server = FaultServer(tmp_path, f"chat={tiny_generator}")
+    server.arm(Fault("slow", seconds=1))  # every step of the warm-up
     try:
         server.until(lambda: "listening on" in server.log)
         server.until(lambda: "progress" in server.get("/readyz").json()["models"]["chat"])
@@ -226,7 +226,7 @@ def test_a_second_signal_does_not_wait(
     assert server.stop() == 128 + signal.SIGTERM
 
 
-def test_a_taken_port_is_said_at_once() -> None:
+def test_a_port_in_use_is_an_error_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -234,13 +234,13 @@ def test_a_taken_port_is_said_at_once() -> None:
             bind_socket("127.0.0.1", taken.getsockname()[1])
 
 
-def test_small_answers_are_not_held_back() -> None:
+def test_small_answers_are_sent_at_once() -> None:
     """asyncio switches Nagle's algorithm off only if the socket was created with its protocol."""
     with bind_socket("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
-def test_a_task_beside_the_server_that_fails_is_critical_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_background_task_is_logged_as_critical(caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise LookupError("gone")
 

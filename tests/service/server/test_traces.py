@@ -67,7 +67,7 @@ def parented(trace: int, flags: str = "01") -> dict[str, str]:
 
 
 def post(server: Process, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-    server.rest()  # else there may be no place for it yet
+    server.rest()  # otherwise there may be no free permit yet
     return CLIENT.post(server.url + path, json=body, headers=headers)
 
 
@@ -76,7 +76,7 @@ def chat(**others: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | others
 
 
-def hold_together(server: Span, below: list[Span]) -> None:
+def check_nesting(server: Span, below: list[Span]) -> None:
     """The stages are children of the server's span, each within its time, each begun after the one before."""
     for span in below:
         assert span.parent_span_id == server.span_id
@@ -95,22 +95,26 @@ def test_a_chat_is_a_span_with_its_stages_below(server: Process, collector: Coll
     assert (span.name, span.parent_span_id.hex(), span.trace_state) == (f"POST {CHAT}", PARENT, "congo=t61rcWkgMzE")
     assert answer.headers["traceresponse"] == f"00-{trace:032x}-{span.span_id.hex()}-01"
     assert [stage.name for stage in below] == WHOLE
-    hold_together(span, below)
+    check_nesting(span, below)
 
-    told = facts(span)
-    assert told["http.request.method"] == "POST"
-    assert (told["http.route"], told["url.path"], told["http.response.status_code"]) == (CHAT, CHAT, 200)
-    assert (told["gen_ai.operation.name"], told["gen_ai.request.model"]) == ("chat", "chat")
-    assert (told["polyhead.outcome"], told["polyhead.key"]) == ("done", "search")
-    assert told["polyhead.request_id"] == answer.headers["x-request-id"]
-    assert told["gen_ai.usage.output_tokens"] == 8
+    attributes = facts(span)
+    assert attributes["http.request.method"] == "POST"
+    assert (attributes["http.route"], attributes["url.path"], attributes["http.response.status_code"]) == (
+        CHAT,
+        CHAT,
+        200,
+    )
+    assert (attributes["gen_ai.operation.name"], attributes["gen_ai.request.model"]) == ("chat", "chat")
+    assert (attributes["polyhead.outcome"], attributes["polyhead.key"]) == ("done", "search")
+    assert attributes["polyhead.request_id"] == answer.headers["x-request-id"]
+    assert attributes["gen_ai.usage.output_tokens"] == 8
     if not stream:
-        assert told["gen_ai.usage.input_tokens"] == answer.json()["usage"]["prompt_tokens"]
+        assert attributes["gen_ai.usage.input_tokens"] == answer.json()["usage"]["prompt_tokens"]
     queue, steps, writing = (facts(stage) for stage in below[3:])
     assert steps["gen_ai.usage.output_tokens"] == 8
     assert queue["polyhead.longest_wait"] == pytest.approx(seconds(below[3]), abs=1e-6)
     assert 0 < writing["polyhead.busy"] <= seconds(below[5])
-    assert seconds(below[0]) < told["polyhead.time_to_first_token"] < seconds(span)
+    assert seconds(below[0]) < attributes["polyhead.time_to_first_token"] < seconds(span)
     assert span.status.code == Status.STATUS_CODE_UNSET
 
 
@@ -118,21 +122,21 @@ def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
 
 
-def test_many_texts_are_told_together(server: Process, collector: Collector) -> None:
+def test_many_texts_have_one_span(server: Process, collector: Collector) -> None:
     answer = post(server, "/models/judge/predict", {"inputs": [[f"{SECRET} {n}"] for n in range(40)]}, parented(0xB0))
     assert len(answer.json()) == 40
     span, below = collector.trace(f"{0xB0:032x}")
     assert span.name == "POST /models/{name:path}/predict"
     assert [stage.name for stage in below] == WHOLE[:-1]
-    hold_together(span, below)
-    told = facts(span)
-    assert (told["polyhead.requests"], told["polyhead.task"], told["url.path"]) == (
+    check_nesting(span, below)
+    attributes = facts(span)
+    assert (attributes["polyhead.requests"], attributes["polyhead.task"], attributes["url.path"]) == (
         40,
         "classify",
         "/models/judge/predict",
     )
-    assert told["gen_ai.usage.input_tokens"] > 40
-    assert "gen_ai.operation.name" not in told
+    assert attributes["gen_ai.usage.input_tokens"] > 40
+    assert "gen_ai.operation.name" not in attributes
 
 
 def test_tokens_alone_are_a_stage(server: Process, collector: Collector) -> None:
@@ -141,13 +145,11 @@ def test_tokens_alone_are_a_stage(server: Process, collector: Collector) -> None
     assert [stage.name for stage in below] == WHOLE[:3]
 
 
-def test_who_is_turned_away_is_no_error_of_the_server_and_who_gives_up_has_aborted(
-    server: Process, collector: Collector
-) -> None:
+def test_rejections_are_no_server_errors_and_disconnects_are_aborted(server: Process, collector: Collector) -> None:
     before = server.rest().total("requests_received_total", task="generate")
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port)) as held:
-        body = json.dumps(chat(stream=True, max_tokens=16_000))  # nothing of it is read, so it stays
+        body = json.dumps(chat(stream=True, max_tokens=16_000))  # nothing of it is read, so it goes on
         lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in parented(0xC0).items()]
         held.sendall("\r\n".join([*lines, "", body]).encode())
@@ -157,10 +159,10 @@ def test_who_is_turned_away_is_no_error_of_the_server_and_who_gives_up_has_abort
     span, below = collector.trace(f"{0xC1:032x}")
     assert refused.headers["traceresponse"].split("-")[2] == span.span_id.hex()
     assert [stage.name for stage in below] == ["admission"]
-    hold_together(span, below)
-    told = facts(span)
-    assert (told["http.response.status_code"], told["polyhead.outcome"]) == (429, "rejected")
-    assert told["polyhead.reason"] == refused.json()["error"]["code"]
+    check_nesting(span, below)
+    attributes = facts(span)
+    assert (attributes["http.response.status_code"], attributes["polyhead.outcome"]) == (429, "rejected")
+    assert attributes["polyhead.reason"] == refused.json()["error"]["code"]
     assert span.status.code == Status.STATUS_CODE_UNSET
     span, below = collector.trace(f"{0xC0:032x}")
     assert facts(span)["polyhead.outcome"] == "aborted"
@@ -172,10 +174,10 @@ def test_a_client_that_leaves_ends_its_spans(server: Process, collector: Collect
     assert asyncio.run(leave(server.url, CHAT, asked, Moment(events=3), parented(0xD0))) == 3
     span, below = collector.trace(f"{0xD0:032x}")
     assert [stage.name for stage in below] == WHOLE
-    hold_together(span, below)
-    told = facts(span)
-    assert told["polyhead.outcome"] == "aborted"
-    assert 0 < told["gen_ai.usage.output_tokens"] < 10_000
+    check_nesting(span, below)
+    attributes = facts(span)
+    assert attributes["polyhead.outcome"] == "aborted"
+    assert 0 < attributes["gen_ai.usage.output_tokens"] < 10_000
     assert span.status.code == Status.STATUS_CODE_UNSET
 
 
@@ -185,7 +187,7 @@ def test_a_deadline_that_passes_is_an_error(server: Process, collector: Collecto
     span, below = collector.trace(f"{0xD1:032x}")
     assert (span.status.code, facts(span)["error.type"]) == (Status.STATUS_CODE_ERROR, facts(span)["polyhead.reason"])
     assert facts(span)["polyhead.outcome"] == "expired"
-    hold_together(span, below)
+    check_nesting(span, below)
 
 
 @pytest.mark.parametrize(
@@ -211,13 +213,13 @@ def test_a_malformed_parent_is_no_parent_and_no_error(server: Process, collector
     assert collector.trace(trace)[0].parent_span_id == b""
 
 
-def test_two_parents_are_none(server: Process, collector: Collector) -> None:
+def test_two_parents_are_ignored(server: Process, collector: Collector) -> None:
     headers = [*parented(0xE1).items(), ("traceparent", f"00-{0xE2:032x}-{PARENT}-01")]
     answer = CLIENT.get(f"{server.url}/v1/models", headers=headers)
     assert int(answer.headers["traceresponse"].split("-")[1], 16) not in (0xE1, 0xE2)
 
 
-def test_what_the_client_does_not_keep_is_not_kept_here(server: Process, collector: Collector) -> None:
+def test_unsampled_parents_are_not_sampled(server: Process, collector: Collector) -> None:
     answer = post(server, CHAT, chat(), parented(0xF0, flags="00"))
     assert answer.headers["traceresponse"].startswith(f"00-{0xF0:032x}-")
     assert answer.headers["traceresponse"].endswith("-00")
@@ -234,9 +236,7 @@ def test_probes_are_not_traced(server: Process) -> None:
         assert "traceresponse" not in CLIENT.get(server.url + path, headers=parented(0xF2)).headers
 
 
-def test_nothing_is_sent_but_spans_and_nothing_in_them_is_a_prompt_an_answer_or_a_key(
-    server: Process, collector: Collector
-) -> None:
+def test_spans_contain_no_prompt_no_answer_and_no_key(server: Process, collector: Collector) -> None:
     answer = post(server, CHAT, chat(), parented(0xF3)).json()["choices"][0]["message"]["content"]
     collector.trace(f"{0xF3:032x}")
     assert set(collector.asked) == {"/v1/traces"}
@@ -245,12 +245,12 @@ def test_nothing_is_sent_but_spans_and_nothing_in_them_is_a_prompt_an_answer_or_
     for word in (*SECRET.split(), KEY, *answer.split()):
         assert len(word) < 4 or word.encode() not in sent
     assert b"test" in sent
-    assert {(told["service.name"], told["deployment.environment.name"]) for told in collector.resources} == {
-        ("polyhead", "test")
-    }
+    assert {
+        (attributes["service.name"], attributes["deployment.environment.name"]) for attributes in collector.resources
+    } == {("polyhead", "test")}
 
 
-def test_a_collector_that_does_not_answer_holds_up_neither_requests_nor_the_end(
+def test_a_collector_that_does_not_answer_delays_neither_requests_nor_the_exit(
     server: Process, collector: Collector
 ) -> None:
     """The last test of this server, which it stops."""
@@ -276,7 +276,7 @@ def kept(traces: OtelTraces, flags: str = "") -> bool:
     return bool(traces.begin(perf_counter(), Headers(headers)).id)
 
 
-def test_the_ratio_decides_where_nobody_has(collector: Collector) -> None:
+def test_the_ratio_decides_without_a_parent(collector: Collector) -> None:
     none, every = OtelTraces(settings(collector, trace_ratio=0)), OtelTraces(settings(collector, trace_ratio=1))
     assert [kept(none), kept(none, "01"), kept(none, "00")] == [False, True, False]
     assert [kept(every), kept(every, "01"), kept(every, "00")] == [True, True, False]
@@ -284,14 +284,12 @@ def test_the_ratio_decides_where_nobody_has(collector: Collector) -> None:
         asyncio.run(traces.close())
 
 
-def test_what_is_not_taken_is_dropped_and_waited_for_by_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # seconds; so that nothing of it goes on after the test
+def test_spans_beyond_the_queue_are_dropped(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # seconds; short, so that it does not run on after the test
     with collecting() as silent:
         silent.silent.set()
         traces = OtelTraces(settings(silent))
-        for _ in range(3000):  # more than the queue has room for
+        for _ in range(3000):  # more than the queue takes
             visit = RequestContext("id")
             trace = traces.begin(visit.arrived, Headers({}))
             trace.end(RequestRecord.from_scope(visit, {"method": "GET", "path": "/"}, 200))
@@ -300,7 +298,7 @@ def test_what_is_not_taken_is_dropped_and_waited_for_by_nobody(
     assert not silent.spans
 
 
-def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
+def test_opentelemetry_is_loaded_only_if_enabled() -> None:
     code = (
         "import sys\nfrom polyhead.service.cli import main as cli\nfrom polyhead.service.config import settings\n"
         "import polyhead.service.api.app\n"
@@ -315,7 +313,7 @@ def test_nothing_of_opentelemetry_is_loaded_unless_it_is_wanted() -> None:
     assert [name for name, text in sources.items() if "server.traces import" in text] == ["main.py"]
 
 
-def test_without_the_extra_it_is_named() -> None:
+def test_without_the_extra_the_error_names_it() -> None:
     code = (
         "import sys\nsys.modules.update({'opentelemetry.sdk': None, 'opentelemetry.exporter': None})\n"
         "from polyhead.service.cli import main as cli\nfrom polyhead.service.config import settings\n"
@@ -339,7 +337,7 @@ def test_without_the_extra_it_is_named() -> None:
         ("http://collector:4318/v1/traces/", "must be the collector's address without /v1/traces"),
     ],
 )
-def test_an_endpoint_that_cannot_be_one_is_refused(given: str, wrong: str) -> None:
+def test_an_invalid_endpoint_is_rejected(given: str, wrong: str) -> None:
     with pytest.raises(SettingsError, match=f"^otlp_endpoint: {wrong}") as refused:
         read_settings({"otlp_endpoint": given})
     assert "word" not in str(refused.value)

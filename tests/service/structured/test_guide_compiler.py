@@ -1,4 +1,5 @@
-"""Grammars and thoughts, walked by chance: what comes out is always what was asked for, in any kind of vocabulary."""
+"""Grammars and budgets of reasoning, followed with random tokens: the answer always has the requested form, with any
+kind of vocabulary."""
 
 import gc
 import json
@@ -51,7 +52,7 @@ def byte_level(folder: Path) -> Tokenizer:
 
 
 def byte_fallback(_: Path) -> Tokenizer:
-    """As Llama 2 has it: a space before every text, bytes for what has no piece."""
+    """As in Llama 2: a space before every text, and bytes for characters without a piece."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     pieces = [
         "<unk>",
@@ -89,8 +90,8 @@ def metaspace(_: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def talker(tiny_generator: Path) -> Model:
-    """With rows of the embedding that stand for no token."""
+def generator(tiny_generator: Path) -> Model:
+    """With rows of the embedding that belong to no token."""
     known = model(tiny_generator, "talker", "generate")
     return model(tiny_generator, "talker", "generate", vocab_size=known.vocab_size + 37)
 
@@ -110,10 +111,10 @@ def choice(*texts: str) -> Grammar:
     return Grammar("choice", json.dumps(texts), "guided_choice")
 
 
-def walked(
-    model: Model, guide: Guide | None, seed: int, most: int = 400, *, leap: bool = True
+def random_walk(
+    model: Model, guide: Guide | None, seed: int, most: int = 400, *, use_forced: bool = True
 ) -> tuple[list[int], bool]:
-    """The tokens of an answer drawn by chance among those that may come, and whether it came to an end."""
+    """The tokens of an answer, sampled from the allowed ones, and whether it came to an end."""
     assert guide is not None
     walk, random, tokens = guide.new_state(), Random(seed), list[int]()
     while not walk.is_finished and len(tokens) < most:
@@ -128,7 +129,7 @@ def walked(
                 return tokens, True
             walk.advance(drawn[0])
             tokens += drawn
-            drawn = walk.forced_tokens()[:1] if leap and len(tokens) < most else []
+            drawn = walk.forced_tokens()[:1] if use_forced and len(tokens) < most else []
     return tokens, walk.is_finished
 
 
@@ -161,7 +162,7 @@ def person(text: str) -> bool:
         (Grammar("lark", 'root ::= "a" ("b" | "c")+ "d"', "guided_grammar"), re.compile("a[bc]+d").fullmatch),
     ],
 )
-def test_whatever_is_drawn_is_what_was_asked_for(
+def test_any_sampled_answer_has_the_requested_form(
     guides: GuideCompiler,
     tiny_generator: Path,
     vocabulary: Callable[[Path], Tokenizer],
@@ -172,31 +173,31 @@ def test_whatever_is_drawn_is_what_was_asked_for(
     known = model(tiny_generator, "m", "generate", tokenizer=tokenizer, vocab_size=tokenizer.vocab_size + 5)
     guide, ended = guides.compile(known, grammar, None), 0
     for seed in range(8):
-        tokens, whole = walked(known, guide, seed, leap=seed % 2 == 0)
+        tokens, whole = random_walk(known, guide, seed, use_forced=seed % 2 == 0)
         assert not whole or right(text_of(known, tokens)), text_of(known, tokens)
         ended += whole
     assert ended >= 4
 
 
-def test_forced_tokens_are_those_that_the_tokenizer_would_write(guides: GuideCompiler, talker: Model) -> None:
-    guide = guides.compile(talker, schema({"const": "The quick brown fox"}), None)
+def test_forced_tokens_are_those_of_the_tokenizer(guides: GuideCompiler, generator: Model) -> None:
+    guide = guides.compile(generator, schema({"const": "The quick brown fox"}), None)
     assert guide is not None
     walk = guide.new_state()
-    words = np.zeros(-(-talker.vocab_size // 32), np.int32)
+    words = np.zeros(-(-generator.vocab_size // 32), np.int32)
     forced = walk.forced_tokens()
-    assert text_of(talker, forced).startswith('"The quick brown')
-    assert forced == talker.tokenizer.encode('"The quick brown fox"', special=False).ids[: len(forced)]
+    assert text_of(generator, forced).startswith('"The quick brown')
+    assert forced == generator.tokenizer.encode('"The quick brown fox"', special=False).ids[: len(forced)]
     assert walk.fill_mask(words)
     assert np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() == forced[:1]
 
 
-def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: GuideCompiler, talker: Model) -> None:
-    """All of it in one step would hold up everybody else's, and so would looking for it in each."""
+def test_a_long_literal_is_forced_in_parts_and_computed_once(guides: GuideCompiler, generator: Model) -> None:
+    """All of it in one step would delay other answers, and so would a search for it at each step."""
     literal = "".join(Random(1).choice("abcdefghij") for _ in range(3000))
-    guide = guides.compile(talker, schema({"const": literal}), None)
+    guide = guides.compile(generator, schema({"const": literal}), None)
     assert guide is not None
     walk = guide.new_state()
-    asked, matcher, words = [0], walk._matcher, np.zeros(-(-talker.vocab_size // 32), np.int32)  # type: ignore[attr-defined]
+    asked, matcher, words = [0], walk._matcher, np.zeros(-(-generator.vocab_size // 32), np.int32)  # type: ignore[attr-defined]
 
     def compute_ff_tokens() -> list[int]:
         asked[0] += 1
@@ -207,7 +208,7 @@ def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: Gu
     while not walk.is_finished:
         assert walk.fill_mask(words)
         [token, *_] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-        if token in talker.stop_tokens:
+        if token in generator.stop_tokens:
             break
         walk.advance(token)
         forced = walk.forced_tokens()
@@ -215,12 +216,12 @@ def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: Gu
         for each in forced:
             walk.advance(each)
         tokens += [token, *forced]
-    assert text_of(talker, tokens) == json.dumps(literal)
+    assert text_of(generator, tokens) == json.dumps(literal)
     assert asked[0] <= 8
 
 
 class Counting:
-    """A matcher whose forced tokens are asked for by another function."""
+    """A matcher whose forced tokens are computed by another function."""
 
     def __init__(self, matcher: Any, compute_ff_tokens: Any) -> None:
         self._matcher, self.compute_ff_tokens = matcher, compute_ff_tokens
@@ -229,15 +230,15 @@ class Counting:
         return getattr(self._matcher, name)
 
 
-def test_another_token_than_the_one_that_was_foretold_is_followed(guides: GuideCompiler, talker: Model) -> None:
-    """Who draws may spell a literal in other tokens, as long as nothing was told of it."""
-    guide = guides.compile(talker, schema({"const": "The quick brown fox"}), None)
+def test_a_token_other_than_the_forced_one_is_accepted(guides: GuideCompiler, generator: Model) -> None:
+    """A sampled token may spell the literal differently, as long as its forced tokens were not given out."""
+    guide = guides.compile(generator, schema({"const": "The quick brown fox"}), None)
     assert guide is not None
     told, other = guide.new_state(), guide.new_state()
     told.advance(told.forced_tokens()[0])
-    [quote] = talker.tokenizer.encode('"', special=False).ids
+    [quote] = generator.tokenizer.encode('"', special=False).ids
     other.advance(quote)
-    assert text_of(talker, [quote, *other.forced_tokens()]).startswith('"The quick')
+    assert text_of(generator, [quote, *other.forced_tokens()]).startswith('"The quick')
 
 
 LONG = "a" * (MAX_REGEX_CHARS + 1)
@@ -252,10 +253,10 @@ LONG = "a" * (MAX_REGEX_CHARS + 1)
     ],
 )
 def test_a_long_pattern_in_a_schema_is_refused_by_its_place(
-    guides: GuideCompiler, talker: Model, body: Any, place: str
+    guides: GuideCompiler, generator: Model, body: Any, place: str
 ) -> None:
     with pytest.raises(BadRequest) as error:
-        guides.compile(talker, schema(body), None)
+        guides.compile(generator, schema(body), None)
     assert error.value.message == f"{FIELD}{place}: must have at most {MAX_REGEX_CHARS} characters"
     tool = ToolDefinition("f", "", body | {"type": "object"}, "tools[0].function.parameters")
     with pytest.raises(BadRequest) as error:
@@ -263,24 +264,26 @@ def test_a_long_pattern_in_a_schema_is_refused_by_its_place(
     assert error.value.message == f"tools[0].function.parameters{place}: must have at most {MAX_REGEX_CHARS} characters"
 
 
-def test_schemas_of_tools_that_are_too_much_together_are_refused() -> None:
+def test_schemas_of_tools_have_a_total_limit() -> None:
     tools = tuple(ToolDefinition(f"f{n}", "", {"const": "a" * 60_000}, f"tools[{n}]") for n in range(5))
     with pytest.raises(BadRequest, match="tools: their schemas must have at most 262144 characters together, have 30"):
         build_answer_grammar(ToolOptions(tools, "required"), ChatFormat(), None)
 
 
-def test_control_tokens_are_no_text_but_may_be_named(guides: GuideCompiler, talker: Model) -> None:
-    start = talker.tokenizer.token_id("<|im_start|>")
-    tokens, whole = walked(talker, guides.compile(talker, Grammar("lark", f'start: "a" <[{start}]> "b"', "g"), None), 0)
+def test_control_tokens_are_not_text_but_may_be_named(guides: GuideCompiler, generator: Model) -> None:
+    start = generator.tokenizer.token_id("<|im_start|>")
+    tokens, whole = random_walk(
+        generator, guides.compile(generator, Grammar("lark", f'start: "a" <[{start}]> "b"', "g"), None), 0
+    )
     assert whole
     assert start in tokens
-    spelled = guides.compile(talker, choice("<|im_start|>"), None)
-    assert start not in walked(talker, spelled, 0)[0]
+    spelled = guides.compile(generator, choice("<|im_start|>"), None)
+    assert start not in random_walk(generator, spelled, 0)[0]
 
 
-def test_a_model_that_knows_no_end_ends_where_the_grammar_does(guides: GuideCompiler, tiny_generator: Path) -> None:
+def test_a_model_without_an_end_token_ends_with_the_grammar(guides: GuideCompiler, tiny_generator: Path) -> None:
     endless = model(tiny_generator, "m", "generate", stop_tokens=frozenset())
-    tokens, whole = walked(endless, guides.compile(endless, choice("yes", "no"), None), 1)
+    tokens, whole = random_walk(endless, guides.compile(endless, choice("yes", "no"), None), 1)
     assert whole
     assert text_of(endless, tokens) in ("yes", "no")
 
@@ -333,18 +336,18 @@ def test_a_model_that_knows_no_end_ends_where_the_grammar_does(guides: GuideComp
         (Grammar("lark", "root ::= (", "guided_grammar"), "guided_grammar: "),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_by_its_place(
-    guides: GuideCompiler, talker: Model, grammar: Grammar, sentence: str
+def test_invalid_grammars_are_rejected_with_their_place(
+    guides: GuideCompiler, generator: Model, grammar: Grammar, sentence: str
 ) -> None:
     with pytest.raises(BadRequest) as error:
-        guides.compile(talker, grammar, None)
+        guides.compile(generator, grammar, None)
     assert error.value.message.startswith(sentence)
     assert error.value.param == grammar.field
     assert len(error.value.message) < 500
     assert "\n" not in error.value.message
 
 
-def test_what_takes_too_long_is_ended_and_the_next_is_compiled(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_compilation_is_ended_and_the_next_works(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CPU_LIMIT_S", 0.3)
     monkeypatch.setattr(trial, "PROCESSES", 1)
     guides = GuideCompiler()
@@ -353,124 +356,120 @@ def test_what_takes_too_long_is_ended_and_the_next_is_compiled(talker: Model, mo
     )
     for _ in range(2):
         with pytest.raises(BadRequest, match=r"is too complex: it takes more than 0\.3 s of a processor to compile"):
-            guides.compile(talker, endless, None)
+            guides.compile(generator, endless, None)
         monkeypatch.setattr(trial, "CPU_LIMIT_S", 5.0)
-        assert guides.compile(talker, choice("yes", "no"), None) is not None
+        assert guides.compile(generator, choice("yes", "no"), None) is not None
         monkeypatch.setattr(trial, "CPU_LIMIT_S", 0.3)
     guides.close()
 
 
-def test_a_grammar_is_not_refused_because_others_want_the_machine(
-    talker: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For longer than the grammar may take the compiler gets no processor."""
+def test_a_busy_machine_does_not_reject_a_grammar(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler gets no processor for longer than the time limit of a grammar."""
     monkeypatch.setattr(trial, "CPU_LIMIT_S", 0.3)
     monkeypatch.setattr(trial, "PROCESSES", 1)
     guides = GuideCompiler()
-    process = begun(guides, talker)
+    process = started_compiler(guides, generator)
     process.send_signal(signal.SIGSTOP)
     later = Timer(0.6, process.send_signal, [signal.SIGCONT])
     later.start()
-    assert guides.compile(talker, choice("late"), None) is not None
+    assert guides.compile(generator, choice("late"), None) is not None
     guides.close()
 
 
-def test_a_machine_that_is_too_busy_says_so_and_not_that_the_grammar_is_wrong(
-    talker: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_is_too_busy_is_reported_as_busy(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(trial, "PROCESSES", 1)
     guides = GuideCompiler()
-    begun(guides, talker).send_signal(signal.SIGSTOP)
+    started_compiler(guides, generator).send_signal(signal.SIGSTOP)
     with pytest.raises(Unavailable, match=r"the machine is too busy to compile the answer's form: it had 0\.2 s"):
-        guides.compile(talker, choice("never"), None)
+        guides.compile(generator, choice("never"), None)
     monkeypatch.setattr(trial, "TIMEOUT_S", 10.0)
-    assert guides.compile(talker, choice("never"), None) is not None
+    assert guides.compile(generator, choice("never"), None) is not None
     guides.close()
 
 
-def begun(guides: GuideCompiler, talker: Model) -> "subprocess.Popen[bytes]":
-    """The one compiler there is, which has compiled something."""
-    guides.compile(talker, choice("first"), None)
+def started_compiler(guides: GuideCompiler, generator: Model) -> "subprocess.Popen[bytes]":
+    """The only compiler process, which has compiled a grammar."""
+    guides.compile(generator, choice("first"), None)
     [process] = [each._process for each in guides._grammar_check._processes]
     assert process is not None
     return process
 
 
 def test_a_compiler_that_was_ended_from_outside_is_started_again(
-    talker: Model, monkeypatch: pytest.MonkeyPatch
+    generator: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "PROCESSES", 1)
     guides = GuideCompiler()
-    process = begun(guides, talker)
+    process = started_compiler(guides, generator)
     process.kill()
     process.wait()
-    assert guides.compile(talker, choice("b"), None) is not None
+    assert guides.compile(generator, choice("b"), None) is not None
     guides.close()
     [process] = [each._process for each in guides._grammar_check._processes]
     assert process is None
 
 
-def test_what_all_guides_of_a_model_need_is_made_before_one_is_asked_for(
+def test_shared_data_of_guides_is_prepared_before_the_first_request(
     guides: GuideCompiler, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talker = model(tiny_generator, "talker", "generate")
-    guides.prepare(talker)
+    generator = model(tiny_generator, "talker", "generate")
+    guides.prepare(generator)
     monkeypatch.delattr(kept, "VocabularyBytes")
-    assert guides.compile(talker, choice("a"), None) is not None
+    assert guides.compile(generator, choice("a"), None) is not None
 
 
-def test_guides_are_kept_and_the_oldest_let_go(
+def test_guides_are_cached_and_the_oldest_is_evicted(
     guides: GuideCompiler, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "MAX_CACHED_GUIDES", 2)
-    talker = model(tiny_generator, "talker", "generate")
+    generator = model(tiny_generator, "talker", "generate")
     first, second, third = choice("1"), choice("2"), choice("3")
-    assert guides.find_cached(talker, first, None) is None
-    found = guides.compile(talker, first, None)
-    assert guides.compile(talker, Grammar("choice", first.source, "another"), None) is found
-    guides.compile(talker, second, None)
-    assert guides.find_cached(talker, first, None) is found
-    guides.compile(talker, third, None)
-    assert guides.find_cached(talker, second, None) is None
-    assert guides.find_cached(talker, first, None) is found
+    assert guides.find_cached(generator, first, None) is None
+    found = guides.compile(generator, first, None)
+    assert guides.compile(generator, Grammar("choice", first.source, "another"), None) is found
+    guides.compile(generator, second, None)
+    assert guides.find_cached(generator, first, None) is found
+    guides.compile(generator, third, None)
+    assert guides.find_cached(generator, second, None) is None
+    assert guides.find_cached(generator, first, None) is found
     monkeypatch.setattr(kept, "MAX_CACHED_CHARS", 20)
-    guides.compile(talker, choice("a" * 12), None)
-    assert guides.find_cached(talker, first, None) is None
+    guides.compile(generator, choice("a" * 12), None)
+    assert guides.find_cached(generator, first, None) is None
 
 
 def test_an_unloaded_model_leaves_nothing_behind(guides: GuideCompiler, tiny_generator: Path) -> None:
-    talker = model(tiny_generator, "talker", "generate")
-    walk = guides.compile(talker, schema(PERSON), None).new_state()  # type: ignore[union-attr]
-    gone = weakref.ref(talker.tokenizer)
-    del talker
+    generator = model(tiny_generator, "talker", "generate")
+    walk = guides.compile(generator, schema(PERSON), None).new_state()  # type: ignore[union-attr]
+    gone = weakref.ref(generator.tokenizer)
+    del generator
     gc.collect()
     assert gone() is None
     assert not walk.is_finished
     walk.forced_tokens()
 
 
-def test_an_answer_that_becomes_too_complex_says_so(guides: GuideCompiler, talker: Model) -> None:
+def test_an_answer_that_becomes_too_complex_is_an_error(guides: GuideCompiler, generator: Model) -> None:
     guide = guides.compile(
-        talker, Grammar("lark", r"start: T" + "\n" + r"T: /(?s:.*)/ & ~/(?s:.*)a.{16}b(?s:.*)/", "g"), None
+        generator, Grammar("lark", r"start: T" + "\n" + r"T: /(?s:.*)/ & ~/(?s:.*)a.{16}b(?s:.*)/", "g"), None
     )
     with pytest.raises(TooComplex, match="the answer's form has become too complex: is too complex"):
-        walked(talker, guide, 0, 4000)
+        random_walk(generator, guide, 0, 4000)
 
 
-# Thoughts
+# Reasoning
 
 
-def test_a_thought_ends_at_its_budget_and_the_grammar_holds_after_it(guides: GuideCompiler, talker: Model) -> None:
+def test_reasoning_ends_at_its_budget_and_the_grammar_follows(guides: GuideCompiler, generator: Model) -> None:
     for seed in range(10):
-        tokens, whole = walked(talker, guides.compile(talker, choice("yes", "no"), THOUGHT), seed)
-        text = b"".join(map(talker.tokenizer.piece_bytes, tokens)).decode(errors="replace")
+        tokens, whole = random_walk(generator, guides.compile(generator, choice("yes", "no"), THOUGHT), seed)
+        text = b"".join(map(generator.tokenizer.piece_bytes, tokens)).decode(errors="replace")
         assert whole
         assert re.search("</think>\n{0,2}(yes|no)$", text)
-        assert len(talker.tokenizer.encode("</think>", special=False)) + 6 + 2 + 3 >= len(tokens)
+        assert len(generator.tokenizer.encode("</think>", special=False)) + 6 + 2 + 3 >= len(tokens)
 
 
-def may_come(model: Model, walk: GuideState) -> set[int]:
+def allowed_tokens(model: Model, walk: GuideState) -> set[int]:
     words = np.zeros(-(-model.vocab_size // 32), np.int32)
     assert walk.fill_mask(words)
     return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
@@ -478,58 +477,60 @@ def may_come(model: Model, walk: GuideState) -> set[int]:
 
 @pytest.mark.parametrize("lines", [0, 1, 2])
 @pytest.mark.parametrize("budget", [-1, 2])
-def test_lines_may_be_left_empty_between_a_thought_and_what_is_asked_for(
-    guides: GuideCompiler, talker: Model, lines: int, budget: int
+def test_empty_lines_are_allowed_between_reasoning_and_answer(
+    guides: GuideCompiler, generator: Model, lines: int, budget: int
 ) -> None:
-    guide = guides.compile(talker, choice("yes"), Thinking("", "</think>", budget))
+    guide = guides.compile(generator, choice("yes"), Thinking("", "</think>", budget))
     assert guide is not None
     walk = guide.new_state()
-    thought = talker.tokenizer.encode("ab" if budget >= 0 else "a</think>", special=False).ids
+    thought = generator.tokenizer.encode("ab" if budget >= 0 else "a</think>", special=False).ids
     for token in thought[: budget if budget >= 0 else None]:
         walk.advance(token)
     for token in walk.forced_tokens():
         walk.advance(token)
-    line, word = talker.tokenizer.token_id("Ċ"), talker.tokenizer.token_id("y")
+    line, word = generator.tokenizer.token_id("Ċ"), generator.tokenizer.token_id("y")
     assert line is not None
     for _ in range(lines):
-        assert {line, word} <= may_come(talker, walk)
+        assert {line, word} <= allowed_tokens(generator, walk)
         assert walk.forced_tokens() == []
         walk.advance(line)
-    assert (line in may_come(talker, walk)) == (lines < 2)
+    assert (line in allowed_tokens(generator, walk)) == (lines < 2)
     assert word is not None
     walk.advance(word)
-    assert line not in may_come(talker, walk)
-    assert text_of(talker, walk.forced_tokens()) == "es"
+    assert line not in allowed_tokens(generator, walk)
+    assert text_of(generator, walk.forced_tokens()) == "es"
 
 
-def test_a_thought_that_has_begun_to_end_is_not_ended_twice(guides: GuideCompiler, talker: Model) -> None:
-    guide = guides.compile(talker, None, Thinking("", "</think>", 2))
+def test_a_closing_tag_that_has_begun_is_not_forced_again(guides: GuideCompiler, generator: Model) -> None:
+    guide = guides.compile(generator, None, Thinking("", "</think>", 2))
     assert guide is not None
     walk = guide.new_state()
-    for token in map(talker.tokenizer.token_id, "</"):
+    for token in map(generator.tokenizer.token_id, "</"):
         assert token is not None
         walk.advance(token)
-    assert text_of(talker, walk.forced_tokens()) == "think>"
+    assert text_of(generator, walk.forced_tokens()) == "think>"
 
 
-def test_a_tag_is_found_however_it_is_cut(guides: GuideCompiler, talker: Model) -> None:
-    guide = guides.compile(talker, choice("yes"), Thinking("", "</think>"))
+def test_a_tag_is_found_for_any_split_into_tokens(guides: GuideCompiler, generator: Model) -> None:
+    guide = guides.compile(generator, choice("yes"), Thinking("", "</think>"))
     assert guide is not None
     for cut in (["<", "/", "t", "h", "i", "n", "k", ">"], ["a", "<", "<", "/", "t", "h", "i", "n", "k", ">"]):
         walk = guide.new_state()
         for piece in cut:
-            token = talker.tokenizer.token_id(piece)
+            token = generator.tokenizer.token_id(piece)
             assert token is not None
-            words = np.zeros(-(-talker.vocab_size // 32), np.int32)
+            words = np.zeros(-(-generator.vocab_size // 32), np.int32)
             assert walk.fill_mask(words)
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
             assert bits[token]
-            assert not bits[list(talker.stop_tokens)].any()
+            assert not bits[list(generator.stop_tokens)].any()
             walk.advance(token)
-        assert all(text_of(talker, [token]).strip() in ("y", "ye", "yes", "") for token in may_come(talker, walk))
+        assert all(
+            text_of(generator, [token]).strip() in ("y", "ye", "yes", "") for token in allowed_tokens(generator, walk)
+        )
 
 
-def test_no_token_reaches_over_a_tag_where_something_must_follow(tiny_generator: Path) -> None:
+def test_no_token_spans_a_tag_before_required_text(tiny_generator: Path) -> None:
     words = ["<unk>", "</s>", ">\n", ">", "</think", "</think>", "</think>{", "a", "yes"]
     backend = Backend(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="<unk>"))
     backend.decoder = decoders.Fuse()
@@ -554,27 +555,27 @@ def test_no_token_reaches_over_a_tag_where_something_must_follow(tiny_generator:
     guides.close()
 
 
-def test_a_model_may_answer_without_a_thought(guides: GuideCompiler, talker: Model) -> None:
-    guide = guides.compile(talker, choice("yes", "<no>"), Thinking("<think>", "</think>", 3))
+def test_a_model_may_answer_without_reasoning(guides: GuideCompiler, generator: Model) -> None:
+    guide = guides.compile(generator, choice("yes", "<no>"), Thinking("<think>", "</think>", 3))
     assert guide is not None
     seen = set()
     for seed in range(40):
-        tokens, whole = walked(talker, guide, seed)
+        tokens, whole = random_walk(generator, guide, seed)
         assert whole
-        text = b"".join(map(talker.tokenizer.piece_bytes, tokens)).decode(errors="replace")
+        text = b"".join(map(generator.tokenizer.piece_bytes, tokens)).decode(errors="replace")
         found = re.fullmatch("(?s)(<think>.*</think>\n{0,2})?(yes|<no>)", text)
         assert found
         seen.add(bool(found[1]))
     assert seen == {True, False}
 
 
-def test_a_thought_without_budget_or_grammar_asks_for_nothing(guides: GuideCompiler, talker: Model) -> None:
-    assert guides.compile(talker, None, Thinking("<think>", "</think>")) is None
-    guide = guides.compile(talker, None, Thinking("<think>", "</think>", 3))
+def test_reasoning_without_budget_or_grammar_needs_no_guide(guides: GuideCompiler, generator: Model) -> None:
+    assert guides.compile(generator, None, Thinking("<think>", "</think>")) is None
+    guide = guides.compile(generator, None, Thinking("<think>", "</think>", 3))
     assert guide is not None
     walk = guide.new_state()
     assert not walk.fill_mask(np.zeros(100, np.int32))
-    for token in talker.tokenizer.encode("<think>a b c", special=False).ids:
+    for token in generator.tokenizer.encode("<think>a b c", special=False).ids:
         assert not walk.is_finished
         walk.advance(token)
-    assert text_of(talker, walk.forced_tokens()) == "</think>"
+    assert text_of(generator, walk.forced_tokens()) == "</think>"

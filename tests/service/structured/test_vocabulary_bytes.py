@@ -1,4 +1,4 @@
-"""What of a vocabulary llguidance can take, and what is said where it cannot."""
+"""The limits of llguidance for vocabularies, and the errors beyond them."""
 
 from pathlib import Path
 from random import Random
@@ -14,14 +14,14 @@ from polyhead.service.core.grammar import Grammar, Thinking
 from polyhead.service.core.model import Model
 from polyhead.service.structured import guide_compiler
 from polyhead.service.structured.guide_compiler import GuideCompiler
-from polyhead.service.structured.vocabulary_bytes import LONGEST, MOST_BYTES, VocabularyBytes
+from polyhead.service.structured.vocabulary_bytes import MAX_TOKEN_BYTES, MAX_TREE_NODES, VocabularyBytes
 from tests.support.scripted import model
 
 AB = Grammar("regex", "[ ab]+", "regex")
 
 
 class PanicException(BaseException):
-    """What a panic of a library in Rust is in Python."""
+    """The class that a panic of a Rust library has in Python."""
 
 
 def with_pieces(folder: Path, pieces: list[str]) -> Model:
@@ -33,38 +33,41 @@ def with_pieces(folder: Path, pieces: list[str]) -> Model:
     return model(folder, "talker", "generate", tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
 
 
-def drawn(count: int, length: int) -> list[str]:
-    """Pieces that begin differently, so that each of their bytes is a node of a tree.  Each becomes a byte longer: in a
-    vocabulary without a decoder there is a space before it."""
+def random_pieces(count: int, length: int) -> list[str]:
+    """Pieces with different beginnings, so that each of their bytes is a node of a tree. Each becomes a byte longer:
+    a vocabulary without a decoder has a space before it."""
     random = Random(0)
     return ["".join(random.choices("0123456789cdefghijklmnop", k=length - 1)) for _ in range(count)]
 
 
 def test_a_token_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
     guides = GuideCompiler()
-    assert guides.compile(with_pieces(tiny_generator, ["x" * (LONGEST - 2)]), AB, None) is not None
-    wrong = f"regex: the vocabulary of talker has token 5 of {LONGEST} bytes, at most {LONGEST - 1} are taken"
+    assert guides.compile(with_pieces(tiny_generator, ["x" * (MAX_TOKEN_BYTES - 2)]), AB, None) is not None
+    sizes = f"{MAX_TOKEN_BYTES} bytes, at most {MAX_TOKEN_BYTES - 1} are taken"
+    wrong = f"regex: the vocabulary of talker has token 5 of {sizes}"
     with pytest.raises(BadRequest, match=wrong) as raised:
-        guides.compile(with_pieces(tiny_generator, ["x" * (LONGEST - 1)]), AB, None)
+        guides.compile(with_pieces(tiny_generator, ["x" * (MAX_TOKEN_BYTES - 1)]), AB, None)
     assert raised.value.param == "regex"
     guides.close()
 
 
 def test_all_tokens_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
-    count = MOST_BYTES // LONGEST - 2
-    talker = with_pieces(tiny_generator, drawn(count, LONGEST - 1))
-    assert sum(map(len, VocabularyBytes(talker).token_bytes)) > MOST_BYTES * 0.99
+    count = MAX_TREE_NODES // MAX_TOKEN_BYTES - 2
+    talker = with_pieces(tiny_generator, random_pieces(count, MAX_TOKEN_BYTES - 1))
+    assert sum(map(len, VocabularyBytes(talker).token_bytes)) > MAX_TREE_NODES * 0.99
     guides = GuideCompiler()
     for thinking, grammar, field in ((None, AB, "regex"), (Thinking("", "</think>", 6), None, "thinking_budget")):
         wrong = f"{field}: the vocabulary of talker has more than .* bytes in all its .* tokens"
         with pytest.raises(BadRequest, match=wrong) as raised:
-            guides.compile(with_pieces(tiny_generator, drawn(count + 8, LONGEST - 1)), grammar, thinking)
+            guides.compile(
+                with_pieces(tiny_generator, random_pieces(count + 8, MAX_TOKEN_BYTES - 1)), grammar, thinking
+            )
         assert raised.value.param == field
     guides.close()
 
 
-def test_that_it_can_have_no_guide_is_found_out_once(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the library panics: it would hold up everything again for each request."""
+def test_an_unsupported_vocabulary_is_detected_once(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the library panics: each request would repeat the long computation."""
     made = list[Model]()
 
     def panic(model: Model) -> VocabularyBytes:

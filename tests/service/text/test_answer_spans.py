@@ -11,14 +11,14 @@ from transformers.pipelines.document_question_answering import select_starts_end
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
 from polyhead.service.text.answer_spans import ScoredWindow, SpanAnswer, SpanOptions, find_answers
-from tests.contracts.test_token_heads import answered, read, worker
+from tests.service.engine.test_head_outputs import answered, read, worker
 from tests.support import checkpoints
 
 QUESTION = "What is the capital of France?"
 CONTEXT = (
     "Größere naïve cafés: Paris, of course.  A quick brown fox 日本語 jumps over the lazy dog; PARIS, of course! " * 2
 )
-EPSILON = 1e-7  # of this size and below, spans have no order
+EPSILON = 1e-7  # spans are not ordered by smaller differences
 
 
 class Case:
@@ -127,7 +127,7 @@ def test_the_question_and_special_tokens_are_no_answer(lazy: Encoding) -> None:
     assert [answer.text for answer in find_answers(SpanOptions(top_k=1), "dog foxe Dog", [one])] == ["dog"]
 
 
-def test_that_there_is_none_is_as_likely_as_the_least_likely_window_says(lazy: Encoding) -> None:
+def test_the_score_of_no_answer_is_that_of_the_least_likely_window(lazy: Encoding) -> None:
     sure, unsure = ({0: logit, 3: 1.0} for logit in (4.0, 1.0))
     windows = [window(lazy, unsure, unsure), window(lazy, sure, sure)]
     [first, *_] = find_answers(SpanOptions(allows_no_answer=True), "dog foxe Dog", windows[1:])
@@ -147,7 +147,7 @@ def test_equal_answers_add_up_and_keep_the_first_place(lazy: Encoding) -> None:
     assert answer == SpanAnswer("dog", pytest.approx(p**2 + (1 - p) ** 2, abs=1e-5), 0, 3)
 
 
-def test_words_are_whole_where_asked_for(lazy: Encoding) -> None:
+def test_spans_are_extended_to_words_on_request(lazy: Encoding) -> None:
     one = window(lazy, {5: 1}, {5: 1})
     assert find_answers(SpanOptions(), "dog foxe Dog", [one])[0].text == "foxe"
     assert find_answers(SpanOptions(whole_words=False), "dog foxe Dog", [one])[0].text == "e"

@@ -51,7 +51,7 @@ NOW = '{"name": "now", "arguments": {}}'
 ARGUMENTS = '{"a": "}\\"{", "b": [1, {}]}'
 
 
-# What templates say
+# Templates
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ ARGUMENTS = '{"a": "}\\"{", "b": [1, {}]}'
         (SMOLLM2, LISTED, False, False),
     ],
 )
-def test_a_template_says_how_it_calls_tools(source: str, style: ToolCallStyle, listing: bool, thinks: bool) -> None:
+def test_the_format_of_tool_calls_is_read_from_the_template(
+    source: str, style: ToolCallStyle, listing: bool, thinks: bool
+) -> None:
     assert detect_format(source) == ChatFormat(style, listing, *(TAGS if thinks else ("", "")))
     assert ChatTemplate(source).format == detect_format(source)
 
@@ -87,7 +89,7 @@ OFFERED = (
 
 
 @pytest.mark.parametrize("source", [QWEN25, QWEN3, LLAMA31])
-def test_tools_and_calls_are_written_as_the_reference_writes_them(source: str) -> None:
+def test_tools_and_calls_in_the_prompt_equal_the_reference(source: str) -> None:
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
     chat = add_tools(ChatMessages(tuple(TALK)), ToolOptions(OFFERED), template.format)
     expected = reference().apply_chat_template(
@@ -101,7 +103,7 @@ def test_tools_and_calls_are_written_as_the_reference_writes_them(source: str) -
     assert "Adds < numbers." in expected
 
 
-def test_a_template_without_tools_is_told_in_words() -> None:
+def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
     chat = add_tools(ChatMessages(tuple(TALK)), ToolOptions(OFFERED), detect_format(SMOLLM2))
     assert not chat.tools
     system, user, assistant, returned = chat.messages
@@ -113,7 +115,7 @@ def test_a_template_without_tools_is_told_in_words() -> None:
     assert [message["role"] for message in alone.messages] == ["system", "user"]
 
 
-def test_without_a_choice_nobody_is_told_of_tools_and_earlier_calls_remain() -> None:
+def test_with_tool_choice_none_the_prompt_has_only_earlier_calls() -> None:
     for source in (QWEN25, SMOLLM2):
         chat = add_tools(ChatMessages(tuple(TALK)), ToolOptions(OFFERED, "none"), detect_format(source))
         written = ChatTemplate(source).render(chat.messages, variables={"tools": chat.tools or None})
@@ -126,7 +128,7 @@ def test_without_a_choice_nobody_is_told_of_tools_and_earlier_calls_remain() -> 
 
 @pytest.mark.parametrize("content", ["Sure, ", " 1, 2,", "", "a\n\n"])
 @pytest.mark.parametrize("source", [QWEN25, LLAMA31, R1, SMOLLM2])
-def test_a_prefix_is_gone_on_with_as_the_reference_does(source: str, content: str) -> None:
+def test_a_prefix_is_continued_as_in_the_reference(source: str, content: str) -> None:
     messages = [TALK[1], {"role": "assistant", "content": content}]
     expected = reference().apply_chat_template(
         messages, chat_template=source, tokenize=False, continue_final_message=True
@@ -143,18 +145,18 @@ def test_a_prefix_that_the_template_leaves_out_is_an_error() -> None:
         )
 
 
-# What answers say
+# Answers
 
 
-def heard(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop") -> AnswerDelta:
+def parse(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop") -> AnswerDelta:
     """The whole answer, as one delta."""
     count = len(pieces)
     last: Any = AnswerDelta(finish=finish, token_count=count, usage=Usage(3, count))  # type: ignore[arg-type]
     deltas = [AnswerDelta(text_parts(text), token_count=number) for number, text in enumerate(pieces, 1)]
-    return join_deltas(parsed([*deltas, last], expected))
+    return join_deltas(parse_deltas([*deltas, last], expected))
 
 
-def parsed(deltas: Sequence[AnswerDelta], expected: ExpectedOutput) -> list[AnswerDelta]:
+def parse_deltas(deltas: Sequence[AnswerDelta], expected: ExpectedOutput) -> list[AnswerDelta]:
     parser = ChatParser(expected)
     return [delta for delta in map(parser.push, deltas) if not delta.is_empty]
 
@@ -166,7 +168,7 @@ def plain(parts: Sequence[AnswerPart]) -> list[Any]:
 
 ONE = [ToolCallStart(0, "", "add"), ArgumentsDelta(0, ARGUMENTS)]
 TWO = [*ONE, ToolCallStart(1, "", "now"), ArgumentsDelta(1, "{}")]
-SAID: list[tuple[str, str, str, list[Any], str]] = [
+CASES: list[tuple[str, str, str, list[Any], str]] = [
     ("hermes", f"<tool_call>\n{ADD}\n</tool_call>", "", ONE, "calls"),
     ("hermes", f"<tool_call>\n{ADD}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>\n", "", TWO, "calls"),
     ("hermes", f"I will. \n<tool_call>{ADD}</tool_call>", "", [TextDelta("I will."), *ONE], "calls"),
@@ -218,12 +220,12 @@ SAID: list[tuple[str, str, str, list[Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "thinks", "parts", "finish"), SAID)
+@pytest.mark.parametrize(("name", "text", "thinks", "parts", "finish"), CASES)
 @given(cuts=st.lists(st.integers(1, 12), max_size=80))
-def test_an_answer_is_told_apart_however_it_arrives(
+def test_an_answer_is_parsed_for_any_split(
     name: str, text: str, thinks: Any, parts: Any, finish: str, cuts: list[int]
 ) -> None:
-    said = heard(split(text, cuts), ExpectedOutput(FORMATS[name], TOOLS, thinks))
+    said = parse(split(text, cuts), ExpectedOutput(FORMATS[name], TOOLS, thinks))
     assert plain(said.parts) == parts
     assert said.finish == finish
 
@@ -236,7 +238,7 @@ def split(text: str, cuts: Sequence[int]) -> list[str]:
     return [piece for piece in (*pieces, rest) if piece]
 
 
-BITS = [
+FRAGMENTS = [
     "<tool_call>",
     "</tool_call>",
     "\n",
@@ -254,19 +256,19 @@ BITS = [
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(bits=st.lists(st.sampled_from(BITS), max_size=20), cuts=st.lists(st.integers(1, 30), max_size=10))
-def test_nothing_that_is_no_call_is_lost(name: str, bits: list[str], cuts: list[int]) -> None:
+@given(bits=st.lists(st.sampled_from(FRAGMENTS), max_size=20), cuts=st.lists(st.integers(1, 30), max_size=10))
+def test_text_that_is_not_a_call_is_kept(name: str, bits: list[str], cuts: list[int]) -> None:
     text = "".join(bits)
-    one, other = (heard(pieces, ExpectedOutput(FORMATS[name], TOOLS)) for pieces in ([text], split(text, cuts)))
+    one, other = (parse(pieces, ExpectedOutput(FORMATS[name], TOOLS)) for pieces in ([text], split(text, cuts)))
     assert plain(one.parts) == plain(other.parts)
     if not any(isinstance(part, ToolCallStart) for part in one.parts):
         assert "".join(part.text for part in one.parts if isinstance(part, TextDelta)) == text
 
 
-def test_arguments_come_as_they_are_written() -> None:
+def test_arguments_are_streamed() -> None:
     deltas = [AnswerDelta(text_parts(char)) for char in f"<tool_call>\n{ADD}\n</tool_call>"]
     expected = ExpectedOutput(FORMATS["hermes"], TOOLS)
-    first, *said, last = parsed([*deltas, AnswerDelta(finish="length")], expected)
+    first, *said, last = parse_deltas([*deltas, AnswerDelta(finish="length")], expected)
     assert plain(first.parts) == [ToolCallStart(0, "", "add"), ArgumentsDelta(0, "{")]
     assert [said.parts for said in said] == [(ArgumentsDelta(0, char),) for char in ARGUMENTS[1:]]
     assert (last.finish, last.parts) == ("length", ())
@@ -283,15 +285,15 @@ def test_an_object_is_held_back_while_it_may_be_a_call(text: str, held: int) -> 
     assert "".join(part.text for part in [*shown, *calls.close()] if isinstance(part, TextDelta)) == text
 
 
-def test_thoughts_are_counted() -> None:
+def test_reasoning_tokens_are_counted() -> None:
     format = FORMATS["plain"]
-    assert heard(["<think>", "a", "b", "</think>", "c"], ExpectedOutput(format, reasoning="may")).reasoning_tokens == 4
-    assert heard(["a", "b"], ExpectedOutput(format, reasoning="does"), "length").reasoning_tokens == 2
-    assert heard(["a", "b"], ExpectedOutput(format, reasoning="may")).reasoning_tokens == 0
-    assert heard(["a</think>b"], ExpectedOutput(format)).parts == (TextDelta("a</think>b"),)
+    assert parse(["<think>", "a", "b", "</think>", "c"], ExpectedOutput(format, reasoning="may")).reasoning_tokens == 4
+    assert parse(["a", "b"], ExpectedOutput(format, reasoning="does"), "length").reasoning_tokens == 2
+    assert parse(["a", "b"], ExpectedOutput(format, reasoning="may")).reasoning_tokens == 0
+    assert parse(["a</think>b"], ExpectedOutput(format)).parts == (TextDelta("a</think>b"),)
 
 
-def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: Path, tmp_path: Path) -> None:
+def test_tags_that_are_control_tokens_are_text(tiny_generator: Path, tmp_path: Path) -> None:
     folder = edited(tiny_generator, tmp_path)
     (folder / "chat_template.jinja").write_text(QWEN3)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -302,7 +304,7 @@ def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: P
     ids = loaded.tokenizer.encode(said + "<|mark|><|im_end|>", special=False).ids
     assert loaded.tokenizer.token_id("<tool_call>") in ids
     stream = loaded.tokenizer.stream()
-    utterance = heard([stream.push(id) for id in ids], ExpectedOutput(loaded.chat.format, TOOLS, "may"))  # type: ignore[union-attr]
+    utterance = parse([stream.push(id) for id in ids], ExpectedOutput(loaded.chat.format, TOOLS, "may"))  # type: ignore[union-attr]
     expected = [ReasoningDelta("Hm."), TextDelta("Well."), ToolCallStart(0, "", "now"), ArgumentsDelta(0, "{}")]
     assert plain(utterance.parts) == expected
     talker = model(folder, "talker", "generate", tokenizer=loaded.tokenizer, vocab_size=loaded.tokenizer.vocab_size)
@@ -315,10 +317,10 @@ def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: P
     ]
 
 
-# What answers must look like
+# Grammars of answers
 
 
-def test_a_form_of_the_answer_where_calls_are_told_apart_by_a_tag_only() -> None:
+def test_a_schema_for_the_answer_needs_tagged_calls() -> None:
     document = Grammar("schema", '{"type": "object"}', "response_format")
     assert build_answer_grammar(ToolOptions(), FORMATS["plain"], document) == document
     assert build_answer_grammar(ToolOptions(OFFERED, "none"), FORMATS["plain"], document) == document
@@ -346,23 +348,21 @@ FREE = [
 
 @pytest.mark.parametrize(("text", "may"), FREE)
 @pytest.mark.parametrize("style", [LISTED, BARE])
-def test_an_object_is_a_call_where_it_begins_with_the_name_of_a_tool(
-    style: ToolCallStyle, text: str, may: bool
-) -> None:
-    assert fits(ToolOptions(OFFERED), style, text.replace("KEY", style.key)) == may
+def test_an_object_is_a_call_if_it_begins_with_the_name_of_a_tool(style: ToolCallStyle, text: str, may: bool) -> None:
+    assert matches(ToolOptions(OFFERED), style, text.replace("KEY", style.key)) == may
 
 
 def test_calls_in_a_list() -> None:
     several = '[{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}]'
-    assert fits(ToolOptions(OFFERED), LISTED, several)
-    assert fits(ToolOptions(OFFERED), LISTED, several.replace("[", "[\n "))
-    assert fits(ToolOptions(OFFERED, "required"), LISTED, several)
-    assert not fits(ToolOptions(OFFERED, parallel=False), LISTED, several)
-    assert not fits(ToolOptions(OFFERED), LISTED, several.replace("1}", '"1"}'))
-    assert not fits(ToolOptions(OFFERED), LISTED, several[:-1])
+    assert matches(ToolOptions(OFFERED), LISTED, several)
+    assert matches(ToolOptions(OFFERED), LISTED, several.replace("[", "[\n "))
+    assert matches(ToolOptions(OFFERED, "required"), LISTED, several)
+    assert not matches(ToolOptions(OFFERED, parallel=False), LISTED, several)
+    assert not matches(ToolOptions(OFFERED), LISTED, several.replace("1}", '"1"}'))
+    assert not matches(ToolOptions(OFFERED), LISTED, several[:-1])
 
 
-def fits(tools: ToolOptions, style: ToolCallStyle, text: str) -> bool:
+def matches(tools: ToolOptions, style: ToolCallStyle, text: str) -> bool:
     """Whether the grammar accepts the answer, byte by byte."""
     grammar = build_answer_grammar(tools, ChatFormat(style), None)
     assert grammar

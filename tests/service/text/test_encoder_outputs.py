@@ -54,7 +54,7 @@ from polyhead.service.text.encoder_outputs import (
 from polyhead.service.text.entities import Aggregation
 from polyhead.service.text.event_source import Submit
 from polyhead.service.text.tokenization import DEFAULT_TERMS
-from tests.contracts.test_token_heads import answered, worker
+from tests.service.engine.test_head_outputs import answered, worker
 from tests.support import checkpoints
 from tests.support.scripted import WAIT, Source, model
 
@@ -140,7 +140,7 @@ def test_masks_are_filled_as_the_pipeline_does(filler: Case, text: str, targets:
         assert said == [(each["token"], each["token_str"], each["sequence"]) for each in expected]
 
 
-def test_what_cannot_be_filled(filler: Case) -> None:
+def test_invalid_requests_for_masks(filler: Case) -> None:
     for asked, sentence in [
         ({"inputs": ("no mask",)}, r"inputs: has no \[MASK\] to be filled in"),
         ({"inputs": ("a [MASK]", "none")}, r"inputs\[1\]: has no \[MASK\]"),
@@ -209,7 +209,7 @@ def test_the_windows_of_one_call_are_bounded_together(tagger: Case) -> None:
         read_inputs(tagger.model, many, "call", DEFAULT_TERMS)
 
 
-def test_windows_are_made_as_the_engine_takes_them(tagger: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_made_lazily(tagger: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def counted(*given: Any) -> Encode:
@@ -221,7 +221,7 @@ def test_windows_are_made_as_the_engine_takes_them(tagger: Case, monkeypatch: py
     reads = read_inputs(tagger.model, reading, "call", DEFAULT_TERMS)
     count = sum(len(read.requests) for read in reads if isinstance(read, EncodedInput))
     assert count > 1500
-    assert len(made) <= 2 * len(reads), "one is looked at, to see how long they are"
+    assert len(made) <= 2 * len(reads), "one is computed first, to get the length of all"
     engine = Slow()
 
     async def begin() -> None:
@@ -239,7 +239,7 @@ def lazily(reads: Sequence[Any]) -> Iterator[Encode]:
         yield from read.requests
 
 
-def test_the_words_for_the_masks_of_one_call_are_bounded_together(filler: Case) -> None:
+def test_the_words_for_all_masks_of_a_call_are_limited(filler: Case) -> None:
     text = "[MASK] " * 9 + "a " * 40
     reading = EncodingRequest(field="inputs", inputs=(text,) * 10, top_k=300, partial=True)
     assert len(read_inputs(filler.model, reading, "call", DEFAULT_TERMS)) == 10
@@ -267,7 +267,7 @@ def test_windows_are_the_whole_text_and_overlap(length: int, beside: int, limit:
         assert before[-1] < after[-1]
 
 
-def test_one_bad_text_costs_only_itself_if_wanted(tagger: Case) -> None:
+def test_an_invalid_text_fails_alone_on_request(tagger: Case) -> None:
     good, empty, long, last = tagger.replies("A fox", "", LONG, "Paris", partial=True)
     assert isinstance(good, TagOutput)
     assert isinstance(last, TagOutput)
@@ -275,7 +275,7 @@ def test_one_bad_text_costs_only_itself_if_wanted(tagger: Case) -> None:
     assert isinstance(long, TooLong)
 
 
-# Forms
+# Forms of outputs
 
 
 def test_states_of_tokens_and_weights_of_words(tiny_embedder: Path, filler: Case) -> None:
@@ -319,7 +319,7 @@ def test_the_weights_of_words_of_one_call_are_bounded(filler: Case, monkeypatch:
         collected(filler.model, asked, reads, submit)
 
 
-def test_forms_share_a_step(tiny_embedder: Path) -> None:
+def test_forms_of_outputs_share_a_step(tiny_embedder: Path) -> None:
     embedder = Case(tiny_embedder, "embed")
     texts = ["A quick fox", "Paris", "a lazy dog in the café"]
     ids = [tuple(embedder.model.tokenizer.encode(text).ids) for text in texts]
@@ -384,16 +384,16 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
     assert most * 64 <= AHEAD
     assert sum(engine.calls) == 64_000
     assert len(engine.calls) > 5
-    assert min(engine.calls[:-1]) >= AHEAD // 2, "no crumbs"
+    assert min(engine.calls[:-1]) >= AHEAD // 2, "the groups are too small"
 
 
-def test_a_text_longer_than_what_is_given_at_a_time(tiny_classifier: Path) -> None:
+def test_a_text_longer_than_the_limit_of_the_engine_s_tokens(tiny_classifier: Path) -> None:
     judge, engine = model(tiny_classifier, "judge", "classify"), Slow()
     found = collected(judge, *many([AHEAD + 1, 5, AHEAD * 2]), engine)
     assert [reply.values[0] for reply in found if isinstance(reply, ScoreOutput)] == [AHEAD + 1, 5, AHEAD * 2]
 
 
-def test_without_room_a_call_is_refused_at_its_beginning_and_waits_later(tiny_classifier: Path) -> None:
+def test_without_free_tokens_a_call_is_rejected_at_its_beginning_and_waits_later(tiny_classifier: Path) -> None:
     judge, engine = model(tiny_classifier, "judge", "classify"), Slow()
     engine.refusals = 1
     with pytest.raises(Overloaded):
@@ -410,25 +410,25 @@ def test_without_room_a_call_is_refused_at_its_beginning_and_waits_later(tiny_cl
     assert asyncio.run(collect()) == 300
 
 
-def test_one_failure_ends_all_unless_the_others_are_wanted(tiny_classifier: Path) -> None:
+def test_a_failure_ends_the_call_unless_the_other_answers_are_requested(tiny_classifier: Path) -> None:
     judge = model(tiny_classifier, "judge", "classify")
     asked, reads = many([3, 3, 3])
     one, failed = [HeadOutput([0.25]), Done("encoded", 3)], [Failed(StepFailed("broke"))]
 
-    def told(*scripts: Sequence[Any]) -> tuple[Submit, list[Source]]:
+    def collected_errors(*scripts: Sequence[Any]) -> tuple[Submit, list[Source]]:
         sources = [Source(script) for script in scripts]
         return (lambda _: sources), sources
 
-    submit, sources = told(one, failed, [WAIT])
+    submit, sources = collected_errors(one, failed, [WAIT])
     with pytest.raises(StepFailed, match="broke"):
         collected(judge, asked, reads, submit)
     assert all(source.ended or source.aborted for source in sources)
-    submit, _ = told(one, failed, one)
+    submit, _ = collected_errors(one, failed, one)
     found = collected(judge, replace(asked, partial=True), reads, submit)
     assert [type(each) for each in found] == [ScoreOutput, StepFailed, ScoreOutput]
-    submit, _ = told([HeadOutput([float("nan")]), Done("encoded", 3)], one, one)
+    submit, _ = collected_errors([HeadOutput([float("nan")]), Done("encoded", 3)], one, one)
     with pytest.raises(StepFailed, match="not finite"):
         collected(judge, asked, reads, submit)
-    submit, _ = told([HeadOutput([float("nan")]), Done("encoded", 3)], one, one)
+    submit, _ = collected_errors([HeadOutput([float("nan")]), Done("encoded", 3)], one, one)
     found = collected(judge, replace(asked, partial=True), reads, submit)
     assert [type(each) for each in found] == [StepFailed, ScoreOutput, ScoreOutput]

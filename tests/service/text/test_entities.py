@@ -12,7 +12,7 @@ import transformers as tf
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
 from polyhead.service.text.entities import Aggregation, Entity, TaggingSettings, find_entities, merge_windows
-from tests.contracts.test_token_heads import answered, read, worker
+from tests.service.engine.test_head_outputs import answered, read, worker
 from tests.support import checkpoints
 
 TEXTS = [
@@ -30,7 +30,7 @@ class Case:
 
     def __init__(self, folder: Path, kind: Any) -> None:
         model, tokenizer = kind.from_pretrained(folder), tf.PreTrainedTokenizerFast.from_pretrained(folder)
-        with torch.no_grad():  # so that no label is everybody's
+        with torch.no_grad():  # so that the tokens have different labels
             model.classifier.bias -= model(**tokenizer(TEXTS[0], return_tensors="pt")).logits[0].mean(dim=0)
         model.save_pretrained(folder)
         self.theirs = tf.pipeline("token-classification", model=model, tokenizer=tokenizer)

@@ -1,4 +1,5 @@
-"""Python reads this first in every child of the tests, whose path begins here: it is watched like they are."""
+"""Python imports this module first in every child process of the tests, because their path begins with this folder.
+It installs the audit hook there."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Whole trunks that went on learning, and recipes in their smoke form: folders that transformers reads alike."""
+"""Fully finetuned base models, and recipes in their smoke form: transformers loads their folders with equal outputs."""
 
 import json
 from dataclasses import replace
@@ -17,13 +17,13 @@ from polyhead.training.data import samples
 from polyhead.training.export.finetuned_folder import FinetunedModel, save_finetuned
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.schedule import TrainingPlan
-from polyhead.training.loop.trainer import RunFolder
-from polyhead.training.networks.base_model import write_tiny_base
-from polyhead.training.recipes import commands as follow
-from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.networks.base_model import BaseModelSpec, find_base_folder, write_tiny_base
+from polyhead.training.recipes import commands
+from polyhead.training.recipes.finetune_run import build_modules
+from polyhead.training.recipes.recipe import read_recipe, split_corpus
 from polyhead.training.tasks.sources import TASK_SOURCES
 from polyhead.training.tasks.task import TaskTraining
-from tests.support.recipes import RECIPES, command, tried
+from tests.support.recipes import RECIPES, command, finetuned, tried
 
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if '\nrun = "bert"' in path.read_text())
 ADAPTED = "spam"
@@ -31,41 +31,45 @@ ADAPTED = "spam"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every recipe of a whole trunk, and one of an adapter, in its smoke form."""
+    """Smoke runs of every recipe that trains all weights, and of one that trains an adapter."""
     return tried([*WHOLE, ADAPTED], tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_was_learned_is_what_transformers_reads(name: str, runs: Path) -> None:
+def test_transformers_loads_the_finetuned_folder(name: str, runs: Path) -> None:
     folder = runs / name / "model"
     ours, architecture = load(str(folder)), json.loads((folder / "config.json").read_text())["architectures"][0]
     theirs = getattr(tf, architecture).from_pretrained(folder).eval()
     encoded = ours.tokenizer.encode(("the lamp is on", "a door is off"))
     batch = RaggedBatch.of([encoded.ids], [encoded.segments])
     with torch.no_grad():
-        mine = ours.head(ours.network(batch), batch.starts)
-        said = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments]))
-    logits = said.logits if "logits" in said else torch.stack([said.start_logits, said.end_logits], dim=-1)
-    torch.testing.assert_close(mine, logits.reshape(mine.shape), rtol=0, atol=1e-5)
+        ours_out = ours.head(ours.network(batch), batch.starts)
+        theirs_out = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments]))
+    logits = (
+        theirs_out.logits
+        if "logits" in theirs_out
+        else torch.stack([theirs_out.start_logits, theirs_out.end_logits], dim=-1)
+    )
+    torch.testing.assert_close(ours_out, logits.reshape(ours_out.shape), rtol=0, atol=1e-5)
     if ours.task != "span":
         assert tuple(theirs.config.id2label.values()) == ours.labels
 
 
-def test_a_generator_learns_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its matrices are written transposed again, and its last token's state is scored."""
-    chosen = recipe.read_recipe(RECIPES / "bert-single.toml")
+def test_a_generator_is_finetuned_as_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2: its matrices are saved transposed, and the state of the last token is scored."""
+    chosen = read_recipe(RECIPES / "bert-single.toml")
     chosen = replace(chosen, architecture="GPT2ForSequenceClassification")
-    monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
-    recipe.run(tmp_path / "gpt.toml", tmp_path, quick=True)
+    monkeypatch.setattr(commands, "read_recipe", lambda _: chosen)
+    commands.train(tmp_path / "gpt.toml", tmp_path, smoke=True)
     ours = load(str(tmp_path / "model"))
     theirs = tf.GPT2ForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     ids = ours.tokenizer.encode("The lamp is on").ids
     with torch.no_grad():
-        mine = ours.head(ours.network(RaggedBatch.of([ids])), [0, len(ids)])
-        torch.testing.assert_close(mine, theirs(torch.tensor([ids])).logits, rtol=0, atol=1e-5)
+        ours_out = ours.head(ours.network(RaggedBatch.of([ids])), [0, len(ids)])
+        torch.testing.assert_close(ours_out, theirs(torch.tensor([ids])).logits, rtol=0, atol=1e-5)
 
 
-def test_a_run_leaves_all_that_a_run_leaves(runs: Path) -> None:
+def test_a_run_writes_all_its_files(runs: Path) -> None:
     for name in [*WHOLE, ADAPTED]:
         result = json.loads((runs / name / "result.json").read_text())
         kind = "adapter" if name == ADAPTED else "model"
@@ -74,76 +78,72 @@ def test_a_run_leaves_all_that_a_run_leaves(runs: Path) -> None:
         assert result["held_out"]["loss"] > 0
 
 
-def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same folder, byte for byte, as one that was not; an adapter's too."""
+def test_an_interrupted_run_is_resumed(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted run that is resumed writes the same bytes as an uninterrupted one, also for an adapter."""
     losses = TaskTraining.losses
     for name, made in (("bert-tags", "model/model.safetensors"), (ADAPTED, "adapter/adapter_model.safetensors")):
         left = iter([True, True, True, False])
 
-        def ending(self: Any, batch: Any, left: Any = left) -> torch.Tensor:
+        def interrupt(self: Any, batch: Any, left: Any = left) -> torch.Tensor:
             if not next(left, True):
                 raise KeyboardInterrupt
             return losses(self, batch)
 
-        monkeypatch.setattr(TaskTraining, "losses", ending)
+        monkeypatch.setattr(TaskTraining, "losses", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True)
+            commands.train(RECIPES / f"{name}.toml", tmp_path / name, smoke=True)
         assert not (tmp_path / name / made).exists()
-        recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True, resume=True)
+        commands.train(RECIPES / f"{name}.toml", tmp_path / name, smoke=True, resume=True)
         assert (tmp_path / name / made).read_bytes() == (runs / name / made).read_bytes()
 
 
-def test_a_tiny_network_learns_where_answers_stand(trunk: Path, tmp_path: Path) -> None:
-    """Of every sentence two things are asked, so the question decides."""
-    chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-span.toml"))
+def test_a_tiny_network_learns_to_find_answers(trunk: Path, tmp_path: Path) -> None:
+    """Each sentence has two questions, so the answer depends on the question."""
+    chosen = read_recipe(RECIPES / "bert-span.toml").smoke_recipe()
     chosen = replace(chosen, dropout=0.0, plan=TrainingPlan(epochs=12, rate=1e-2))
-    corpus, threads = samples.span_questions(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    result = recipe.train_and_measure(
-        chosen, trunk, recipe.split_corpus(chosen.data, corpus), corpus, RunFolder(tmp_path)
-    )
-    torch.set_num_threads(threads)
-    assert result.held_out["exact"] > 0.9
-    assert set(result.held_out) == {"loss", "exact", "F1", "how", "when"}
+    corpus = samples.span_questions()
+    result = finetuned(chosen, trunk, split_corpus(chosen.data, corpus), corpus, tmp_path)
+    assert result["held_out"]["exact"] > 0.9
+    assert set(result["held_out"]) == {"loss", "exact", "F1", "how", "when"}
 
 
-# ---- trunks
+# ---- base models
 
 
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As if bert.toml had made it."""
+    """A folder like that of the recipe bert.toml."""
     folder = tmp_path_factory.mktemp("trunks") / "bert" / "model"
     write_tiny_base("BertForTokenClassification", samples.labelled_sentences().examples, folder, embeds=False)
     return folder
 
 
-def begun(trunk: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    chosen = recipe.read_recipe(RECIPES / "bert-single.toml")
+def initial_weights(trunk: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    chosen = read_recipe(RECIPES / "bert-single.toml")
     chosen = replace(chosen, trunk=replace(chosen.trunk, **changes))
-    learner = recipe.prepare_model(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
-    return learner.network.state_dict(), learner.head.state_dict()
+    network, head, _ = build_modules(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
+    return network.state_dict(), head.state_dict()
 
 
-def test_it_begins_with_what_was_pretrained_unless_it_is_fresh(trunk: Path) -> None:
-    """The layer before the scores is the one that told whether texts follow."""
+def test_it_starts_from_pretrained_weights_unless_fresh(trunk: Path) -> None:
+    """The layer before the classifier is the pooler of next-sentence prediction."""
     pretrained = load_file(trunk / "model.safetensors")
-    network, head = begun(trunk)
+    network, head = initial_weights(trunk)
     assert network["tokens.weight"].equal(pretrained["bert.embeddings.word_embeddings.weight"])
     assert head["dense.weight"].equal(pretrained["bert.pooler.dense.weight"])
     assert not head["out.bias"].any()
-    again, other = begun(trunk, fresh=True)
+    again, other = initial_weights(trunk, fresh=True)
     assert not torch.isclose(again["tokens.weight"], network["tokens.weight"]).all()
     assert again["tokens.weight"].std() == pytest.approx(0.02, rel=0.1)
     assert not other["dense.weight"].equal(head["dense.weight"])
     assert again.keys() == network.keys()
 
 
-def test_a_trunk_is_what_another_run_made(trunk: Path, tmp_path: Path) -> None:
+def test_the_base_model_is_the_result_of_another_run(trunk: Path, tmp_path: Path) -> None:
     runs = trunk.parents[1]
-    assert recipe.find_base_folder(recipe.BaseModelSpec(run="bert"), tmp_path, runs) == trunk
+    assert find_base_folder(BaseModelSpec(run="bert"), tmp_path, runs) == trunk
     with pytest.raises(RecipeError, match=r"trunk\.run: .*does not exist; train the recipe 'gpt' first"):
-        recipe.find_base_folder(recipe.BaseModelSpec(run="gpt"), tmp_path, runs)
+        find_base_folder(BaseModelSpec(run="gpt"), tmp_path, runs)
 
 
 @pytest.mark.parametrize(
@@ -161,23 +161,23 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str | Non
     assert old in text
     (tmp_path / "some.toml").write_text(text.replace(old, new))
     if complaint is None:
-        assert recipe.read_recipe(tmp_path / "some.toml").dropout == 0
+        assert read_recipe(tmp_path / "some.toml").dropout == 0
     else:
         with pytest.raises(RecipeError, match=rf"some\.toml: {complaint}"):
-            recipe.read_recipe(tmp_path / "some.toml")
+            read_recipe(tmp_path / "some.toml")
 
 
-def test_what_nobody_can_write_is_refused_before_it_is_learned(trunk: Path) -> None:
-    chosen = replace(recipe.read_recipe(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
+def test_an_architecture_that_cannot_be_saved_is_refused_before_training(trunk: Path) -> None:
+    chosen = replace(read_recipe(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
     with pytest.raises(RecipeError, match=r"'BertForNextSentencePrediction' of family 'bert' can be adapted with lora"):
-        recipe.prepare_model(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
+        build_modules(chosen, load(str(trunk)), TASK_SOURCES["topics"].create_task(("a", "b")), 2)
     with pytest.raises(
         RecipeError, match="'T5ForConditionalGeneration' is of no family that can be trained here: bert, gpt2"
     ):
         write_tiny_base("T5ForConditionalGeneration", [], trunk, embeds=False)
 
 
-def test_what_a_trunk_links_to_is_not_copied(tmp_path: Path) -> None:
+def test_links_of_the_base_model_are_not_copied(tmp_path: Path) -> None:
     trunk, secret = tmp_path / "trunk", tmp_path / "secret"
     trunk.mkdir()
     secret.write_text("secret")
@@ -196,13 +196,13 @@ def test_what_a_trunk_links_to_is_not_copied(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_what_a_run_links_to_is_not_copied(tmp_path: Path) -> None:
-    """A copy of a link leads where the link did, and what it leads to is not read."""
+def test_links_of_a_run_are_not_copied(tmp_path: Path) -> None:
+    """A copied link has the same target, and the target is not read."""
     model, secret = tmp_path / "run" / "model", tmp_path / "secret"
     model.mkdir(parents=True)
     secret.write_text("secret")
     (model / "vocab.txt").symlink_to(secret)
-    follow.export(tmp_path / "run", tmp_path / "out")
+    commands.export(tmp_path / "run", tmp_path / "out")
     assert (tmp_path / "out" / "vocab.txt").is_symlink()
 
 
@@ -212,12 +212,12 @@ def test_a_run_is_exported(runs: Path, tmp_path: Path) -> None:
         assert (tmp_path / name / Path(file).name).read_bytes() == (runs / name / file).read_bytes()
 
 
-def test_what_was_written_does_as_well_as_what_was_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = recipe.smoke_recipe(recipe.read_recipe(RECIPES / "bert-tags.toml"))
-    monkeypatch.setattr(recipe, "read_recipe", lambda _: chosen)
+def test_evaluating_the_saved_folder_gives_the_reported_figures(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = read_recipe(RECIPES / "bert-tags.toml").smoke_recipe()
+    monkeypatch.setattr(commands, "read_recipe", lambda _: chosen)
     monkeypatch.setitem(
         TASK_SOURCES, "brown", replace(TASK_SOURCES["brown"], read_corpus=lambda _: samples.tagged_sentences())
     )  # type: ignore[index]
-    said = command("evaluate", runs / "bert-tags" / "model", RECIPES / "bert-tags.toml")
+    reported = command("evaluate", runs / "bert-tags" / "model", RECIPES / "bert-tags.toml")
     kept = json.loads((runs / "bert-tags" / "result.json").read_text())["held_out"]
-    assert said == "".join(f"{name}: {value:.4f}\n" for name, value in kept.items())
+    assert reported == "".join(f"{name}: {value:.4f}\n" for name, value in kept.items())

@@ -1,5 +1,4 @@
-"""What whole networks are taught: losses of packed batches are those of padded ones, counted by token; as many tokens
-are hidden, and pairs changed, as should be."""
+"""Pretraining objectives: packed batches have the losses of padded ones; masking and pairing have the right shares."""
 
 import math
 import random
@@ -17,7 +16,6 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.training.data import vocabulary_training as vocabulary
 from polyhead.training.data.examples import Example
 from polyhead.training.loop import entropy
-from polyhead.training.loop.dropout import apply_dropout
 from polyhead.training.networks.named_networks import build_encoder, build_generator
 from polyhead.training.networks.network_size import TransformerSize
 from polyhead.training.objectives import masked
@@ -36,7 +34,7 @@ def documents(texts: list[str] = TEXTS) -> list[Example[None]]:
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     folder = tmp_path_factory.mktemp("words")
     vocabulary.write_gpt_vocabulary(TEXTS, 280, folder / "generator")
     vocabulary.write_translator_vocabulary(TEXTS, 280, folder / "translator")
@@ -44,41 +42,41 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     return {name: Tokenizer.from_folder(folder / name) for name in ("generator", "translator", "pieces")}
 
 
-def causal(words: dict[str, Tokenizer], limit: int = LONG) -> CausalObjective:
+def causal(tokenizers: dict[str, Tokenizer], limit: int = LONG) -> CausalObjective:
     torch.manual_seed(0)
-    network, head = build_generator(SHAPE, words["generator"], limit)
-    return CausalObjective(network=network, head=head, tokenizer=words["generator"], limit=limit)  # type: ignore[arg-type]
+    network, head = build_generator(SHAPE, tokenizers["generator"], limit)
+    return CausalObjective(network=network, head=head, tokenizer=tokenizers["generator"], limit=limit)  # type: ignore[arg-type]
 
 
-def hiding(words: dict[str, Tokenizer], limit: int = LONG) -> MaskedObjective:
+def masked_objective(tokenizers: dict[str, Tokenizer], limit: int = LONG) -> MaskedObjective:
     torch.manual_seed(0)
-    network, head, follows = build_encoder(SHAPE, words["pieces"], limit)
-    return MaskedObjective(network=network, head=head, next_head=follows, tokenizer=words["pieces"], limit=limit)  # type: ignore[arg-type]
+    network, head, follows = build_encoder(SHAPE, tokenizers["pieces"], limit)
+    return MaskedObjective(network=network, head=head, next_head=follows, tokenizer=tokenizers["pieces"], limit=limit)  # type: ignore[arg-type]
 
 
 # ---- vocabularies
 
 
-def test_any_text_comes_back_from_byte_pairs(words: dict[str, Tokenizer]) -> None:
+def test_byte_level_vocabularies_decode_any_text_exactly(tokenizers: dict[str, Tokenizer]) -> None:
     for name in ("generator", "translator"):
         for text in ("The lamp", "schöner 🙂\n\t日本", "<|endoftext|></s>"):
-            assert words[name].decode(words[name].encode(text, untrusted=True).ids) == text
+            assert tokenizers[name].decode(tokenizers[name].encode(text, untrusted=True).ids) == text
 
 
-def test_special_tokens_have_their_roles(words: dict[str, Tokenizer]) -> None:
-    end = words["generator"].token_id("<|endoftext|>")
-    assert words["generator"].bos_id == words["generator"].eos_id == end
-    translator = words["translator"]
+def test_special_tokens_have_their_roles(tokenizers: dict[str, Tokenizer]) -> None:
+    end = tokenizers["generator"].token_id("<|endoftext|>")
+    assert tokenizers["generator"].bos_id == tokenizers["generator"].eos_id == end
+    translator = tokenizers["translator"]
     assert (translator.pad_id, translator.bos_id, translator.eos_id) == (0, 1, 2)
     assert translator.encode("on").ids[-1] == 2
     assert translator.encode("on").ids.count(2) == 1
-    pieces = words["pieces"]
+    pieces = tokenizers["pieces"]
     assert pieces.encode(("on", "off")).pieces[0] == "[CLS]"
     assert pieces.token_id("[PAD]") == 0
     assert pieces.mask_id == 4
 
 
-def test_vocabularies_are_the_same_every_time(tmp_path: Path) -> None:
+def test_vocabulary_training_is_deterministic(tmp_path: Path) -> None:
     texts = [*TEXTS, "ab ba cd dc ef fe gh hg " * 3, "日"]
     for name, write in (("b", vocabulary.write_gpt_vocabulary), ("w", vocabulary.write_bert_vocabulary)):
         for again in ("1", "2", "3"):
@@ -87,27 +85,27 @@ def test_vocabularies_are_the_same_every_time(tmp_path: Path) -> None:
             assert len({(tmp_path / name / again / file.name).read_bytes() for again in "123"}) == 1
 
 
-def test_a_rare_letter_has_no_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rare_letter_is_not_in_the_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "RARE_LETTER", 20)
     vocabulary.write_bert_vocabulary(["a b " * 10 + "ä日"], 60, tmp_path)
     assert (tmp_path / "vocab.txt").read_text().split() == [*vocabulary.WORD_PIECES, "a", "b", "##a", "##b"]
 
 
-# ---- one token after the other
+# ---- causal language modelling
 
 
-def test_documents_are_cut_so_that_every_token_is_told_once(words: dict[str, Tokenizer]) -> None:
-    objective = causal(words, 5)
-    items, end = objective.items(documents()), words["generator"].eos_id
-    told = [token for item in items for token in item[1:]]
-    assert told == [token for text in TEXTS for token in [*words["generator"].encode(text).ids, end]]
+def test_documents_are_split_so_that_every_token_is_predicted_once(tokenizers: dict[str, Tokenizer]) -> None:
+    objective = causal(tokenizers, 5)
+    items, end = objective.items(documents()), tokenizers["generator"].eos_id
+    predicted = [token for item in items for token in item[1:]]
+    assert predicted == [token for text in TEXTS for token in [*tokenizers["generator"].encode(text).ids, end]]
     assert max(map(len, items)) == 6
     assert sum(item[0] == end for item in items) == len(TEXTS)
 
 
-def test_the_loss_of_a_packed_batch_is_that_of_a_padded_one(words: dict[str, Tokenizer]) -> None:
-    """The reference: padded to the longest, the mean over tokens that are none of padding."""
-    objective = causal(words)
+def test_the_loss_of_a_packed_batch_equals_that_of_a_padded_one(tokenizers: dict[str, Tokenizer]) -> None:
+    """The reference: sequences padded to the longest, and the mean loss over tokens that are not padding."""
+    objective = causal(tokenizers)
     items = objective.items(documents())
     part = objective.loss_parts(items, random.Random(0))["next"]
     longest = max(map(len, items)) - 1
@@ -120,16 +118,16 @@ def test_the_loss_of_a_packed_batch_is_that_of_a_padded_one(words: dict[str, Tok
     assert objective.counts(items) == (len(part.targets),)
 
 
-def test_perplexity_is_of_all_tokens_however_they_are_cut(words: dict[str, Tokenizer]) -> None:
-    objective = causal(words, 8)
+def test_perplexity_does_not_depend_on_the_batches(tokenizers: dict[str, Tokenizer]) -> None:
+    objective = causal(tokenizers, 8)
     items = objective.items(documents())
     one, many = (measure_objective(objective, items, tokens) for tokens in (10_000, 32))
     assert one == pytest.approx(many)
     assert one["perplexity"] == pytest.approx(math.exp(one["loss"]))
 
 
-def test_a_generator_learns(words: dict[str, Tokenizer]) -> None:
-    objective = causal(words, 16)
+def test_a_generator_learns(tokenizers: dict[str, Tokenizer]) -> None:
+    objective = causal(tokenizers, 16)
     items = objective.items(documents())
     task = ObjectiveTraining(objective=objective, train=items, validation=items, tokens=200, seed=0)
     optimizer = torch.optim.AdamW({p: None for module in task.modules() for p in module.parameters()}, lr=1e-2)
@@ -153,10 +151,10 @@ def test_smoothing_spreads_the_target() -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_scores_in_pieces_are_those_of_all_at_once(
+def test_the_loss_in_pieces_equals_the_loss_at_once(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, biased: bool
 ) -> None:
-    """The reference: all scores, torch's cross-entropy of them, and what torch makes of both on the way back."""
+    """The reference: torch's cross-entropy of all scores at once, and its gradients."""
     monkeypatch.setattr(entropy, "CHUNK_SCORES", 3 * 7)
     torch.manual_seed(0)
     learned = [(4 * torch.randn(shape)).requires_grad_() for shape in ((8, 5), (7, 5), (7,))[: 2 + biased]]
@@ -172,7 +170,7 @@ def test_scores_in_pieces_are_those_of_all_at_once(
     assert hits == int((scores.argmax(dim=-1) == right).sum())
 
 
-def test_scores_far_from_zero_have_a_loss_and_nothing_has_none() -> None:
+def test_extreme_scores_have_a_finite_loss_and_no_scores_none() -> None:
     far = LossPart(torch.tensor([[1e4, 0.0]]), (torch.eye(2), None), torch.tensor([1]))
     assert far.mean_loss().item() == far.loss_and_hits()[0] == 1e4
     states = torch.zeros(0, 2, requires_grad=True)
@@ -193,23 +191,27 @@ def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
     assert {part.dtype for part in found[1]} == {torch.float32}
 
 
-# ---- hidden tokens
+# ---- masked language modelling
 
 
-def test_as_much_is_hidden_as_is_asked_for(words: dict[str, Tokenizer]) -> None:
-    objective = replace(hiding(words), hidden_share=0.4)
+def test_the_masked_share_can_be_set(tokenizers: dict[str, Tokenizer]) -> None:
+    objective = replace(masked_objective(tokenizers), hidden_share=0.4)
     [pair] = objective.items(documents(TEXTS[:1]))
     hidden = round(0.4 * len(pair.first)) + round(0.4 * len(pair.second))
-    assert len(objective.mask_pair(pair, random.Random(0)).rows) == hidden > objective_rows(hiding(words), pair)
+    assert (
+        len(objective.mask_pair(pair, random.Random(0)).rows)
+        == hidden
+        > masked_count(masked_objective(tokenizers), pair)
+    )
     assert objective.counts([pair]) == (hidden, 1)
 
 
-def objective_rows(objective: MaskedObjective, pair: TextPair) -> int:
+def masked_count(objective: MaskedObjective, pair: TextPair) -> int:
     return len(objective.mask_pair(pair, random.Random(0)).rows)
 
 
-def test_words_are_first_expected_as_often_as_they_come(words: dict[str, Tokenizer]) -> None:
-    objective = hiding(words)
+def test_the_output_bias_starts_from_token_frequencies(tokenizers: dict[str, Tokenizer]) -> None:
+    objective = masked_objective(tokenizers)
     objective.initialise_bias([TextPair([7, 7, 7], [8]), TextPair([9], [7])])
     odds = objective.head.output.bias.detach().softmax(-1)
     assert odds[7] == pytest.approx(5 / (6 + len(odds)))
@@ -217,62 +219,66 @@ def test_words_are_first_expected_as_often_as_they_come(words: dict[str, Tokeniz
     assert odds.sum() == pytest.approx(1)
 
 
-def test_hidden_tokens_are_as_many_as_they_should_be(words: dict[str, Tokenizer]) -> None:
-    objective, draw = hiding(words), random.Random(0)
+def test_masked_tokens_have_the_shares_of_bert(tokenizers: dict[str, Tokenizer]) -> None:
+    objective, draw = masked_objective(tokenizers), random.Random(0)
     common = [objective.tokenizer.token_id(letter) for letter in "abd"]
     pair = TextPair([common[0], common[1]] * 100, [common[2]] * 100)  # type: ignore[list-item]
     plain = [2, *pair.first, 3, *pair.second, 3]
-    became: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for _ in range(100):
-        veiled = objective.mask_pair(pair, draw)
-        assert len(veiled.rows) == len(set(veiled.rows)) == 45
-        assert veiled.targets == [plain[row] for row in veiled.rows]
-        assert not {0, 201, 302} & set(veiled.rows)
-        untold = set(range(len(plain))) - set(veiled.rows)
-        assert all(veiled.tokens[row] == plain[row] for row in untold)
-        for row in veiled.rows:
-            became["mask" if veiled.tokens[row] == 4 else "same" if veiled.tokens[row] == plain[row] else "other"] += 1
-        assert veiled.segments == [0] * 202 + [1] * 101
-    shares = {name: count / 4500 for name, count in became.items()}
+        masked_pair = objective.mask_pair(pair, draw)
+        assert len(masked_pair.rows) == len(set(masked_pair.rows)) == 45
+        assert masked_pair.targets == [plain[row] for row in masked_pair.rows]
+        assert not {0, 201, 302} & set(masked_pair.rows)
+        unmasked = set(range(len(plain))) - set(masked_pair.rows)
+        assert all(masked_pair.tokens[row] == plain[row] for row in unmasked)
+        for row in masked_pair.rows:
+            outcomes[
+                "mask" if masked_pair.tokens[row] == 4 else "same" if masked_pair.tokens[row] == plain[row] else "other"
+            ] += 1
+        assert masked_pair.segments == [0] * 202 + [1] * 101
+    shares = {name: count / 4500 for name, count in outcomes.items()}
     assert shares["mask"] == pytest.approx(0.8, abs=0.03)
     assert shares["other"] == pytest.approx(0.1, abs=0.03)
 
 
-def test_other_tokens_are_never_special_ones(words: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_replacements_are_no_special_tokens(
+    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(masked, "MASK_SHARE", 0.0)
     monkeypatch.setattr(masked, "RANDOM_SHARE", 1.0)
-    objective, draw = hiding(words), random.Random(0)
-    veiled = [objective.mask_pair(TextPair([7] * 20, [8] * 20), draw) for _ in range(50)]
-    assert min(each.tokens[row] for each in veiled for row in each.rows) > 4
+    objective, draw = masked_objective(tokenizers), random.Random(0)
+    masked_pair = [objective.mask_pair(TextPair([7] * 20, [8] * 20), draw) for _ in range(50)]
+    assert min(each.tokens[row] for each in masked_pair for row in each.rows) > 4
 
 
-def test_half_of_the_pairs_change_their_second_texts() -> None:
+def test_half_of_the_pairs_have_a_swapped_second_text() -> None:
     items = [TextPair([at], [at, at]) for at in range(50)]
     draw = random.Random(0)
     shares = []
     for _ in range(40):
-        shown, apart = swap_seconds(items, draw)
-        assert [int(pair.first[0] != pair.second[0]) for pair in shown] == apart
-        assert sorted(pair.second for pair in shown) == [pair.second for pair in items]
-        shares.append(sum(apart) / len(apart))
+        swapped, labels = swap_seconds(items, draw)
+        assert [int(pair.first[0] != pair.second[0]) for pair in swapped] == labels
+        assert sorted(pair.second for pair in swapped) == [pair.second for pair in items]
+        shares.append(sum(labels) / len(labels))
     assert sum(shares) / len(shares) == pytest.approx(0.5, abs=0.05)
     assert swap_seconds(items[:1], draw) == (items[:1], [0])
 
 
-def test_pairs_are_sentences_in_turn_and_fit(words: dict[str, Tokenizer]) -> None:
-    objective = hiding(words, 16)
+def test_pairs_are_consecutive_sentences_within_the_limit(tokenizers: dict[str, Tokenizer]) -> None:
+    objective = masked_objective(tokenizers, 16)
     items = objective.items(documents())
     assert max(map(objective.size, items)) <= 16
-    mixed = [TextPair(one.first, other.second) for one in items for other in items]  # any two may come together
+    mixed = [TextPair(one.first, other.second) for one in items for other in items]  # any two texts may be paired
     assert max(map(objective.size, mixed)) <= 16
     tokens = [token for pair in items for token in [*pair.first, *pair.second]]
     assert tokens == [token for text in TEXTS for token in objective.tokenizer.encode(text, special=False).ids]
     assert all(pair.first and pair.second for pair in items)
 
 
-def test_what_is_counted_is_what_is_told(words: dict[str, Tokenizer]) -> None:
-    """The weights of batches are known before chance has changed the pairs."""
-    objective = hiding(words, 32)
+def test_counts_equal_the_numbers_of_targets(tokenizers: dict[str, Tokenizer]) -> None:
+    """The counts that weight batches are known before pairs are swapped at random."""
+    objective = masked_objective(tokenizers, 32)
     items = objective.items(documents(TEXTS * 4))
     for seed in range(5):
         parts = objective.loss_parts(items, random.Random(seed))
@@ -284,8 +290,8 @@ def test_what_is_counted_is_what_is_told(words: dict[str, Tokenizer]) -> None:
 # ---- translations
 
 
-class Bag(nn.Module):
-    """Writes by what it read, in no order, and by the token before: the least that teacher forcing can teach."""
+class BagTranslator(nn.Module):
+    """A minimal translator: logits depend on the mean of the source embeddings and on the token before."""
 
     start_token = 1
 
@@ -302,10 +308,10 @@ class Bag(nn.Module):
         return self.out.weight, self.out.bias
 
 
-def test_translations_are_told_token_by_token(words: dict[str, Tokenizer]) -> None:
+def test_translations_are_trained_by_teacher_forcing(tokenizers: dict[str, Tokenizer]) -> None:
     torch.manual_seed(0)
-    network = Bag(words["translator"].vocab_size)
-    objective = TranslationObjective(network=network, tokenizer=words["translator"], limit=20, smoothing=0.1)  # type: ignore[arg-type]
+    network = BagTranslator(tokenizers["translator"].vocab_size)
+    objective = TranslationObjective(network=network, tokenizer=tokenizers["translator"], limit=20, smoothing=0.1)  # type: ignore[arg-type]
     pairs = [("on", "The lamp is on"), ("door", "A"), ("x" * 50, "too long"), ("short", "y" * 50)]
     items = objective.items([Example(ours, theirs, "", ours) for ours, theirs in pairs])
     assert len(items) == 2
@@ -320,22 +326,9 @@ def test_translations_are_told_token_by_token(words: dict[str, Tokenizer]) -> No
     torch.testing.assert_close(part.states[: counts[0]], first)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_dropout_leaves_a_share_out_and_makes_the_rest_larger(share: float) -> None:
-    x = torch.ones(333, 301, requires_grad=True)
-    thin = apply_dropout(x, share)
-    assert set(thin.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
-    by_place = (thin == 0).flatten()[:100_000].view(-1, 4).float().mean(dim=0)  # of each draw
-    assert by_place.tolist() == pytest.approx([share] * 4, abs=0.02)
-    assert not torch.equal(thin, apply_dropout(x, share))
-    thin.sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, thin)
-
-
-def test_dropout_is_for_learning_alone(words: dict[str, Tokenizer], tmp_path: Path) -> None:
+def test_dropout_is_applied_in_training_only(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     shape = TransformerSize(width=16, depth=1, heads=2, dropout=0.5)
-    network = build_generator(shape, words["generator"], 8)[0]
+    network = build_generator(shape, tokenizers["generator"], 8)[0]
     batch = RaggedBatch.of([[1, 2, 3]])
     assert not torch.equal(network.train()(batch), network(batch))
     assert torch.equal(network.eval()(batch), network(batch))

@@ -1,9 +1,10 @@
-"""What training reads and learns beyond one label a text: mails, articles, tagged words, passages for a query."""
+"""Data and tasks of finetuning: mails, articles, tagged words, passages for a query, answers in a text."""
 
 import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from polyhead.training.data.examples import Corpus, Example, Split, group_names,
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.lora_training import LoraConfig
 from polyhead.training.loop.schedule import TrainingPlan
-from polyhead.training.loop.trainer import RunFolder
-from polyhead.training.recipes import finetune_recipe as recipe
+from polyhead.training.networks.base_model import BaseModelSpec
+from polyhead.training.recipes.recipe import FinetuneData, FinetuneRecipe, read_recipe
 from polyhead.training.tasks import pair_task as pairs
 from polyhead.training.tasks import span_task as spans
 from polyhead.training.tasks.label_task import LabelItem, LabelTask
@@ -31,8 +32,9 @@ from polyhead.training.tasks.span_task import SpanTask
 from polyhead.training.tasks.tag_task import TagTask, build_item
 from polyhead.training.tasks.task import score_batch
 from polyhead.training.tasks.text_reader import EncodedText, TextReader
+from tests.support import recipes
 
-ALL = sorted((Path(recipe.__file__).parent).glob("*.toml"))
+ALL = sorted(recipes.RECIPES.glob("*.toml"))
 RECIPES = [path for path in ALL if "[lora]" in path.read_text()]
 TARGETS = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
 PLAIN = b"""From fork-admin@example.com  Thu Aug 22 12:36:23 2002
@@ -64,10 +66,10 @@ Content-Type: text/html; charset=utf-8
 BARE = b"From x\nTo: y\n\nCall now\xa0please\n"
 
 
-# ---- what is read
+# ---- data
 
 
-def test_mails_are_read_as_they_are_seen(tmp_path: Path) -> None:
+def test_mails_are_read_as_visible_text(tmp_path: Path) -> None:
     folder = tmp_path / "spam-1"
     folder.mkdir()
     for name, content in (("00001.a", PLAIN), ("00002.b", PAGE), ("00003.c", BARE)):
@@ -103,16 +105,16 @@ def test_articles_are_read_for_topics_and_for_queries(tmp_path: Path) -> None:
 
 
 def articles(folder: Path, **each: tuple[str, str, str]) -> Path:
-    """A folder with articles: title, lead, description, topic."""
+    """A data folder with the given articles: title to lead, description and topic."""
     path = folder / wiki.ARTICLES
     path.parent.mkdir(parents=True)
     names = ("extract", "description", "topic")
-    path.write_text(json.dumps({title: dict(zip(names, said, strict=True)) for title, said in each.items()}))
+    path.write_text(json.dumps({title: dict(zip(names, scores, strict=True)) for title, scores in each.items()}))
     return folder
 
 
-def test_what_follows_from_a_lead_is_said_of_another_too(tmp_path: Path) -> None:
-    """Every description is said once of its own article and once of another of the topic."""
+def test_each_entailed_hypothesis_is_also_a_negative_of_another_lead(tmp_path: Path) -> None:
+    """Each description is a hypothesis for its own article and for another one of the same topic."""
     folder = articles(
         tmp_path,
         Auk=("Auks are a family of sea birds. They swim.", "Family of birds (Alcidae)", "Biology"),
@@ -131,23 +133,23 @@ def test_what_follows_from_a_lead_is_said_of_another_too(tmp_path: Path) -> None
     }
     own = {"Auk": "a family of birds.", "Elm": "a genus of trees.", "Ann": "an English queen."}
     for label, name in enumerate(corpus.labels):
-        said = [(each.source, each.text[1].partition(" is ")[2]) for each in corpus.examples if each.label == label]
-        assert sorted(text for _, text in said) == sorted(own.values())
-        assert all((own[title] == text) == (name == "entailed") for title, text in said)
+        scores = [(each.source, each.text[1].partition(" is ")[2]) for each in corpus.examples if each.label == label]
+        assert sorted(text for _, text in scores) == sorted(own.values())
+        assert all((own[title] == text) == (name == "entailed") for title, text in scores)
     assert corpus.left_out == 4
 
 
-def test_what_is_not_entailed_is_of_the_same_part(tmp_path: Path) -> None:
+def test_negative_hypotheses_are_of_the_same_part(tmp_path: Path) -> None:
     leads = {f"T{n}": (f"w{n} x{n} y{n} is here.", f"a{n} b{n} c{n}", "ab"[n % 2]) for n in range(400)}
     corpus = wiki.entailment(articles(tmp_path, **leads))
     split = split_by_source(corpus, 0.2, 0.2)
     own = {example.text[1].partition(" is ")[2]: part for part, some in vars(split).items() for example in some}
     strays = sum(own[e.text[1].partition(" is ")[2]] != part for part, some in vars(split).items() for e in some)
-    assert strays <= 2 * 6  # a topic has three borders, and each is crossed by one description
+    assert strays <= 2 * 6  # each topic has three borders between parts, and one description may cross each
     assert all(vars(split).values())
 
 
-def test_questions_are_asked_where_a_rule_is_certain() -> None:
+def test_questions_are_generated_only_where_a_rule_is_certain() -> None:
     def found(title: str, topic: str, lead: str) -> list[tuple[str, str, str]]:
         some = questions.generate_questions(title, topic, lead)
         return [(each.kind, each.text, lead[slice(*each.answer)]) for each in some]
@@ -180,7 +182,7 @@ def test_questions_are_asked_where_a_rule_is_certain() -> None:
     assert found("Doll", "Arts", "A play was written by Norwegian playwright Ibsen.") == []
 
 
-def test_questions_of_one_article_belong_together(tmp_path: Path) -> None:
+def test_questions_of_one_article_are_one_group(tmp_path: Path) -> None:
     folder = articles(
         tmp_path,
         Ann=("Ann was a Welsh queen.", "Queen", "People"),
@@ -203,7 +205,7 @@ def test_tagged_words_are_read(tmp_path: Path) -> None:
 
 
 def test_documents_are_not_joined_by_the_sentences_they_share() -> None:
-    """Brown's would all be one; but each stays whole."""
+    """Otherwise all of Brown's documents would be one group. Each document stays in one part."""
     documents = {f"c{number}": ("news", "He/pps said/vbd\nNo/rb\n" * 3) for number in range(200)}
     corpus = brown.parse_documents(documents)
     split = split_by_source(corpus, 0.2, 0.2)
@@ -213,7 +215,7 @@ def test_documents_are_not_joined_by_the_sentences_they_share() -> None:
     assert len(set(group_names(replace(corpus, group_similar=True).examples))) == 1
 
 
-def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> None:
+def test_a_text_is_truncated_only_if_the_recipe_permits_it(tiny_embedder: Path) -> None:
     tokenizer = load(str(tiny_embedder)).tokenizer
     closing = tokenizer.encode("").ids[-1]
     whole, cut = TextReader(tokenizer, 8, may_truncate=True)(["the fox", "the fox and the lazy dog and the fox"])
@@ -234,8 +236,8 @@ def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> Non
 def test_every_label_has_its_precision_and_recall() -> None:
     read = EncodedText([2, 3], [0, 0], [(0, 0), (0, 0)], is_truncated=True)
     items = [LabelItem(read, label, domain) for label, domain in ((1, "a"), (1, "a"), (1, "b"), (0, "b"))]
-    said = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    figures = LabelTask(("HAM", "SPAM", "NEITHER")).figures(items, said)
+    scores = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    figures = LabelTask(("HAM", "SPAM", "NEITHER")).figures(items, scores)
     assert figures == {
         "accuracy": 0.25,
         "a": 0.5,
@@ -251,32 +253,20 @@ def test_every_label_has_its_precision_and_recall() -> None:
 # ---- tags
 
 
-def tiny_recipe(architecture: str, source: str, **plan: float) -> recipe.FinetuneRecipe:
-    return recipe.FinetuneRecipe(
+def tiny_recipe(architecture: str, source: str, **plan: float) -> FinetuneRecipe:
+    return FinetuneRecipe(
         architecture=architecture,
         seed=3,
         threads=1,
-        trunk=recipe.BaseModelSpec(name="tiny", folder=Path()),
-        data=recipe.FinetuneData(source=source, batch=16),
+        trunk=BaseModelSpec(name="tiny", folder=Path()),
+        data=FinetuneData(source=source, batch=16),
         lora=LoraConfig(rank=4, alpha=8, targets=TARGETS),
         plan=TrainingPlan(**{"epochs": 8, "rate": 1e-2, **plan}),  # type: ignore[arg-type]
     )
 
 
-def followed(
-    chosen: recipe.FinetuneRecipe, folder: Path, split: Split, labels: tuple[str, ...], out: Path
-) -> recipe.FinetuneResult:
-    """On one thread: for matrices this small a second one costs more than it brings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return recipe.train_and_measure(chosen, folder, split, Corpus([], labels), RunFolder(out))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def spoken(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
-    """Words of several tokens that are nouns after "the", else verbs; so the words alone do not tell."""
+def tagged_sentences(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
+    """Words of several tokens that are nouns after "the", else verbs, so a tag depends on the word before."""
     draw = random.Random(seed)
     examples = []
     for number in range(count):
@@ -292,22 +282,23 @@ def spoken(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
 
 
 @pytest.fixture(scope="module")
-def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.FinetuneResult, Checkpoint]:
-    split = Split(spoken(900, 0), spoken(10, 1), spoken(80, 2))
+def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Checkpoint]:
+    split = Split(tagged_sentences(900, 0), tagged_sentences(10, 1), tagged_sentences(80, 2))
     chosen = tiny_recipe("BertForTokenClassification", "brown")
-    result = followed(chosen, tiny_embedder, split, ("DET", "NOUN", "VERB"), tmp_path_factory.mktemp("tags"))
-    return result, load(f"{tiny_embedder}+{result.made}")
+    corpus = Corpus([], ("DET", "NOUN", "VERB"))
+    result = recipes.finetuned(chosen, tiny_embedder, split, corpus, tmp_path_factory.mktemp("tags"))
+    return result, load(f"{tiny_embedder}+{result['adapter']}")
 
 
-def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[recipe.FinetuneResult, Checkpoint]) -> None:
+def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[dict[str, Any], Checkpoint]) -> None:
     result, _ = tagger
-    assert set(result.held_out) == {"loss", "accuracy", "film", "dog"}
-    assert result.held_out["accuracy"] > 0.92
-    assert 0.4 < result.baselines["commonest tag of the word"] < 0.8
-    assert result.baselines["words not learned"] == 0
+    assert set(result["held_out"]) == {"loss", "accuracy", "film", "dog"}
+    assert result["held_out"]["accuracy"] > 0.92
+    assert 0.4 < result["baselines"]["commonest tag of the word"] < 0.8
+    assert result["baselines"]["words not learned"] == 0
 
 
-def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.FinetuneResult, Checkpoint]) -> None:
+def test_a_written_tagger_answers_for_every_token(tagger: tuple[dict[str, Any], Checkpoint]) -> None:
     _, served = tagger
     assert served.task == "tag"
     assert served.labels == ("DET", "NOUN", "VERB")
@@ -315,16 +306,16 @@ def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.FinetuneR
     encoding = served.tokenizer.encode(text)
     batch = RaggedBatch.of([encoding.ids])
     with torch.no_grad():
-        said = served.head.postprocess(served.head(served.network(batch), batch.starts))
-    assert said.shape == (len(encoding), 3)
+        scores = served.head.postprocess(served.head(served.network(batch), batch.starts))
+    assert scores.shape == (len(encoding), 3)
     first = [encoding.offsets.index(span) for span in encoding.offsets if span[1] > 0 and span[0] in (0, 4, 13)]
-    assert [served.labels[int(said[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
+    assert [served.labels[int(scores[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
 
 
-def test_peft_reads_the_same_tags(tagger: tuple[recipe.FinetuneResult, Checkpoint], tiny_embedder: Path) -> None:
+def test_peft_reads_the_same_tags(tagger: tuple[dict[str, Any], Checkpoint], tiny_embedder: Path) -> None:
     result, served = tagger
     base = BertForTokenClassification.from_pretrained(tiny_embedder, num_labels=3)
-    theirs = PeftModel.from_pretrained(base, str(result.made)).eval()
+    theirs = PeftModel.from_pretrained(base, result["adapter"]).eval()
     ids = served.tokenizer.encode("the filmshot do-good").ids
     batch = RaggedBatch.of([ids])
     with torch.no_grad():
@@ -333,7 +324,7 @@ def test_peft_reads_the_same_tags(tagger: tuple[recipe.FinetuneResult, Checkpoin
     torch.testing.assert_close(mine, reference, rtol=0, atol=1e-4)
 
 
-def test_a_word_is_its_first_token_and_none_is_forgotten(tiny_embedder: Path) -> None:
+def test_a_word_is_tagged_at_its_first_token_and_skipped_words_count(tiny_embedder: Path) -> None:
     read = TextReader(load(str(tiny_embedder)).tokenizer, 10, may_truncate=True)
     example = Example("overloved \u200b do-good fox filmshot filmshot", (1, 2, 3, 4, 5, 6), "film", "1")
     [text] = read([example.text])
@@ -344,15 +335,15 @@ def test_a_word_is_its_first_token_and_none_is_forgotten(tiny_embedder: Path) ->
     assert item.words[:2] == ["overloved", "do-good"]
     assert item.tags[:2] == [1, 3]
     assert item.skipped_words == 6 - len(item.tags) > 1
-    lesson = TagTask()
+    tag_task = TagTask()
     right = torch.nn.functional.one_hot(torch.tensor(item.tags), 7).float()
-    assert lesson.figures([item], right)["accuracy"] == len(item.tags) / 6
-    packed = lesson.pack([item, item], read, learning=True)
+    assert tag_task.figures([item], right)["accuracy"] == len(item.tags) / 6
+    packed = tag_task.pack([item, item], read, learning=True)
     assert packed.rows == [*item.rows, *(row + len(item.tokens) for row in item.rows)]
     assert packed.targets == item.tags * 2
 
 
-def test_of_tokens_that_share_a_character_the_first_is_the_word() -> None:
+def test_of_tokens_with_a_common_character_the_first_is_tagged() -> None:
     text = EncodedText([2, 7, 8, 9, 3], [0] * 5, [(0, 0), (0, 1), (0, 1), (2, 4), (0, 0)], is_truncated=False)
     assert build_item(Example("\N{GRINNING FACE} go", (5, 6), "film", "1"), text).rows == [1, 3]
 
@@ -360,7 +351,7 @@ def test_of_tokens_that_share_a_character_the_first_is_the_word() -> None:
 # ---- passages
 
 
-def described(count: int) -> list[Example[str]]:
+def passages(count: int) -> list[Example[str]]:
     names = ["fox", "dog", "film", "money"]
     return [
         Example(f"w{n} is a {names[n % 4]}, quick and w{n + 1}", f"w{n} {names[n % 4]}", "ab"[n % 2], f"t{n}")
@@ -368,28 +359,30 @@ def described(count: int) -> list[Example[str]]:
     ]
 
 
-def test_candidates_are_others_hard_and_easy_in_turn() -> None:
-    examples = [*described(60), Example("another w7 fox", "w7 money", "a", "twin")]
+def test_distractors_alternate_between_hard_and_easy() -> None:
+    examples = [*passages(60), Example("another w7 fox", "w7 money", "a", "twin")]
     rows = pairs.list_distractors(examples)
     assert rows == pairs.list_distractors(examples)
     for row, others in enumerate(rows):
         assert len(set(others)) == len(others) == MEASURED_PASSAGES - 1
         assert row not in others
         assert all(examples[other].label != examples[row].label for other in others)
-    twins = [n for n, example in enumerate(examples) if example.label == "w7 money"]
-    assert not {60} & set(rows[twins[0]])
-    # Text n - 1 names w{n}, nothing else beside n itself does: it is the hardest.
+    same_label = [n for n, example in enumerate(examples) if example.label == "w7 money"]
+    assert not {60} & set(rows[same_label[0]])
+    # Besides text n itself, only text n - 1 contains w{n}: it is the hardest distractor.
     assert all(rows[n][0] == n - 1 for n in range(1, 60) if n not in (7, 8))
-    kin = [sum(examples[other].domain == examples[row].domain for other in others) for row, others in enumerate(rows)]
-    assert min(kin) >= 10
+    same_domain = [
+        sum(examples[other].domain == examples[row].domain for other in others) for row, others in enumerate(rows)
+    ]
+    assert min(same_domain) >= 10
     with pytest.raises(RecipeError, match="40 passages are too few to rank one among 20 others"):
         PairTask().items(examples[:40], lambda texts: [EncodedText([], [], [], is_truncated=False) for _ in texts])  # type: ignore[arg-type]
 
 
-def test_a_rank_counts_who_scores_as_much() -> None:
+def test_ties_lower_the_rank() -> None:
     items = [PairItem("q", ("a", "b", "c", "d"), is_truncated=False)] * 3
-    said = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    figures = PairTask().figures(items, said)
+    scores = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    figures = PairTask().figures(items, scores)
     assert figures == {
         "MRR": pytest.approx((1 + 1 / 3 + 1 / 4) / 3),
         "recall@1": pytest.approx(1 / 3),
@@ -397,23 +390,23 @@ def test_a_rank_counts_who_scores_as_much() -> None:
     }
 
 
-def test_vectors_are_asked_the_same() -> None:
+def test_the_baseline_of_a_ranker_is_vector_similarity() -> None:
     places = {"near": (1.0, 0.0), "far": (0.0, 1.0), "q": (0.9, 0.1), "r": (0.1, 0.9)}
     items = [PairItem("q", ("near", "far"), is_truncated=False), PairItem("r", ("near", "far"), is_truncated=False)]
     found = PairTask().baselines([], items, lambda texts: torch.tensor([places[text] for text in texts]))
     assert found == {"embeddings MRR": 0.75, "embeddings recall@1": 0.5, "embeddings recall@5": 1, "by lot MRR": 0.75}
 
 
-def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_path: Path) -> None:
-    examples = described(240)
+def test_a_ranker_is_trained_evaluated_and_loaded(tiny_embedder: Path, tmp_path: Path) -> None:
+    examples = passages(240)
     split = Split(examples[:150], examples[150:195], examples[195:])
     chosen = tiny_recipe("BertForSequenceClassification", "leads", epochs=1)
-    result = followed(chosen, tiny_embedder, split, ("RELEVANCE",), tmp_path)
-    assert {"MRR", "recall@1", "recall@5", "loss"} == set(result.held_out)
-    baseline = result.baselines
+    result = recipes.finetuned(chosen, tiny_embedder, split, Corpus([], ("RELEVANCE",)), tmp_path)
+    assert {"MRR", "recall@1", "recall@5", "loss"} == set(result["held_out"])
+    baseline = result["baselines"]
     assert baseline["by lot MRR"] == pytest.approx(sum(1 / rank for rank in range(1, 21)) / 20)
     assert 0 <= baseline["embeddings recall@1"] <= baseline["embeddings MRR"] <= 1
-    served = load(f"{tiny_embedder}+{result.made}")
+    served = load(f"{tiny_embedder}+{result['adapter']}")
     assert served.task == "rank"
     items = PairTask().items(split.held_out, TextReader(served.tokenizer, 256, may_truncate=False))
     packed = PairTask().pack(items[:1], TextReader(served.tokenizer, 256, may_truncate=False), learning=False)
@@ -423,53 +416,55 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
         seen = score_batch(served.network, served.head, packed)
         closed = served.head.postprocess(raw)
     assert closed.shape == (MEASURED_PASSAGES, 1)
-    torch.testing.assert_close(seen, raw.T)  # query and passage in different segments, as in serving
+    torch.testing.assert_close(seen, raw.T)  # query and passage are different segments, as in serving
     assert ((closed > 0) & (closed < 1)).all()
 
 
-# ---- answers that stand in a text
+# ---- answer spans
 
 
-def about(asked: str, text: str, answer: str, tokenizer: Tokenizer, limit: int = 64) -> spans.SpanItem:
+def span_item(asked: str, text: str, answer: str, tokenizer: Tokenizer, limit: int = 64) -> spans.SpanItem:
     begins = text.index(answer)
     [read] = TextReader(tokenizer, limit, may_truncate=True)([(asked, text)])
     return spans.build_item(Example((asked, text), (begins, begins + len(answer)), "what", "1"), read)
 
 
-def test_an_answer_is_the_tokens_that_it_touches(tiny_embedder: Path) -> None:
+def test_an_answer_covers_the_tokens_that_it_overlaps(tiny_embedder: Path) -> None:
     words = load(str(tiny_embedder)).tokenizer
-    item = about("the fox", "a quick filmshot, overloved dog", "filmshot", words)
+    item = span_item("the fox", "a quick filmshot, overloved dog", "filmshot", words)
     assert item.answer_text(*item.targets) == "filmshot"
     assert item.rows[0] == 0
     assert [item.answer_text(at, at) for at in (1, 2)] == ["a", "quick"]
     assert all(item.encoded.segments[row] for row in item.rows[1:])
-    shorter = about("the fox", "a quick filmshot, overloved dog", "overloved dog", words, limit=10)
+    shorter = span_item("the fox", "a quick filmshot, overloved dog", "overloved dog", words, limit=10)
     assert shorter.encoded.is_truncated
     assert shorter.targets == (0, 0)
     with pytest.raises(RecipeError, match=r"no token of the second text is read.*'the fox the fox"):
-        about("the fox " * 9, "a dog", "dog", words, limit=8)
+        span_item("the fox " * 9, "a dog", "dog", words, limit=8)
 
 
-def test_two_choices_are_made_among_the_tokens_of_each_text(tiny_embedder: Path) -> None:
-    """As where every text is alone, whatever stands beside it."""
+def test_span_scores_are_over_the_tokens_of_each_text(tiny_embedder: Path) -> None:
+    """The scores equal those of each text alone."""
     loaded = load(str(tiny_embedder))
     torch.manual_seed(0)
-    head, lesson = TokenHead(loaded.config, 2, "none"), SpanTask()
-    items = [about("a fox", text, "dog", loaded.tokenizer) for text in ("the dog", "a quick brown dog jumps", "dog")]
+    head, span_task = TokenHead(loaded.config, 2, "none"), SpanTask()
+    items = [
+        span_item("a fox", text, "dog", loaded.tokenizer) for text in ("the dog", "a quick brown dog jumps", "dog")
+    ]
     read = TextReader(loaded.tokenizer, 64, may_truncate=False)
     with torch.no_grad():
-        together = score_batch(loaded.network, head, lesson.pack(items, read, learning=True))
+        together = score_batch(loaded.network, head, span_task.pack(items, read, learning=True))
         for at, item in enumerate(items):
             batch = RaggedBatch.of([item.encoded.tokens], [item.encoded.segments])
             alone = head(loaded.network(batch), batch.starts)[item.rows].T
             torch.testing.assert_close(together[2 * at : 2 * at + 2, : len(item.rows)], alone, rtol=1e-4, atol=1e-4)
             assert together[2 * at : 2 * at + 2, len(item.rows) :].eq(-torch.inf).all()
-    assert lesson.pack(items, read, learning=True).targets == [place for item in items for place in item.targets]
+    assert span_task.pack(items, read, learning=True).targets == [place for item in items for place in item.targets]
 
 
-def test_the_best_place_ends_where_it_begins_or_later() -> None:
+def test_a_span_does_not_end_before_it_begins() -> None:
     begins, ends = torch.full((50,), -9.0), torch.full((50,), -9.0)
-    begins[0] = ends[0] = 99  # that there is none is never said
+    begins[0] = ends[0] = 99  # row 0 means no answer, which is never predicted
     begins[40], ends[3], ends[41], begins[5] = 5, 9, 4, 3
     assert spans.best_span(begins, ends) == (40, 41)
     begins[40] = -torch.inf  # 5 to 41 would be too long
@@ -481,7 +476,7 @@ def test_the_best_place_ends_where_it_begins_or_later() -> None:
 
 def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
     words = load(str(tiny_embedder)).tokenizer
-    items = [about("a fox", "the quick brown dog jumps", answer, words) for answer in ("quick brown dog", "jumps")]
+    items = [span_item("a fox", "the quick brown dog jumps", answer, words) for answer in ("quick brown dog", "jumps")]
     figures = spans.squad_figures(items, ["The quick, brown DOG!", "dog jumps"])
     assert figures == {"exact": 0.5, "F1": pytest.approx((1 + 2 / 3) / 2), "what": 0.5}
     assert spans.squad_figures(items, ["a", "fox"]) == {"exact": 0, "F1": 0, "what": 0}
@@ -495,32 +490,30 @@ def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_read(path: Path) -> None:
-    read = recipe.read_recipe(path)
+    read = read_recipe(path)
     assert read.data.source in TASK_SOURCES
     assert read.trunk.package == quickstart.ENCODER.package
 
 
-def test_every_source_is_learned_by_some_recipe() -> None:
-    learned = {recipe.read_recipe(path).data.source for path in ALL if "[trunk]" in path.read_text()}
+def test_every_source_is_used_by_a_recipe() -> None:
+    learned = {read_recipe(path).data.source for path in ALL if "[trunk]" in path.read_text()}
     assert learned == set(TASK_SOURCES)
 
 
 def test_an_architecture_without_the_head_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
-    split = Split(spoken(4, 0), spoken(4, 1), spoken(4, 2))
+    split = Split(tagged_sentences(4, 0), tagged_sentences(4, 1), tagged_sentences(4, 2))
     with pytest.raises(RecipeError, match=r"'BertForSequenceCl.*can tag; there are: BertForTokenClassification"):
-        recipe.train_and_measure(
+        recipes.finetuned(
             tiny_recipe("BertForSequenceClassification", "brown"),
             tiny_embedder,
             split,
             Corpus([], ("A",)),
-            RunFolder(tmp_path),
+            tmp_path,
         )
 
 
-def test_more_than_the_trunk_reads_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
+def test_more_tokens_than_the_base_model_supports_are_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     chosen = tiny_recipe("BertForTokenClassification", "brown")
-    wrong = recipe.FinetuneRecipe(**{**vars(chosen), "data": recipe.FinetuneData(source="brown", most_tokens=257)})
+    wrong = FinetuneRecipe(**{**vars(chosen), "data": FinetuneData(source="brown", most_tokens=257)})
     with pytest.raises(RecipeError, match=r"data\.most_tokens: 257 is more than the trunk reads, 256"):
-        recipe.train_and_measure(
-            wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), Corpus([], ("A",)), RunFolder(tmp_path)
-        )
+        recipes.finetuned(wrong, tiny_embedder, Split(*[tagged_sentences(4, 0)] * 3), Corpus([], ("A",)), tmp_path)

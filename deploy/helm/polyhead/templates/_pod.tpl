@@ -1,7 +1,7 @@
 {{- define "polyhead.pod" -}}
 serviceAccountName: {{ include "polyhead.serviceAccount" . }}
 automountServiceAccountToken: false
-{{ include "polyhead.podTerms" . }}
+{{ include "polyhead.podSpec" . }}
 containers:
   - name: polyhead
     {{- include "polyhead.container" . | nindent 4 }}
@@ -11,10 +11,10 @@ volumes:
   {{- include "polyhead.volumes" . | nindent 2 }}
 {{- end }}
 
-{{- /* On what terms a pod is there, and where; for how many seconds at its end, where others are wanted than a server's. */ -}}
-{{- define "polyhead.podTerms" -}}
+{{- /* Security, scheduling and the grace period of a pod; .graceSeconds is a minimum for the latter. */ -}}
+{{- define "polyhead.podSpec" -}}
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ max (int (include "polyhead.graceSeconds" .)) (int .patience) }}
+terminationGracePeriodSeconds: {{ max (int (include "polyhead.graceSeconds" .)) (int .graceSeconds) }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001

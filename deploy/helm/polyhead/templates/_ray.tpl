@@ -1,11 +1,11 @@
-{{- /* What a RayService is made of: the file that Ray Serve reads, and the pods of head and workers. */ -}}
+{{- /* The parts of a RayService: the file that Ray Serve reads, and the pods of head and workers. */ -}}
 
 {{- define "polyhead.rayRules" -}}
 {{- if not .Values.config.models }}
-{{- fail "config.models: with ray.enabled name the models; there is no quick start on Ray" }}
+{{- fail "config.models: must not be empty with ray.enabled; there is no quick start on Ray" }}
 {{- end }}
 {{- if and (eq .Values.autoscaling.by "ray") (not .Values.autoscaling.tokens) }}
-{{- fail "autoscaling.tokens: 0, and by them alone Ray counts replicas" }}
+{{- fail "autoscaling.tokens: must not be 0; it is Ray's only metric" }}
 {{- end }}
 {{- if .Values.extraArgs }}
 {{- fail "extraArgs: with ray.enabled there is no command line; put settings under config" }}
@@ -16,17 +16,17 @@
 {{- range $pool, $names := .Values.ray.pools }}
 {{- range $name := $names }}
 {{- if not (hasKey $.Values.config.models $name) }}
-{{- fail (printf "ray.pools.%s: %s is none of config.models" $pool $name) }}
+{{- fail (printf "ray.pools.%s: %s is not in config.models" $pool $name) }}
 {{- end }}
 {{- end }}
 {{- if hasKey $.Values.config.models $pool }}
-{{- fail (printf "ray.pools.%s: a model of config.models has this name; call the pool otherwise" $pool) }}
+{{- fail (printf "ray.pools.%s: a model of config.models has this name; rename the pool" $pool) }}
 {{- end }}
 {{- end }}
 {{- $known := append (keys (include "polyhead.replicated" . | fromYaml)) "Ingress" }}
 {{- range $name := keys .Values.ray.deployments }}
 {{- if not (has $name $known) }}
-{{- fail (printf "ray.deployments.%s: there are %s" $name (join ", " (sortAlpha $known))) }}
+{{- fail (printf "ray.deployments.%s: unknown; the deployments are %s" $name (join ", " (sortAlpha $known))) }}
 {{- end }}
 {{- end }}
 {{- range $group := .Values.ray.workers }}
@@ -56,7 +56,7 @@
 {{- hasKey .Values.config "drain_seconds" | ternary .Values.config.drain_seconds 30 | int }}
 {{- end }}
 
-{{- /* Settings of the application; what is said of Ray Serve alone stands in its own options. */ -}}
+{{- /* Settings of the application; those of Ray Serve are in its own options. */ -}}
 {{- define "polyhead.rayArgs" -}}
 {{- include "polyhead.config" . }}
 replica_cpus: {{ .Values.ray.replica.cpus }}
@@ -95,7 +95,7 @@ autoscaling_config:
 {{- $ours := dict }}
 {{- if eq $.Values.autoscaling.by "ray" }}
 {{- $ours = include "polyhead.rayCounted" $ | fromYaml }}
-{{- /* Beside what the application asks for a number alone would count for nothing. */ -}}
+{{- /* A number of replicas alone would be overridden by the application's autoscaling. */ -}}
 {{- with $own.num_replicas }}
 {{- $_ := set $ours "autoscaling_config" (merge (dict "min_replicas" . "max_replicas" .) $ours.autoscaling_config) }}
 {{- $own = omit $own "num_replicas" }}
@@ -117,7 +117,7 @@ applications:
       {{- toYaml $deployments | nindent 6 }}
 {{- end }}
 
-{{- /* What a pod of Ray says of itself: .root, .role. */ -}}
+{{- /* Labels and annotations of a pod of Ray: .root, .role. */ -}}
 {{- define "polyhead.rayPodMeta" -}}
 labels:
   {{- include "polyhead.selector" .root | nindent 2 }}
@@ -133,7 +133,7 @@ annotations:
 
 {{- define "polyhead.rayEnv" -}}
 env:
-  # The volume with the models is HOME otherwise, and read-only.
+  # Otherwise HOME is the volume with the models, which is read-only.
   - {name: HOME, value: /tmp}
   - {name: XDG_CACHE_HOME, value: /cache}
   - {name: RAY_USAGE_STATS_ENABLED, value: "0"}

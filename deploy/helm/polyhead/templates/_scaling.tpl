@@ -1,11 +1,11 @@
-{{- /* By what replicas are counted, and how quickly: the same whoever counts. */ -}}
+{{- /* Metrics and rates of autoscaling, the same for every autoscaler. */ -}}
 
-{{- /* What each of them may have to do, as metrics of the server: {triggers: [{metric, labels, target, always}]}; what is
-always there is missed where it is not. */ -}}
+{{- /* The target load of a pod, as metrics of the server: {triggers: [{metric, labels, target, always}]}; a
+missing series of an `always` metric is a failure. */ -}}
 {{- define "polyhead.triggers" -}}
 {{- $by := .Values.autoscaling }}
 {{- if not (or $by.tokens $by.running $by.waiting) }}
-{{- fail "autoscaling: tokens, running and waiting are all 0; by one of them pods are counted" }}
+{{- fail "autoscaling: tokens, running and waiting are all 0; at least one must be set" }}
 {{- end }}
 triggers:
 {{- with $by.tokens }}
@@ -32,17 +32,17 @@ triggers:
 scaleUp: {stabilizationWindowSeconds: 0}
 scaleDown:
   stabilizationWindowSeconds: {{ .Values.autoscaling.downAfterSeconds }}
-  # A pod that is stopped takes its cache along, and another takes minutes to load.
+  # A stopped pod loses its cache, and a new one takes minutes to load.
   policies: [{type: Pods, value: 1, periodSeconds: 60}]
 {{- end }}
 
-{{- /* Who counts replicas has to be who starts them. */ -}}
+{{- /* The autoscaler must be able to start the pods. */ -}}
 {{- define "polyhead.counted" -}}
 {{- if and .Values.ray.enabled (has .Values.autoscaling.by (list "hpa" "keda")) }}
-{{- fail (printf "autoscaling.by: %s counts pods, and with ray.enabled Ray counts replicas; choose ray or none" .Values.autoscaling.by) }}
+{{- fail (printf "autoscaling.by: %s scales pods, but with ray.enabled Ray scales replicas; use ray or none" .Values.autoscaling.by) }}
 {{- end }}
 {{- if and (not .Values.ray.enabled) (eq .Values.autoscaling.by "ray") }}
-{{- fail "autoscaling.by: ray needs ray.enabled; choose keda, hpa or none" }}
+{{- fail "autoscaling.by: ray needs ray.enabled; use keda, hpa or none" }}
 {{- end }}
 {{- end }}
 

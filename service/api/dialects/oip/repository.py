@@ -70,7 +70,7 @@ class RepositoryUnloadRequest(Wire):
 @router.post("/v2/repository/index", openapi_extra=describe_body(IndexRequest), summary="Every served name.")
 async def index(request: Request) -> Response:
     wire = IndexRequest.read(await read_optional_json(request))
-    known = [one for one in registry_of(request).model_statuses() if one.state.phase == "ready" or not wire.ready]
+    known = [one for one in request_registry(request).model_statuses() if one.state.phase == "ready" or not wire.ready]
     return JsonResponse([write_index_entry(one) for one in known])
 
 
@@ -81,7 +81,7 @@ async def index(request: Request) -> Response:
 )
 async def load(request: Request) -> Response:
     wire, name = RepositoryLoadRequest.read(await read_optional_json(request)), request.path_params["name"]
-    registry, source = registry_of(request), wire.parameters.requested_source
+    registry, source = request_registry(request), wire.parameters.requested_source
     if any(one.name == name for one in registry.model_statuses()):
         return await answer_operation(request, registry.reload(name, source, drain_seconds(request)))
     if not source:
@@ -98,7 +98,7 @@ async def load(request: Request) -> Response:
 async def unload(request: Request) -> Response:
     RepositoryUnloadRequest.read(await read_optional_json(request))
     return await answer_operation(
-        request, registry_of(request).unload(request.path_params["name"], drain_seconds(request))
+        request, request_registry(request).unload(request.path_params["name"], drain_seconds(request))
     )
 
 
@@ -108,7 +108,7 @@ async def read_optional_json(request: Request) -> Any:
     return await parse_body(content) if content else {}
 
 
-def registry_of(request: Request) -> RegistryProtocol:
+def request_registry(request: Request) -> RegistryProtocol:
     return app_state(request).registry
 
 

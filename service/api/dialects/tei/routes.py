@@ -71,7 +71,7 @@ router = APIRouter(tags=["text-embeddings-inference"])
 def add_post_routes(path: str, kind: type[W], summary: str) -> Callable[[RouteWork[W]], RouteWork[W]]:
     """Add a route whose body is a `kind`, and the same route below a model's name."""
 
-    def routed(work: RouteWork[W]) -> RouteWork[W]:
+    def add_routes(work: RouteWork[W]) -> RouteWork[W]:
         async def route(request: Request) -> Response:
             wire = await read_body(request, kind)
             return await run_while_connected(request, work(request, wire))
@@ -80,7 +80,7 @@ def add_post_routes(path: str, kind: type[W], summary: str) -> Callable[[RouteWo
             router.post(address, openapi_extra=describe_body(kind), summary=text, name=work.__name__)(route)
         return work
 
-    return routed
+    return add_routes
 
 
 def find_model(request: Request, tasks: Collection[Task]) -> Model:

@@ -20,7 +20,7 @@ from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.core.errors import BadRequest, Overloaded, Unavailable
 from polyhead.service.core.model import Model
-from tests.support.scripted import WAIT, Connection, Idle, Registry, application, ask, echo, model, until
+from tests.support.scripted import WAIT, Connection, FakeEngine, Registry, application, ask, echo, model, until
 
 GO_ON = {"model": "talker", "prompt": "The fox"}
 PLENTY = 1 << 40
@@ -28,12 +28,12 @@ KEYS = "a=ka,b=kb"
 
 
 @pytest.fixture(scope="module")
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
 
 
 @pytest.fixture(scope="module")
-def judge(tiny_classifier: Path) -> Model:
+def classifier(tiny_classifier: Path) -> Model:
     return model(tiny_classifier, "judge", "classify", labels=("bad", "good"))
 
 
@@ -41,8 +41,8 @@ def server_of(app: FastAPI) -> AppState:
     return cast(AppState, app.state.server)
 
 
-def engine_of(app: FastAPI) -> Idle:
-    return cast(Idle, server_of(app).engine)
+def engine_of(app: FastAPI) -> FakeEngine:
+    return cast(FakeEngine, server_of(app).engine)
 
 
 def metric(app: FastAPI, sample: str) -> float:
@@ -59,11 +59,11 @@ def post(app: FastAPI, content: Any, headers: Mapping[str, str], path: str = "/v
     return asyncio.run(run())
 
 
-# Places
+# Permits
 
 
-def test_over_the_bound_is_429_before_the_body_is_read(talker: Model) -> None:
-    app = application(Registry([talker], lambda model, request: [WAIT]), max_requests=2)
+def test_over_the_bound_is_429_before_the_body_is_read(generator: Model) -> None:
+    app = application(Registry([generator], lambda model, request: [WAIT]), max_requests=2)
 
     async def run() -> list[Connection]:
         inside = [Connection("/v1/completions", orjson.dumps(GO_ON)) for _ in range(2)]
@@ -92,16 +92,16 @@ def test_over_the_bound_is_429_before_the_body_is_read(talker: Model) -> None:
     assert metric(app, 'polyhead_rejections_total{code="overloaded"}') == 2
 
 
-def test_looking_takes_no_place(talker: Model) -> None:
-    app = application(Registry([talker], echo), max_requests=1)
+def test_other_routes_take_no_permit(generator: Model) -> None:
+    app = application(Registry([generator], echo), max_requests=1)
     with server_of(app).admission.admit():
         assert ask(app, ("/v1/models", None))[0].status_code == 200
         assert ask(app, ("/v1/completions", GO_ON))[0].status_code == 429
     assert ask(app, ("/v1/completions", GO_ON))[0].status_code == 200
 
 
-def test_while_draining_nobody_is_let_in(talker: Model) -> None:
-    app = application(Registry([talker], echo))
+def test_while_draining_no_request_is_admitted(generator: Model) -> None:
+    app = application(Registry([generator], echo))
     server_of(app).admission.close()
     refused, live, ready = ask(app, ("/v1/completions", GO_ON), ("/livez", None), ("/readyz", None))
     assert (refused.status_code, live.status_code, ready.status_code) == (503, 200, 503)
@@ -110,8 +110,8 @@ def test_while_draining_nobody_is_let_in(talker: Model) -> None:
     assert ready.json()["reasons"] == ["the server is shutting down"]
 
 
-def test_a_place_is_given_back_whatever_happens() -> None:
-    admission = Admission(AdmissionLimits(1, PLENTY), Idle())
+def test_a_permit_is_returned_after_errors() -> None:
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine())
     with pytest.raises(ZeroDivisionError), admission.admit():
         raise ZeroDivisionError
     assert admission.in_flight == 0
@@ -123,9 +123,9 @@ def test_a_place_is_given_back_whatever_happens() -> None:
 # Tokens
 
 
-def test_with_enough_tokens_in_flight_nobody_is_let_in(talker: Model) -> None:
+def test_at_the_limit_of_tokens_in_flight_no_request_is_admitted(generator: Model) -> None:
     """The request is rejected before its body is read."""
-    app = application(Registry([talker], echo), max_tokens_in_flight=100)
+    app = application(Registry([generator], echo), max_tokens_in_flight=100)
     engine_of(app).tokens = 100
     [refused] = ask(app, ("/v1/completions", b"{"))
     assert refused.status_code == 429
@@ -135,8 +135,8 @@ def test_with_enough_tokens_in_flight_nobody_is_let_in(talker: Model) -> None:
     assert ask(app, ("/v1/completions", b"{"))[0].status_code == 400
 
 
-def test_a_call_that_goes_over_the_bound_is_refused_once_it_is_tokens(talker: Model) -> None:
-    registry = Registry([talker], echo)
+def test_a_call_over_the_token_limit_is_rejected_after_tokenisation(generator: Model) -> None:
+    registry = Registry([generator], echo)
     app = application(registry, max_tokens_in_flight=100)
     engine_of(app).tokens = 90
     asked = GO_ON | {"prompt": list(range(3, 14)), "max_tokens": 1}
@@ -150,11 +150,11 @@ def test_a_call_that_goes_over_the_bound_is_refused_once_it_is_tokens(talker: Mo
     assert ask(app, ("/v1/completions", asked | {"prompt": [list(range(3, 53))] * 3}))[0].status_code == 200
 
 
-# Shares
+# Shares of keys
 
 
 def test_one_key_cannot_take_all_places() -> None:
-    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), FakeEngine(), {"a", "b"})
     with ExitStack() as inside:
         for _ in range(4):
             inside.enter_context(admission.admit("a"))
@@ -167,7 +167,7 @@ def test_one_key_cannot_take_all_places() -> None:
 
 
 def test_one_key_cannot_take_all_tokens() -> None:
-    load = Idle()
+    load = FakeEngine()
     admission = Admission(AdmissionLimits(8, 100, share=0.5), load, {"a", "b"})
     load.tokens, load.owned = 40, {"a": 40}
     with pytest.raises(Overloaded, match="40 tokens for this key are in flight, with 11 more they are over 50"):
@@ -182,14 +182,14 @@ def test_one_key_cannot_take_all_tokens() -> None:
 
 
 def test_a_single_key_has_all() -> None:
-    admission = Admission(AdmissionLimits(8, 100, share=0.5), Idle(), {"default"})
+    admission = Admission(AdmissionLimits(8, 100, share=0.5), FakeEngine(), {"default"})
     with ExitStack() as inside:
         for _ in range(8):
             inside.enter_context(admission.admit("default"))
 
 
-def test_one_clients_thousand_do_not_shut_out_another(talker: Model) -> None:
-    app = application(Registry([talker], lambda model, request: [WAIT]), max_requests=10, api_keys=KEYS)
+def test_a_thousand_requests_of_one_client_do_not_block_another(generator: Model) -> None:
+    app = application(Registry([generator], lambda model, request: [WAIT]), max_requests=10, api_keys=KEYS)
 
     async def run() -> list[int]:
         greedy = [Connection("/v1/completions", orjson.dumps(GO_ON), key="ka") for _ in range(1000)]
@@ -207,11 +207,11 @@ def test_one_clients_thousand_do_not_shut_out_another(talker: Model) -> None:
     assert statuses.count(429) == 995
 
 
-# How long to wait
+# Retry-After
 
 
-class Hand:
-    """A clock that the test moves."""
+class ManualClock:
+    """A clock that the test sets."""
 
     now = 100.0
 
@@ -220,15 +220,15 @@ class Hand:
 
 
 def test_the_wait_is_computed_from_the_rate_of_late() -> None:
-    clock = Hand()
-    admission = Admission(AdmissionLimits(8, PLENTY), Idle(), clock=clock)
+    clock = ManualClock()
+    admission = Admission(AdmissionLimits(8, PLENTY), FakeEngine(), clock=clock)
     with ExitStack() as inside:
         inside.enter_context(admission.admit())
         for _ in range(2 * RATE_SAMPLES):
             clock.now += 0.5
             with admission.admit():
                 pass
-        assert admission.estimate_wait() == 1  # one in flight, two a second leave
+        assert admission.estimate_wait() == 1  # one in flight, two a second end
         for _ in range(7):
             inside.enter_context(admission.admit())
         with pytest.raises(Overloaded) as caught:
@@ -238,9 +238,9 @@ def test_the_wait_is_computed_from_the_rate_of_late() -> None:
         assert admission.estimate_wait() == MAX_WAIT_S
 
 
-def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
-    clock = Hand()
-    admission = Admission(AdmissionLimits(1, PLENTY), Idle(), clock=clock)
+def test_before_the_first_end_the_wait_grows_with_the_time() -> None:
+    clock = ManualClock()
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine(), clock=clock)
     with admission.admit():
         assert admission.estimate_wait() == 1
         clock.now += 5
@@ -248,8 +248,8 @@ def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
 
 
 def test_after_a_pause_the_rate_is_measured_anew() -> None:
-    clock = Hand()
-    admission = Admission(AdmissionLimits(1, PLENTY), Idle(), clock=clock)
+    clock = ManualClock()
+    admission = Admission(AdmissionLimits(1, PLENTY), FakeEngine(), clock=clock)
     for _ in range(10):
         with admission.admit():
             clock.now += 10
@@ -259,7 +259,7 @@ def test_after_a_pause_the_rate_is_measured_anew() -> None:
         assert admission.estimate_wait() == 2
 
 
-def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> None:
+def tokens_leave(admission: Admission, load: FakeEngine, owner: str, each: int) -> None:
     """A request with so many tokens is submitted and ends."""
     with admission.admit(owner):
         admission.add_submitted(owner, each)
@@ -270,7 +270,7 @@ def tokens_leave(admission: Admission, load: Idle, owner: str, each: int) -> Non
 
 
 def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
-    clock, load = Hand(), Idle()
+    clock, load = ManualClock(), FakeEngine()
     admission = Admission(AdmissionLimits(100, 1000), load, clock=clock)
     with admission.admit():
         admission.add_submitted("", 900)
@@ -286,21 +286,21 @@ def test_the_wait_for_tokens_is_computed_from_the_tokens_that_left() -> None:
         with pytest.raises(Overloaded) as caught:
             admission.admit().__enter__()
         assert caught.value.retry_after == 10
-        load.tokens = 500  # half of the long one's have gone: 600 in this second
+        load.tokens = 500  # half of the long request's tokens have ended: 600 in this second
         with pytest.raises(Overloaded) as caught:
             admission.check_tokens("", 501)
         assert caught.value.retry_after == 1
 
 
-def test_who_is_over_the_share_waits_for_the_own_ones() -> None:
-    clock, load = Hand(), Idle()
+def test_an_owner_over_its_share_waits_for_its_own_requests() -> None:
+    clock, load = ManualClock(), FakeEngine()
     admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), load, {"a", "b"}, clock)
     with ExitStack() as inside:
         for _ in range(4):
             inside.enter_context(admission.admit("a"))
         for _ in range(RATE_SAMPLES):
             clock.now += 0.25
-            with admission.admit("b"):  # four a second leave, but none of them is ours
+            with admission.admit("b"):  # four a second end, but none of this owner
                 pass
         with pytest.raises(Overloaded) as caught:
             inside.enter_context(admission.admit("a"))
@@ -310,8 +310,8 @@ def test_who_is_over_the_share_waits_for_the_own_ones() -> None:
 # Deadlines and priorities
 
 
-def test_terms_reach_the_engine(talker: Model, judge: Model) -> None:
-    registry = Registry([talker, judge], echo)
+def test_terms_reach_the_engine(generator: Model, classifier: Model) -> None:
+    registry = Registry([generator, classifier], echo)
     app = application(registry)
     asked = {"priority": 7, "timeout": 30}
     began = time.perf_counter()
@@ -334,8 +334,8 @@ def test_terms_reach_the_engine(talker: Model, judge: Model) -> None:
     ("header", "field", "setting", "expected"),
     [("5", 20, 10, 5), ("20", 5, 10, 5), ("20", 30, 5, 5), ("5.5", 0, 0, 5.5)],
 )
-def test_the_shortest_time_counts(talker: Model, header: str, field: float, setting: float, expected: float) -> None:
-    registry = Registry([talker], echo)
+def test_the_shortest_time_counts(generator: Model, header: str, field: float, setting: float, expected: float) -> None:
+    registry = Registry([generator], echo)
     app = application(registry, request_seconds=setting)
     began = time.perf_counter()
     asked = GO_ON | ({"timeout": field} if field else {})
@@ -346,15 +346,15 @@ def test_the_shortest_time_counts(talker: Model, header: str, field: float, sett
 @pytest.mark.parametrize(
     "header", ["0", "-1", "", "abc", "1e3", "nan", "inf", "1,5", " ", "0.0001", "99999999999", "٣"]
 )
-def test_a_header_that_is_no_time_is_said_so_before_the_body_is_read(talker: Model, header: str) -> None:
-    answer = post(application(Registry([talker], echo)), None, {"X-Request-Timeout": header.encode()})  # type: ignore[dict-item]
+def test_an_invalid_timeout_header_is_rejected_before_the_body_is_read(generator: Model, header: str) -> None:
+    answer = post(application(Registry([generator], echo)), None, {"X-Request-Timeout": header.encode()})  # type: ignore[dict-item]
     assert answer.status_code == 400
     assert "X-Request-Timeout: must be a number of seconds from 0.001" in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "X-Request-Timeout"
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("timeout", 0, "must be between 0.001 and"),
         ("timeout", -1, "must be between 0.001 and"),
@@ -363,12 +363,14 @@ def test_a_header_that_is_no_time_is_said_so_before_the_body_is_read(talker: Mod
         ("priority", 1.5, "must be a whole number"),
     ],
 )
-def test_fields_out_of_bounds_are_named(talker: Model, judge: Model, field: str, value: Any, said: str) -> None:
-    app = application(Registry([talker, judge], echo))
+def test_fields_out_of_bounds_are_named(
+    generator: Model, classifier: Model, field: str, value: Any, message: str
+) -> None:
+    app = application(Registry([generator, classifier], echo))
     for path, asked, status in (("/v1/completions", GO_ON, 400), ("/predict", {"inputs": "x"}, 422)):
         [answer] = ask(app, (path, asked | {field: value}))
         assert answer.status_code == status
-        assert f"{field}: {said}" in answer.text
+        assert f"{field}: {message}" in answer.text
 
 
 def expired(app: FastAPI, answer: httpx.Response) -> None:
@@ -379,8 +381,8 @@ def expired(app: FastAPI, answer: httpx.Response) -> None:
     assert server_of(app).admission.in_flight == 0
 
 
-def test_a_body_that_takes_too_long_expires_at_the_deadline(talker: Model) -> None:
-    app = application(Registry([talker], echo), request_seconds=0.05)
+def test_a_body_that_takes_too_long_expires_at_the_deadline(generator: Model) -> None:
+    app = application(Registry([generator], echo), request_seconds=0.05)
 
     async def run() -> Connection:
         connection = Connection("/v1/completions", b"")
@@ -395,8 +397,8 @@ def test_a_body_that_takes_too_long_expires_at_the_deadline(talker: Model) -> No
     assert metric(app, 'polyhead_requests_total{model="",outcome="expired"') == 1
 
 
-def test_what_is_being_tokenised_expires_at_the_deadline(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may go on; nothing is submitted."""
+def test_a_request_expires_during_tokenisation(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may go on, but nothing is submitted."""
     encode = Tokenizer.encode_batch
 
     answered = threading.Event()
@@ -406,7 +408,7 @@ def test_what_is_being_tokenised_expires_at_the_deadline(talker: Model, monkeypa
         return encode(*given, **named)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", slowly)
-    registry = Registry([talker], echo)
+    registry = Registry([generator], echo)
     app = application(registry)
     answer = post(app, GO_ON | {"timeout": 0.05, "stream": True}, {})
     answered.set()
@@ -415,9 +417,9 @@ def test_what_is_being_tokenised_expires_at_the_deadline(talker: Model, monkeypa
     assert not registry.requests
 
 
-def test_nothing_is_submitted_after_the_deadline(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_submitted_after_the_deadline(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a request whose tokenisation ended in time."""
-    registry = Registry([talker], echo)
+    registry = Registry([generator], echo)
     app = application(registry)
     tokenised = server_of(app).text._run
 
@@ -431,7 +433,7 @@ def test_nothing_is_submitted_after_the_deadline(talker: Model, monkeypatch: pyt
     assert not registry.requests
 
 
-# Bodies that are more than they weigh
+# Bodies with many values
 
 
 def too_many(content: bytes) -> bool:
@@ -452,7 +454,7 @@ def too_many(content: bytes) -> bool:
         (b"[[[[[]]]]]", 5),
     ],
 )
-def test_values_are_counted_and_text_is_none(
+def test_values_are_counted_and_text_is_not(
     monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, found: int
 ) -> None:
     monkeypatch.setattr(body, "SCAN_BYTES", size)
@@ -463,16 +465,18 @@ def test_values_are_counted_and_text_is_none(
     assert too_many(content)
 
 
-def test_a_body_of_brackets_is_refused_before_it_is_lists(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = application(Registry([talker], echo))
+def test_a_body_of_brackets_is_rejected_before_lists_are_made(
+    generator: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = application(Registry([generator], echo))
     brackets = b'{"model":"talker","prompt":[' + b"[]," * 2_000_000 + b"[]]}"
-    monkeypatch.setattr(body.orjson, "loads", None)  # it would make them
+    monkeypatch.setattr(body.orjson, "loads", None)  # before the lists are made
     [answer] = ask(app, ("/v1/completions", brackets))
     assert answer.status_code == 400
     assert f"the body: has more than {body.MAX_VALUES} values" in answer.json()["error"]["message"]
 
 
-def test_a_long_text_full_of_commas_is_one_value(talker: Model) -> None:
-    app = application(Registry([talker], echo))
+def test_a_long_text_full_of_commas_is_one_value(generator: Model) -> None:
+    app = application(Registry([generator], echo))
     [answer] = ask(app, ("/v1/completions", GO_ON | {"prompt": "a,[{" * 500_000}))
     assert "has 2000000 characters" in answer.json()["error"]["message"]

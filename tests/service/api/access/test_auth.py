@@ -104,7 +104,7 @@ def message(path: str, answer: httpx.Response) -> str:
 # Scopes
 
 
-def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: FastAPI) -> None:
+def test_the_table_has_exactly_the_routes_of_the_application(app: FastAPI) -> None:
     """A new route has to be added to the table here."""
     public = {"/", "/livez", "/startupz", "/readyz", "/health", "/docs", "/docs/{name}"}
     public |= {"/v2/health/live", "/v2/health/ready", "/web/{name}"}
@@ -121,7 +121,7 @@ def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: Fast
             assert kind == ("models" if method in ("GET", "HEAD") else "inference"), (method, path)
     prefixes = {line.rpartition(" ")[2] for line in ACCESS_RULES}
     used = {prefix for prefix in prefixes for _, path in found if path == prefix or path.startswith(f"{prefix}/")}
-    assert used == prefixes, "no line of the table is about nothing"
+    assert used == prefixes, "a line of the table has no route"
 
 
 def test_every_route_with_no_key_a_wrong_one_one_of_other_scopes_and_its_own(app: FastAPI) -> None:
@@ -160,7 +160,7 @@ def test_anthropics_header_opens_its_own_paths_alone(app: FastAPI, path: str) ->
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "no-inference"])
-def test_who_may_not_ask_is_told_so_before_the_body_is_read(app: FastAPI, key: str) -> None:
+def test_a_request_without_permission_is_rejected_before_the_body_is_read(app: FastAPI, key: str) -> None:
     async def run() -> Connection:
         connection = Connection("/v1/completions", b"{", key=key)
         await connection.run(app)
@@ -170,7 +170,7 @@ def test_who_may_not_ask_is_told_so_before_the_body_is_read(app: FastAPI, key: s
     assert asyncio.run(run()).sent[0]["status"] in (401, 403)
 
 
-def test_metrics_are_everybodys_unless_they_need_a_key(served: list[Model], tmp_path: Path) -> None:
+def test_metrics_need_no_key_unless_it_is_set(served: list[Model], tmp_path: Path) -> None:
     path = keys_file(tmp_path, a={}, m={"scopes": ["metrics"]})
     for settings, statuses in (({}, [200, 200, 200]), ({"metrics_access": "key"}, [401, 403, 200])):
         app = application(Registry(served, echo), keys_file=path, **settings)
@@ -178,11 +178,11 @@ def test_metrics_are_everybodys_unless_they_need_a_key(served: list[Model], tmp_
         assert [answer.status_code for answer in asked(app, *calls)] == statuses
 
 
-def test_administration_has_routes_where_a_key_of_the_file_may(served: list[Model], tmp_path: Path) -> None:
+def test_admin_routes_exist_if_a_key_of_the_file_has_the_scope(served: list[Model], tmp_path: Path) -> None:
     for scopes, status in ((["inference", "models"], 404), (["models", "inference", "admin"], 500)):
         app = application(Registry(served, echo), keys_file=keys_file(tmp_path, a={"scopes": scopes}))
         [answer, described] = asked(app, ("GET", "/admin/models", bearer("a")), ("GET", "/v2", bearer("a")))
-        assert answer.status_code == status  # this registry knows nothing of changes
+        assert answer.status_code == status  # this registry supports no changes
         assert ("model_repository" in described.json()["extensions"]) is (status == 500)
 
 
@@ -226,7 +226,7 @@ BODIES: dict[str, Any] = {
     "/models/judge": TEXT,
     "/models/open": {"inputs": "The fox", "parameters": {"adapter_id": "shut:adapter"}},
 }
-NAMELESS: dict[str, tuple[str, Any]] = {  # which ask the only model there is
+NAMELESS: dict[str, tuple[str, Any]] = {  # without a model name: the only model answers
     "/": ("shut", TEXT),
     "/decode": ("shut", {"ids": [5]}),
     "/generate": ("shut", TEXT),
@@ -239,8 +239,8 @@ NAMELESS: dict[str, tuple[str, Any]] = {  # which ask the only model there is
     "/rerank": ("ranker", PASSAGES),
     "/similarity": ("vectors", SENTENCES),
 }
-LOOKED_AT = ("/v1/models/shut", "/models/judge/info", "/v2/models/shut", "/v2/models/shut/ready")
-LOOKED_AT += ("/v2/models/shut/versions/1", "/v2/models/shut/versions/1/ready")
+READ_ONLY = ("/v1/models/shut", "/models/judge/info", "/v2/models/shut", "/v2/models/shut/ready")
+READ_ONLY += ("/v2/models/shut/versions/1", "/v2/models/shut/versions/1/ready")
 
 
 def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Response]:
@@ -252,30 +252,30 @@ def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Re
     return asyncio.run(run())
 
 
-def let_in(path: str) -> int:
-    """The status of the answer.  This registry's model returns numbers instead of words, and cannot be explained."""
+def status_of(path: str) -> int:
+    """The status of the answer. This registry's model returns numbers in place of words and cannot be explained."""
     if path == "/v1/explain":
         return 409
     return 500 if path.endswith("embed_sparse") else 200
 
 
-def test_no_dialect_has_a_way_to_a_model_that_the_key_may_not_use(app: FastAPI) -> None:
+def test_no_dialect_answers_for_a_model_that_the_key_may_not_use(app: FastAPI) -> None:
     for path, answer in posted(app, "narrow", BODIES).items():
         assert answer.status_code == 403, (path, answer.text)
         assert "the key 'narrow' may not use the model" in message(path, answer)
         assert "it may use open, nobody" in message(path, answer)
     for path, answer in posted(app, "all", BODIES).items():
-        assert answer.status_code == let_in(path), (path, answer.text)
+        assert answer.status_code == status_of(path), (path, answer.text)
 
 
-def test_the_only_model_is_not_for_everybody(served: list[Model], tmp_path: Path) -> None:
+def test_the_only_model_needs_permission_too(served: list[Model], tmp_path: Path) -> None:
     keys = keys_file(tmp_path, narrow={"models": ["open"]}, all={"models": ["*"]})
     for only in served:
         app = application(Registry([only], echo), keys_file=keys)
         bodies = {path: body for path, (name, body) in NAMELESS.items() if name == only.name}
         assert all(answer.status_code == 403 for answer in posted(app, "narrow", bodies).values()) or not bodies
         for path, answer in posted(app, "all", bodies).items():
-            assert answer.status_code == let_in(path), (path, answer.text)
+            assert answer.status_code == status_of(path), (path, answer.text)
         shut, seen = asked(app, ("GET", "/info", bearer("narrow")), ("GET", "/info", bearer("all")))
         assert (shut.status_code, seen.status_code) == (200 if only.name == "open" else 403, 200)
 
@@ -299,13 +299,13 @@ def test_a_key_sees_its_own_models(app: FastAPI) -> None:
     one, every = asked(app, ("GET", "/v1/models", bearer("narrow")), ("GET", "/v1/models", bearer("all")))
     assert [found["id"] for found in one.json()["data"]] == ["open"]
     assert len(every.json()["data"]) == 7
-    for path in LOOKED_AT:
+    for path in READ_ONLY:
         shut, seen = asked(app, ("GET", path, bearer("narrow")), ("GET", path, bearer("all")))
         assert (shut.status_code, seen.status_code) == (403, 200), path
         assert "may not use the model" in message(path, shut)
 
 
-def test_what_is_not_there_is_said_so_only_of_names_that_the_key_may_use(app: FastAPI) -> None:
+def test_unknown_models_are_reported_only_for_names_that_the_key_may_use(app: FastAPI) -> None:
     calls = [("GET", f"/v1/models/{name}", bearer("narrow")) for name in ("nobody", "somebody", "open")]
     assert [answer.status_code for answer in asked(app, *calls)] == [404, 403, 200]
 
@@ -334,7 +334,7 @@ def test_an_error_names_only_models_that_the_key_may_use(served: list[Model], tm
     assert any("there are: open, shut, shut:adapter" in text for _, text in every)
 
 
-def test_while_models_load_a_key_is_not_told_their_names(served: list[Model]) -> None:
+def test_while_models_load_their_names_are_hidden_from_other_keys(served: list[Model]) -> None:
     def unavailable(name: str) -> PolyheadError:
         return Unavailable(f"{name} is not ready yet", retry_after=7)
 
@@ -384,7 +384,7 @@ def test_an_alias_that_the_key_may_use_leads_to_its_model(served: list[Model], t
 # Limits
 
 
-def test_a_key_that_has_spent_its_minute_is_told_when_to_come_again(served: list[Model], tmp_path: Path) -> None:
+def test_a_key_over_its_limit_gets_retry_after(served: list[Model], tmp_path: Path) -> None:
     keys = keys_file(tmp_path, slow={"requests_per_minute": 1}, thrifty={"tokens_per_minute": 3}, free={})
     app = application(Registry(served, echo), keys_file=keys)
     one = {"/v1/completions": {"model": "open", "prompt": list(range(5, 35)), "max_tokens": 1}}
@@ -400,7 +400,7 @@ def test_a_key_that_has_spent_its_minute_is_told_when_to_come_again(served: list
             prefix = "anthropic-ratelimit" if path.startswith("/v1/messages") else "x-ratelimit"
             assert any(name.startswith(prefix) for name in answer.headers)
         [listed] = asked(app, ("GET", "/v1/models", bearer(key)))
-        assert listed.status_code == 200, "who may not ask may look"
+        assert listed.status_code == 200, "routes without a key are not limited"
     free = posted(app, "free", one)["/v1/completions"]
     assert free.status_code == 200
     assert not [name for name in free.headers if "ratelimit" in name]
@@ -408,7 +408,7 @@ def test_a_key_that_has_spent_its_minute_is_told_when_to_come_again(served: list
     assert f'polyhead_rejections_total{{code="rate_limit_exceeded"}} {2.0 * len(BODIES)}' in page
 
 
-def test_who_is_refused_is_nobody_in_flight_and_pays_nothing(served: list[Model], tmp_path: Path) -> None:
+def test_a_rejected_request_takes_no_permit_and_no_quota(served: list[Model], tmp_path: Path) -> None:
     keys = keys_file(tmp_path, slow={"requests_per_minute": 2}, metrics={"scopes": ["metrics"]})
     app = application(Registry(served, echo), keys_file=keys)
     body = {"/v1/completions": {"model": "open", "prompt": "a"}}
@@ -425,6 +425,6 @@ def test_who_is_refused_is_nobody_in_flight_and_pays_nothing(served: list[Model]
     assert set(app.state.server.quotas._quotas) == {"slow"}
 
 
-def test_where_no_key_is_asked_for_everything_is_open(served: list[Model]) -> None:
+def test_without_keys_every_route_is_open(served: list[Model]) -> None:
     app = application(Registry(served, echo))
     assert ask(app, ("/v1/completions", {"model": "shut", "prompt": "a"}))[0].status_code == 200

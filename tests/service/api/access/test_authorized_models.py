@@ -70,7 +70,7 @@ def gpt(server: Served, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
-def test_errors_are_the_openai_clients_own(server: Served) -> None:
+def test_errors_have_the_openai_client_s_exception_classes(server: Served) -> None:
     assert gpt(server, "full").chat.completions.create(**TALK, max_tokens=1).choices
     with pytest.raises(openai.AuthenticationError):
         gpt(server, "wrong").chat.completions.create(**TALK)
@@ -85,7 +85,7 @@ def test_errors_are_the_openai_clients_own(server: Served) -> None:
     assert [each.id for each in gpt(server, "narrow").models.list()] == ["vectors"]
 
 
-def test_errors_are_the_anthropic_clients_own(server: Served) -> None:
+def test_errors_have_the_anthropic_client_s_exception_classes(server: Served) -> None:
     assert claude(server, "full").messages.create(**TALK, max_tokens=1).content
     with pytest.raises(anthropic.AuthenticationError) as unknown:
         claude(server, "wrong").messages.create(**TALK, max_tokens=1)
@@ -100,7 +100,7 @@ def test_errors_are_the_anthropic_clients_own(server: Served) -> None:
     ]
 
 
-def test_a_minute_is_over_for_either_client(server: Served) -> None:
+def test_both_clients_get_the_rate_limit_error(server: Served) -> None:
     first = claude(server, "slow").messages.with_raw_response.create(**TALK, max_tokens=1)
     assert first.headers["anthropic-ratelimit-requests-limit"] == "1"
     assert first.headers["anthropic-ratelimit-requests-remaining"] == "0"
@@ -113,7 +113,7 @@ def test_a_minute_is_over_for_either_client(server: Served) -> None:
         assert 1 <= int(error.response.headers["retry-after"]) <= 60
 
 
-def test_prompts_and_answers_are_paid_for_streamed_or_not(server: Served) -> None:
+def test_tokens_of_prompts_and_answers_count_towards_the_quota(server: Served) -> None:
     """80 tokens of 100, twice: the second request is admitted by what is left, and leaves a debt."""
     began = time.monotonic()
     assert server.ask("thrifty").is_success
@@ -168,21 +168,21 @@ def test_the_file_is_read_again_when_it_changes_and_only_if_it_can_be_used(serve
 
 
 @pytest.mark.parametrize(
-    ("host", "key", "whom", "warned"),
+    ("host", "key", "address", "warned"),
     [
         ("127.0.0.1", "", "for this machine only", False),
         ("0.0.0.0", "", "for all machines that reach it", True),
         ("0.0.0.0", "x", "for all machines that reach it", False),
     ],
 )
-def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
-    caplog: pytest.LogCaptureFixture, host: str, key: str, whom: str, warned: bool
+def test_the_log_has_the_address_and_a_warning_for_an_open_server(
+    caplog: pytest.LogCaptureFixture, host: str, key: str, address: str, warned: bool
 ) -> None:
     app = application(Registry([], echo), api_key=key)
     app.state.stop = None
     with closing(bind_socket(host, 0)) as listener, caplog.at_level(logging.INFO, "polyhead"):
         process.ServerProcess(Settings(host=host), app, listener).log_address()
-    assert f"{whom}; loading models" in caplog.text
+    assert f"{address}; loading models" in caplog.text
     assert ("no key is required: every client that reaches it may use the models" in caplog.text) is warned
 
 

@@ -169,7 +169,7 @@ def test_names_that_are_allowed_are_answered_to(named: Process) -> None:
         assert asked(named, f"Host: {host}").status == 421, host
 
 
-def test_a_server_that_any_page_may_use_says_so(named: Process) -> None:
+def test_a_server_without_origin_checks_logs_a_warning(named: Process) -> None:
     assert "cors_origins is *: any web page that a user opens may use the models" in named.log
 
 
@@ -219,7 +219,7 @@ def test_a_page_of_another_origin_may_use_no_route(app: FastAPI, headers: dict[s
     assert not registry.requests
 
 
-def test_two_origins_are_none(app: FastAPI) -> None:
+def test_two_origin_headers_are_rejected(app: FastAPI) -> None:
     headers = [("Origin", OURS), ("Origin", FOREIGN)]
     assert call(app, "POST", "/v1/completions", json=GO_ON, headers=headers).status_code == 403
 
@@ -241,7 +241,7 @@ def test_two_origins_are_none(app: FastAPI) -> None:
     ],
     ids=str,
 )
-def test_its_own_pages_and_programs_may(app: FastAPI, headers: dict[str, str]) -> None:
+def test_own_pages_and_programs_are_allowed(app: FastAPI, headers: dict[str, str]) -> None:
     assert call(app, "POST", "/v1/completions", json=GO_ON, headers=headers).status_code == 200
     assert call(app, "GET", "/readyz", headers=headers).status_code == 200
 
@@ -309,7 +309,7 @@ def test_a_preflight_of_another_origin_is_refused(app: FastAPI, talker: Model) -
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_what_is_no_preflight_is_none(talker: Model) -> None:
+def test_other_options_requests_are_not_preflights(talker: Model) -> None:
     app = cors(talker)
     assert call(app, "OPTIONS", "/v1/models", headers={"Origin": FRIEND}).status_code == 405
     assert call(app, "OPTIONS", "/v1/models", headers=ASK).status_code == 405
@@ -347,7 +347,7 @@ def test_an_allowed_page_reads_every_answer(talker: Model) -> None:
     assert tried("GET", "/").headers["vary"] == "Accept, Origin"
 
 
-def test_an_allowed_page_reads_that_there_is_too_much(talker: Model) -> None:
+def test_an_allowed_page_can_read_a_429(talker: Model) -> None:
     registry = Registry([talker], lambda *_: [WAIT])
     app = application(registry, cors_origins=FRIEND, max_requests=1)
 
@@ -368,7 +368,7 @@ def test_an_allowed_page_reads_that_there_is_too_much(talker: Model) -> None:
     assert shared(answer)
 
 
-def test_who_is_not_allowed_is_not_while_others_are(talker: Model) -> None:
+def test_allowed_origins_do_not_allow_others(talker: Model) -> None:
     app = cors(talker)
     answer = call(app, "POST", "/v1/completions", json=GO_ON, headers={"Origin": FOREIGN})
     assert answer.status_code == 403
@@ -395,7 +395,7 @@ def test_any_origin_is_an_explicit_choice(talker: Model, origin: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(FORM_TYPES))
-def test_what_any_page_may_send_is_no_body(app: FastAPI, kind: str) -> None:
+def test_content_types_of_simple_requests_are_rejected(app: FastAPI, kind: str) -> None:
     boss = application(cast(Registry, server_of(app).registry), admin_key="b0ss")
     for method, path in every_route(boss):
         if method in ("GET", "HEAD"):
@@ -429,7 +429,7 @@ def settings(*flags: str) -> Mapping[str, Any]:
     return read_settings(parse_flags(flags)).model_dump()
 
 
-def test_lists_are_read_from_a_line_and_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_read_from_a_flag_and_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = settings("--allowed-hosts", "A.example, [::1],*.b.example.", "--cors-origins", "https://A.example:443,*")
     assert known["allowed_hosts"] == ("a.example", "::1", "*.b.example")
     assert known["cors_origins"] == ("https://a.example", "*")
@@ -443,7 +443,7 @@ def test_lists_are_read_from_a_line_and_from_the_file(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("given", ["http://a.example", "a.example:8000", "a/b", "a..b", "*.*.b", "a b", "-*"])
-def test_a_host_that_is_none_is_refused_by_name(given: str) -> None:
+def test_an_invalid_host_setting_is_rejected_by_name(given: str) -> None:
     with pytest.raises(SettingsError, match=r"allowed_hosts: .* must be a name or an address without scheme and port"):
         settings("--allowed-hosts", f"fine.example,{given}")
 
@@ -451,7 +451,7 @@ def test_a_host_that_is_none_is_refused_by_name(given: str) -> None:
 @pytest.mark.parametrize(
     "given", ["a.example", "http://a.example/", "null", "https://*.a.example", "http://u@a", "http://"]
 )
-def test_an_origin_that_is_none_is_refused_by_name(given: str) -> None:
+def test_an_invalid_origin_setting_is_rejected_by_name(given: str) -> None:
     with pytest.raises(SettingsError, match=r"cors_origins: .* must be an origin, scheme://host"):
         settings("--cors-origins", f"https://fine.example,{given}")
 

@@ -19,7 +19,7 @@ from polyhead.service.core.errors import Overloaded, SlowBody
 from polyhead.service.core.model import Model
 from tests.support.processes import Process
 from tests.support.raw import Said, answers, chunk, connected, heard, post, said
-from tests.support.scripted import WAIT, Connection, Idle, Registry, application, echo, model, until
+from tests.support.scripted import WAIT, Connection, FakeEngine, Registry, application, echo, model, until
 
 GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
 TALK = {"model": "talker", "prompt": "The fox"}
@@ -61,19 +61,19 @@ def closed(client: socket.socket) -> Said:
     return answer
 
 
-# Places in flight
+# Permits
 
 
-def test_bodies_that_are_not_whole_take_no_place(tiny_generator: Path) -> None:
+def test_incomplete_bodies_take_no_permit(tiny_generator: Path) -> None:
     """More incomplete bodies than permits, with one byte of a hundred each: a complete request is answered."""
     with serving(tiny_generator) as server, ExitStack() as held:
         for _ in range(300):
             held.enter_context(begun(port_of(server), 100, b"{"))
         assert [one.status for one in said(port_of(server), post(GO_ON))] == [200]
-        assert server.page.total("http_requests_in_flight") == 300, "they are let in, and not answered yet"
+        assert server.page.total("http_requests_in_flight") == 300, "they are accepted, and not answered yet"
 
 
-def test_the_place_is_taken_when_the_body_is_whole(tiny_generator: Path) -> None:
+def test_a_permit_is_taken_when_the_body_is_complete(tiny_generator: Path) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], lambda *_: [WAIT]), max_requests=1)
     admission = cast(AppState, app.state.server).admission
     body = orjson.dumps(TALK)
@@ -89,7 +89,7 @@ def test_the_place_is_taken_when_the_body_is_whole(tiny_generator: Path) -> None
         tasks.append(asyncio.create_task(quick.run(app)))
         await until(lambda: admission.in_flight == 1)
         await refused.run(app)
-        slow.incoming.put_nowait(last)  # whole now, and there is no place
+        slow.incoming.put_nowait(last)  # whole now, and there is no permit
         await tasks[0]
         quick.drop()
         await tasks[1]
@@ -104,7 +104,7 @@ def test_the_place_is_taken_when_the_body_is_whole(tiny_generator: Path) -> None
     assert admission.in_flight == admission.unfinished == 0
 
 
-def test_a_route_that_reads_no_body_takes_no_place(tiny_generator: Path) -> None:
+def test_a_route_without_a_body_takes_no_permit(tiny_generator: Path) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo), max_requests=1)
     asked = Connection("/nowhere/at/all", b"{}")
     asked.incoming.get_nowait()
@@ -113,7 +113,7 @@ def test_a_route_that_reads_no_body_takes_no_place(tiny_generator: Path) -> None
 
 
 def test_shares_of_keys_count_whole_bodies() -> None:
-    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    admission = Admission(AdmissionLimits(8, PLENTY, share=0.5), FakeEngine(), {"a", "b"})
     with ExitStack() as held:
         places = [held.enter_context(admission.open_permit("a")) for _ in range(20)]
         for place in places[:4]:
@@ -128,20 +128,20 @@ def test_shares_of_keys_count_whole_bodies() -> None:
     assert (admission.in_flight, admission.unfinished) == (0, 0)
 
 
-# Which body makes room
+# Which body is aborted to make room
 
 
 def test_the_slowest_is_the_one_without_progress_for_longest() -> None:
     receiving = IncomingBodies(10 * PROGRESS_BYTES)
     with ExitStack() as held:
-        stalled, steady, dripping = bodies = [held.enter_context(receiving.open_body()) for _ in range(3)]
+        stalled, steady, slow_body = bodies = [held.enter_context(receiving.open_body()) for _ in range(3)]
         receiving.add_bytes(stalled, 4 * PROGRESS_BYTES)
-        for body in (dripping, steady):
+        for body in (slow_body, steady):
             receiving.add_bytes(body, PROGRESS_BYTES)
         for _ in range(100):
-            receiving.add_bytes(dripping, 1)
+            receiving.add_bytes(slow_body, 1)
         receiving.add_bytes(steady, PROGRESS_BYTES)
-        for expected in (stalled, dripping, steady):
+        for expected in (stalled, slow_body, steady):
             assert not expected.is_aborted
             receiving.abort_slowest()
             assert expected.is_aborted
@@ -168,7 +168,7 @@ def test_bytes_of_all_bodies_are_bounded() -> None:
     assert (receiving.held_bytes, len(receiving)) == (0, 0)
 
 
-def test_a_server_keeps_so_many_bytes_of_bodies(tiny_generator: Path) -> None:
+def test_a_server_limits_the_bytes_of_bodies(tiny_generator: Path) -> None:
     """Eight bodies of the largest size; the ninth aborts the first, and a complete one is answered meanwhile."""
     with serving(tiny_generator) as server, ExitStack() as held:
         port = port_of(server)
@@ -190,7 +190,7 @@ def test_a_server_keeps_so_many_bytes_of_bodies(tiny_generator: Path) -> None:
         assert page.total("rejections_total", code="request_timeout") == 3
 
 
-def test_where_connections_run_out_the_slowest_body_makes_room(tiny_generator: Path) -> None:
+def test_without_free_connections_the_slowest_body_is_aborted(tiny_generator: Path) -> None:
     most = 20
     with serving(tiny_generator, "--max-connections", str(most)) as server, ExitStack() as held:
         port = port_of(server)
@@ -202,7 +202,7 @@ def test_where_connections_run_out_the_slowest_body_makes_room(tiny_generator: P
         assert bodies[-1].recv(1000).startswith(b"HTTP/1.1 400 ")
 
 
-# A server that leaves
+# A server that stops
 
 
 def test_a_body_that_was_begun_before_the_signal_is_answered(tiny_generator: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_body_that_was_begun_before_the_signal_is_answered(tiny_generator: Pat
         assert [one.status for one in answers(heard(client))] == [200]
 
 
-def test_a_body_that_is_not_whole_when_the_time_is_over_is_told_why(tiny_generator: Path) -> None:
+def test_an_incomplete_body_at_the_end_of_the_drain_gets_an_error(tiny_generator: Path) -> None:
     with (
         serving(tiny_generator, "--drain-seconds", "0") as server,
         begun(port_of(server), len(GO_ON), GO_ON[:-1]) as client,
@@ -232,7 +232,7 @@ def talker(tiny_generator: Path) -> Model:
 @pytest.mark.parametrize(
     ("path", "asked"), [("/v1/completions", TALK), ("/v1/messages", TALK), ("/v2/models/talker/infer", {"inputs": []})]
 )
-def test_every_dialect_says_it_in_its_words(talker: Model, path: str, asked: Any) -> None:
+def test_every_dialect_has_its_error_format(talker: Model, path: str, asked: Any) -> None:
     app = application(Registry([talker], echo))
     receiving = cast(AppState, app.state.server).incoming_bodies
 

@@ -1,4 +1,5 @@
-"""Single connections with small applications: who waits, who is closed to make room, how answers are framed."""
+"""Single connections with small applications: which connections wait, which are closed to make room, how answers are
+framed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from tests.support.scripted import Registry, application, echo, model
 
 App = Callable[..., Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-LEAVING = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+STOPPING = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Served:
@@ -48,7 +49,7 @@ class Served:
             await asyncio.gather(*self.state.tasks, return_exceptions=True)
 
 
-async def told(port: int, content: bytes) -> bytes:
+async def answers_to(port: int, content: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(content)
     try:
@@ -60,7 +61,7 @@ async def told(port: int, content: bytes) -> bytes:
 def run(app: Any, content: bytes, **limits: Any) -> bytes:
     async def one() -> bytes:
         async with Served(app, **limits).listening() as port:
-            return await told(port, content)
+            return await answers_to(port, content)
 
     return asyncio.run(one())
 
@@ -83,12 +84,12 @@ def replying(*parts: bytes, status: int = 200, length: bool = False, pause: floa
 
 
 def test_an_answer_of_unknown_length_comes_in_chunks() -> None:
-    content = run(replying(b"one", b"", b"two"), LEAVING)
+    content = run(replying(b"one", b"", b"two"), STOPPING)
     assert b"transfer-encoding: chunked\r\n" in content
     assert content.endswith(b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
 
 
-def test_before_there_were_chunks_its_end_was_the_connections() -> None:
+def test_http_1_0_answers_end_with_the_connection() -> None:
     content = run(replying(b"one", b"two"), b"GET / HTTP/1.0\r\n\r\n")
     assert b"transfer-encoding" not in content
     assert b"connection: close\r\n" in content
@@ -97,24 +98,24 @@ def test_before_there_were_chunks_its_end_was_the_connections() -> None:
 
 @pytest.mark.parametrize("length", [True, False])
 def test_to_head_nothing_follows_the_header(length: bool) -> None:
-    content = run(replying(b"one", length=length), LEAVING.replace(b"GET", b"HEAD"))
+    content = run(replying(b"one", length=length), STOPPING.replace(b"GET", b"HEAD"))
     assert (b"content-length: 3\r\n" if length else b"transfer-encoding: chunked\r\n") in content
     assert content.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("status", [204, 304])
 def test_statuses_without_a_body_have_no_length(status: int) -> None:
-    [answer] = answers(run(replying(status=status), LEAVING))
+    [answer] = answers(run(replying(status=status), STOPPING))
     assert answer.status == status
     assert "transfer-encoding" not in answer.headers
 
 
-def test_an_answer_may_take_longer_than_a_question() -> None:
+def test_an_answer_may_take_longer_than_the_request_timeouts() -> None:
     times = {"header_seconds": 0.05, "keep_alive_seconds": 0.05, "write_seconds": 0.05}
     assert run(replying(b"slow", b"ly", pause=0.2), GET, **times).endswith(b"4\r\nslow\r\n2\r\nly\r\n0\r\n\r\n")
 
 
-def test_no_field_of_an_answer_becomes_two() -> None:
+def test_line_breaks_in_header_values_are_rejected() -> None:
     async def forging(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nset-cookie: b")]})
 
@@ -123,7 +124,7 @@ def test_no_field_of_an_answer_becomes_two() -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_an_application_that_fails_is_answered_for() -> None:
+def test_a_failing_application_is_answered_with_500() -> None:
     async def failing(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError("a secret")
 
@@ -132,7 +133,7 @@ def test_an_application_that_fails_is_answered_for() -> None:
     assert answer.message == "the server made a mistake; its log says more"
 
 
-def test_an_answer_that_breaks_off_has_no_end() -> None:
+def test_an_answer_that_fails_in_the_middle_is_not_terminated() -> None:
     async def breaking(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"one", "more_body": True})
@@ -151,7 +152,7 @@ def test_an_answer_that_breaks_off_has_no_end() -> None:
 # Waiting
 
 
-def test_who_sends_ahead_is_held_back() -> None:
+def test_unread_input_is_not_received() -> None:
     """Input that the application has not read stays with the client: of a body, and of pipelined requests."""
 
     async def sleeping(scope: Any, receive: Any, send: Any) -> None:
@@ -216,17 +217,17 @@ async def newest(served: Served) -> Connection:
 # Making room
 
 
-def test_whoever_is_silent_longest_makes_room() -> None:
+def test_the_connection_that_is_idle_longest_is_closed() -> None:
     async def one() -> tuple[list[bytes], bytes, int]:
         served = Served(replying(b"here", length=True), max_connections=3)
         async with served.listening() as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             idle[1][1].write(b"GET / HT")
-            idle[0][1].write(GET)  # it is no longer the one that is silent longest
+            idle[0][1].write(GET)  # it is no longer the one that is idle longest
             await idle[0][0].readuntil(b"here")
-            answer = await told(port, GET[:-2] + b"Connection: close\r\n\r\n")
+            answer = await answers_to(port, GET[:-2] + b"Connection: close\r\n\r\n")
             gone = await asyncio.wait_for(idle[1][0].read(), 120)
-            idle[2][1].write(LEAVING)
+            idle[2][1].write(STOPPING)
             left = await idle[2][0].read()
             return [gone, left], answer, len(served.refused)
 
@@ -237,7 +238,7 @@ def test_whoever_is_silent_longest_makes_room() -> None:
     assert not refused
 
 
-def test_where_nobody_is_silent_no_more_are_let_in() -> None:
+def test_without_idle_connections_no_more_are_accepted() -> None:
     ready = asyncio.Event()
 
     async def waiting(scope: Any, receive: Any, send: Any) -> None:
@@ -247,9 +248,9 @@ def test_where_nobody_is_silent_no_more_are_let_in() -> None:
     async def one() -> tuple[bytes, bytes]:
         served = Served(waiting, max_connections=1)
         async with served.listening() as port:
-            first = asyncio.create_task(told(port, LEAVING))
+            first = asyncio.create_task(answers_to(port, STOPPING))
             await newest(served)
-            second = await told(port, LEAVING)
+            second = await answers_to(port, STOPPING)
             ready.set()
             return await first, second
 
@@ -259,15 +260,15 @@ def test_where_nobody_is_silent_no_more_are_let_in() -> None:
     assert (answer.status, answer.json["error"]["code"]) == (503, "too_many_connections")
 
 
-# The server leaves
+# The server stops
 
 
-def test_a_server_that_leaves_closes_what_is_idle_and_says_so_where_it_answers() -> None:
+def test_a_stopping_server_closes_idle_connections_and_announces_it_in_answers() -> None:
     async def one() -> tuple[bytes, bytes]:
         served = Served(replying(b"here", length=True, pause=0.1))
         async with served.listening() as port:
             idle, _ = await asyncio.open_connection("127.0.0.1", port)
-            busy = asyncio.create_task(told(port, GET))
+            busy = asyncio.create_task(answers_to(port, GET))
             await newest(served)
             for connection in list(served.state.connections):
                 connection.shutdown()
@@ -278,7 +279,7 @@ def test_a_server_that_leaves_closes_what_is_idle_and_says_so_where_it_answers()
     assert b"here" in busy
 
 
-def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> None:
+def test_a_server_about_to_stop_closes_idle_connections() -> None:
     async def one() -> tuple[bytes, bytes]:
         served = Served(replying(b"here", length=True))
         async with served.listening() as port:
@@ -303,7 +304,7 @@ def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> 
 # In our application
 
 
-def test_a_body_that_breaks_is_said_in_the_words_of_the_dialect(tiny_generator: Path) -> None:
+def test_an_invalid_body_gets_the_error_format_of_the_dialect(tiny_generator: Path) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
     parts = chunked(chunk(b"{"), b"nonsense\r\n", path=b"/predict")
     [answer] = answers(run(app, parts))

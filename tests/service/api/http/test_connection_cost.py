@@ -24,7 +24,7 @@ def server(tiny_generator: Path) -> Iterator[Process]:
     assert process.stop() == 0, process.log
 
 
-def test_a_million_chunks_of_one_byte_cost_what_they_carry(server: Process) -> None:
+def test_a_million_chunks_of_one_byte_cost_as_much_as_one_body(server: Process) -> None:
     """Compared with a server that has read as much in one piece; other requests are answered meanwhile."""
     port = int(server.url.rpartition(":")[2])
     assert [one.status for one in said(port, post(GO_ON.rjust(COUNT)))] == [200]
@@ -49,7 +49,7 @@ main()
 """
 
 
-def test_a_system_that_gives_few_files_serves_whoever_asks(tiny_generator: Path) -> None:
+def test_with_few_file_descriptors_requests_are_still_answered(tiny_generator: Path) -> None:
     """Three hundred silent connections where two hundred files may be open: requests are answered, meanwhile and
     afterwards.
     """

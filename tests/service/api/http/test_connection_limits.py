@@ -22,7 +22,7 @@ from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
 from polyhead.service.resources.request_memory import BYTES_PER_BODY_BYTE, Headroom
-from tests.service.api.http.test_connection import GET, LEAVING, Served, newest, replying, run, told
+from tests.service.api.http.test_connection import GET, STOPPING, Served, answers_to, newest, replying, run
 from tests.support.raw import answers
 from tests.support.scripted import Connection as Asked
 from tests.support.scripted import Registry, application, echo, model, until
@@ -67,7 +67,7 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
         served = Served(app, max_connections=2 * crowd)
         server = await asyncio.get_running_loop().create_server(served.connection, "127.0.0.1", 0, backlog=crowd)
         with ExitStack() as held:
-            for _ in range(crowd):  # all of them before the server runs
+            for _ in range(crowd):  # all are in the socket before the server runs
                 client = held.enter_context(socket.create_connection(server.sockets[0].getsockname()))
                 client.sendall(pipelined * GET)
             while begun.total() < pipelined * crowd:
@@ -79,13 +79,13 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
         server.close()
 
     asyncio.run(asyncio.wait_for(one(), 120))
-    assert max(begun.values()) <= 2 * MAX_STARTS, "two calls of the queue may fall into one turn of the counter"
+    assert max(begun.values()) <= 2 * MAX_STARTS, "two calls of the queue may be in one turn of the counter"
 
 
 # Unread answers
 
 
-def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
+def test_an_unread_answer_is_sent_in_pieces() -> None:
     """The application waits until the client has read the last piece."""
     done = asyncio.Event()
 
@@ -97,7 +97,7 @@ def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
     async def one() -> None:
         served = Served(app)
         async with served.listening() as port:
-            client = await unread(port, LEAVING)
+            client = await unread(port, STOPPING)
             await until(lambda: blocked(served, 1))
             [connection] = connections(served)
             assert 0 < connection.transport.get_write_buffer_size() <= 2 * WRITE_BYTES
@@ -114,11 +114,11 @@ def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
 
 def test_chunks_of_a_large_answer_are_whole() -> None:
     size = 2 * WRITE_BYTES + 1
-    content = run(replying(b"x" * size, b"end"), LEAVING)
+    content = run(replying(b"x" * size, b"end"), STOPPING)
     assert content.endswith(b"\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n3\r\nend\r\n0\r\n\r\n")
 
 
-def test_whoever_does_not_read_for_longest_makes_room() -> None:
+def test_the_client_that_has_not_read_for_longest_is_disconnected() -> None:
     """More clients than connections send two requests each and read nothing; another one is answered, and only the
     first is disconnected.
     """
@@ -135,7 +135,7 @@ def test_whoever_does_not_read_for_longest_makes_room() -> None:
                 clients.append(await unread(port, GET + GET))
                 await until(lambda count=count: blocked(served, count))  # type: ignore[misc]
             first = clients[0].getsockname()
-            answer = await told(port, LEAVING.replace(b"/ ", b"/small "))
+            answer = await answers_to(port, STOPPING.replace(b"/ ", b"/small "))
             left = [one.transport.get_extra_info("peername") for one in connections(served)]
             for client in clients:
                 client.close()
@@ -147,10 +147,10 @@ def test_whoever_does_not_read_for_longest_makes_room() -> None:
     assert left >= 2
 
 
-# Clients that leave, and a server that does
+# Clients that disconnect, and a server that stops
 
 
-def test_a_client_that_resets_its_connection_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reset_connection_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """Its answer is sent while the rest of its body is still to come, and the connection cannot be shut down."""
     ready = asyncio.Event()
     ended: list[BaseException | None] = []
@@ -169,7 +169,7 @@ def test_a_client_that_resets_its_connection_is_no_mistake(caplog: pytest.LogCap
         async with served.listening() as port:
             client = await unread(port, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nab")
             connection = await newest(served)
-            connection.transport.pause_reading()  # so that only its writing can find that the client has gone
+            connection.transport.pause_reading()  # so that only a write can detect that the client has disconnected
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
             connection.write = lambda data: None  # type: ignore[assignment, method-assign]
@@ -181,14 +181,14 @@ def test_a_client_that_resets_its_connection_is_no_mistake(caplog: pytest.LogCap
     assert "mistake" not in caplog.text
 
 
-def test_a_request_that_is_cut_is_told_that_the_server_leaves(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_aborted_request_is_informed_that_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
     async def waiting(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
     async def one() -> bytes:
         served = Served(waiting)
         async with served.listening() as port:
-            asked = asyncio.create_task(told(port, GET))
+            asked = asyncio.create_task(answers_to(port, GET))
             await newest(served)
             for task in served.state.tasks:
                 task.cancel()
@@ -198,7 +198,7 @@ def test_a_request_that_is_cut_is_told_that_the_server_leaves(caplog: pytest.Log
     assert (answer.status, answer.message) == (503, "the server is shutting down")
 
 
-def test_a_request_that_is_cut_is_recorded_as_stopped(tiny_generator: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_aborted_request_is_counted_as_stopped(tiny_generator: Path, caplog: pytest.LogCaptureFixture) -> None:
     app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
     receiving = cast(AppState, app.state.server).incoming_bodies
 
@@ -221,7 +221,7 @@ def test_a_request_that_is_cut_is_recorded_as_stopped(tiny_generator: Path, capl
     assert "internal_error" not in record.getMessage()
 
 
-# What comes in parts
+# Input in parts
 
 
 def test_an_empty_line_may_come_in_two_segments() -> None:
@@ -234,13 +234,13 @@ def test_an_empty_line_may_come_in_two_segments() -> None:
             writer.write(b"\r")
             [connection] = connections(served)
             await until(lambda: connection.buffer == b"\r" or connection.lingering)
-            writer.write(b"\n" + LEAVING)
+            writer.write(b"\n" + STOPPING)
             return await asyncio.wait_for(reader.read(), 120)
 
     assert [answer.status for answer in answers(asyncio.run(one()))] == [200]
 
 
-def test_a_whole_body_is_not_asked_for() -> None:
+def test_a_complete_body_is_not_requested_with_100_continue() -> None:
     """Its application waits for the client to disconnect after it has read the body."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -336,14 +336,14 @@ def test_incomplete_heads_are_bounded_together() -> None:
     asyncio.run(act())
 
 
-def test_headroom_says_what_it_lacks() -> None:
+def test_the_error_of_headroom_has_the_missing_bytes() -> None:
     headroom = Headroom(0)
     headroom.reserve(int(headroom.total) - 10, "it")
     assert headroom.shortfall(10) == 0
     assert headroom.shortfall(15) == 5
 
 
-# Connections that the system has no files for
+# Connections without file descriptors
 
 
 def test_connections_that_cannot_be_accepted_are_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:

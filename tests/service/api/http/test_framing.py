@@ -1,8 +1,7 @@
-"""Framing over raw sockets: what is no request, what is too large, and what comes too slowly.
+"""Framing over raw sockets: invalid requests, requests that are too large, and requests that come too slowly.
 
-One real server with short timeouts.  Every rejection is an answer: a status, a body in OpenAI's format, a request id,
-and the end of the connection.
-"""
+One real server with short timeouts. Every rejection is an answer: a status, a body in OpenAI's format, a request id,
+and the end of the connection."""
 
 import json
 import socket
@@ -55,11 +54,11 @@ def fields(count: int, size: int = 0) -> list[bytes]:
     return names
 
 
-# What is no request: each is answered once, and whatever follows it never
+# Invalid requests: each is answered once, and what follows is not read
 
 
 NO_REQUESTS = {
-    # its first line
+    # the request line
     "two spaces": (400, get(b"Host: localhost", first=b"GET  / HTTP/1.1")),
     "no version": (400, get(b"Host: localhost", first=b"GET /")),
     "a space at the end": (400, get(b"Host: localhost", first=b"GET / HTTP/1.1 ")),
@@ -77,13 +76,13 @@ NO_REQUESTS = {
     "a space before everything": (400, get(b"Host: localhost", first=b" GET / HTTP/1.1")),
     "HTTP/2": (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     "HTTP/0.9": (505, get(b"Host: localhost", first=b"GET / HTTP/0.9")),
-    # the ends of its lines
+    # line ends
     "LF alone": (400, b"GET / HTTP/1.1\nHost: x\n\n"),
     "one LF alone": (400, get(b"Host: x\nX: y")),
     "CR in a value": (400, get(b"Host: localhost", b"X: a\rb")),
     "a folded line": (400, get(b"Host: localhost", b"X: a", b" b")),
     "a line folded at once": (400, get(b" X: a", b"Host: localhost")),
-    # its fields
+    # header fields
     "a space before the colon": (400, get(b"Host: localhost", b"X : a")),
     "no colon": (400, get(b"Host: localhost", b"X")),
     "no name": (400, get(b"Host: localhost", b": a")),
@@ -91,7 +90,7 @@ NO_REQUESTS = {
     "a NUL in a value": (400, get(b"Host: localhost", b"X: a\0b")),
     "ESC in a value": (400, get(b"Host: localhost", b"X: \x1b[2J")),
     "another expectation": (417, get(b"Host: localhost", b"Expect: tea")),
-    # whom it is for
+    # host
     "no host": (400, get(b"X: a")),
     "two hosts": (400, get(b"Host: localhost", b"Host: y")),
     "the same host twice": (400, get(b"Host: localhost", b"Host: localhost")),
@@ -99,7 +98,7 @@ NO_REQUESTS = {
     "a host of two words": (400, get(b"Host: x y")),
     "a host with a path": (400, get(b"Host: x/y")),
     "a port in letters": (400, get(b"Host: x:http")),
-    # how long its body is
+    # length of the body
     "a negative length": (400, posting(b"Content-Length: -1")),
     "a length with a plus": (400, posting(b"Content-Length: +5")),
     "a hexadecimal length": (400, posting(b"Content-Length: 0x5")),
@@ -123,7 +122,7 @@ NO_REQUESTS = {
     "nearly chunks": (501, posting(b"Transfer-Encoding: xchunked")),
     "chunks with a control character": (400, posting(b"Transfer-Encoding: \x0bchunked")),
     "chunks behind a space": (400, posting(b"Transfer-Encoding : chunked")),
-    # how much it is
+    # size
     "a line over 8 KiB": (414, get(b"Host: localhost", first=b"GET /".ljust(8192 - 8, b"a") + b" HTTP/1.1")),
     "a line without an end": (414, b"GET /" + b"a" * 9000),
     "a hundred and one fields": (431, get(b"Host: localhost", *fields(100))),
@@ -134,7 +133,7 @@ NO_REQUESTS = {
 
 
 @pytest.mark.parametrize("name", NO_REQUESTS)
-def test_what_is_no_request_is_refused_and_nothing_after_it_is_read(port: int, name: str) -> None:
+def test_an_invalid_request_is_rejected_and_nothing_after_it_is_read(port: int, name: str) -> None:
     status, content = NO_REQUESTS[name]
     found = said(port, content + get(b"Host: localhost") * 2)
     assert [one.status for one in found] == [status]
@@ -159,7 +158,7 @@ def test_refusals_are_counted_and_logged(server: Process, port: int) -> None:
     assert line["level"] == "info"
 
 
-# What is one
+# Valid requests
 
 
 def livez(answer: Said) -> bool:
@@ -194,12 +193,12 @@ def test_a_request_may_have(port: int, name: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/%", "/%zz", "/%ff%fe", "/%0d%0aX:%20y", "//", "/..%2f..%2fetc", "/v1/models/%e2%80%ae"]
 )
-def test_junk_in_a_path_leads_nowhere(port: int, path: str) -> None:
+def test_invalid_paths_are_404(port: int, path: str) -> None:
     [answer] = said(port, get(b"Host: localhost", CLOSE[:-2], first=f"GET {path} HTTP/1.1".encode()))
     assert answer.status == 404
 
 
-def test_options_of_the_server_are_no_fault(port: int) -> None:
+def test_options_of_the_server_are_answered(port: int) -> None:
     [answer] = said(port, get(b"Host: localhost", CLOSE[:-2], first=b"OPTIONS * HTTP/1.1"))
     assert answer.status in (404, 405)
 
@@ -228,7 +227,7 @@ def test_a_body_is_never_a_request(port: int) -> None:
         assert "not valid JSON" in answer.message
 
 
-def test_a_body_is_asked_for_once_somebody_wants_it(port: int) -> None:
+def test_100_continue_is_sent_when_the_body_is_read(port: int) -> None:
     with connected(port) as client:
         client.sendall(posting(b"Content-Length: %d" % len(GO_ON), b"Expect: 100-continue", CLOSE[:-2]))
         assert client.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -237,7 +236,7 @@ def test_a_body_is_asked_for_once_somebody_wants_it(port: int) -> None:
     assert answer.status == 200
 
 
-def test_a_body_is_not_asked_for_that_nobody_wants(port: int) -> None:
+def test_100_continue_is_not_sent_for_a_body_that_is_not_read(port: int) -> None:
     [answer] = said(port, posting(b"Content-Length: %d" % (LIMIT + 1), b"Expect: 100-continue"))
     assert answer.status == 413
 
@@ -264,20 +263,20 @@ CHUNKS = {
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_chunks_that_are_none_are_refused(port: int, name: str) -> None:
+def test_invalid_chunks_are_rejected(port: int, name: str) -> None:
     [answer] = said(port, chunked(CHUNKS[name], LAST, get(b"Host: localhost")))
     assert answer.status == 400
     refused(answer)
     assert answer.json["error"]["code"] == "malformed_request"
 
 
-def test_a_trailer_has_its_bound(port: int) -> None:
+def test_trailers_are_limited(port: int) -> None:
     for trailer in (b"X: y\r\n" * 200, b"X: " + b"y" * 20_000):
         [answer] = said(port, chunked(b"0\r\n", trailer, b"\r\n"))
         assert answer.status == 431
 
 
-def test_extensions_and_trailers_are_read_over(port: int) -> None:
+def test_extensions_and_trailers_are_ignored(port: int) -> None:
     parts = [b"%X;why=because\r\n%s\r\n" % (1, GO_ON[:1]), chunk(GO_ON[1:]), b"000\r\nX-Sum: 1\r\n\r\n"]
     [answer] = said(port, chunked(*parts))
     assert answer.status == 200
@@ -295,7 +294,7 @@ def test_the_limit_of_a_body_is_exact(port: int, over: int) -> None:
         assert answer.status == (413 if over else 200)
 
 
-def test_what_is_announced_too_large_is_refused_before_it_comes(port: int) -> None:
+def test_a_body_with_a_large_length_is_rejected_before_it_is_sent(port: int) -> None:
     [answer] = said(port, posting(b"Content-Length: %d" % (LIMIT + 1)))
     assert answer.status == 413
     assert answer.message == f"the body has {LIMIT + 1} bytes, at most {LIMIT} are taken"
@@ -303,13 +302,13 @@ def test_what_is_announced_too_large_is_refused_before_it_comes(port: int) -> No
 
 
 @pytest.mark.parametrize("framed", [lambda body: post(body), lambda body: chunked(chunk(body), LAST)])
-def test_who_sends_all_of_it_first_still_reads_why_not(port: int, framed: Any) -> None:
+def test_a_client_that_sends_a_large_body_first_can_read_the_error(port: int, framed: Any) -> None:
     """The answer is not lost in a reset, and nothing of the rest of the body is kept."""
     [answer] = said(port, framed(b" " * (8 << 20)))
     assert answer.status == 413
 
 
-def test_megabytes_of_header_leave_nothing(server: Process, port: int) -> None:
+def test_megabytes_of_header_are_not_kept(server: Process, port: int) -> None:
     before, sent = server.resident(), 0
     with connected(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
@@ -322,7 +321,7 @@ def test_megabytes_of_header_leave_nothing(server: Process, port: int) -> None:
     assert server.resident() - before < 1  # MiB
 
 
-# Time
+# Timeouts
 
 
 def seconds_until_closed(client: socket.socket, began: float) -> tuple[float, bytes]:
@@ -330,8 +329,8 @@ def seconds_until_closed(client: socket.socket, began: float) -> tuple[float, by
     return time.monotonic() - began, content
 
 
-def test_who_keeps_silent_or_is_slow_is_not_waited_for(server: Process, port: int) -> None:
-    """None of it affects a stream that takes longer than all of these timeouts."""
+def test_idle_and_slow_clients_are_disconnected(server: Process, port: int) -> None:
+    """A stream that takes longer than all of these timeouts is not affected."""
     beginnings = {
         "silence": (SHORT, b""),
         "empty lines": (SHORT, b"\r\n\r\n"),
@@ -362,7 +361,7 @@ def test_who_keeps_silent_or_is_slow_is_not_waited_for(server: Process, port: in
     assert not server.page.total("http_requests_in_flight")
 
 
-def test_a_header_that_drips_has_no_more_time(port: int) -> None:
+def test_a_slow_header_has_a_total_timeout(port: int) -> None:
     with connected(port) as client:
         began = time.monotonic()
         client.sendall(b"GET / HTTP/1.1\r\n")
@@ -378,7 +377,7 @@ def test_a_header_that_drips_has_no_more_time(port: int) -> None:
     assert f"the header was not complete within {SHORT:g} s".encode() in content
 
 
-def test_a_body_that_drips_holds_its_place_for_no_longer(server: Process, port: int) -> None:
+def test_a_slow_body_has_a_total_timeout(server: Process, port: int) -> None:
     with connected(port) as client:
         client.sendall(posting(b"Content-Length: 1000"))
         client.settimeout(LONGER / 20)

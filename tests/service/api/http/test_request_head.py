@@ -51,7 +51,7 @@ def theirs(content: bytes) -> h11.Request | None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_no_head_is_taken_that_others_refuse_or_read_otherwise(head: bytes) -> None:
+def test_accepted_heads_are_read_like_another_parser(head: bytes) -> None:
     taken = refused = 0
     for content in changed(head):
         mine, others = ours(content), theirs(content)
@@ -102,7 +102,7 @@ def decoded_by_others(content: bytes) -> bytes | None:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_no_body_is_taken_that_others_refuse_or_read_otherwise(body: bytes) -> None:
+def test_accepted_bodies_are_read_like_another_parser(body: bytes) -> None:
     taken = 0
     for content in changed(body):
         mine = decoded(content, 1 << 16)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, Handshake, RecordCounter, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
-from polyhead.service.server.process import certificate_of
+from polyhead.service.server.process import load_tls_context
 from tests.service.api.http.test_connection import Served, replying
 from tests.support.processes import PATIENCE, Process
 from tests.support.scripted import until
@@ -84,7 +84,7 @@ def test_requests_and_streams_over_tls(
         assert lines[-1] == "[DONE]", lines
         assert "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1]) == whole
         large = client.post("/v1/completions", content=b"x" * (9 << 20))
-        assert large.status_code in (400, 413)  # answered before all of it was read
+        assert large.status_code in (400, 413)  # answered before the whole answer was read
         with httpx.Client(verify=True, timeout=PATIENCE) as stranger, pytest.raises(httpx.ConnectError):
             stranger.get(server.url)
         with pytest.raises(httpx.HTTPError):
@@ -122,7 +122,7 @@ def test_a_request_sent_with_the_end_of_the_handshake_is_answered(
                 continue
 
 
-def test_handshakes_that_do_not_go_on_make_room_and_end(
+def test_incomplete_handshakes_are_closed(
     launch: Callable[..., Process], files: tuple[str, str], trusting: ssl.SSLContext, tiny_classifier: Path
 ) -> None:
     limits = ("--max-connections", "8", "--header-seconds", "1")
@@ -155,7 +155,7 @@ def test_a_port_for_probes_stays_plain(
     assert httpx.get(f"http://127.0.0.1:{port}/livez", timeout=PATIENCE).status_code == 200
 
 
-def test_files_that_make_no_certificate_are_named(files: tuple[str, str], tmp_path: Path) -> None:
+def test_invalid_certificate_files_are_named(files: tuple[str, str], tmp_path: Path) -> None:
     text, other = tmp_path / "text.pem", tmp_path / "other.pem"
     text.write_text("no certificate")
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
@@ -166,8 +166,8 @@ def test_files_that_make_no_certificate_are_named(files: tuple[str, str], tmp_pa
         ({"tls_cert": files[0], "tls_key": str(other)}, "tls_cert: is no PEM certificate that fits the private key"),
     ):
         with pytest.raises(SettingsError, match=message):
-            certificate_of(Settings(**settings))
-    assert certificate_of(Settings(tls_cert=files[0], tls_key=files[1])) is not None
+            load_tls_context(Settings(**settings))
+    assert load_tls_context(Settings(tls_cert=files[0], tls_key=files[1])) is not None
 
 
 @pytest.mark.parametrize(("trusted", "client"), [("127.0.0.0/8", "203.0.113.7"), ("10.0.0.0/8", "127.0.0.1")])

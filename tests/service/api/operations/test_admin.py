@@ -113,7 +113,7 @@ async def during(client: Client, asked: Coroutine[Any, Any, httpx.Response]) -> 
 # Authorization
 
 
-def test_without_its_key_there_is_no_administration(tiny_classifier: Path) -> None:
+def test_without_an_admin_key_there_are_no_admin_routes(tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
         for method in ("GET", "POST", "DELETE"):
             there, nowhere = [await client.ask(method, path) for path in ("/admin/models", "/nowhere/models")]
@@ -124,7 +124,7 @@ def test_without_its_key_there_is_no_administration(tiny_classifier: Path) -> No
     serving(act, {"judge": tiny_classifier}, admin_key="")
 
 
-def test_keys_do_not_open_each_other(tiny_classifier: Path) -> None:
+def test_admin_keys_and_api_keys_are_separate(tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
         for path, key, status in (
             ("/admin/models", "boss", 200),
@@ -144,7 +144,7 @@ def test_keys_do_not_open_each_other(tiny_classifier: Path) -> None:
 # Loading
 
 
-def test_a_model_comes_and_goes(tiny_generator: Path, tiny_classifier: Path) -> None:
+def test_a_model_is_loaded_and_unloaded(tiny_generator: Path, tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
         assert (await client.says("chat")).status_code == 404
         answer = await client.ask("POST", "/admin/models", {"name": "chat", "source": str(tiny_generator)})
@@ -177,7 +177,7 @@ def test_a_model_comes_and_goes(tiny_generator: Path, tiny_classifier: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "said"),
+    ("asked", "status", "message"),
     [
         ({"name": "new", "source": "/nowhere"}, 400, "loading new from nowhere failed: nowhere: there is no such"),
         ({"name": "judge", "source": "/nowhere"}, 409, "judge is served already; reload it, or unload it first"),
@@ -187,15 +187,13 @@ def test_a_model_comes_and_goes(tiny_generator: Path, tiny_classifier: Path) -> 
         ({"name": "new", "source": "x", "sourc": 1}, 400, "sourc: is not a known field; did you mean source?"),
     ],
 )
-def test_what_cannot_be_loaded_leaves_no_trace(
-    tiny_classifier: Path, asked: dict[str, Any], status: int, said: str
-) -> None:
+def test_a_failed_load_leaves_no_trace(tiny_classifier: Path, asked: dict[str, Any], status: int, message: str) -> None:
     async def act(client: Client) -> None:
         await client.ask("PUT", "/admin/aliases/critic", {"model": "judge"})
         before = (await client.ask("GET", "/admin/models")).json()
         answer = await client.ask("POST", "/admin/models", asked)
         assert answer.status_code == status, answer.text
-        assert said in answer.json()["error"]["message"]
+        assert message in answer.json()["error"]["message"]
         assert (await client.ask("GET", "/admin/models")).json() == before
         assert 'model="new"' not in (await client.ask("GET", "/metrics")).text
         assert (await client.ask("GET", "/readyz")).json()["models"].keys() == {"judge"}
@@ -208,7 +206,7 @@ def test_what_cannot_be_loaded_leaves_no_trace(
     [(MemoryError("no more"), 400), (RuntimeError("the file\nwent bad"), 500)],
     ids=["memory", "bug"],
 )
-def test_a_load_that_fails_half_way_leaves_no_trace(
+def test_a_load_that_fails_in_the_middle_leaves_no_trace(
     tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
     def read(*given: Any, progress: Callable[[int, int], None], **named: Any) -> Any:
@@ -220,21 +218,21 @@ def test_a_load_that_fails_half_way_leaves_no_trace(
         monkeypatch.setattr(loader.checkpoint, "prepare", read)
         answer = await client.ask("POST", "/admin/models", {"name": "new", "source": str(tiny_classifier)})
         assert answer.status_code == status
-        said = f"loading new from {tiny_classifier.name} failed: {str(error).splitlines()[0]}"
-        assert answer.json()["error"]["message"] == said
+        message = f"loading new from {tiny_classifier.name} failed: {str(error).splitlines()[0]}"
+        assert answer.json()["error"]["message"] == message
         assert (await client.ask("GET", "/admin/models")).json() == before
 
     serving(act, {"judge": tiny_classifier})
 
 
-def test_what_does_not_fit_is_refused_with_its_parts(tiny_classifier: Path, tiny_generator: Path) -> None:
+def test_a_model_that_does_not_fit_is_rejected_with_its_memory(tiny_classifier: Path, tiny_generator: Path) -> None:
     async def act(client: Client) -> None:
         asked = {"name": "chat", "source": str(tiny_generator)}
         answer = await client.ask("POST", "/admin/models", asked)
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_memory")
-        said = answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
         for part in ("chat needs", "weights 1, cache", "(100000 tokens), workspace", "are free", "cache_tokens"):
-            assert part in said
+            assert part in message
 
     serving(act, {"judge": tiny_classifier}, memory_mib=28, cache_tokens=100_000, step_tokens=80)
 
@@ -279,7 +277,7 @@ def test_progress_as_events(tiny_classifier: Path, tiny_generator: Path, held: A
         go_on = held()
         asked = {"name": "chat", "source": str(tiny_generator), "stream": True}
         async with during(client, client.ask("POST", "/admin/models", asked)) as task:
-            await asyncio.sleep(1)  # it is looked at ten times
+            await asyncio.sleep(1)  # the state is read ten times
             go_on.set()
         answer = task.result()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -295,7 +293,7 @@ def test_progress_as_events(tiny_classifier: Path, tiny_generator: Path, held: A
     serving(act, {"judge": tiny_classifier})
 
 
-def test_a_client_that_leaves_does_not_stop_it(tiny_classifier: Path, tiny_generator: Path, held: Any) -> None:
+def test_a_client_that_disconnects_does_not_stop_a_load(tiny_classifier: Path, tiny_generator: Path, held: Any) -> None:
     async def act(client: Client) -> None:
         go_on = held()
         asked = {"name": "chat", "source": str(tiny_generator)}
@@ -318,7 +316,7 @@ def other_generator(tmp_path: Path) -> Path:
     return checkpoints.generator(tmp_path / "other", seed=7)
 
 
-def test_a_reload_swaps_under_load_and_loses_nobody(tiny_generator: Path, other_generator: Path) -> None:
+def test_a_reload_under_load_loses_no_request(tiny_generator: Path, other_generator: Path) -> None:
     async def act(client: Client) -> None:
         old = (await client.says("chat", 8)).json()["choices"][0]["text"]
         answers: list[httpx.Response] = []
@@ -352,14 +350,14 @@ def test_a_failed_reload_leaves_the_old_one_serving(tiny_generator: Path, tmp_pa
 
     async def act(client: Client) -> None:
         before = (await client.ask("GET", "/admin/models")).json()
-        said = (await client.says("chat")).json()["choices"]
+        message = (await client.says("chat")).json()["choices"]
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
         answer = await client.ask("POST", "/admin/models/chat/reload")
         assert answer.status_code == 400
         assert f"reloading chat from {folder.name} failed: {weights.name}" in answer.json()["error"]["message"]
         assert (await client.ask("GET", "/admin/models")).json() == before
-        assert (await client.says("chat")).json()["choices"] == said
+        assert (await client.says("chat")).json()["choices"] == message
         assert (await client.ask("GET", "/readyz")).status_code == 200
 
     serving(act, {"chat": folder})
@@ -375,7 +373,7 @@ def test_a_reload_needs_room_for_both(tiny_generator: Path) -> None:
     serving(act, {"chat": tiny_generator}, memory_mib=30, cache_tokens=80_000, executor="torch")
 
 
-def test_a_broken_model_can_be_mended(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
+def test_a_broken_model_can_be_reloaded(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
     missing = tmp_path / "later"
 
     async def act(client: Client) -> None:
@@ -391,7 +389,7 @@ def test_a_broken_model_can_be_mended(tiny_generator: Path, tiny_classifier: Pat
 # Unloading
 
 
-def test_unloading_waits_for_what_runs(tiny_generator: Path, tiny_classifier: Path) -> None:
+def test_unloading_waits_for_running_requests(tiny_generator: Path, tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
         running = asyncio.create_task(client.says("chat", 240))
         await client.received(1)
@@ -433,7 +431,7 @@ def test_unloading_does_not_wait_for_ever(
 
 
 @pytest.mark.parametrize("given", ["-1", "soon", "3601", "1.5", "9" * 5000, "\u0661"])
-def test_a_drain_that_is_no_time(tiny_classifier: Path, given: str) -> None:
+def test_an_invalid_drain_time_is_rejected(tiny_classifier: Path, given: str) -> None:
     async def act(client: Client) -> None:
         answer = await client.ask("DELETE", "/admin/models/judge", params={"drain_seconds": given})
         assert answer.status_code == 400
@@ -444,7 +442,7 @@ def test_a_drain_that_is_no_time(tiny_classifier: Path, given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (
             "org/name@",
@@ -463,11 +461,11 @@ def test_a_drain_that_is_no_time(tiny_classifier: Path, given: str) -> None:
         ),
     ],
 )
-def test_a_source_that_is_none_is_named_as_it_came(tiny_classifier: Path, source: str, said: str) -> None:
+def test_an_invalid_source_is_named_in_the_error(tiny_classifier: Path, source: str, message: str) -> None:
     async def act(client: Client) -> None:
         answer = await client.ask("POST", "/admin/models", {"name": "x", "source": source})
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"] == said
+        assert answer.json()["error"]["message"] == message
 
     serving(act, {"judge": tiny_classifier})
 
@@ -479,7 +477,7 @@ def test_aliases(tiny_generator: Path, other_generator: Path) -> None:
     async def act(client: Client) -> None:
         for alias, model, status in (
             ("main", "one", 200),
-            ("main", "two", 200),  # pointed elsewhere
+            ("main", "two", 200),  # now for another model
             ("org/best", "one", 200),
             ("one", "two", 409),
             ("x", "nobody", 404),
@@ -516,7 +514,7 @@ def test_aliases(tiny_generator: Path, other_generator: Path) -> None:
     serving(act, {"one": tiny_generator, "two": other_generator})
 
 
-# Beside streams
+# Streams during a load
 
 
 @pytest.fixture
@@ -537,7 +535,7 @@ def large_generator(tmp_path: Path) -> Path:
 
 
 def slow_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """A disk that takes so long for a MiB."""
+    """A disk that takes so many seconds for a MiB."""
     real = TensorEntry._read_piece
 
     def piece(entry: TensorEntry, *given: Any) -> Any:

@@ -8,19 +8,19 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.service.core.model import LoadState, Model
-from tests.support.scripted import Idle, Registry, application, ask, echo, model
+from tests.support.scripted import FakeEngine, Registry, application, ask, echo, model
 
 WELL = LoadState("ready", 1.0)
 
 
 @pytest.fixture(scope="module")
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
 
 
 @pytest.fixture
-def app(talker: Model) -> FastAPI:
-    return application(Registry([talker], echo))
+def app(generator: Model) -> FastAPI:
+    return application(Registry([generator], echo))
 
 
 def states(app: FastAPI, named: Mapping[str, LoadState]) -> None:
@@ -31,8 +31,8 @@ def states(app: FastAPI, named: Mapping[str, LoadState]) -> None:
     object.__setattr__(server, "settings", known)
 
 
-def engine(app: FastAPI) -> Idle:
-    return cast(Idle, app.state.server.engine)
+def engine(app: FastAPI) -> FakeEngine:
+    return cast(FakeEngine, app.state.server.engine)
 
 
 def probe(app: FastAPI, path: str) -> tuple[int, list[str]]:
@@ -53,7 +53,7 @@ def probe(app: FastAPI, path: str) -> tuple[int, list[str]]:
         ({}, 200, 503, ["no model is ready"]),
     ],
 )
-def test_ready_is_after_all_are_loaded_and_while_all_are_well(
+def test_ready_if_all_models_are_loaded_and_work(
     app: FastAPI, models: Mapping[str, LoadState], started: int, ready: int, reasons: list[str]
 ) -> None:
     states(app, models)
@@ -63,7 +63,7 @@ def test_ready_is_after_all_are_loaded_and_while_all_are_well(
     assert ask(app, ("/health", None))[0].status_code == ready
 
 
-def test_models_beside_those_of_the_settings_do_not_take_it_out_of_service(app: FastAPI) -> None:
+def test_models_loaded_later_do_not_change_readiness(app: FastAPI) -> None:
     """An administrator who loads one more model sees its state there."""
     states(app, {"a": WELL})
     more = {"a": WELL, "b": LoadState("loading", 0.1), "c": LoadState("broken", reason="x")}
@@ -72,7 +72,7 @@ def test_models_beside_those_of_the_settings_do_not_take_it_out_of_service(app: 
     assert probe(app, "/readyz") == (200, [])
 
 
-def test_ready_says_how_far_each_model_is(app: FastAPI) -> None:
+def test_ready_has_the_progress_of_each_model(app: FastAPI) -> None:
     named = {
         "a": LoadState("loading", 0.12345),
         "b": LoadState("broken", reason="x"),
@@ -108,7 +108,9 @@ def test_a_model_that_fails_is_not_ready_but_no_reason_to_restart(app: FastAPI) 
 @pytest.mark.parametrize(
     ("seconds", "ready", "live"), [(8.0, 200, 200), (8.1, 503, 200), (60.0, 503, 200), (60.1, 503, 503)]
 )
-def test_without_progress_it_is_first_not_ready_then_dead(app: FastAPI, seconds: float, ready: int, live: int) -> None:
+def test_without_progress_the_server_is_first_not_ready_and_then_not_alive(
+    app: FastAPI, seconds: float, ready: int, live: int
+) -> None:
     engine(app).seconds = seconds
     said = [f"no step has been finished for {seconds:.1f} s, and work waits"]
     assert probe(app, "/readyz") == (ready, said if ready == 503 else [])

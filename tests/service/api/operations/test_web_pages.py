@@ -31,7 +31,7 @@ def app() -> FastAPI:
     return application(Registry([], echo))
 
 
-def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None:
+def test_browsers_get_the_page_and_programs_get_json(app: FastAPI) -> None:
     page = call(app, "GET", "/", headers=BROWSER)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (WEB_FOLDER / "index.html").read_bytes()
@@ -55,11 +55,11 @@ def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None
         ("*/*", False),
     ],
 )
-def test_html_is_for_those_who_would_rather_have_it(accepted: str, html: bool) -> None:
+def test_html_is_sent_if_it_is_preferred(accepted: str, html: bool) -> None:
     assert prefers_html(accepted) is html
 
 
-def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
+def test_every_file_has_its_type_and_is_cached(app: FastAPI) -> None:
     kinds = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
     for path in WEB_FOLDER.iterdir():
         answer = call(app, "GET", f"/web/{path.name}")
@@ -75,7 +75,7 @@ def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
     assert len({page.etag for page in PAGES.values()}) == len(PAGES)
 
 
-def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> None:
+def test_the_content_security_policy_allows_own_files_only(app: FastAPI) -> None:
     for path in ("/", "/web/index.html", "/web/main.js", "/docs", "/docs/docs.js"):
         headers = call(app, "GET", path, headers=BROWSER).headers
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
@@ -96,13 +96,13 @@ def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> N
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fapi%2fweb.py", "%2e%2e/settings.py", "index.html/", "main.js%00"])
-def test_what_is_no_file_of_it_is_not_found(app: FastAPI, name: str) -> None:
+def test_other_files_are_not_found(app: FastAPI, name: str) -> None:
     answer = call(app, "GET", f"/web/{name}")
     assert answer.status_code == 404
     assert "import" not in answer.text
 
 
-def test_it_can_be_switched_off() -> None:
+def test_the_playground_can_be_disabled() -> None:
     app = application(Registry([], echo), playground=False)
     assert call(app, "GET", "/", headers=BROWSER).json()["docs"] == "/docs"
     for name in PAGES:
@@ -111,7 +111,7 @@ def test_it_can_be_switched_off() -> None:
         assert "playground" in answer.json()["error"]["message"]
 
 
-def test_the_reference_is_of_the_package_alone() -> None:
+def test_the_reference_page_uses_files_of_the_package_only() -> None:
     """It loads nothing from another origin, needs no key, and is served even if the playground is switched off."""
     app = application(Registry([], echo), playground=False, api_key="s3cret")
     page = call(app, "GET", "/docs", headers=BROWSER)
@@ -144,14 +144,14 @@ def test_the_description_is_made_once() -> None:
     assert call(app, "HEAD", "/openapi.json").headers["etag"] == first.headers["etag"]
 
 
-def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None:
+def test_only_files_for_browsers_are_served(tmp_path: Path) -> None:
     for name in ("a.js", "b.py", ".c", "d.css"):
         (tmp_path / name).write_text("x")
     (tmp_path / "inner").mkdir()
     assert read_pages(tmp_path).keys() == {"a.js", "d.css"}
 
 
-def test_every_model_says_what_its_form_must_know(tiny_generator: Path, tiny_classifier: Path) -> None:
+def test_every_model_describes_its_form(tiny_generator: Path, tiny_classifier: Path) -> None:
     models = [
         model(tiny_generator, "talker", "generate"),
         model(tiny_generator, "writer", "generate", chat=None),
@@ -172,7 +172,7 @@ def test_every_model_says_what_its_form_must_know(tiny_generator: Path, tiny_cla
     assert {one["max_tokens"] for one in data} == {64}
 
 
-# What the files must be like, that no browser would tell
+# Contents of the files
 
 
 def test_files_are_short_and_name_only_each_other() -> None:

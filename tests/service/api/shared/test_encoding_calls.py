@@ -69,15 +69,15 @@ def table(rows: int = 4, width: int = 64) -> TokenVectors:
     return TokenVectors(memoryview(values.tobytes()).cast("B").cast("f", (rows, width)), Usage(rows))
 
 
-def tagged() -> TagOutput:
+def entities_of() -> TagOutput:
     return TagOutput([Entity("B-PER", 0.123456789, "word" * 5, 3, 9, index) for index in range(40)], Usage(40))
 
 
-def guessed() -> FillOutput:
+def filled_masks() -> FillOutput:
     return FillOutput([[MaskCandidate(5, "fox", 0.123456789, "a quick fox " * 40) for _ in range(20)]], Usage(40))
 
 
-def weighed() -> SparseVector:
+def word_weights() -> SparseVector:
     return SparseVector(tuple((index, 0.123456789) for index in range(500)), Usage(9))
 
 
@@ -89,24 +89,24 @@ ANSWERS = {
     "labels": (CLASSIFY, scores),
     "vectors": (vectors(384), lambda: scores(384)),
     "vectors of tokens": (TOKEN_VECTOR_WRITER, table),
-    "entities": (TAGS, tagged),
-    "words": (WORDS, guessed),
-    "weights": (SPARSE_WRITER, weighed),
+    "entities": (TAGS, entities_of),
+    "words": (WORDS, filled_masks),
+    "weights": (SPARSE_WRITER, word_weights),
 }
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_what_a_written_answer_takes_is_claimed(kind: str) -> None:
+def test_the_memory_of_a_written_answer_is_claimed(kind: str) -> None:
     writing, make = ANSWERS[kind]
     headroom, count = Headroom(), 3000
-    asyncio.run(write_body(asking(), replies(make, 10), writing, 10))  # what is made once
+    asyncio.run(write_body(asking(), replies(make, 10), writing, 10))  # made once
     tracemalloc.start()
     body = asyncio.run(write_body(asking(headroom), replies(make, count), writing, count))
     grown = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    portion = 8 * MIB  # what is written at one time, as Python objects and as JSON
+    portion = 8 * MIB  # written at one time, as Python objects and as JSON
     assert grown <= headroom._reserved + portion
-    assert sum(map(len, body._parts)) > portion / 4  # a test of less would show nothing
+    assert sum(map(len, body._parts)) > portion / 4  # a smaller test would show nothing
     assert len(orjson.loads(b"[%s]" % b"".join(body._parts))) == count
     assert body.prompt_tokens == count * make().usage.prompt_tokens
 
@@ -126,7 +126,7 @@ def test_labels_are_claimed_before_the_first_is_computed() -> None:
 def test_an_answer_that_outgrows_the_memory_is_refused_while_it_is_written() -> None:
     headroom = Headroom(free=ALLOCATOR_BYTES + 33 * MIB)
     with pytest.raises(BodyTooLarge, match="the answer takes about"):
-        asyncio.run(write_body(asking(headroom), replies(guessed, 1 << 20), WORDS, 1 << 20))
+        asyncio.run(write_body(asking(headroom), replies(filled_masks, 1 << 20), WORDS, 1 << 20))
 
 
 @pytest.mark.parametrize("accept", ["", LineStream.media_type])
@@ -187,6 +187,6 @@ def test_softmax_goes_through_labels_a_fixed_number_of_times() -> None:
     assert findings.apply_function("sigmoid", [0.0, 800.0, -800.0]) == [0.5, 1.0, 0.0]
 
 
-def test_only_the_labels_that_are_asked_for_are_made() -> None:
+def test_only_requested_labels_are_made() -> None:
     assert [one["label"] for one in findings.rank_labels("abcd", [1.0, 2.0, 2.0, 0.5], 3)] == ["b", "c", "a"]
     assert [one["label"] for one in findings.rank_labels("abcd", [1.0, 2.0, 2.0, 0.5], 0, 1.5)] == ["b", "c"]

@@ -110,7 +110,7 @@ def test_memory_is_claimed_before_an_explanation_is_computed(tiny_classifier: Pa
     judge = scripted.model(tiny_classifier, "judge", "classify", max_tokens=512, labels=("0", "1"))
     registry, headroom = Registry([judge], answering), Headroom(ALLOCATOR_BYTES + (64 << 20))
     body = {"model": "judge", "input": "a " * 200} | asked
-    others = int(headroom.total) - (128 << 10)  # what is left is enough for the body and the text
+    others = int(headroom.total) - (128 << 10)  # the rest is enough for the body and the text
     headroom.reserve(others, "what others ask")
     refused = ask(registry, "/v1/explain", body, headroom)
     assert refused.status_code == 429, refused.text

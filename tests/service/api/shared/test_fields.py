@@ -1,7 +1,6 @@
 """docs/dialects.md lists every field of every dialect with its effect; each row of its tables is tested here.
 
-The fields are known from the wire objects and from the types of the official clients.
-"""
+The fields come from the wire objects and from the types of the official clients."""
 
 import copy
 import dataclasses
@@ -48,7 +47,7 @@ EXAMPLE = re.compile(r"^`(?P<value>.*?)`(?: with `(?P<beside>\{.*\})`)?$")
 NOT_HERE = (
     "polyhead.service.api.operations.admin",
     "polyhead.service.api.dialects.oip.repository",
-)  # what administrators say
+)  # the error message to administrators
 STATES = ("done", "harmless", "refused", "not applicable")
 
 
@@ -346,7 +345,7 @@ ROWS = list(rows())
 KINDS = {section.kind for section in SECTIONS.values()}
 
 
-# What is tried
+# Rows of the tables
 
 
 def body_of(row: Row) -> Any:
@@ -370,7 +369,7 @@ def merged(body: Any, beside: Any) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_row_says_what_becomes_of_a_field(row: Row) -> None:
+def test_the_effect_of_a_field_is_that_of_its_row(row: Row) -> None:
     section, body = SECTIONS[row.section], body_of(row)
     assert row.state in STATES
     if row.state in ("done", "harmless"):
@@ -385,10 +384,10 @@ def test_a_row_says_what_becomes_of_a_field(row: Row) -> None:
         assert row.words, "why it is no part of the body"
 
 
-# Whether all are there
+# Completeness
 
 
-def told(name: str) -> set[str]:
+def fields_of_section(name: str) -> set[str]:
     """The fields of a section, and those of its base classes."""
     kind = SECTIONS[name].kind
     sections = {other for other, section in SECTIONS.items() if issubclass(kind, section.kind)}
@@ -419,16 +418,16 @@ def within(annotation: Any) -> Iterator[type[Wire]]:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_no_field_is_forgotten(name: str) -> None:
+def test_every_field_has_a_row(name: str) -> None:
     section = SECTIONS[name]
-    own = vars(section.kind).get("__annotations__", {})  # not those of a class that it stands on
-    said_anew = own.keys() & section.kind.model_fields.keys()
-    missing = {*fields(section.kind), *section.official} - told(name)
-    missing |= said_anew - {row.field for row in ROWS if row.section == name} - {"body"}
+    own = vars(section.kind).get("__annotations__", {})  # not those of a base class
+    redefined = own.keys() & section.kind.model_fields.keys()
+    missing = {*fields(section.kind), *section.official} - fields_of_section(name)
+    missing |= redefined - {row.field for row in ROWS if row.section == name} - {"body"}
     assert not missing, f"{name}: docs/dialects.md says nothing of {sorted(missing)}"
 
 
-def test_every_table_is_tried() -> None:
+def test_every_table_is_tested() -> None:
     assert {row.section for row in ROWS} <= set(SECTIONS)
     headings = {line.removeprefix("## ") for line in PAGE.read_text().splitlines() if line.startswith("## ")}
     assert headings <= set(SECTIONS)

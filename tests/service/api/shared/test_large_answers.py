@@ -1,4 +1,4 @@
-"""One answer of very many tokens, or with very many log-probabilities, is processed in slices and written aside."""
+"""A single answer with very many tokens or log-probabilities is processed in slices and written on a thread."""
 
 import asyncio
 import threading
@@ -24,29 +24,31 @@ from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLIC
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, PromptScores
-from polyhead.service.engine import delivery
-from polyhead.service.engine.delivery import EventDelivery
-from polyhead.service.engine.event_stream import Stream, StreamContext
-from polyhead.service.engine.worker import HandleEvent, RequestTiming
+from polyhead.service.engine.event_stream import Stream
+from polyhead.service.engine.worker import RequestTiming
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
-from polyhead.service.text import stop_strings as transcript_module
+from polyhead.service.text import stop_strings
 from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, text_parts
 from polyhead.service.text.answer_stream import AnswerStream, collect_deltas
 from polyhead.service.text.detokenizer import Detokenizer
 from polyhead.service.text.stop_strings import StopRules
-from tests.contracts.test_slices import Beats
+from tests.contracts.test_slices import TurnCounter
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
-from tests.support.engine_fakes import Ask, FakeGenerator, generate
+from tests.support.engine_fakes import generate
 from tests.support.scripted import model as scripted_model
 
 PROMPT = [5, 6, 7]
+
+
 LONG = 5 * SLICE_SIZE + 17
+
+
 TOP = ((5, -1.0), (6, -2.0))
 
 
 @pytest.fixture
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return scripted_model(tiny_generator, "talker", "generate")
 
 
@@ -54,95 +56,26 @@ def talker(tiny_generator: Path) -> Model:
 
 
 def test_all_events_of_a_search_are_delivered_in_slices(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats()
-    monkeypatch.setattr(Stream, "receive", beats.count("received", Stream.receive))
+    turns = TurnCounter()
+    monkeypatch.setattr(Stream, "receive", turns.count("received", Stream.receive))
     asked = {"prompt": PROMPT, "max_tokens": 50, "ignore_eos": True, "logprobs": 2}
     search = {"use_beam_search": True, "n": 8, "best_of": 8, "temperature": 0}
 
     async def act(client: Client) -> None:
-        beats.beat()
+        turns.count_turn()
         answer = await client.ask("POST", "/v1/completions", {"model": "chat", **asked, **search})
         assert answer.status_code == 200, answer.text[:300]
         assert [len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"]] == [50] * 8
 
     served(act, {"chat": tiny_generator})
-    assert beats.total["received"] >= 8 * 51
-    assert beats.most["received"] <= SLICE_SIZE
+    assert turns.total["received"] >= 8 * 51
+    assert turns.most["received"] <= SLICE_SIZE
 
 
-def streams(count: int) -> list[Stream]:
-    link = StreamContext("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
-    return [Stream(generate(PROMPT), link) for _ in range(count)]
+# Detokenisation
 
 
-def step_of(stream: Stream, first: int) -> list[HandleEvent]:
-    return [(stream, GeneratedToken(id)) for id in range(first, first + LONG)]
-
-
-def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_them() -> None:
-    async def run() -> None:
-        deliveries, [stream, other], over = EventDelivery(), streams(2), list[str]()
-        one, another = (Any, FakeGenerator)  # used only as keys
-        deliveries.add(one, step_of(stream, 0), lambda: over.append("first"))
-        deliveries.add(one, [*step_of(stream, LONG), (stream, Done("length", 3))], lambda: over.append("second"))
-        deliveries.add(another, [(other, GeneratedToken(1)), (other, Done("length", 3))], lambda: over.append("other"))
-        assert len(stream._events) == SLICE_SIZE
-        assert not other.is_open
-        while stream.is_open:
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert over == ["other", "first", "second"]
-        assert [event.id async for event in stream if isinstance(event, GeneratedToken)] == list(range(2 * LONG))
-        assert not deliveries._waiting
-
-    asyncio.run(run())
-
-
-def test_what_was_closed_meanwhile_receives_no_more() -> None:
-    async def run() -> None:
-        deliveries, [stream, other] = EventDelivery(), streams(2)
-        worker: Any = "a worker"
-        deliveries.add(worker, [*step_of(stream, 0), (other, Done("length", 3))])
-        stream.close()
-        while deliveries._waiting:
-            await asyncio.sleep(0)
-        assert not other.is_open
-        assert [event async for event in stream] == []
-
-    asyncio.run(run())
-
-
-def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(Ask):
-        def receive(self, event: Event) -> None:
-            raise RuntimeError("no")
-
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
-        deliveries, [stream], over = EventDelivery(), streams(1), list[bool]()
-        monkeypatch.setattr(delivery, "SLICE_SIZE", 1)
-        worker: Any = "a worker"
-        broken = Broken(generate(PROMPT))
-        answers: list[HandleEvent] = [
-            (stream, GeneratedToken(1)),
-            (broken, GeneratedToken(1)),
-            (stream, Done("length", 3)),
-        ]
-        deliveries.add(worker, answers, lambda: over.append(True))
-        while deliveries._waiting:
-            await asyncio.sleep(0)
-        assert over == [True]
-        assert not stream.is_open
-
-    raised: list[Any] = []
-    asyncio.run(run())
-    assert len(raised) == 1
-
-
-# Text
-
-
-class Ready:
+class ReadySource:
     """A source whose events are all available."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -164,10 +97,10 @@ class Ready:
     def close(self, *, answered: bool = False) -> None: ...
 
 
-def read(beats: Beats, talker: Model, request: Generate, events: Sequence[Event]) -> list[AnswerDelta]:
+def read(turns: TurnCounter, generator: Model, request: Generate, events: Sequence[Event]) -> list[AnswerDelta]:
     async def run() -> list[AnswerDelta]:
-        beats.beat()
-        answers = AnswerStream(talker.tokenizer, StopRules(), [request], [Ready(events)])
+        turns.count_turn()
+        answers = AnswerStream(generator.tokenizer, StopRules(), [request], [ReadySource(events)])
         found = [piece async for _, piece in answers]
         await asyncio.sleep(0)
         return found
@@ -175,40 +108,40 @@ def read(beats: Beats, talker: Model, request: Generate, events: Sequence[Event]
     return asyncio.run(run())
 
 
-def test_tokens_that_are_all_there_become_text_in_slices(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats()
-    monkeypatch.setattr(Detokenizer, "push", beats.count("pushed", Detokenizer.push))
+def test_available_tokens_are_detokenised_in_slices(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = TurnCounter()
+    monkeypatch.setattr(Detokenizer, "push", turns.count("pushed", Detokenizer.push))
     request = generate(PROMPT, LONG, logprobs=2)
     tokens = [GeneratedToken(5, -1.0, TOP)] * LONG
-    found = read(beats, talker, request, [*tokens, Done("length", 3, LONG)])
+    found = read(turns, generator, request, [*tokens, Done("length", 3, LONG)])
     assert sum(len(piece.logprobs) for piece in found) == LONG
-    assert beats.total["pushed"] == LONG
-    assert beats.most["pushed"] <= TOKENS_PER_SLICE
+    assert turns.total["pushed"] == LONG
+    assert turns.most["pushed"] <= TOKENS_PER_SLICE
 
 
-def test_so_do_the_scores_of_a_prompt(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats()
-    monkeypatch.setattr(Detokenizer, "score_token", beats.count("scored", Detokenizer.score_token))
+def test_the_scores_of_a_prompt_are_processed_in_slices(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = TurnCounter()
+    monkeypatch.setattr(Detokenizer, "score_token", turns.count("scored", Detokenizer.score_token))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
     scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
-    found = read(beats, talker, request, [scores, Done("length", LONG)])
+    found = read(turns, generator, request, [scores, Done("length", LONG)])
     assert [len(piece.prompt_logprobs) for piece in found] == [LONG, 0]
     assert found[0].prompt_logprobs[0].token.logprob is None
-    assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(talker.tokenizer.stream().push(5))]
-    assert beats.total["scored"] == 3 * LONG - 2
-    assert beats.most["scored"] <= 3 * TOKENS_PER_SLICE
+    assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(generator.tokenizer.stream().push(5))]
+    assert turns.total["scored"] == 3 * LONG - 2
+    assert turns.most["scored"] <= 3 * TOKENS_PER_SLICE
 
 
 def test_a_failure_table_is_made_once_for_all_answers_of_a_call(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, real = list[str](), transcript_module.failure_table
+    made, real = list[str](), stop_strings.failure_table
 
     def noted(stop: str) -> list[int]:
         made.append(stop)
         return real(stop)
 
-    monkeypatch.setattr(transcript_module, "failure_table", noted)
+    monkeypatch.setattr(stop_strings, "failure_table", noted)
     stops = [letter * 99 + "!" for letter in "abc"]
     asked = {"model": "chat", "prompt": [PROMPT] * 4, "n": 5, "max_tokens": 2, "stop": stops}
 
@@ -222,8 +155,13 @@ def test_a_failure_table_is_made_once_for_all_answers_of_a_call(
 
 # Writing
 
+
 MODEL = {"model": "chat"}
+
+
 MESSAGES = [{"role": "user", "content": "The fox"}]
+
+
 CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
     "completions": (
         "/v1/completions",
@@ -288,7 +226,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
 def test_a_large_answer_is_written_on_a_thread(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """However few answers there are; a small one is written on the event loop."""
+    """Even for few answers; a small answer is written on the event loop."""
     path, small, large, module, name = CALLS[call]
     where, real = list[bool](), getattr(module, name)
 
@@ -312,7 +250,7 @@ def drawn(count: int, tops: int) -> tuple[TokenLogprobs, ...]:
     return (TokenLogprobs(token, 0, (token,) * tops, 5),) * count
 
 
-def test_so_is_a_large_chunk_of_a_stream() -> None:
+def test_a_large_chunk_of_a_stream_is_written_on_a_thread() -> None:
     async def run() -> list[bool]:
         def inline() -> bool:
             return threading.current_thread() is threading.main_thread()
@@ -347,8 +285,8 @@ def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.M
 # Memory
 
 
-class Parts(AnswerStream):
-    """An answer that comes as these deltas."""
+class FixedAnswer(AnswerStream):
+    """An answer of given deltas."""
 
     def __init__(self, deltas: AsyncGenerator[tuple[int, AnswerDelta], None]) -> None:
         self.requests, self.deltas = [generate(PROMPT)], deltas
@@ -360,7 +298,7 @@ class Parts(AnswerStream):
         await self.deltas.aclose()
 
 
-class Keeping:
+class CallWithMemory:
     """A call with `free` bytes, or the minimum, for its log-probabilities."""
 
     def __init__(self, free: int = 1 << 40) -> None:
@@ -376,22 +314,25 @@ class Keeping:
             finally:
                 self.closed = True
 
-        asyncio.run(collect_deltas(Parts(deltas()), generating.ScoreClaim(self.claim, repeated).add))
+        claim = generating.ScoreClaim(self.claim, repeated)
+        asyncio.run(collect_deltas(FixedAnswer(deltas()), claim.add))
 
 
 LARGE = AnswerDelta((), drawn(generating.CLAIM_STEP // 21 + 1, 20))
+
+
 BYTES = generating.SCORE_BYTES * generating.count_scores(LARGE.logprobs)
 
 
-def test_log_probabilities_take_of_the_memory_for_requests() -> None:
-    call = Keeping()
+def test_log_probabilities_claim_memory() -> None:
+    call = CallWithMemory()
     call.keep([LARGE] * 9)
     assert len(call.came) == 9
     assert call.claim._size == 9 * BYTES
 
 
 def test_an_answer_that_takes_more_than_there_is_ends() -> None:
-    call = Keeping(free=0)
+    call = CallWithMemory(free=0)
     room = int(call.headroom.total) // BYTES
     with pytest.raises(Overloaded, match=r"logprobs: .* ask for fewer of them"):
         call.keep([LARGE] * (room + 5))
@@ -400,12 +341,12 @@ def test_an_answer_that_takes_more_than_there_is_ends() -> None:
 
 
 def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written() -> None:
-    call = Keeping()
+    call = CallWithMemory()
     call.keep([AnswerDelta(prompt_logprobs=LARGE.logprobs)], repeated=7)
     assert call.claim._size == 7 * BYTES
 
 
-def test_a_call_that_is_answered_gives_its_memory_back(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_has_ended_frees_its_memory(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generating, "CLAIM_STEP", 10)
     taken, real = list[tuple[MemoryClaim, int]](), MemoryClaim.grow
 

@@ -28,7 +28,18 @@ from polyhead.service.core.errors import (
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
 from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
-from tests.support.scripted import TEMPLATE, WAIT, Connection, Registry, application, ask, echo, model, spoken, until
+from tests.support.scripted import (
+    TEMPLATE,
+    WAIT,
+    Connection,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    token_events,
+    until,
+)
 
 TALK: dict[str, Any] = {"model": "talker", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"name": "find", "description": "d", "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}}}
@@ -39,23 +50,23 @@ THINKING = "{% if false %}<think></think>{% endif %}" + TEMPLATE
 
 
 @pytest.fixture(scope="module")
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate", max_tokens=2000)
 
 
 @pytest.fixture(scope="module")
-def thinker(tiny_generator: Path) -> Model:
+def reasoning_generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(THINKING))
 
 
 @pytest.fixture
-def app(talker: Model) -> FastAPI:
-    return application(Registry([talker], echo))
+def app(generator: Model) -> FastAPI:
+    return application(Registry([generator], echo))
 
 
-def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
+def application_with_answer(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
     """An application whose model generates `text` and ends with its own stop token, or otherwise."""
-    tokens = spoken(text, model.tokenizer)
+    tokens = token_events(text, model.tokenizer)
     registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
     return application(registry), registry
 
@@ -81,10 +92,10 @@ def sse(response: httpx.Response) -> list[dict[str, Any]]:
     return events
 
 
-# What is read
+# Reading requests
 
 
-def test_a_call_is_read_whole() -> None:
+def test_every_field_of_a_request_is_read() -> None:
     talk = read(temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["x", "y"], system=[{"type": "text", "text": "s"}])
     asked = talk
     assert asked.sampling == Sampling(0.5, 3, 0.9)
@@ -93,12 +104,12 @@ def test_a_call_is_read_whole() -> None:
     assert messages_of(talk) == [{"role": "system", "content": "s"}, {"role": "user", "content": "Hi"}]
 
 
-def test_what_is_left_out_or_null_asks_for_nothing() -> None:
+def test_missing_and_null_fields_have_no_effect() -> None:
     names = MessagesRequest.model_fields.keys() | MessagesRequest.unsupported.keys()
     assert read_messages(MessagesRequest.read(dict.fromkeys(names, None) | TALK)) == read()
 
 
-def test_turns_become_messages_as_templates_know_them() -> None:
+def test_turns_become_messages_of_templates() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     talk = read(
         system="s",
@@ -124,13 +135,13 @@ def test_turns_become_messages_as_templates_know_them() -> None:
     ]
 
 
-def test_a_template_is_given_one_system_message_before_all_else() -> None:
+def test_a_template_gets_one_system_message_first() -> None:
     begun = [{"role": "system", "content": "t"}, {"role": "user", "content": "a"}]
     assert messages_of(read(system="s", messages=begun))[0] == {"role": "system", "content": "s\nt"}
     assert messages_of(read(system="")) == messages_of(read())
 
 
-def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
+def test_a_last_message_of_the_assistant_is_continued() -> None:
     [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).prompts
     assert isinstance(chat, ChatMessages)
     assert (chat.continues_last, chat.messages[-1]["content"]) == (True, "The")
@@ -169,7 +180,7 @@ def test_thinking(change: Any, mode: str, budget: int, effort: str) -> None:
     assert (reasoning.mode, reasoning.budget, reasoning.effort) == (mode, budget, effort)
 
 
-def test_a_form_is_a_grammar() -> None:
+def test_a_schema_becomes_a_grammar() -> None:
     grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).grammar
     assert grammar is not None
     assert (grammar.kind, grammar.source, grammar.field) == (
@@ -250,7 +261,7 @@ def user(*blocks: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_complaints_name_the_field_and_what_would_be_right(change: Any, sentence: str) -> None:
+def test_errors_name_the_field_and_the_valid_values(change: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         read(**change)
     assert error.value.message.startswith(sentence)
@@ -259,7 +270,7 @@ def test_complaints_name_the_field_and_what_would_be_right(change: Any, sentence
 
 @pytest.mark.parametrize("field", ["max_tokens", "temperature", "top_p", "top_k", "budget"])
 @pytest.mark.parametrize("value", [-(1 << 63), -1, 1 << 31, 1 << 63, 1e308, float("nan"), "1", True])
-def test_numbers_that_are_none(field: str, value: Any) -> None:
+def test_invalid_numbers_are_rejected(field: str, value: Any) -> None:
     change = {"thinking": {"type": "enabled", "budget_tokens": value}} if field == "budget" else {field: value}
     named = "thinking.budget_tokens" if field == "budget" else field
     with pytest.raises(BadRequest, match=rf"^{named}: ") as error:
@@ -267,22 +278,22 @@ def test_numbers_that_are_none(field: str, value: Any) -> None:
     assert error.value.param == named
 
 
-# What is answered
+# Writing answers
 
 
-def test_a_message(talker: Model) -> None:
-    app, registry = saying(talker, "A fox.")
+def test_a_message(generator: Model) -> None:
+    app, registry = application_with_answer(generator, "A fox.")
     [response] = ask(app, ("/v1/messages", TALK | {"system": "Be brief."}))
     said = response.json()
     [request] = registry.requests
     assert isinstance(request, Generate)
-    assert talker.tokenizer.decode(request.tokens) == "<system>Be brief.<user>Hi<assistant>"
+    assert generator.tokenizer.decode(request.tokens) == "<system>Be brief.<user>Hi<assistant>"
     assert said.pop("id").startswith("msg_")
     assert said.pop("usage") == {
         "input_tokens": len(request.tokens) - 4,
         "cache_read_input_tokens": 4,
         "cache_creation_input_tokens": 0,
-        "output_tokens": len(spoken("A fox.", talker.tokenizer)),
+        "output_tokens": len(token_events("A fox.", generator.tokenizer)),
         "output_tokens_details": {"thinking_tokens": 0},
         "service_tier": "standard",
     }
@@ -305,16 +316,16 @@ def test_a_message(talker: Model) -> None:
         ({"tools": [TOOL]}, Done("stop", 9, 7), "end_turn", None),
     ],
 )
-def test_why_a_message_ends(talker: Model, change: Any, end: Done, reason: str, sequence: str | None) -> None:
-    app, _ = saying(talker, "A fox.", end)
+def test_why_a_message_ends(generator: Model, change: Any, end: Done, reason: str, sequence: str | None) -> None:
+    app, _ = application_with_answer(generator, "A fox.", end)
     for streamed in (False, True):
         [response] = ask(app, ("/v1/messages", TALK | change | {"stream": streamed}))
         said = sse(response)[-2]["delta"] if streamed else response.json()
         assert (said["stop_reason"], said["stop_sequence"]) == (reason, sequence)
 
 
-def test_more_is_asked_for_than_the_context_leaves(talker: Model) -> None:
-    app, registry = saying(talker, "A")
+def test_more_is_asked_for_than_the_context_leaves(generator: Model) -> None:
+    app, registry = application_with_answer(generator, "A")
     [response] = ask(app, ("/v1/messages", TALK | {"max_tokens": 100_000}))
     assert response.status_code == 200
     [request] = registry.requests
@@ -354,8 +365,8 @@ def accumulated(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dic
 
 
 @pytest.mark.parametrize("text", ["A fox.", CALL, f"[{CALL}, {CALL}]", f"<think>\nSo,\n</think>\n\n{CALL}", ""])
-def test_a_streamed_message_is_the_whole_one_cut_up(thinker: Model, text: str) -> None:
-    app, registry = saying(thinker, text)
+def test_a_streamed_message_equals_a_whole_one(reasoning_generator: Model, text: str) -> None:
+    app, registry = application_with_answer(reasoning_generator, text)
     asked = TALK | {"tools": [TOOL]}
     whole, streamed = ask(app, ("/v1/messages", asked), ("/v1/messages", asked | {"stream": True}))
     assert sse(streamed)[0]["message"]["usage"]["input_tokens"] == len(registry.requests[1].tokens)
@@ -375,17 +386,17 @@ def test_a_streamed_message_is_the_whole_one_cut_up(thinker: Model, text: str) -
         assert end["usage"]["output_tokens_details"]["thinking_tokens"] > 0
 
 
-def test_arguments_that_are_cut_off_are_said_as_far_as_they_came(talker: Model) -> None:
-    app, _ = saying(talker, CALL[:-4], Done("length", 9, 8))
+def test_truncated_arguments_are_returned(generator: Model) -> None:
+    app, _ = application_with_answer(generator, CALL[:-4], Done("length", 9, 8))
     [response] = ask(app, ("/v1/messages", TALK | {"tools": [TOOL]}))
     [block] = response.json()["content"]
     assert block["input"] in ({}, {"q": "größ"})
     assert response.json()["stop_reason"] == "max_tokens"
 
 
-def test_a_silent_stream_says_that_it_is_there(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_sends_pings(generator: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "KEEPALIVE_S", 0.02)
-    app = application(Registry([talker], lambda model, request: [*spoken("A", model.tokenizer), WAIT]))
+    app = application(Registry([generator], lambda model, request: [*token_events("A", model.tokenizer), WAIT]))
 
     async def listened() -> bytes:
         connection = Connection("/v1/messages", json.dumps(TALK | {"stream": True}).encode())
@@ -402,8 +413,8 @@ def test_a_silent_stream_says_that_it_is_there(talker: Model, monkeypatch: pytes
     assert text.endswith('event: ping\ndata: {"type":"ping"}\n\n')
 
 
-def test_counting(talker: Model) -> None:
-    app, registry = saying(talker, "A")
+def test_counting(generator: Model) -> None:
+    app, registry = application_with_answer(generator, "A")
     counted = {"model": "talker", "messages": TALK["messages"], "system": "Be brief.", "tools": [TOOL]}
     first, second, wrong = ask(
         app,
@@ -450,15 +461,15 @@ def test_errors_have_the_shape_of_the_dialect(app: FastAPI) -> None:
         assert answer.json()["error"].keys() == {"type", "message"}
 
 
-def test_an_error_in_a_stream_ends_it(talker: Model) -> None:
-    app, _ = saying(talker, "A fox.", Failed(StepFailed("it broke")))
+def test_an_error_in_a_stream_ends_it(generator: Model) -> None:
+    app, _ = application_with_answer(generator, "A fox.", Failed(StepFailed("it broke")))
     [response] = ask(app, ("/v1/messages", TALK | {"stream": True}))
     assert response.status_code == 200
     assert sse(response)[-1] == {"type": "error", "error": {"type": "api_error", "message": "it broke"}}
 
 
-def test_an_error_before_anything_is_said_keeps_its_status(talker: Model) -> None:
-    app = application(Registry([talker], lambda model, request: [Failed(Overloaded("full", retry_after=3))]))
+def test_an_error_before_the_first_event_keeps_its_status(generator: Model) -> None:
+    app = application(Registry([generator], lambda model, request: [Failed(Overloaded("full", retry_after=3))]))
     [response] = ask(app, ("/v1/messages", TALK | {"stream": True}))
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
     assert response.json()["error"]["type"] == "rate_limit_error"
@@ -478,9 +489,9 @@ def test_an_error_before_anything_is_said_keeps_its_status(talker: Model) -> Non
     ],
 )
 def test_the_key_may_stand_in_the_header_of_its_clients(
-    talker: Model, path: str, headers: dict[str, str], status: int
+    generator: Model, path: str, headers: dict[str, str], status: int
 ) -> None:
-    app = application(Registry([talker], echo), api_key="s3cret")
+    app = application(Registry([generator], echo), api_key="s3cret")
     body = {key: value for key, value in TALK.items() if key != "max_tokens" or "count" not in path}
     method = "GET" if path == "/v1/models" else "POST"
 

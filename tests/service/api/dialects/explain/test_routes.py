@@ -75,7 +75,7 @@ def explain(server: Process, model: str, **asked: Any) -> Any:
 
 
 def goal(model: str, method: str) -> dict[str, Any]:
-    """A target where the answer is random, or has no score of its own."""
+    """A target for models whose answer is random, or has no score of its own."""
     if model == "tagger" and method != "attention":
         return {"target": {"start": 2, "end": 6}}
     return {"target": {"text": "a bad film"}} if model == "vectors" and method in ATTRIBUTES else {}
@@ -107,9 +107,9 @@ def test_every_task_is_explained_by_every_method(server: Process, model: str, me
         )
     if method == "integrated_gradients":
         for each in said["attributions"]:
-            told = each["completeness"]
-            assert told["delta"] == pytest.approx(sum(each["tokens"]) - told["difference"], abs=1e-4)
-            assert told["holds"] == (abs(told["delta"]) <= 0.05 * abs(told["difference"]) + 1e-4)
+            explained = each["completeness"]
+            assert explained["delta"] == pytest.approx(sum(each["tokens"]) - explained["difference"], abs=1e-4)
+            assert explained["holds"] == (abs(explained["delta"]) <= 0.05 * abs(explained["difference"]) + 1e-4)
 
 
 def test_attention_is_that_of_the_reference(server: Process, folders: dict[str, Path]) -> None:
@@ -127,9 +127,9 @@ def test_layers_heads_and_the_largest_weights_alone(server: Process) -> None:
     np.testing.assert_allclose(some["values"], np.array(whole["values"])[[1]][:, [3, 0]], atol=1e-6)
     [top] = explain(server, "judge", top_k=2)["attention"]
     assert "values" not in top
-    row, told = np.array(whole["values"])[1, 2, 3], top["top"][1][2][3]
-    assert [column for column, _ in told] == np.argsort(-row, kind="stable")[:2].tolist()
-    assert [weight for _, weight in told] == pytest.approx(sorted(row, reverse=True)[:2], abs=1e-6)
+    row, explained = np.array(whole["values"])[1, 2, 3], top["top"][1][2][3]
+    assert [column for column, _ in explained] == np.argsort(-row, kind="stable")[:2].tolist()
+    assert [weight for _, weight in explained] == pytest.approx(sorted(row, reverse=True)[:2], abs=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [("float32", 1e-7), ("float16", 1e-3)])
@@ -140,7 +140,7 @@ def test_weights_as_base64(server: Process, dtype: str, exact: float) -> None:
     np.testing.assert_allclose(values, plain["values"], atol=exact)
 
 
-def test_what_is_explained_is_what_is_answered(server: Process) -> None:
+def test_the_explained_answer_equals_the_answer(server: Process) -> None:
     said = explain(server, "judge", method="gradient_x_input")
     best = ask(server, "/models/judge", {"inputs": TEXT}).json()[0][0]
     target = said["attributions"][0]["target"]
@@ -174,7 +174,7 @@ def test_other_targets(server: Process) -> None:
     assert near == {"kind": "similarity", "text": TEXT, "score": pytest.approx(1, abs=1e-5)}
 
 
-def test_what_is_said_of_characters_is_said_of_the_callers_own(server: Process) -> None:
+def test_character_positions_refer_to_the_client_s_text(server: Process) -> None:
     text = "The  Fox – a film"
     said = explain(server, "judge", method="occlusion", input=text)
     for token in said["tokens"]:
@@ -201,19 +201,19 @@ def test_an_explanation_beside_an_answer(server: Process) -> None:
     assert both["explanation"]["attributions"] == alone["attributions"]
     body = {"model": "talker", "prompt": INPUTS["talker"], "max_tokens": 3, "seed": 3}
     drawn = ask(server, "/v1/completions", body).json()["choices"]
-    told = ask(server, "/v1/completions", body | {"explain": why}).json()
-    assert told["choices"] == drawn
-    assert told["explanation"]["output"] == drawn[0]["text"]
-    assert len(told["explanation"]["attributions"]) == 3
+    explained = ask(server, "/v1/completions", body | {"explain": why}).json()
+    assert explained["choices"] == drawn
+    assert explained["explanation"]["output"] == drawn[0]["text"]
+    assert len(explained["explanation"]["attributions"]) == 3
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_answer_of_no_tokens_has_no_attributions(server: Process, method: str) -> None:
     """The first sampled token is the one that ends the answer."""
     body = {"model": "talker", "prompt": INPUTS["talker"], "allowed_token_ids": [7], "stop_token_ids": [7]}
-    told = ask(server, "/v1/completions", body | {"explain": {"method": method}})
-    assert told.status_code == 200, told.text
-    explanation = told.json()["explanation"]
+    explained = ask(server, "/v1/completions", body | {"explain": {"method": method}})
+    assert explained.status_code == 200, explained.text
+    explanation = explained.json()["explanation"]
     assert (explanation["output"], explanation["usage"]["completion_tokens"]) == ("", 0)
     if method in ATTRIBUTES:
         assert explanation["attributions"] == []
@@ -246,7 +246,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("model", "asked", "status", "words"), REFUSED)
-def test_what_cannot_be_explained_is_refused(
+def test_requests_that_cannot_be_explained_are_rejected(
     server: Process, model: str, asked: dict[str, Any], status: int, words: str
 ) -> None:
     answer = ask(server, "/v1/explain", {"model": model, "input": INPUTS.get(model, "a"), **asked})
@@ -263,7 +263,7 @@ def test_options_that_do_not_fit_an_answer(server: Process) -> None:
         assert (answer.status_code, words in answer.text) == (400, True), answer.text
 
 
-def test_a_server_may_explain_nothing(folders: dict[str, Path]) -> None:
+def test_explanations_can_be_disabled(folders: dict[str, Path]) -> None:
     """The route does not exist, and the option is rejected before anything is computed."""
     process = Process(*(f"{name}={folders[name]}" for name in ("judge", "talker")), "--explain", "false")
     process.ready()
@@ -281,15 +281,15 @@ def test_a_server_may_explain_nothing(folders: dict[str, Path]) -> None:
         [],
     ]
     assert httpx.get(process.url + "/v1/models/judge", timeout=PATIENCE).json()["explain"] == []
-    assert process.rest().total("engine_steps_total") == 0, "nothing was computed"
+    assert process.rest().total("engine_steps_total") == 0, "a step was computed"
     process.stop()
 
 
-def test_a_network_that_explains_is_counted_and_goes_with_its_model(server: Process) -> None:
+def test_an_explainer_is_counted_and_released_with_its_model(server: Process) -> None:
     explain(server, "judge")
     page = server.rest()
     assert page.total("engine_steps_total", model="judge", task="explain") > 0
-    received, ended = page.books
+    received, ended = page.received_and_ended
     assert received == ended
 
 
@@ -309,7 +309,7 @@ def test_an_adapter_is_explained_by_its_own_network(tmp_path: Path, tiny_embedde
     process.stop()
 
 
-def test_too_many_weights_say_how_to_ask_for_less() -> None:
+def test_the_error_for_too_many_weights_suggests_limits() -> None:
     shown = tuple(ShownToken(5, "a", False) for _ in range(100))
     subject, bounds = ExplainSubject(shown, (5,) * 100), Settings(explain_mib=1)
     for why, fits in (
@@ -325,7 +325,7 @@ def test_too_many_weights_say_how_to_ask_for_less() -> None:
         check_size(ExplainParameters(top_k=1), subject, {"self": (1024, 409)}, bounds)
 
 
-def test_where_pieces_stand_in_what_a_template_was_given() -> None:
+def test_pieces_are_found_in_the_messages_of_a_chat() -> None:
     pieces = [b"<s>", b"hi", b" Zo", b"\xc3", b"\xab!", b"</s>", b"no", b"hi"]
     assert locate_pieces(pieces, ["  hi Zoë!", "", "absent", "hi"]) == [
         (None, None, None),
@@ -338,7 +338,7 @@ def test_where_pieces_stand_in_what_a_template_was_given() -> None:
     ]
 
 
-def test_each_piece_is_looked_at_once() -> None:
+def test_each_piece_is_searched_once() -> None:
     """With many messages, the positions in a long prompt are found without scanning all of it for each message."""
     seen = 0
 

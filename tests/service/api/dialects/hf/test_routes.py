@@ -46,7 +46,7 @@ from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLo
 from polyhead.service.text.answer_spans import SpanOptions
 from polyhead.service.text.encoder_inputs import WindowOptions
 from polyhead.service.text.entities import Entity
-from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, spoken, until
+from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, token_events, until
 
 LABELS = ("bad", "so-so", "good")
 SHOT = {"inputs": "a film", "parameters": {"candidate_labels": ["fox", "dog"]}}
@@ -83,7 +83,7 @@ def refused(app: FastAPI, path: str, body: Any, status: int = 400) -> str:
     return str(answer.json()["error"])
 
 
-# Which task
+# Task selection
 
 
 def test_tasks_of_heads(models: list[Model]) -> None:
@@ -99,7 +99,7 @@ def test_tasks_of_heads(models: list[Model]) -> None:
     }
 
 
-def test_the_address_or_the_shape_says_the_task(app: FastAPI) -> None:
+def test_the_path_or_the_body_selects_the_task(app: FastAPI) -> None:
     like = {"inputs": {"source_sentence": "a film", "sentences": ["a film"]}}
     plain, shot, vector, near, named, at_root = ask(
         app,
@@ -116,7 +116,7 @@ def test_the_address_or_the_shape_says_the_task(app: FastAPI) -> None:
     assert near.json() == named.json() == at_root.json() == [pytest.approx(near.json()[0])]
 
 
-def test_another_head_s_task_says_which_there_are(app: FastAPI) -> None:
+def test_the_error_for_another_task_lists_the_tasks_of_the_model(app: FastAPI) -> None:
     said = refused(app, "/models/judge/pipeline/fill-mask", {"inputs": "a [MASK]"})
     assert said == "judge has the task text-classification, not fill-mask"
     said = refused(app, "/models/judge", SHOT)
@@ -140,7 +140,7 @@ def test_neighbouring_routes_stay_as_they_are(app: FastAPI) -> None:
     assert listing.json()["id"] == "judge"
 
 
-# What is read
+# Reading requests
 
 
 def test_labels_of_texts(app: FastAPI) -> None:
@@ -156,7 +156,7 @@ def test_labels_of_texts(app: FastAPI) -> None:
     assert several.json()[0] == one.json()[0]
     assert len(several.json()) == 2
     assert best.json() == [one.json()[0][:1]]
-    assert raw.json() == one.json(), "what is scripted has no function"
+    assert raw.json() == one.json(), "scripted scores get no activation function"
     assert high.json() == [[each for each in one.json()[0] if each["score"] >= 40]]
 
 
@@ -277,7 +277,7 @@ def test_tokens_are_drawn_only_when_asked(given: Any, temperature: float) -> Non
         ),
     ],
 )
-def test_what_is_refused_by_name(kind: Any, body: Any, said: str) -> None:
+def test_invalid_fields_are_rejected_by_name(kind: Any, body: Any, said: str) -> None:
     with pytest.raises(BadRequest) as caught:
         kind.read(body)
     assert said in caught.value.message
@@ -314,7 +314,7 @@ def test_pairs_are_counted_before_any_is_made(app: FastAPI, monkeypatch: pytest.
     assert refused(app, "/models/org/nli", body).startswith(said)
 
 
-def test_a_long_unknown_name_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_unknown_name_gets_no_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
     monkeypatch.setattr(dialect, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
     with pytest.raises(BadRequest, match=r"^aaa.*: is not a known field$"):
@@ -325,14 +325,14 @@ def test_a_long_unknown_name_is_compared_with_none(monkeypatch: pytest.MonkeyPat
     assert compared == ["a" * 100]
 
 
-def test_a_template_is_no_program(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+def test_a_hypothesis_template_is_not_executed(app: FastAPI, registry: Registry, models: list[Model]) -> None:
     parameters = {"candidate_labels": "{0.__class__}", "hypothesis_template": "{!r} fox {}"}
     ask(app, ("/models/org/nli", {"inputs": "dog", "parameters": parameters}))
     (encoding,) = models[1].tokenizer.encode_batch([("dog", "{!r} fox {0.__class__}")])
     assert registry.requests[0].tokens == tuple(encoding.ids)
 
 
-def test_what_entails() -> None:
+def test_the_entailment_label_is_found() -> None:
     logits = np.array([[1.0, 0.0, 3.0], [2.0, 9.0, 1.0]])
     assert zero_shot.find_entailment_label(("no", "maybe", "Entailment")) == 2
     assert zero_shot.find_entailment_label(LABELS) is None
@@ -342,7 +342,7 @@ def test_what_entails() -> None:
     assert zero_shot.class_probabilities(logits[:1], 0, several=False) == pytest.approx([1 / (1 + np.exp(2))])
 
 
-# What is generated
+# Generation
 
 
 def test_stop_strings_length_and_the_end(app: FastAPI, models: list[Model]) -> None:
@@ -369,7 +369,7 @@ def test_stop_strings_length_and_the_end(app: FastAPI, models: list[Model]) -> N
 
 def test_an_error_in_a_stream_is_its_last_event(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Any:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
 
     (answer,) = ask(application(Registry(models, broken)), ("/models/talker", {"inputs": "a", "stream": True}))
@@ -381,7 +381,7 @@ def test_an_error_in_a_stream_is_its_last_event(models: list[Model]) -> None:
 
 def test_a_client_that_leaves_frees_what_it_held(models: list[Model]) -> None:
     def endless(model: Model, request: Request) -> Any:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield WAIT
         yield Done("stop", 1)
 
@@ -399,14 +399,14 @@ def test_a_client_that_leaves_frees_what_it_held(models: list[Model]) -> None:
     assert isinstance(registry.requests[0], Generate)
 
 
-def test_tokens_take_their_parts_of_the_text() -> None:
+def test_each_token_has_its_part_of_the_text() -> None:
     drawn = [TokenLogprobs(ScoredToken(b"", 0), offset, (), id) for id, offset in enumerate((3, 5, 5, 6))]
     assert [text for _, text in split_text(drawn, 3, "abcde")] == ["ab", "", "c", "de"]
     assert [text for _, text in split_text(drawn[1:], 4, "bcde")] == ["b", "c", "de"]
     assert split_text([], 0, "x") == []
 
 
-def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]) -> None:
+def test_text_without_a_token_is_sent_with_the_next_token(models: list[Model]) -> None:
     """Text that might begin a stop string is sent later than its token."""
 
     async def pieces() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
@@ -416,10 +416,10 @@ def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]
         yield 0, AnswerDelta(text_parts("d"))
         yield 0, AnswerDelta(finish="length")
 
-    async def told() -> list[Any]:
+    async def events_of() -> list[Any]:
         return [each async for each in stream_events(GenerateParameters(), models[-1], "a", cast(Any, pieces()), 0)]
 
-    events = asyncio.run(told())
+    events = asyncio.run(events_of())
     assert [event["token"]["text"] for event in events] == ["x", "abc", "d"]
     assert [event["token"]["special"] for event in events] == [False, False, True]
     assert events[-1]["generated_text"] == "xabcd"
@@ -440,6 +440,6 @@ def test_errors(error: PolyheadError, kind: str | None) -> None:
     assert write_hf_error(error) == {"error": "x"} | ({"error_type": kind} if kind else {})
 
 
-def test_the_first_token_of_a_text_is_told_by_its_index() -> None:
+def test_the_first_token_of_a_text_has_index_1() -> None:
     assert findings.write_entity(Entity("PER", 0.5, "a", 0, 1, index=0))["index"] == 0
     assert "index" not in findings.write_entity(Entity("PER", 0.5, "a", 0, 1))

@@ -12,7 +12,7 @@ from polyhead.service.api.dialects.oip.wire import TextRequest, read_text_reques
 from polyhead.service.core.errors import StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import BeamSearchOptions, Failed, Generate, Request
-from tests.support.scripted import Registry, application, ask, echo, model, spoken
+from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
 PROMPT = "The quick fox"
 PATH = "/v2/models/org/talker/generate"
@@ -62,13 +62,13 @@ def test_options_stand_beside_the_text_or_among_parameters(app: FastAPI, registr
     assert one.sampling.banned
 
 
-def test_stop_strings_are_cut_unless_they_are_wanted(app: FastAPI) -> None:
+def test_stop_strings_are_removed_unless_they_are_requested(app: FastAPI) -> None:
     stop = {"text_input": PROMPT, "stop": [" fox"]}
     cut, kept = ask(app, (PATH, stop), (PATH, stop | {"include_stop_str_in_output": True}))
     assert [answer.json()["text_output"] for answer in (cut, kept)] == ["The quick", PROMPT]
 
 
-def test_details_are_why_it_ended_and_its_tokens(app: FastAPI, models: list[Model]) -> None:
+def test_details_have_the_finish_reason_and_the_tokens(app: FastAPI, models: list[Model]) -> None:
     asked = {"text_input": PROMPT, "details": True}
     ended, cut, stopped, several = (
         answer.json()["details"]
@@ -97,7 +97,7 @@ def test_several_answers_are_a_list(app: FastAPI) -> None:
     assert answer.json()["outputs"][0]["data"] == [PROMPT, PROMPT, "a", "a"]
 
 
-def test_a_stream_says_when_it_is_done(app: FastAPI) -> None:
+def test_a_stream_has_a_last_event(app: FastAPI) -> None:
     events = streamed(app, id="7")
     assert "".join(event["text_output"] for event in events) == PROMPT
     assert [event["done"] for event in events] == [False] * (len(events) - 1) + [True]
@@ -109,13 +109,13 @@ def test_a_stream_says_when_it_is_done(app: FastAPI) -> None:
 
 def test_a_failure_is_the_last_event(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Iterator[Any]:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
 
     assert streamed(application(Registry(models, broken)))[-1] == {"error": "the step failed"}
 
 
-def test_a_search_is_carried() -> None:
+def test_beam_search_options_are_read() -> None:
     asked = read_text_request(
         TextRequest.read({"text_input": "a", "num_beams": 3, "num_return_sequences": 2}), stream=False
     )

@@ -114,7 +114,7 @@ def test_strings_in_json_and_beside_it() -> None:
         (given(raw=prefix_length(b"a") + prefix_length(b"\xff")), "text[1]: is not UTF-8"),
     ],
 )
-def test_what_a_tensor_cannot_be(wrong: InputTensor, said: str) -> None:
+def test_invalid_tensors_are_rejected(wrong: InputTensor, said: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read_texts(wrong, 8)
     assert caught.value.message.startswith(said)
@@ -135,7 +135,7 @@ def test_outputs_in_json_and_beside_it() -> None:
     assert write_tensors({}, found[1:], frozenset(("label",))).content.endswith(b"\x02\0\0\0\xc3\xa9\0\0\0\0")
 
 
-# What each head says
+# Outputs of each head
 
 
 def test_scores_vectors_and_text(app: FastAPI, registry: Registry, models: list[Model]) -> None:
@@ -173,7 +173,7 @@ def test_scores_vectors_and_text(app: FastAPI, registry: Registry, models: list[
     assert outputs(said)["finish_reason"]["data"] == ["length", "length"]
 
 
-def test_only_the_wanted_outputs_in_their_order(app: FastAPI) -> None:
+def test_only_requested_outputs_in_their_order(app: FastAPI) -> None:
     one, two = ask(
         app,
         ("/v2/models/judge/infer", asked(outputs=[{"name": "label"}])),
@@ -212,12 +212,12 @@ def test_only_the_wanted_outputs_in_their_order(app: FastAPI) -> None:
         ("talker", asked(parameters={"max_tokens": 999}), "parameters.max_tokens: the prompt has"),
     ],
 )
-def test_what_is_refused_names_the_tensor(app: FastAPI, registry: Registry, name: str, body: Any, said: str) -> None:
+def test_errors_name_the_tensor(app: FastAPI, registry: Registry, name: str, body: Any, said: str) -> None:
     assert refused(app, name, body).startswith(said)
-    assert not registry.requests, "nothing is computed for it"
+    assert not registry.requests, "something was computed for it"
 
 
-def test_binary_data_is_as_long_as_it_says(app: FastAPI) -> None:
+def test_the_length_of_binary_data_is_checked(app: FastAPI) -> None:
     head = json.dumps(asked({"name": "text", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 9}}))
 
     async def post(body: bytes, length: str) -> httpx.Response:
@@ -254,7 +254,7 @@ def test_models_and_versions(app: FastAPI) -> None:
     assert there.json() == {"name": "org/vectors", "ready": True}
     assert (other.status_code, other.json()["error"]) == (404, "judge has version 1 only, got '2'")
     assert nobody.status_code == 404
-    assert ask(app, ("/v2/repository/index", {}))[0].status_code == 404, "only for administrators"
+    assert ask(app, ("/v2/repository/index", {}))[0].status_code == 404, "without the admin key"
 
 
 # Triton's client
@@ -294,7 +294,7 @@ def column(name: str, values: list[str], *, binary: bool) -> triton.InferInput:
     return made
 
 
-def test_triton_sees_server_and_models(client: triton.InferenceServerClient) -> None:
+def test_triton_reads_server_and_model_states(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("judge")
@@ -324,7 +324,7 @@ def test_triton_infers(
     assert result.get_response()["id"] == "a"
 
 
-def test_triton_infers_what_is_found(client: triton.InferenceServerClient, folders: dict[str, Path]) -> None:
+def test_triton_infers_entities_words_and_spans(client: triton.InferenceServerClient, folders: dict[str, Path]) -> None:
     def found(name: str, output: str, *columns: tuple[str, list[str]], **parameters: Any) -> list[Any]:
         inputs = [column(each, values, binary=True) for each, values in columns]
         array = client.infer(name, inputs, parameters=parameters).as_numpy(output)
@@ -369,7 +369,7 @@ def test_triton_changes_models(
     assert there["ranker"] == {"name": "ranker", "version": "1", "state": "READY", "reason": ""}
     scores = client.infer("ranker", [column(name, TEXTS, binary=True) for name in ("text", "text_pair")])
     assert scores.as_numpy("score").shape == (2,)
-    client.load_model("ranker", headers=ADMIN)  # again, from where it came
+    client.load_model("ranker", headers=ADMIN)  # again, from its source
     with pytest.raises(InferenceServerException, match="nothing"):
         client.load_model("ranker", headers=ADMIN, config=configured(tmp_path / "nothing"))
     assert client.is_model_ready("ranker")

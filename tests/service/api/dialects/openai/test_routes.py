@@ -49,7 +49,18 @@ from polyhead.service.core.request import (
     Sampling,
 )
 from polyhead.service.resources.request_memory import MIN_REQUEST_BYTES, UNBOUNDED_HEADROOM
-from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, spoken, until
+from tests.support.scripted import (
+    WAIT,
+    Connection,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    numbers,
+    token_events,
+    until,
+)
 
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
 GO_ON = {"model": "talker", "prompt": "The fox"}
@@ -90,10 +101,10 @@ def sse(response: httpx.Response) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-# What is read
+# Reading requests
 
 
-def test_a_completion_is_read_whole() -> None:
+def test_every_field_of_a_completion_is_read() -> None:
     wire = CompletionRequest.read(
         GO_ON
         | {"prompt": [[1, 2], [3]], "max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1}
@@ -106,7 +117,7 @@ def test_a_completion_is_read_whole() -> None:
     assert (asked.ignore_eos, asked.logprobs) == (True, 3)
 
 
-def test_what_is_left_out_or_null_is_the_default_of_the_real_api() -> None:
+def test_missing_and_null_fields_have_the_defaults_of_openai() -> None:
     nothing = dict.fromkeys(CompletionRequest.model_fields.keys() | UNSUPPORTED_COMPLETION.keys(), None) | GO_ON
     for wire in (GO_ON, nothing):
         asked = read_completion(CompletionRequest.read(wire))
@@ -114,7 +125,7 @@ def test_what_is_left_out_or_null_is_the_default_of_the_real_api() -> None:
         assert (asked.has_seed, asked.max_tokens, asked.stops, asked.logprobs) == (False, 0, (), -1)
 
 
-def test_chat_is_read_as_templates_know_it() -> None:
+def test_messages_become_messages_of_templates() -> None:
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
@@ -184,7 +195,7 @@ def test_one_or_several_texts_or_lists_of_ids(given: Any, inputs: Any) -> None:
         (EmbeddingRequest, EMBED, {"encoding_format": "hex"}, "encoding_format: must be 'float' or 'base64', got"),
     ],
 )
-def test_complaints_name_the_field_and_what_would_be_right(kind: Any, valid: Any, change: Any, sentence: str) -> None:
+def test_errors_name_the_field_and_the_valid_values(kind: Any, valid: Any, change: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         kind.read(valid | change)
     assert error.value.message.startswith(sentence)
@@ -202,7 +213,7 @@ def test_complaints_name_the_field_and_what_would_be_right(kind: Any, valid: Any
         ("a", 'messages[0]: must be an object, got "a"'),
     ],
 )
-def test_complaints_of_messages(message: Any, sentence: str) -> None:
+def test_errors_of_messages(message: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         read_chat(ChatRequest.read(TALK | {"messages": [message]}))
     assert error.value.message.startswith(sentence)
@@ -212,7 +223,7 @@ def test_complaints_of_messages(message: Any, sentence: str) -> None:
     ("kind", "valid", "table"),
     [(CompletionRequest, GO_ON, UNSUPPORTED_COMPLETION), (ChatRequest, TALK, UNSUPPORTED_CHAT)],
 )
-def test_unsupported_fields_are_accepted_where_they_ask_for_nothing(kind: Any, valid: Any, table: Any) -> None:
+def test_unsupported_fields_are_accepted_with_values_without_effect(kind: Any, valid: Any, table: Any) -> None:
     assert not table.keys() & kind.model_fields.keys()
     for name, neutral in table.items():
         for value in (None, *neutral):
@@ -221,7 +232,7 @@ def test_unsupported_fields_are_accepted_where_they_ask_for_nothing(kind: Any, v
             kind.read(valid | {name: {"something": "else"}})
 
 
-def test_combinations_that_say_nothing() -> None:
+def test_combinations_without_effect_are_rejected() -> None:
     with pytest.raises(BadRequest, match="top_logprobs: only together with logprobs"):
         read_chat(ChatRequest.read(TALK | {"top_logprobs": 2}))
     with pytest.raises(BadRequest, match=r"max_tokens: .*the two differ"):
@@ -230,7 +241,7 @@ def test_combinations_that_say_nothing() -> None:
         read_chat(ChatRequest.read(TALK | {"stream_options": {}}))
 
 
-def test_routes_are_described_without_loose_references() -> None:
+def test_the_description_has_no_unresolved_references() -> None:
     for kind in (CompletionRequest, ChatRequest, EmbeddingRequest):
         schema = describe_body(kind)["requestBody"]["content"]["application/json"]["schema"]
         assert schema["properties"].keys() == kind.model_fields.keys()
@@ -238,7 +249,7 @@ def test_routes_are_described_without_loose_references() -> None:
     assert UNSUPPORTED_IN_MESSAGES.keys().isdisjoint({"content", "role"})
 
 
-# What is written
+# Writing answers
 
 
 def test_a_completion(app: FastAPI, registry: Registry, models: list[Model]) -> None:
@@ -291,8 +302,8 @@ def test_logprobs_in_both_shapes(app: FastAPI, models: list[Model]) -> None:
     assert content[0]["top_logprobs"][0] == {key: content[0][key] for key in ("token", "logprob", "bytes")}
 
 
-def test_tokens_that_are_no_text_are_spelled_in_bytes(models: list[Model]) -> None:
-    halves = [GeneratedToken(event.id, -1.0) for event in spoken("🙂", models[0].tokenizer)]
+def test_tokens_with_incomplete_characters_are_returned_as_bytes(models: list[Model]) -> None:
+    halves = [GeneratedToken(event.id, -1.0) for event in token_events("🙂", models[0].tokenizer)]
     app, _ = scripting(models, *halves, Done("stop", 1, len(halves)))
     (response,) = ask(app, ("/v1/completions", GO_ON | {"logprobs": 0}))
     (choice,) = response.json()["choices"]
@@ -300,7 +311,7 @@ def test_tokens_that_are_no_text_are_spelled_in_bytes(models: list[Model]) -> No
     assert "".join(choice["logprobs"]["tokens"]).replace("bytes:", "") == r"\xf0\x9f\x99\x82"
 
 
-def test_a_streamed_completion_says_what_the_whole_one_says(app: FastAPI) -> None:
+def test_a_streamed_completion_equals_a_whole_one(app: FastAPI) -> None:
     wire = GO_ON | {"prompt": ["The fox", "Ein Fuchs läuft"], "logprobs": 1}
     whole, streamed = ask(app, ("/v1/completions", wire), ("/v1/completions", wire | {"stream": True}))
     *chunks, done = sse(streamed)
@@ -328,7 +339,7 @@ def test_a_streamed_chat(app: FastAPI) -> None:
     assert response.headers["cache-control"] == "no-cache"
 
 
-def test_embeddings_in_both_spellings(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+def test_embeddings_as_numbers_and_base64(app: FastAPI, registry: Registry, models: list[Model]) -> None:
     wire = EMBED | {"input": ["a good film", "bad"], "dimensions": 3}
     plain, packed = ask(app, ("/v1/embeddings", wire), ("/v1/embeddings", wire | {"encoding_format": "base64"}))
     vectors = [entry["embedding"] for entry in plain.json()["data"]]
@@ -419,7 +430,7 @@ def numeric_fields() -> Iterator[tuple[str, str]]:
             yield path, name
 
 
-def test_no_value_of_any_field_is_the_servers_fault(app: FastAPI) -> None:
+def test_no_value_of_a_numeric_field_causes_a_server_error(app: FastAPI) -> None:
     calls = [(path, PATHS[path] | {name: value}) for path, name in numeric_fields() for value in NUMBERS]
     for call, response in zip(calls, ask(app, *calls), strict=True):
         assert response.status_code == 200 or 400 <= response.status_code < 500, call
@@ -439,7 +450,7 @@ def test_an_error_before_the_first_byte_has_its_status(models: list[Model]) -> N
 
 
 def test_an_error_after_the_first_byte_ends_the_stream(models: list[Model]) -> None:
-    app, _ = scripting(models, *spoken("some text", models[0].tokenizer), Failed(StepFailed("the step failed")))
+    app, _ = scripting(models, *token_events("some text", models[0].tokenizer), Failed(StepFailed("the step failed")))
     (response,) = ask(app, ("/v1/completions", GO_ON | {"stream": True}))
     *chunks, last = sse(response)
     assert response.status_code == 200
@@ -450,9 +461,9 @@ def test_an_error_after_the_first_byte_ends_the_stream(models: list[Model]) -> N
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("words", ["", "some text"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_client_that_goes_aborts_its_request(models: list[Model], path: str, words: str, stream: bool) -> None:
+def test_a_client_that_disconnects_aborts_its_request(models: list[Model], path: str, words: str, stream: bool) -> None:
     """Also while the request is queued and there is nothing to send yet."""
-    events = [*spoken(words, models[0].tokenizer), WAIT]
+    events = [*token_events(words, models[0].tokenizer), WAIT]
     app, registry = scripting(models, *events)
 
     async def leave() -> None:
@@ -468,8 +479,8 @@ def test_a_client_that_goes_aborts_its_request(models: list[Model], path: str, w
     asyncio.run(leave())
 
 
-def test_a_slow_client_that_goes_aborts_its_request(models: list[Model]) -> None:
-    app, registry = scripting(models, *spoken("a long story", models[0].tokenizer), WAIT)
+def test_a_slow_client_that_disconnects_aborts_its_request(models: list[Model]) -> None:
+    app, registry = scripting(models, *token_events("a long story", models[0].tokenizer), WAIT)
 
     async def leave() -> None:
         connection = Connection("/v1/completions", json.dumps(GO_ON | {"stream": True}).encode())
@@ -496,11 +507,11 @@ def test_a_batch_is_aborted_as_a_whole(models: list[Model]) -> None:
 
 def test_a_slow_client_is_waited_for(models: list[Model]) -> None:
     """The next event is fetched only after the last one was sent."""
-    app, registry = scripting(models, *spoken("a long story", models[0].tokenizer), Done("stop", 1, 1))
+    app, registry = scripting(models, *token_events("a long story", models[0].tokenizer), Done("stop", 1, 1))
 
     async def read_slowly() -> None:
         connection = Connection("/v1/completions", json.dumps(GO_ON | {"stream": True}).encode())
-        gate = asyncio.Semaphore(2)  # headers and the first event leave, then nothing
+        gate = asyncio.Semaphore(2)  # headers and the first event are sent, then nothing
         connection.sending = lambda: gate.acquire()  # type: ignore[assignment,return-value]
         serving = asyncio.create_task(connection.run(app))
         await until(lambda: len(connection.sent) == 2)
@@ -523,7 +534,7 @@ def test_ids_of_requests_are_those_of_the_answer(app: FastAPI, registry: Registr
 
 
 @pytest.mark.parametrize("field", ["user", "prompt", "tools", "zzz", "metadata"])
-def test_deep_nesting_is_a_complaint_like_any_other(field: str) -> None:
+def test_deep_nesting_is_an_ordinary_error(field: str) -> None:
     deep: list[Any] = []
     for _ in range(500):
         deep = [deep]
@@ -551,8 +562,8 @@ def test_long_lists_are_counted_before_they_are_read(kind: Any, changes: dict[st
         kind.read({"model": "chat", **changes})
 
 
-@pytest.mark.parametrize(("sharing", "told"), [("all", ("", "")), ("key", ("one\n", "two\n"))])
-def test_keys_may_keep_their_prompts_to_themselves(models: list[Model], sharing: str, told: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("sharing", "salts"), [("all", ("", "")), ("key", ("one\n", "two\n"))])
+def test_keys_may_have_separate_prompt_caches(models: list[Model], sharing: str, salts: tuple[str, str]) -> None:
     registry = Registry(models, echo)
     app = application(registry, prefix_sharing=sharing, api_keys={"one": "a" * 20, "two": "b" * 20})
 
@@ -565,10 +576,10 @@ def test_keys_may_keep_their_prompts_to_themselves(models: list[Model], sharing:
                 assert answer.status_code == 200, answer.text
 
     asyncio.run(both())
-    assert tuple(request.salt for request in registry.requests if isinstance(request, Generate)) == told
+    assert tuple(request.salt for request in registry.requests if isinstance(request, Generate)) == salts
 
 
-def test_each_answer_s_echo_has_room(models: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_echo_of_each_answer_claims_memory(models: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:
     app = application(Registry(models, echo))
     body = GO_ON | {"prompt": "The fox", "echo": True, "max_tokens": 1}
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
@@ -620,7 +631,7 @@ def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
     assert (aside[0]["logprobs"], aside[0]["text"]) == (None, spelled + apart[0]["text"])
 
 
-def test_a_search_is_not_guided(app: FastAPI) -> None:
+def test_beam_search_with_a_grammar_is_rejected(app: FastAPI) -> None:
     (answer,) = ask(app, ("/v1/completions", GO_ON | {"use_beam_search": True, "structured_outputs": {"regex": "a+"}}))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "structured_outputs.regex"

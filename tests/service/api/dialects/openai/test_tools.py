@@ -14,7 +14,7 @@ from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, Request
 from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
-from tests.support.scripted import Registry, application, ask, model, spoken
+from tests.support.scripted import Registry, application, ask, model, token_events
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -27,26 +27,26 @@ ANSWER = f"<think>\nHm.\n</think>\n\nI look. \n<tool_call>\n{PARIS}\n</tool_call
     '{"name": "now", "arguments": {}}\n</tool_call>'
 )
 
-Told = Callable[..., tuple[Registry, list[httpx.Response]]]
+Answering = Callable[..., tuple[Registry, list[httpx.Response]]]
 
 
 @pytest.fixture
-def told(tiny_generator: Path) -> Told:
-    """Sends requests to a model whose template always writes the same."""
+def answer_with(tiny_generator: Path) -> Answering:
+    """Sends requests to a model whose answers and template the test gives."""
 
-    def ask_it(said: str, *wires: Any, template: str = QWEN3) -> tuple[Registry, list[httpx.Response]]:
+    def ask_model(said: str, *wires: Any, template: str = QWEN3) -> tuple[Registry, list[httpx.Response]]:
         chat = ChatTemplate(template, bos_token="", eos_token="")
 
         def script(model: Model, request: Request) -> Iterable[Event]:
             assert isinstance(request, Generate)
-            tokens = [event.id for event in spoken(said, model.tokenizer) if isinstance(event, GeneratedToken)]
+            tokens = [event.id for event in token_events(said, model.tokenizer) if isinstance(event, GeneratedToken)]
             yield from (GeneratedToken(id, -0.5) for id in tokens)
             yield Done("stop", len(request.tokens), len(tokens))
 
         registry = Registry([model(tiny_generator, "talker", "generate", chat=chat, max_tokens=4096)], script)
         return registry, ask(application(registry), *((PATH, wire) for wire in wires))
 
-    return ask_it
+    return ask_model
 
 
 def prompt(registry: Registry, index: int = -1) -> str:
@@ -79,11 +79,11 @@ def assembled(response: httpx.Response, index: int) -> dict[str, Any]:
     return said | {"tool_calls": calls}
 
 
-# Answers
+# Writing answers
 
 
-def test_an_answer_that_thinks_speaks_and_calls(told: Told) -> None:
-    _, [response] = told(ANSWER, WITH)
+def test_an_answer_with_reasoning_text_and_calls(answer_with: Answering) -> None:
+    _, [response] = answer_with(ANSWER, WITH)
     [choice] = response.json()["choices"]
     first, second = choice["message"].pop("tool_calls")
     assert choice["finish_reason"] == "tool_calls"
@@ -101,8 +101,8 @@ def test_an_answer_that_thinks_speaks_and_calls(told: Told) -> None:
     assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
 
 
-def test_deltas_say_what_the_whole_says(told: Told) -> None:
-    _, [whole, streamed] = told(ANSWER, WITH | {"n": 2}, WITH | {"n": 2, "stream": True})
+def test_deltas_equal_the_whole_answer(answer_with: Answering) -> None:
+    _, [whole, streamed] = answer_with(ANSWER, WITH | {"n": 2}, WITH | {"n": 2, "stream": True})
     for index, choice in enumerate(whole.json()["choices"]):
         said = assembled(streamed, index)
         message = choice["message"]
@@ -115,27 +115,27 @@ def test_deltas_say_what_the_whole_says(told: Told) -> None:
         assert [call["function"] for call in said["tool_calls"]] == [call["function"] for call in message["tool_calls"]]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks(streamed) if chunk["choices"][0]["index"] == 0]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    assert sum("tool_calls" in delta for delta in deltas) > 4  # arguments in more than one
+    assert sum("tool_calls" in delta for delta in deltas) > 4  # arguments in more than one delta
 
 
-def test_a_call_alone_has_no_content(told: Told) -> None:
-    _, [response] = told(f"<tool_call>\n{PARIS}\n</tool_call>", WITH)
+def test_a_call_alone_has_no_content(answer_with: Answering) -> None:
+    _, [response] = answer_with(f"<tool_call>\n{PARIS}\n</tool_call>", WITH)
     assert response.json()["choices"][0]["message"]["content"] is None
 
 
-def test_an_object_that_names_no_tool_is_content(told: Told) -> None:
+def test_an_object_that_names_no_tool_is_content(answer_with: Answering) -> None:
     for template in (SMOLLM2, LLAMA31):
         for said in ('{"name": "Ada", "age": 36}', '{"answer": 42}', '[{"name": "weather"', '{"name": "weather"}'):
-            _, [whole, streamed] = told(said, WITH, WITH | {"stream": True}, template=template)
+            _, [whole, streamed] = answer_with(said, WITH, WITH | {"stream": True}, template=template)
             [choice] = whole.json()["choices"]
             assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
             assert "tool_calls" not in choice["message"]
             assert assembled(streamed, 0)["content"] == said
 
 
-def test_without_tools_calls_are_text_and_thoughts_are_told_apart_all_the_same(told: Told) -> None:
+def test_without_tools_calls_are_text_and_reasoning_is_separate(answer_with: Answering) -> None:
     for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
-        _, [response] = told(ANSWER, TALK | more)
+        _, [response] = answer_with(ANSWER, TALK | more)
         [choice] = response.json()["choices"]
         assert choice["message"]["content"] == ANSWER.partition("</think>\n\n")[2]
         assert choice["message"]["reasoning_content"] == "Hm."
@@ -143,9 +143,9 @@ def test_without_tools_calls_are_text_and_thoughts_are_told_apart_all_the_same(t
         assert choice["finish_reason"] == "stop"
 
 
-def test_thoughts_that_nobody_wants_to_read_are_counted(told: Told) -> None:
+def test_hidden_reasoning_is_counted(answer_with: Answering) -> None:
     silent = WITH | {"include_reasoning": False}
-    _, [response, streamed, counted] = told(
+    _, [response, streamed, counted] = answer_with(
         ANSWER, silent, silent | {"stream": True, "stream_options": {"include_usage": True}}, WITH
     )
     assert "reasoning_content" not in response.json()["choices"][0]["message"]
@@ -155,17 +155,17 @@ def test_thoughts_that_nobody_wants_to_read_are_counted(told: Told) -> None:
     assert chunks(streamed)[-1]["usage"]["completion_tokens_details"] == details
 
 
-def test_logprobs_of_an_answer_are_those_of_all_its_tokens(told: Told) -> None:
+def test_logprobs_of_an_answer_are_those_of_all_its_tokens(answer_with: Answering) -> None:
     wire = WITH | {"logprobs": True}
-    _, [whole, streamed] = told(ANSWER, wire, wire | {"stream": True})
+    _, [whole, streamed] = answer_with(ANSWER, wire, wire | {"stream": True})
     content = whole.json()["choices"][0]["logprobs"]["content"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks(streamed)]
     assert "".join(token["token"] for token in content) == ANSWER
     assert [token for part in parts if part for token in part["content"]] == content
 
 
-def test_of_several_tries_the_best_are_told_apart_too(told: Told) -> None:
-    _, [response, alone] = told(ANSWER, WITH | {"best_of": 3, "n": 2}, WITH)
+def test_the_best_of_several_answers_are_parsed_too(answer_with: Answering) -> None:
+    _, [response, alone] = answer_with(ANSWER, WITH | {"best_of": 3, "n": 2}, WITH)
     one, two = response.json()["choices"]
     assert [one["finish_reason"], two["finish_reason"]] == ["tool_calls"] * 2
     details = alone.json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
@@ -175,50 +175,50 @@ def test_of_several_tries_the_best_are_told_apart_too(told: Told) -> None:
 # Prompts
 
 
-def test_tools_and_earlier_calls_are_in_the_prompt(told: Told) -> None:
+def test_tools_and_earlier_calls_are_in_the_prompt(answer_with: Answering) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [
         TALK["messages"][0],
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "I wonder."},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ]
-    registry, _ = told("x", WITH | {"messages": messages}, TALK | {"messages": messages})
+    registry, _ = answer_with("x", WITH | {"messages": messages}, TALK | {"messages": messages})
     for index, has_tools in enumerate((True, False)):
         written = prompt(registry, index)
         assert ("# Tools" in written) == ("Tells it." in written) == has_tools
         assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in written
         assert "<think>\nI wonder.\n</think>" in written
         assert "<tool_response>\nsunny\n</tool_response>" in written
-    registry, _ = told("x", WITH | {"messages": messages}, template=SMOLLM2)
+    registry, _ = answer_with("x", WITH | {"messages": messages}, template=SMOLLM2)
     assert "You can call these functions" in prompt(registry)
     assert "<|im_start|>user\nweather returned:\nsunny<|im_end|>" in prompt(registry)
 
 
-def test_an_answer_that_has_begun_is_gone_on_with(told: Told) -> None:
+def test_a_prefix_of_the_answer_is_continued(answer_with: Answering) -> None:
     begun = TALK | {"messages": [*TALK["messages"], {"role": "assistant", "content": "Sure, "}]}
-    registry, [response] = told(" I <think>", begun | {"continue_final_message": True})
+    registry, [response] = answer_with(" I <think>", begun | {"continue_final_message": True})
     assert prompt(registry).endswith("<|im_start|>assistant\nSure, ")
     assert response.json()["choices"][0]["message"]["content"] == " I <think>"
-    registry, _ = told("x", begun, begun | {"add_generation_prompt": False})
+    registry, _ = answer_with("x", begun, begun | {"add_generation_prompt": False})
     assert prompt(registry, 0).endswith("Sure, <|im_end|>\n<|im_start|>assistant\n")
     assert prompt(registry, 1).endswith("Sure, <|im_end|>\n")
     thinking = TALK | {"messages": [*TALK["messages"], {"role": "assistant", "content": "<think>\nI"}]}
-    _, [response] = told(" see.</think>Yes.", thinking | {"continue_final_message": True})
+    _, [response] = answer_with(" see.</think>Yes.", thinking | {"continue_final_message": True})
     assert response.json()["choices"][0]["message"]["reasoning_content"] == "see."
 
 
-def test_whether_it_thinks_is_seen_in_the_prompt(told: Told) -> None:
+def test_the_prompt_shows_whether_the_answer_begins_with_reasoning(answer_with: Answering) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     for wire in (TALK | off, TALK | {"reasoning_effort": "none"}):
-        registry, [response] = told("<think>x", wire)
+        registry, [response] = answer_with("<think>x", wire)
         assert prompt(registry).endswith("<think>\n\n</think>\n\n")
         assert response.json()["choices"][0]["message"]["content"] == "<think>x"
-    _, [response] = told("Hm.</think>Yes.", TALK, template=R1)
+    _, [response] = answer_with("Hm.</think>Yes.", TALK, template=R1)
     message = response.json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
 
 
-# What is wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_whether_it_thinks_is_seen_in_the_prompt(told: Told) -> None:
         ({"prediction": {"type": "content"}}, 'prediction: {"type":"content"} is not supported by this server'),
     ],
 )
-def test_complaints_name_the_place(change: Any, sentence: str) -> None:
+def test_errors_name_the_place(change: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         read_chat(ChatRequest.read(TALK | change))
     assert error.value.message.startswith(sentence)
@@ -286,19 +286,19 @@ def test_complaints_name_the_place(change: Any, sentence: str) -> None:
         ({"role": "function", "content": "a"}, "messages[0].role: must be 'system', 'developer'"),
     ],
 )
-def test_complaints_of_messages(message: Any, sentence: str) -> None:
+def test_errors_of_messages(message: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         read_chat(ChatRequest.read(TALK | {"messages": [message]}))
     assert error.value.message.startswith(sentence)
 
 
-def test_what_a_template_cannot_do_is_said(told: Told) -> None:
+def test_requests_that_the_template_does_not_support_are_rejected(answer_with: Answering) -> None:
     deep: Any = {}
     for _ in range(400):
         deep = {"a": deep}
     nested = {"type": "function", "function": {"name": "a", "parameters": {"properties": deep}}}
     large = {"type": "function", "function": {"name": "a", "description": "a" * (1 << 18)}}
-    _, responses = told(
+    _, responses = answer_with(
         "x",
         TALK | {"reasoning_effort": "high"},
         TALK | {"documents": [{"text": "a"}]},

@@ -16,7 +16,7 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
 from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
 from tests.support.dialogue_templates import QWEN3
-from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, spoken
+from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, token_events
 
 ASK: dict[str, Any] = {"model": "talker", "input": "Hi"}
 TOOL = {"type": "function", "name": "find", "description": "d", "parameters": {"type": "object"}, "strict": True}
@@ -27,18 +27,18 @@ THINKING = "{% if false %}<think></think>{% endif %}" + TEMPLATE
 
 
 @pytest.fixture(scope="module")
-def talker(tiny_generator: Path) -> Model:
+def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
 
 
 @pytest.fixture(scope="module")
-def thinker(tiny_generator: Path) -> Model:
+def reasoning_generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(THINKING))
 
 
-def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
+def application_with_answer(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
     """An application whose model generates `text` and ends with its own stop token, or otherwise."""
-    tokens = spoken(text, model.tokenizer)
+    tokens = token_events(text, model.tokenizer)
     registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
     return application(registry), registry
 
@@ -66,10 +66,10 @@ def sse(response: httpx.Response) -> list[dict[str, Any]]:
     return events
 
 
-# What is read
+# Reading requests
 
 
-def test_a_call_is_read_whole() -> None:
+def test_every_field_of_a_request_is_read() -> None:
     talk = read(
         temperature=0.5,
         top_p=0.9,
@@ -91,7 +91,7 @@ def test_a_call_is_read_whole() -> None:
     assert (talk.reasoning.mode, talk.reasoning.budget, talk.reasoning.effort) == ("on", 1024, "low")
 
 
-def test_what_is_left_out_or_null_asks_for_nothing() -> None:
+def test_missing_and_null_fields_have_no_effect() -> None:
     names = ResponseRequest.model_fields.keys() | ResponseRequest.unsupported.keys()
     nothing = read_response(ResponseRequest.read(dict.fromkeys(names, None) | ASK))
     assert nothing == read()
@@ -99,7 +99,7 @@ def test_what_is_left_out_or_null_asks_for_nothing() -> None:
     assert (nothing.reasoning.mode, nothing.reasoning.budget) == ("", -1)
 
 
-def test_items_become_messages_as_templates_know_them() -> None:
+def test_items_become_messages_of_templates() -> None:
     said = {"type": "message", "role": "assistant", "id": "m", "status": "completed"}
     thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     talk = read(
@@ -126,7 +126,7 @@ def test_items_become_messages_as_templates_know_them() -> None:
     ]
 
 
-def test_a_template_is_given_one_system_message_before_all_else() -> None:
+def test_a_template_gets_one_system_message_first() -> None:
     begun = [{"role": role, "content": role[0]} for role in ("developer", "system", "user")]
     assert messages_of(read(instructions="i", input=begun)) == [
         {"role": "system", "content": "i\nd\ns"},
@@ -203,7 +203,7 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
         ({"metadata": {"a": 1}}, "metadata.a: must be a string, got 1"),
     ],
 )
-def test_complaints_name_the_field_and_what_would_be_right(change: Any, sentence: str) -> None:
+def test_errors_name_the_field_and_the_valid_values(change: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
         read(**change)
     assert error.value.message.startswith(sentence)
@@ -212,17 +212,17 @@ def test_complaints_name_the_field_and_what_would_be_right(change: Any, sentence
 
 @pytest.mark.parametrize("field", ["max_output_tokens", "temperature", "top_p", "top_logprobs", "max_tool_calls"])
 @pytest.mark.parametrize("value", [-(1 << 63), -1, 1 << 31, 1 << 63, 1e308, float("nan"), "1", True])
-def test_numbers_that_are_none(field: str, value: Any) -> None:
+def test_invalid_numbers_are_rejected(field: str, value: Any) -> None:
     with pytest.raises(BadRequest, match=rf"^{field}: ") as error:
         read(**{field: value})
     assert error.value.param == field
 
 
-# What is answered
+# Writing answers
 
 
-def test_a_response(talker: Model) -> None:
-    app, registry = saying(talker, "A fox.")
+def test_a_response(generator: Model) -> None:
+    app, registry = application_with_answer(generator, "A fox.")
     [response] = ask(
         app, ("/v1/responses", ASK | {"instructions": "Be brief.", "metadata": {"a": "b"}, "prompt_cache_key": "k"})
     )
@@ -231,8 +231,8 @@ def test_a_response(talker: Model) -> None:
     assert said.pop("created_at") > 1_700_000_000
     [request] = registry.requests
     assert isinstance(request, Generate)
-    assert talker.tokenizer.decode(request.tokens) == "<system>Be brief.<user>Hi<assistant>"
-    count = len(spoken("A fox.", talker.tokenizer))
+    assert generator.tokenizer.decode(request.tokens) == "<system>Be brief.<user>Hi<assistant>"
+    count = len(token_events("A fox.", generator.tokenizer))
     part = {"type": "output_text", "text": "A fox.", "annotations": [], "logprobs": []}
     assert said.pop("output") == [
         {
@@ -279,17 +279,17 @@ def test_a_response(talker: Model) -> None:
     }
 
 
-def test_what_was_asked_is_repeated(talker: Model) -> None:
+def test_fields_of_the_request_are_repeated_in_the_response(generator: Model) -> None:
     form = {"type": "json_schema", "name": "x", "schema": {"type": "null"}, "strict": True}
     asked = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "find"}, "text": {"format": form}}
-    app, _ = saying(talker, "null")
+    app, _ = application_with_answer(generator, "null")
     [response] = ask(app, ("/v1/responses", ASK | asked | {"tool_choice": "none"}))
     said = response.json()
     assert (said["tools"], said["tool_choice"], said["text"]["format"]) == ([TOOL], "none", form)
 
 
-def test_an_answer_that_was_cut_is_incomplete(talker: Model) -> None:
-    app, _ = saying(talker, "A fox", Done("length", 9, 3))
+def test_an_answer_that_was_cut_is_incomplete(generator: Model) -> None:
+    app, _ = application_with_answer(generator, "A fox", Done("length", 9, 3))
     whole, streamed = ask(app, *(("/v1/responses", ASK | {"stream": stream}) for stream in (False, True)))
     events = sse(streamed)
     assert events[-1]["type"] == "response.incomplete"
@@ -300,24 +300,28 @@ def test_an_answer_that_was_cut_is_incomplete(talker: Model) -> None:
 
 @pytest.mark.parametrize("end", [Done("length", 9, 3), Failed(StepFailed("it broke"))])
 @pytest.mark.parametrize("text", ["A fox", "["])  # text that may begin a tool call is sent at the end
-def test_of_an_answer_that_was_cut_only_the_last_item_is(thinker: Model, text: str, end: Any) -> None:
-    app, _ = saying(thinker, f"<think>So,</think>{text}", end)
+def test_only_the_last_item_of_a_truncated_answer_is_incomplete(
+    reasoning_generator: Model, text: str, end: Any
+) -> None:
+    app, _ = application_with_answer(reasoning_generator, f"<think>So,</think>{text}", end)
     [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "stream": True}))
     events = sse(response)
-    told = [item["status"] for item in events[-1]["response"]["output"]]
+    statuses = [item["status"] for item in events[-1]["response"]["output"]]
     done = [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"]
     if isinstance(end, Done):
-        assert told == done == ["completed", "incomplete"]
+        assert statuses == done == ["completed", "incomplete"]
     else:
-        assert done == ["completed"] * (len(told) - 1)
-        assert told == [*done, "incomplete"]
+        assert done == ["completed"] * (len(statuses) - 1)
+        assert statuses == [*done, "incomplete"]
 
 
 @pytest.mark.parametrize(
     "text", ["A fox < B, \n\n\n<think> <t", "<think>So,</think>\n\n< A\n\nfox", "<think></think>\nth"]
 )
-def test_log_probabilities_are_those_of_the_words_even_if_they_were_held_back(tiny_generator: Path, text: str) -> None:
-    app, _ = saying(model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(QWEN3)), text)
+def test_log_probabilities_belong_to_text_that_was_held_back(tiny_generator: Path, text: str) -> None:
+    app, _ = application_with_answer(
+        model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(QWEN3)), text
+    )
     asked = ASK | {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
     whole, streamed = ask(app, *(("/v1/responses", asked | {"stream": on}) for on in (False, True)))
     [part] = whole.json()["output"][-1]["content"]
@@ -327,8 +331,8 @@ def test_log_probabilities_are_those_of_the_words_even_if_they_were_held_back(ti
     assert [each for event in deltas for each in event["logprobs"]] == part["logprobs"]
 
 
-def test_log_probabilities(talker: Model) -> None:
-    app = application(Registry([talker], echo))
+def test_log_probabilities(generator: Model) -> None:
+    app = application(Registry([generator], echo))
     asked = ASK | {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 3}
     whole, streamed = ask(app, *(("/v1/responses", asked | {"stream": stream}) for stream in (False, True)))
     [part] = whole.json()["output"][0]["content"]
@@ -377,8 +381,8 @@ def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("text", ["A fox.", CALL, f"[{CALL}, {CALL}]", f"<think>\nSo,\n</think>\n\n{CALL}", ""])
-def test_a_streamed_response_is_the_whole_one_cut_up(thinker: Model, text: str) -> None:
-    app, _ = saying(thinker, text)
+def test_a_streamed_response_equals_a_whole_one(reasoning_generator: Model, text: str) -> None:
+    app, _ = application_with_answer(reasoning_generator, text)
     whole, streamed = ask(app, *(("/v1/responses", ASK | {"tools": [TOOL], "stream": on}) for on in (False, True)))
     expected, items = whole.json()["output"], accumulated(sse(streamed))
     assert sse(streamed)[-1]["response"]["usage"] == whole.json()["usage"]
@@ -395,15 +399,15 @@ def test_a_streamed_response_is_the_whole_one_cut_up(thinker: Model, text: str) 
         assert whole.json()["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
 
-def test_what_was_answered_can_be_sent_back(thinker: Model) -> None:
-    app, registry = saying(thinker, f"<think>So,</think>{CALL}")
+def test_output_items_can_be_sent_as_input(reasoning_generator: Model) -> None:
+    app, registry = application_with_answer(reasoning_generator, f"<think>So,</think>{CALL}")
     [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL]}))
     output = response.json()["output"]
     returned = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "42"}
     items = [{"role": "user", "content": "Hi"}, *output, returned]
     [again] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "input": items}))
     assert again.status_code == 200
-    prompt = thinker.tokenizer.decode(registry.requests[-1].tokens)
+    prompt = reasoning_generator.tokenizer.decode(registry.requests[-1].tokens)
     assert "größer" in prompt
     assert prompt.endswith("42<assistant>")
 
@@ -411,9 +415,9 @@ def test_what_was_answered_can_be_sent_back(thinker: Model) -> None:
 # Errors
 
 
-def test_errors_have_the_shape_of_the_api(talker: Model) -> None:
+def test_errors_have_the_shape_of_the_api(generator: Model) -> None:
     path = "/v1/responses"
-    app, _ = saying(talker, "A")
+    app, _ = application_with_answer(generator, "A")
     answers = ask(app, (path, ASK | {"model": "nobody"}), (path, b"{"), (path, None), (f"{path}/resp_1", None))
     assert [answer.status_code for answer in answers] == [404, 400, 405, 404]
     assert answers[0].json()["error"]["code"] == "model_not_found"
@@ -421,8 +425,8 @@ def test_errors_have_the_shape_of_the_api(talker: Model) -> None:
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
-def test_an_error_in_a_stream_ends_it(talker: Model) -> None:
-    app, _ = saying(talker, "A fox.", Failed(StepFailed("it broke")))
+def test_an_error_in_a_stream_ends_it(generator: Model) -> None:
+    app, _ = application_with_answer(generator, "A fox.", Failed(StepFailed("it broke")))
     [response] = ask(app, ("/v1/responses", ASK | {"stream": True}))
     assert response.status_code == 200
     last = sse(response)[-1]
@@ -434,8 +438,8 @@ def test_an_error_in_a_stream_ends_it(talker: Model) -> None:
     assert last["response"]["output"][0]["content"][0]["text"]
 
 
-def test_an_error_before_anything_is_said_keeps_its_status(talker: Model) -> None:
-    app = application(Registry([talker], lambda model, request: [Failed(Overloaded("full", retry_after=3))]))
+def test_an_error_before_the_first_event_keeps_its_status(generator: Model) -> None:
+    app = application(Registry([generator], lambda model, request: [Failed(Overloaded("full", retry_after=3))]))
     [response] = ask(app, ("/v1/responses", ASK | {"stream": True}))
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
     assert response.json()["error"]["type"] == "rate_limit_error"

@@ -88,7 +88,7 @@ def asked(registry: Registry) -> list[Encode]:
     return [request for request in registry.requests if isinstance(request, Encode)]
 
 
-# What is read
+# Reading requests
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_texts_and_pairs(given: Any, inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [1], 1, None, {}, [[1]]])
-def test_what_is_neither_text_nor_pair(given: Any) -> None:
+def test_invalid_inputs_are_rejected(given: Any) -> None:
     with pytest.raises(BadRequest, match=r"inputs: (is required|must be a string, a pair of strings, or a list of)"):
         PredictRequest.read({"inputs": given})
 
 
-def test_embed_reads_texts_and_ids_and_normalises_unless_told() -> None:
+def test_embed_reads_texts_and_ids_and_normalises_by_default() -> None:
     asked = read_embed(EmbedRequest.read({"inputs": ["a", [1, 2]], "dimensions": 2}))
     assert (asked.inputs, asked.raw, asked.dimensions) == (("a", (1, 2)), False, 2)
     assert read_embed(EmbedRequest.read({"inputs": [1, 2]})).inputs == ((1, 2),)
@@ -130,7 +130,7 @@ def test_embed_reads_texts_and_ids_and_normalises_unless_told() -> None:
         ({"truncate": None}, ""),
     ],
 )
-def test_texts_are_cut_only_when_asked(change: Any, side: str) -> None:
+def test_texts_are_truncated_only_on_request(change: Any, side: str) -> None:
     assert read_rerank_pairs(TeiRerankRequest.read(RERANK | change)).truncate == side
     assert read_predict(PredictRequest.read(PREDICT | change)).truncate == side
     assert read_embed(EmbedRequest.read(EMBED | change)).truncate == side
@@ -149,7 +149,7 @@ def test_other_fields_are_refused_by_name() -> None:
         PredictRequest.read(PREDICT | {"model": "judge"})
 
 
-# What is written
+# Writing answers
 
 
 def test_predict_one_and_several(app: FastAPI, registry: Registry, models: list[Model]) -> None:
@@ -196,7 +196,7 @@ def test_equal_scores_keep_their_order() -> None:
     assert [rank["index"] for rank in write_ranks(TeiRerankRequest.read(RERANK), [0.5, 0.75, 0.5])] == [1, 0, 2]
 
 
-def test_a_list_of_tokens_has_room_before_it_is_written(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_claimed_before_a_list_of_tokens_is_written(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UNBOUNDED_HEADROOM, "_free_bytes", 0)
     monkeypatch.setattr(tei, "TOKEN_ENTRY_BYTES", MIN_REQUEST_BYTES // 4)
     body = {"inputs": ["a good film"] * 2}
@@ -207,9 +207,7 @@ def test_a_list_of_tokens_has_room_before_it_is_written(app: FastAPI, monkeypatc
     assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
 
 
-def test_names_of_special_tokens_have_room_and_others_are_not_made(
-    app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_claimed_for_names_of_special_tokens(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token's name may be much longer than the text of the token."""
     body = {"inputs": ["a good film"] * 2}
     monkeypatch.setattr(Encoding, "pieces", None)
@@ -283,7 +281,7 @@ def test_a_vector_for_each_token(app: FastAPI, registry: Registry) -> None:
 
 def test_rerank_in_the_shape_of_cohere_and_jina(app: FastAPI, registry: Registry, models: list[Model]) -> None:
     wire = {"model": "ranker", "query": "a film", "documents": ["a good film", {"text": "the fox"}, "bad"], "top_n": 2}
-    plain, told, none, other = ask(
+    plain, with_documents, none, other = ask(
         app,
         ("/v1/rerank", wire),
         ("/v1/rerank", wire | {"return_documents": True, "model": "org/vectors:v1"}),
@@ -295,8 +293,8 @@ def test_rerank_in_the_shape_of_cohere_and_jina(app: FastAPI, registry: Registry
     assert plain.json()["results"] == [{"index": index, "relevance_score": scores[index]} for index in order]
     assert plain.json()["usage"]["total_tokens"] == sum(len(request.tokens) for request in asked(registry)[:3])
     texts = ["a good film", "the fox", "bad"]
-    assert [each["document"]["text"] for each in told.json()["results"]] == [
-        texts[each["index"]] for each in told.json()["results"]
+    assert [each["document"]["text"] for each in with_documents.json()["results"]] == [
+        texts[each["index"]] for each in with_documents.json()["results"]
     ]
     assert (none.status_code, none.json()["message"]) == (400, "documents: must not be empty")
     assert other.status_code == 400
@@ -320,7 +318,7 @@ def test_tokens_become_texts_again(app: FastAPI, models: list[Model]) -> None:
 # Many texts
 
 
-def test_a_line_for_each_text_as_it_is_known(app: FastAPI, registry: Registry) -> None:
+def test_a_line_is_sent_for_each_text_when_it_is_computed(app: FastAPI, registry: Registry) -> None:
     texts = [f"a good film {number}" for number in range(200)]
     whole = call(app, "POST", "/embed", json={"inputs": texts}).json()
     lines = call(app, "POST", "/embed", json={"inputs": texts}, headers={"Accept": "application/x-ndjson"})
@@ -360,7 +358,7 @@ def test_one_bad_text_costs_only_itself(app: FastAPI) -> None:
     assert (empty["index"], empty["error_type"], long["index"], long["error_type"]) == (1, "Empty", 2, "Validation")
 
 
-# Addresses
+# Paths
 
 
 def test_names_with_slashes_and_colons(app: FastAPI, models: list[Model]) -> None:
@@ -449,7 +447,7 @@ def test_bad_requests(registry: Registry, status: int, path: str, wire: Any, sai
     assert not registry.requests
 
 
-def test_too_long_is_cut_when_asked(app: FastAPI, registry: Registry) -> None:
+def test_a_text_that_is_too_long_is_truncated_on_request(app: FastAPI, registry: Registry) -> None:
     (response,) = ask(app, ("/models/judge/predict", {"inputs": "a " * 99, "truncate": True}))
     assert response.status_code == 200
     assert len(asked(registry)[0].tokens) == 64
@@ -466,7 +464,7 @@ def fields() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield where, valid | {name: value}
 
 
-def test_no_value_of_any_field_is_the_servers_fault(app: FastAPI) -> None:
+def test_no_value_of_a_numeric_field_causes_a_server_error(app: FastAPI) -> None:
     calls = list(fields())
     for sent, response in zip(calls, ask(app, *calls), strict=True):
         assert response.status_code == 200 or 400 <= response.status_code < 500, sent
@@ -480,7 +478,7 @@ def test_a_failed_step_fails_the_call(models: list[Model]) -> None:
     assert (response.status_code, response.json()) == (424, {"error": "broke", "error_type": "Backend"})
 
 
-def test_a_client_that_goes_aborts_all_its_texts(models: list[Model]) -> None:
+def test_a_client_that_disconnects_aborts_all_its_texts(models: list[Model]) -> None:
     registry = Registry(models, lambda model, request: [WAIT])
 
     async def leave() -> None:

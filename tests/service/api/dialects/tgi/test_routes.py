@@ -23,7 +23,7 @@ from polyhead.service.core.request import (
     Sampling,
 )
 from polyhead.service.text.generation_request import GenerationRequest
-from tests.support.scripted import Registry, application, ask, echo, model, spoken
+from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
 PROMPT = "The quick fox"
 
@@ -47,7 +47,7 @@ def app(registry: Registry) -> FastAPI:
     return application(registry)
 
 
-def said(app: FastAPI, path: str = "/models/talker/generate", **parameters: Any) -> Any:
+def post_json(app: FastAPI, path: str = "/models/talker/generate", **parameters: Any) -> Any:
     (answer,) = ask(app, (path, {"inputs": PROMPT, "parameters": parameters}))
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -63,10 +63,10 @@ def read(stream: bool = False, **parameters: Any) -> GenerationRequest:
     return read_hf_parameters(("a",), GenerateParameters.read(parameters), stream=stream)
 
 
-# What is read
+# Reading requests
 
 
-def test_everything_that_is_asked_is_carried() -> None:
+def test_every_parameter_is_read() -> None:
     asked = read(
         temperature=0.5,
         top_k=9,
@@ -116,14 +116,14 @@ def test_everything_that_is_asked_is_carried() -> None:
     assert asked.grammar == Grammar("regex", "[0-9]+", "parameters.grammar.value")
 
 
-def test_the_likeliest_unless_a_draw_is_shaped() -> None:
+def test_answers_are_greedy_unless_a_sampling_parameter_is_set() -> None:
     for shaped in ({}, {"do_sample": False, "temperature": 0.7}, {"repetition_penalty": 2}, {"seed": 1}):
         assert read(**shaped).sampling.temperature == 0
     for shaped in ({"do_sample": True}, {"top_k": 5}, {"typical_p": 0.5}, {"min_p": 0.1}, {"temperature": 1}):
         assert read(**shaped).sampling.temperature == 1
 
 
-def test_beams_and_tries() -> None:
+def test_best_of() -> None:
     asked = read(num_beams=4, num_return_sequences=3, length_penalty=0.5, early_stopping=True)
     assert (asked.count, asked.beams) == (3, BeamSearchOptions(4, 0.5, early_stopping=True))
     assert (read(best_of=3, do_sample=True).count, read(best_of=3, do_sample=True).logprobs) == (3, 0)
@@ -147,30 +147,30 @@ def test_beams_and_tries() -> None:
         ({"penalty_alpha": 0.6}, "penalty_alpha: 0.6 is not supported by this server"),
     ],
 )
-def test_what_is_refused_by_name(parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_rejected_by_name(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read(**parameters)
     assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize("name", ["best_of", "num_return_sequences", "decoder_input_details"])
-def test_what_a_stream_cannot_say(name: str) -> None:
+def test_parameters_that_a_stream_does_not_support(name: str) -> None:
     with pytest.raises(BadRequest, match=rf"parameters\.{name}: a stream has one answer"):
         read(stream=True, do_sample=True, **{name: 2 if name != "decoder_input_details" else True})
 
 
-# What is answered
+# Writing answers
 
 
 def test_one_object_for_one_text(app: FastAPI) -> None:
-    assert said(app) == {"generated_text": PROMPT}
-    assert said(app, return_full_text=True, stop=["quick"]) == {"generated_text": f"{PROMPT}The quick"}
+    assert post_json(app) == {"generated_text": PROMPT}
+    assert post_json(app, return_full_text=True, stop=["quick"]) == {"generated_text": f"{PROMPT}The quick"}
     (several,) = ask(app, ("/models/talker", {"inputs": PROMPT}))
     assert several.json() == [{"generated_text": PROMPT}]
 
 
-def test_details_and_what_might_have_come(app: FastAPI, models: list[Model]) -> None:
-    details = said(app, details=True, top_n_tokens=2)["details"]
+def test_details_and_top_tokens(app: FastAPI, models: list[Model]) -> None:
+    details = post_json(app, details=True, top_n_tokens=2)["details"]
     ids = models[0].tokenizer.encode(PROMPT).ids
     assert [token["id"] for token in details["tokens"]] == ids
     assert "".join(token["text"] for token in details["tokens"]) == PROMPT
@@ -178,9 +178,9 @@ def test_details_and_what_might_have_come(app: FastAPI, models: list[Model]) -> 
     assert [[one["id"] for one in top] for top in details["top_tokens"]] == [[id, id + 1] for id in ids]
     assert details["top_tokens"][0][1].keys() == {"id", "text", "logprob", "special"}
     assert details["prefill"] == []
-    assert said(app, details=True, seed=5, stop=["quick"])["details"]["seed"] == 5
-    assert said(app, details=True, stop=["quick"])["details"]["finish_reason"] == "stop_sequence"
-    assert said(app, details=True, max_new_tokens=1)["details"]["finish_reason"] == "length"
+    assert post_json(app, details=True, seed=5, stop=["quick"])["details"]["seed"] == 5
+    assert post_json(app, details=True, stop=["quick"])["details"]["finish_reason"] == "stop_sequence"
+    assert post_json(app, details=True, max_new_tokens=1)["details"]["finish_reason"] == "length"
 
 
 def test_the_prompts_own_tokens(models: list[Model]) -> None:
@@ -190,7 +190,7 @@ def test_the_prompts_own_tokens(models: list[Model]) -> None:
         yield PromptScores(tuple((-float(place), ()) for place in range(1, len(request.tokens))))
         yield from echo(model, request)
 
-    details = said(application(Registry(models, scored)), decoder_input_details=True)["details"]
+    details = post_json(application(Registry(models, scored)), decoder_input_details=True)["details"]
     ids = models[0].tokenizer.encode(PROMPT).ids
     assert [one["id"] for one in details["prefill"]] == ids
     assert [one["logprob"] for one in details["prefill"]] == [None, *(-float(n) for n in range(1, len(ids)))]
@@ -204,12 +204,12 @@ def test_the_best_of_several_comes_first(models: list[Model]) -> None:
         yield Done("length", 4, 1)
 
     app = application(Registry(models, tries))
-    told = said(app, best_of=3, do_sample=True, details=True)
+    told = post_json(app, best_of=3, do_sample=True, details=True)
     assert told["generated_text"] == "b"
     others = told["details"].pop("best_of_sequences")
     assert [one["generated_text"] for one in others] == ["c", "a"]
     assert others[0].keys() == told["details"].keys() | {"generated_text"}
-    assert said(app, best_of=3, do_sample=True) == {"generated_text": "b"}
+    assert post_json(app, best_of=3, do_sample=True) == {"generated_text": "b"}
     (listed,) = ask(app, ("/models/talker", {"inputs": PROMPT, "parameters": {"best_of": 3, "top_k": 2}}))
     assert listed.json() == [{"generated_text": "b"}]
     several = {"inputs": [PROMPT, "a"], "parameters": {"num_return_sequences": 3, "do_sample": True}}
@@ -218,7 +218,7 @@ def test_the_best_of_several_comes_first(models: list[Model]) -> None:
 
 
 def test_the_end_of_a_prompt(app: FastAPI, registry: Registry, models: list[Model]) -> None:
-    said(app, truncate=2)
+    post_json(app, truncate=2)
     long = {"inputs": "fox " * 99, "parameters": {"truncate": 3, "max_new_tokens": 1}}
     (answer,) = ask(app, ("/models/talker/generate", long))
     assert answer.status_code == 200
@@ -262,7 +262,7 @@ def test_adapters_by_their_names(app: FastAPI, registry: Registry, models: list[
         ("/models/talker/generate", "pirate"),
         ("/generate", "talker:pirate"),
     ):
-        said(app, path, adapter_id=adapter)
+        post_json(app, path, adapter_id=adapter)
     (answer,) = ask(app, ("/models/talker", {"inputs": PROMPT, "parameters": {"adapter_id": "pirate"}}))
     assert answer.status_code == 200
     assert [request.adapter for request in registry.requests if isinstance(request, Generate)] == [1] * 4
@@ -302,9 +302,9 @@ def test_bad_requests(app: FastAPI, status: int, path: str, body: Any, message: 
     assert answer.json()["error"].startswith(message)
 
 
-def test_a_failure_is_the_generations(models: list[Model]) -> None:
+def test_a_failed_step_is_a_generation_error(models: list[Model]) -> None:
     def broken(model: Model, request: Request) -> Iterator[Any]:
-        yield from spoken("fox", model.tokenizer)
+        yield from token_events("fox", model.tokenizer)
         yield Failed(StepFailed("the step failed"))
 
     app = application(Registry(models, broken))
@@ -313,7 +313,7 @@ def test_a_failure_is_the_generations(models: list[Model]) -> None:
     assert streamed(app)[-1] == {"error": "the step failed", "error_type": "generation"}
 
 
-def test_info_says_what_both_servers_say(app: FastAPI) -> None:
+def test_info_has_the_fields_of_both_servers(app: FastAPI) -> None:
     talker, vectors = (answer.json() for answer in ask(app, ("/models/talker/info", None), ("/info", None)))
     assert (talker["model_pipeline_tag"], talker["max_total_tokens"], talker["max_input_tokens"]) == (
         "text-generation",

@@ -36,51 +36,54 @@ def app(registry: Registry) -> FastAPI:
     return application(registry)
 
 
-def said(app: FastAPI, path: str, **body: Any) -> Any:
+def post_json(app: FastAPI, path: str, **body: Any) -> Any:
     (answer,) = ask(app, (path, body))
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def test_a_prompt_as_the_tokens_that_would_be_continued(app: FastAPI, registry: Registry, models: list[Model]) -> None:
-    told = said(app, "/tokenize", model="talker", prompt="größer 日本", return_token_strs=True)
-    said(app, "/v1/completions", model="talker", prompt="größer 日本")
+    answer = post_json(app, "/tokenize", model="talker", prompt="größer 日本", return_token_strs=True)
+    post_json(app, "/v1/completions", model="talker", prompt="größer 日本")
     [request] = registry.requests
     assert isinstance(request, Generate)
-    assert told["tokens"] == list(request.tokens)
-    assert (told["count"], told["max_model_len"]) == (len(request.tokens), 64)
-    assert told["token_strs"] == [models[0].tokenizer.piece(id) for id in request.tokens]
+    assert answer["tokens"] == list(request.tokens)
+    assert (answer["count"], answer["max_model_len"]) == (len(request.tokens), 64)
+    assert answer["token_strs"] == [models[0].tokenizer.piece(id) for id in request.tokens]
     special, plain = (
-        said(app, "/tokenize", model="vectors", prompt="a film", add_special_tokens=added) for added in (True, False)
+        post_json(app, "/tokenize", model="vectors", prompt="a film", add_special_tokens=added)
+        for added in (True, False)
     )
     assert special["tokens"][1:-1] == plain["tokens"]
     assert plain["token_strs"] is None
-    assert said(app, "/models/vectors/tokenize", prompt="a film") == special
-    assert said(app, "/tokenize", model="talker", prompt="fox " * 99)["count"] > 64, "longer than what can be continued"
+    assert post_json(app, "/models/vectors/tokenize", prompt="a film") == special
+    assert post_json(app, "/tokenize", model="talker", prompt="fox " * 99)["count"] > 64, (
+        "longer than a prompt that can be continued"
+    )
 
 
 def test_a_conversation_as_the_prompt_that_it_becomes(app: FastAPI, registry: Registry) -> None:
-    told = said(app, "/v1/chat/template", model="talker", messages=TALK)
-    said(app, "/v1/chat/completions", model="talker", messages=TALK)
+    answer = post_json(app, "/v1/chat/template", model="talker", messages=TALK)
+    post_json(app, "/v1/chat/completions", model="talker", messages=TALK)
     [request] = registry.requests
     assert isinstance(request, Generate)
-    assert told["prompt"] == WRITTEN
-    assert told["tokens"] == list(request.tokens)
-    counted = said(app, "/tokenize", model="talker", messages=TALK)
-    assert counted == {name: value for name, value in told.items() if name != "prompt"}
-    assert said(app, "/v1/chat/template", model="talker", messages=TALK, temperature=0.5, max_tokens=3) == told
-    closed = said(app, "/v1/chat/template", model="talker", messages=TALK, add_generation_prompt=False)
+    assert answer["prompt"] == WRITTEN
+    assert answer["tokens"] == list(request.tokens)
+    counted = post_json(app, "/tokenize", model="talker", messages=TALK)
+    assert counted == {name: value for name, value in answer.items() if name != "prompt"}
+    assert post_json(app, "/v1/chat/template", model="talker", messages=TALK, temperature=0.5, max_tokens=3) == answer
+    closed = post_json(app, "/v1/chat/template", model="talker", messages=TALK, add_generation_prompt=False)
     assert closed["prompt"] == WRITTEN.removesuffix("<assistant>")
     tool = {"type": "function", "function": {"name": "springen"}}
-    assert "springen" in said(app, "/v1/chat/template", model="talker", messages=TALK, tools=[tool])["prompt"]
+    assert "springen" in post_json(app, "/v1/chat/template", model="talker", messages=TALK, tools=[tool])["prompt"]
 
 
 def test_tokens_as_a_text(app: FastAPI) -> None:
-    tokens = said(app, "/tokenize", model="talker", prompt="größer 日本", add_special_tokens=False)["tokens"]
-    assert said(app, "/detokenize", model="talker", tokens=tokens) == {"prompt": "größer 日本"}
-    special = said(app, "/tokenize", model="vectors", prompt="a film")["tokens"]
-    assert said(app, "/detokenize", model="vectors", tokens=special)["prompt"].startswith("[CLS]")
-    assert said(app, "/detokenize", model="vectors", tokens=[]) == {"prompt": ""}
+    tokens = post_json(app, "/tokenize", model="talker", prompt="größer 日本", add_special_tokens=False)["tokens"]
+    assert post_json(app, "/detokenize", model="talker", tokens=tokens) == {"prompt": "größer 日本"}
+    special = post_json(app, "/tokenize", model="vectors", prompt="a film")["tokens"]
+    assert post_json(app, "/detokenize", model="vectors", tokens=special)["prompt"].startswith("[CLS]")
+    assert post_json(app, "/detokenize", model="vectors", tokens=[]) == {"prompt": ""}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_tokens_as_a_text(app: FastAPI) -> None:
         ("/v1/completions", {"prompt": [5] * 8, "echo": True}, "prompt: the text of the tokens"),
     ],
 )
-def test_texts_of_tokens_have_room_before_they_are_made(
+def test_memory_is_claimed_before_texts_of_tokens_are_made(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sentence: str
 ) -> None:
     body = body if path.startswith("/models") else body | {"model": "talker"}
@@ -114,8 +117,8 @@ def test_texts_of_tokens_have_room_before_they_are_made(
     assert answer.status_code == 200, answer.text
 
 
-def test_text_embeddings_inference_has_its_own_form_there(app: FastAPI) -> None:
-    [[first, *_]] = said(app, "/models/vectors/tokenize", inputs="a film")
+def test_the_route_of_text_embeddings_inference_has_its_own_format(app: FastAPI) -> None:
+    [[first, *_]] = post_json(app, "/models/vectors/tokenize", inputs="a film")
     assert first["text"] == "[CLS]"
 
 
@@ -138,5 +141,5 @@ def test_text_embeddings_inference_has_its_own_form_there(app: FastAPI) -> None:
 def test_bad_requests(app: FastAPI, path: str, body: Any, status: int, message: str) -> None:
     (answer,) = ask(app, (path, body))
     error = answer.json()["error"]
-    said = error if path.endswith("tokenize") and path != "/detokenize" else error["message"]
-    assert (answer.status_code, said[: len(message)]) == (status, message)
+    text = error if path.endswith("tokenize") and path != "/detokenize" else error["message"]
+    assert (answer.status_code, text[: len(message)]) == (status, message)

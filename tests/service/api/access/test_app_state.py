@@ -1,0 +1,127 @@
+"""The submission of a call in slices: all of its requests are submitted, or none."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from polyhead.service.api.access.app_state import AppState, split_requests
+from polyhead.service.api.access.request_context import RequestContext
+from polyhead.service.concurrency.time_slices import SLICE_SIZE
+from polyhead.service.core.errors import Expired, Overloaded, Unavailable
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import Request
+from tests.support.engine_fakes import generate
+from tests.support.scripted import WAIT, Registry, Source, application, until
+from tests.support.scripted import model as scripted_model
+
+MANY = 5 * SLICE_SIZE + 17
+
+
+IDS = [5, 6, 7]
+
+
+class LimitedRegistry(Registry):
+    """Accepts `most` requests, then rejects."""
+
+    def __init__(self, generator: Model, most: int) -> None:
+        super().__init__([generator], lambda *_: [WAIT])
+        self.most = most
+
+    def submit(self, model: Model, requests: Sequence[Request]) -> list[Source]:
+        if len(self.requests) + len(requests) > self.most:
+            raise Unavailable("it is being unloaded")
+        return super().submit(model, requests)
+
+
+def requests_of(count: int) -> list[Request]:
+    return [replace(generate(IDS), id=f"call-{number}") for number in range(count)]
+
+
+def submitted(registry: Registry, visit: RequestContext, **settings: Any) -> tuple[AppState, Any]:
+    server = cast(AppState, application(registry, **settings).state.server)
+    [generator] = registry.models()
+    return server, server.submit_in_slices(visit, generator, requests_of(MANY))
+
+
+@pytest.fixture
+def generator(tiny_generator: Path) -> Model:
+    return scripted_model(tiny_generator, "talker", "generate")
+
+
+def test_earlier_slices_are_aborted_when_a_later_slice_is_rejected(generator: Model) -> None:
+    async def run() -> None:
+        registry = LimitedRegistry(generator, 3 * SLICE_SIZE)
+        server, call = submitted(registry, RequestContext("id"))
+        with pytest.raises(Unavailable):
+            await call
+        await until(lambda: all(source.aborted for source in registry.sources))
+        assert len(registry.sources) == 3 * SLICE_SIZE
+        assert server.admission._total.reserved_tokens == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("cause", ["deadline", "left"])
+def test_a_deadline_or_a_disconnect_stops_the_submission(generator: Model, cause: str) -> None:
+    class ExpiringContext(RequestContext):
+        def check_deadline(self) -> None:
+            if cause == "deadline" and len(registry.requests) >= 2 * SLICE_SIZE:
+                raise self.deadline_error()
+
+    async def run() -> None:
+        server, call = submitted(registry, ExpiringContext("id"))
+        task = asyncio.create_task(call)
+        if cause == "left":
+            while len(registry.requests) < 2 * SLICE_SIZE:
+                await asyncio.sleep(0)
+            task.cancel()
+        with pytest.raises(Expired if cause == "deadline" else asyncio.CancelledError):
+            await task
+        await until(lambda: all(source.aborted for source in registry.sources))
+        assert 2 * SLICE_SIZE <= len(registry.sources) < MANY
+        assert server.admission._total.reserved_tokens == 0
+
+    registry = Registry([generator], lambda *_: [WAIT])
+    asyncio.run(run())
+
+
+def test_the_tokens_of_a_call_are_reserved_while_it_is_submitted(generator: Model) -> None:
+    async def run() -> None:
+        registry = Registry([generator], lambda *_: [WAIT])
+        server, call = submitted(registry, RequestContext("id"), max_tokens_in_flight=MANY * len(IDS))
+        task = asyncio.create_task(call)
+        while not registry.requests:
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            server.submit(RequestContext("other"), generator, requests_of(2 * SLICE_SIZE))
+        assert len(await task) == MANY
+        assert server.admission._total.reserved_tokens == 0
+
+    asyncio.run(run())
+
+
+def test_a_call_without_free_tokens_is_rejected_as_a_whole(generator: Model) -> None:
+    async def run() -> None:
+        registry = Registry([generator], lambda *_: [WAIT])
+        server, call = submitted(registry, RequestContext("id"), max_tokens_in_flight=MANY)
+        cast(Any, server.engine).tokens = 1
+        with pytest.raises(Overloaded):
+            await call
+        assert not registry.requests
+
+    asyncio.run(run())
+
+
+def test_a_group_is_in_one_slice() -> None:
+    groups = [f"g{number // 3}" if number % 9 < 6 else "" for number in range(MANY)]
+    requests = [replace(one, group=group) for one, group in zip(requests_of(MANY), groups, strict=True)]
+    slices = [list(some) for some in split_requests(requests)]
+    assert [request for some in slices for request in some] == requests
+    assert all(SLICE_SIZE <= len(some) < SLICE_SIZE + 3 for some in slices[:-1])
+    ends = [(some[-1].group, after[0].group) for some, after in pairwise(slices)]
+    assert all(last != first or not last for last, first in ends)

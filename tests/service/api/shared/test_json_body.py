@@ -1,0 +1,227 @@
+"""JSON that other parsers accept silently is rejected: too deep, an integer that is too large, a key twice, and text
+that is not valid JSON."""
+
+import asyncio
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polyhead.service.api.dialects.openai import chat_messages
+from polyhead.service.api.dialects.responses import read as responses_read
+from polyhead.service.api.shared import json_body as body
+from polyhead.service.api.shared.json_body import count_members, parse_body, parse_json
+from polyhead.service.core.errors import BadRequest
+from tests.support.scripted import Registry, application, ask, echo, model
+
+
+def error_message(content: bytes) -> str:
+    with pytest.raises(BadRequest) as caught:
+        parse_json(content)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'{"a": 1, "a": 1}', "an object has the key 'a' twice; every key stands once"),
+        (b'{"a": 1, "\\u0061": 2}', "the key 'a' twice"),
+        (b'[{"b": {"c": 1, "d": [], "c": 2}}]', "the key 'c' twice"),
+        (b'{"": 1, "": 2}', "the key '' twice"),
+        (b"[18446744073709551616]", "the integer 18446744073709551616... does not fit in 64 bits"),
+        (b'{"seed": -9223372036854775809}', "the integer -9223372036854775809... does not fit in 64 bits"),
+        (b"[" + b"9" * 300 + b"]", "the integer 99999999999999999999... does not fit in 64 bits"),
+        (b"[" * 65 + b"]" * 65, "is nested deeper than 64 levels, at most so many are read"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "is nested deeper than 64 levels"),
+        (b'[{"a":' * 33 + b"1" + b"}]" * 33, "is nested deeper than 64 levels"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"[" * 1000 + b"]" * 1000, "is nested deeper"),
+        (b"[NaN]", "is not valid JSON"),
+        (b"[Infinity]", "is not valid JSON"),
+        (b"-Infinity", "is not valid JSON"),
+        (b"1e999", "is not valid JSON"),
+        (b'["\\ud800"]', "is not valid JSON"),
+        (b'["\\udc00\\ud800"]', "is not valid JSON"),
+        (b'["\xff"]', "is not valid JSON"),
+        (b'["\xed\xa0\x80"]', "is not valid JSON"),
+        (b'["\xc0\xaf"]', "is not valid JSON"),
+        (b'\xef\xbb\xbf{"a": 1}', "is not valid JSON"),
+        ("{}".encode("utf-16"), "is not valid JSON"),
+        (b"", "is not valid JSON"),
+        (b" ", "is not valid JSON"),
+        (b"{} {}", "is not valid JSON"),
+        (b"{},", "is not valid JSON"),
+        (b"[1,]", "is not valid JSON"),
+        (b"[01]", "is not valid JSON"),
+        (b"{'a': 1}", "is not valid JSON"),
+        (b'["a\nb"]', "is not valid JSON"),
+        (b'["a', "is not valid JSON"),
+        (b"// no\n{}", "is not valid JSON"),
+    ],
+)
+def test_invalid_json_is_rejected(content: bytes, expected: str) -> None:
+    message = error_message(content)
+    assert message.startswith("the body")
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 64 + b"]" * 64,
+        b"[" + b"[]," * 1000 + b"[[]]]",
+        b'{"a": {"a": {"a": "a: a, {\\"a\\": 1}"}}, "b": [{"a": 1}, {"a": 1}]}',
+        b"[18446744073709551615, -9223372036854775808]",
+        b"[0.1234567890123456789012345, 12345678901234567890.5, 1234567890123456789e3, 1e-30]",
+        b'{"number": "123456789012345678901234567890", "text": "NaN"}',
+        b'["\\ud83e\\udd8a", "\\u0000", "\xf0\x9f\xa6\x8a"]',
+        b'"\\\\"',
+        b"null",
+    ],
+)
+def test_valid_json_is_read_unchanged(content: bytes) -> None:
+    assert parse_json(content) == json.loads(content)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 20])
+def test_the_scan_finds_errors_across_the_limits_of_its_parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(body, "SCAN_BYTES", size)
+    assert "does not fit" in error_message(b'{"a\\\\":"\\"1","b":[1, 18446744073709551616]}')
+    assert "the key 'a\"' twice" in error_message(b'{"a\\"": 1, "b": ":", "a\\"": 1}')
+    assert parse_json(b'["1234567890", 1234567890, 1234567890, "123456789012345678901"]')[1] == 1234567890
+
+
+def test_members_of_all_objects_are_counted() -> None:
+    value: Any = {"a": {"b": 1, "c": [{"d": {}}, [{"e": 1}]]}}
+    assert count_members(value, 100) == 5
+    assert count_members(value, 1) == 1, "the count went on beyond the limit"
+
+
+def test_bodies_of_any_size_are_read_in_the_same_way() -> None:
+    """The large ones on a thread."""
+    padding = b'"x": "%s", ' % (b"y" * 2 * body.SCAN_BYTES)
+    for content in (b'{%s"a": [1], "b": 2}', b'{%s"a": 1, "a": 2}', b'{%s"a": 99999999999999999999}'):
+        outcomes = []
+        for size in (b"", padding):
+            try:
+                value = asyncio.run(parse_body(content % size))
+                value.pop("x", None)
+                outcomes.append(value)
+            except BadRequest as error:
+                outcomes.append(error.message)
+        assert outcomes[0] == outcomes[1]
+
+
+def test_a_body_in_pieces_is_one_value() -> None:
+    assert parse_json(bytearray(b'{"a": [1, 2]}')) == {"a": [1, 2]}
+
+
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/predict",
+    "/embed",
+    "/rerank",
+    "/generate",
+    "/tokenize",
+    "/models/talker",
+    "/v2/models/talker/infer",
+    "/v2/models/talker/generate",
+)
+HOSTILE = (
+    b"[" * 65 + b"]" * 65,
+    b'{"a":' * 65 + b"1" + b"}" * 65,
+    b"[" * 100_000,
+    b'{"model": 1, "model": 2}',
+    b'{"n": 1' + b"0" * 5000 + b"}",
+    b'{"n": NaN}',
+    b'{"n": "\\ud800"}',
+    b"\xff",
+    b"",
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_dialect_rejects_it_in_its_own_error_format(tiny_generator: Path, path: str) -> None:
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
+    for answer in ask(app, *((path, content) for content in HOSTILE)):
+        assert 400 <= answer.status_code < 500, answer.text
+        assert "the body" in answer.text
+        assert "error" in answer.json()
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "0" * 5000 + "5", "-1", "1e1", "²"])
+def test_the_length_of_the_json_before_binary_tensors_is_checked(tiny_generator: Path, length: str) -> None:
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
+
+    async def run() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as client:
+            headers = [(b"inference-header-content-length", length.encode("latin-1"))]
+            return await client.post("/v2/models/talker/infer", content=b"{}", headers=headers)
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 400
+    assert "Inference-Header-Content-Length: must be at most the 2 bytes" in answer.text
+
+
+@pytest.mark.parametrize("depth", [66, 900, 100_000])
+def test_arguments_of_a_call_have_a_limit_of_depth(tiny_generator: Path, depth: int) -> None:
+    """They are a string in the body; a model may have written the same key twice or a number of any length there."""
+    app = application(Registry([model(tiny_generator, "talker", "generate", max_tokens=256)], echo))
+
+    def body_of(arguments: str) -> dict[str, Any]:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+        return {"model": "talker", "messages": [*said, {"role": "tool", "tool_call_id": "1", "content": "b"}]}
+
+    deep, kept = ask(
+        app,
+        ("/v1/chat/completions", body_of('{"a":' * depth + "1" + "}" * depth)),
+        ("/v1/chat/completions", body_of('{"a": 1, "a": ' + "1" * 30 + "}")),
+    )
+    assert deep.status_code == 400
+    assert "messages[1].tool_calls[0].function.arguments: " in deep.json()["error"]["message"]
+    assert kept.status_code == 200, kept.text
+
+
+def test_many_keys_are_checked_in_linear_time(tiny_generator: Path) -> None:
+    """Half a million keys, one of which is there twice, are checked in seconds, not minutes."""
+    members = b",".join(b'"%d":0' % number for number in range(250_000))
+    began = time.process_time()
+    assert "the key '7' twice" in error_message(b'{%s,"7":1}' % members)
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("each", [30_000, 70_000])
+def test_arguments_of_all_calls_are_counted_before_they_are_read(
+    tiny_generator: Path, path: str, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the body they are strings, so that the limit of values in a body does not count them."""
+    app = application(Registry([model(tiny_generator, "talker", "generate", max_tokens=256)], echo))
+    arguments = '{"a":[' + "[]," * each + "[]]}"
+    if path == "/v1/responses":
+        calls = [{"type": "function_call", "call_id": str(n), "name": "f", "arguments": arguments} for n in range(3)]
+        body = {"model": "talker", "input": [{"role": "user", "content": "a"}, *calls]}
+        field = r"input\[[12]\].arguments: "
+    else:
+        said = [{"id": str(n), "function": {"name": "f", "arguments": arguments}} for n in range(3)]
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": said}]
+        body = {"model": "talker", "messages": messages}
+        field = r"messages\[1\].tool_calls\[[01]\].function.arguments: "
+
+    def refused(*_: Any) -> None:
+        pytest.fail("they are read")
+
+    for module in (chat_messages, responses_read):
+        monkeypatch.setattr(module, "read_arguments", refused)
+    (answer,) = ask(app, (path, body))
+    assert answer.status_code == 400
+    assert re.search(field + "has too many values, at most 65536 are read", answer.json()["error"]["message"])

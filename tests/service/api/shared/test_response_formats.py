@@ -1,0 +1,127 @@
+"""Fields for structured answers in every dialect."""
+
+from typing import Any
+
+import pytest
+
+from polyhead.service.api.dialects.openai.wire import ChatRequest, CompletionRequest, read_chat, read_completion
+from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, TgiGrammar, convert_format
+from polyhead.service.core.errors import BadRequest
+from polyhead.service.core.grammar import Grammar
+
+TALK = {"model": "chat", "messages": [{"role": "user", "content": "Who?"}]}
+
+
+OBJECT = {"type": "object"}
+
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 6},
+        "size": {"enum": ["small", "large"]},
+        "founded": {"type": "integer", "minimum": 100, "maximum": 2000},
+    },
+    "required": ["city", "size", "founded"],
+    "additionalProperties": False,
+}
+
+
+NAMED = {"name": "city", "schema": CITY, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "source", "field"),
+    [
+        ({}, None, "", ""),
+        ({"response_format": {"type": "text"}}, None, "", ""),
+        ({"response_format": {"type": "json_object"}}, "object", "", "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": None}}}},
+            "schema",
+            '{"const":null}',
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": {}}}, "schema", "{}", "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{}"}}, "schema", "{}", "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a", "ß"]}}, "choice", '["a","ß"]', "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "start: A"}}, "lark", "start: A", "structured_outputs.grammar"),
+        ({"structured_outputs": {"json_object": True}}, "object", "", "structured_outputs.json_object"),
+        ({"guided_json": {}}, "schema", "{}", "guided_json"),
+        ({"guided_regex": "a+"}, "regex", "a+", "guided_regex"),
+        ({"guided_choice": ["a"]}, "choice", '["a"]', "guided_choice"),
+        ({"guided_grammar": "start: A"}, "lark", "start: A", "guided_grammar"),
+    ],
+)
+def test_every_field_for_a_form_is_read(asked: dict[str, Any], kind: Any, source: str, field: str) -> None:
+    wanted = Grammar(kind, source, field) if kind else None
+    assert read_chat(ChatRequest.read(TALK | asked)).grammar == wanted
+    assert read_completion(CompletionRequest.read({"model": "chat", "prompt": "x"} | asked)).grammar == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type: must be 'text', 'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: is required where the type is"),
+        (
+            {"response_format": {"type": "text", "json_schema": NAMED}},
+            "response_format.json_schema: only together with",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "scheme": {}}}},
+            "response_format.json_schema.scheme: is not a known field; did you mean schema?",
+        ),
+        ({"structured_outputs": {"json": 3}}, "structured_outputs.json: must be a JSON schema: an object, or its text"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice: must have at least 1 item(s)"),
+        ({"structured_outputs": {"structural_tag": "x"}}, 'structured_outputs.structural_tag: "x" is not supported by'),
+        (
+            {"structured_outputs": {"regex": "a", "json": {}}},
+            "structured_outputs.regex: an answer has one format, and structured_outputs.json gives another; give one",
+        ),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex: an answer has one format, and response_format gives another; give one",
+        ),
+        ({"guided_regex": "a" * 200_000}, "guided_regex: must have at most 16384 characters, has 200000"),
+        (
+            {"structured_outputs": {"regex": "a" * 16_385}},
+            "structured_outputs.regex: must have at most 16384 characters",
+        ),
+        ({"guided_grammar": "a" * 65_537}, "guided_grammar: must have at most 65536 characters, has 65537"),
+        ({"guided_json": {"const": "a" * 65_536}}, "guided_json: must have at most 65536 characters, has 65548"),
+        ({"guided_json": " " * 65_537}, "guided_json: must have at most 65536 characters, has 65537"),
+        ({"guided_choice": ["a" * 4000] * 20}, "guided_choice: must have at most 65536 characters, has 80061"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a" * 70_000}}}},
+            "response_format.json_schema.schema: must have at most 65536 characters, has 70012",
+        ),
+    ],
+)
+def test_incomplete_and_contradictory_fields_are_rejected(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        read_chat(ChatRequest.read(TALK | asked))
+    assert error.value.message.startswith(sentence)
+    assert error.value.param == sentence.partition(":")[0]
+
+
+def test_fields_of_other_dialects() -> None:
+    assert convert_format(TextFormat.read({"type": "text"}), "text.format") is None
+    flat = TextFormat.read({"type": "json_schema", "name": "x", "schema": OBJECT})
+    assert convert_format(flat, "text.format") == Grammar("schema", '{"type":"object"}', "text.format.schema")
+    for given, wanted in (
+        ({"type": "json", "value": OBJECT}, Grammar("schema", '{"type":"object"}', "grammar.value")),
+        ({"type": "json_schema", "value": {"schema": {}}}, Grammar("schema", "{}", "grammar.value.schema")),
+        ({"type": "regex", "value": "a"}, Grammar("regex", "a", "grammar.value")),
+    ):
+        assert convert_format(TgiGrammar.read(given), "grammar") == wanted
+    with pytest.raises(BadRequest, match=r"^grammar\.value: must have at most 16384 characters, has 20000"):
+        convert_format(TgiGrammar.read({"type": "regex", "value": "a" * 20_000}), "grammar")
+    for wrong in ({"type": "regex", "value": {}}, {"type": "json_schema", "value": {}}):
+        with pytest.raises(BadRequest, match=r"^grammar\.value: must be "):
+            convert_format(TgiGrammar.read(wrong), "grammar")
+    with pytest.raises(BadRequest, match=r"^grammar\.value\.strict: must be true or false") as error:
+        convert_format(TgiGrammar.read({"type": "json_schema", "value": {"schema": {}, "strict": 3}}), "grammar")
+    assert error.value.param == "grammar.value.strict"
+    assert convert_format(StructuredOutputs(), "structured_outputs") is None
