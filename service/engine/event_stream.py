@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from threading import Semaphore
 from time import perf_counter
+from typing import Literal
 
 from ..concurrency.time_slices import SLICE_SIZE
 from ..core.errors import Expired, PolyheadError
-from ..core.request import Done, Event, Failed, GeneratedToken, Request, WorkerTask
-from .worker import FinishReason, RequestEnd, RequestOutcome, RequestTiming, deadline_error
+from ..core.request import Done, Event, Failed, FinishReason, GeneratedToken, Request, WorkerTask
+from .worker import RequestEnd, RequestOutcome, RequestTiming, deadline_error
 
 MAX_UNREAD_EVENTS = 256  # events that may wait for their reader before the request is paused
 MAX_STEPS_AHEAD = 2  # steps not yet delivered: one is delivered while another is computed
@@ -184,7 +185,9 @@ class Stream:
         self.receive(Failed(error))
         self.context.abort(self)
 
-    def _end(self, outcome: RequestOutcome, tokens: int, reason: str = "", finish: FinishReason = "") -> None:
+    def _end(
+        self, outcome: RequestOutcome, tokens: int, reason: str = "", finish: FinishReason | Literal[""] = ""
+    ) -> None:
         self.is_open = False
         self.context.timers.remove(self)
         self._wake()

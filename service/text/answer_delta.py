@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
+from ..core.request import AnswerEnd
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -101,7 +103,7 @@ class AnswerDelta:
 
     parts: tuple[AnswerPart, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    finish: Literal["", "stop", "length", "calls"] = ""
+    finish: AnswerEnd | Literal["", "calls"] = ""
     usage: Usage = NO_USAGE
     stop: str | int = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

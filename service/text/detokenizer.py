@@ -7,11 +7,10 @@ string, are held back.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from polyhead.models.tokenizer import Tokenizer
 
-from ..core.request import Done, Generate, GeneratedToken, PromptScores
+from ..core.request import AnswerEnd, Done, Generate, GeneratedToken, PromptScores
 from .answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, Usage, text_parts
 from .stop_strings import StopBuffer, StopRules
 
@@ -89,7 +88,7 @@ class Detokenizer:
         self.token_count, self.cached_tokens = done.completion_tokens, done.cached_tokens
         if self.is_stopped:
             return self.end_if_stopped(piece)
-        finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
+        finish: AnswerEnd = "length" if done.reason == "length" else "stop"
         text, logprobs = piece.text + self.tail.flush(), piece.logprobs + tuple(self.unshown_tokens)
         return AnswerDelta(
             text_parts(text),
