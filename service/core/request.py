@@ -16,6 +16,8 @@ ExplainMethod = Literal[
 ]
 Goal = tuple[tuple[int, int], ...]  # cells (row, column) of a head's raw scores; their sum is explained
 OutputForm = Literal["", "tokens", "words"]
+AnswerEnd = Literal["stop", "length"]  # why a generated answer ended
+FinishReason = AnswerEnd | Literal["encoded", "explained"]  # why a request ended that succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ class ExplanationResult:
 class Done:
     """The last event of a request that succeeded; `token` is the stop token that ended it, if one did."""
 
-    reason: Literal["stop", "length", "encoded", "explained"]
+    reason: FinishReason
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0

@@ -4,14 +4,13 @@ The rules by which beams continue and answers are kept are in models.seq2seq.bea
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from polyhead.models.seq2seq.beam_search import IMPOSSIBLE, BeamRules, Continuation
 
-from ..core.request import Done, Event, Generate, GeneratedToken
+from ..core.request import AnswerEnd, Done, Event, Generate, GeneratedToken
 from .logits_processors import LogitsProcessor
 from .sampler import TokenScore, score_tokens
 from .scheduler import TokenSequence
@@ -100,7 +99,7 @@ class BeamSearch:
         events = [
             GeneratedToken(token, *one, cached_tokens) for token, one in zip(answer.tokens, token_scores, strict=True)
         ]
-        reason: Literal["stop", "length"] = "length" if answer.stop_token < 0 else "stop"
+        reason: AnswerEnd = "length" if answer.stop_token < 0 else "stop"
         count = len(answer.tokens) + (answer.stop_token >= 0)
         return [*events, Done(reason, self.request.prompt_tokens, count, cached_tokens, answer.stop_token)]
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from threading import Semaphore
 from time import perf_counter
+from typing import Literal
 
 from ..concurrency.time_slices import SLICE_SIZE
 from ..core.errors import Expired, PolyheadError
-from ..core.request import Done, Event, Failed, GeneratedToken, Request, WorkerTask
-from .worker import FinishReason, RequestEnd, RequestOutcome, RequestTiming, deadline_error
+from ..core.request import Done, Event, Failed, FinishReason, GeneratedToken, Request, WorkerTask
+from .worker import RequestEnd, RequestOutcome, RequestTiming, deadline_error
 
 MAX_UNREAD_EVENTS = 256  # events that may wait for their reader before the request is paused
 MAX_STEPS_AHEAD = 2  # steps not yet delivered: one is delivered while another is computed
@@ -105,6 +106,7 @@ class Stream:
     is_paused: bool = False
     _events: deque[Event] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
+    _on_ready: Callable[[], None] = lambda: None
 
     @property
     def submitted(self) -> float:
@@ -114,16 +116,26 @@ class Stream:
         return self
 
     async def __anext__(self) -> Event:
-        while not self._events:
+        while (event := self.take()) is None:
             if not self.is_open:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        return event
+
+    def take(self) -> Event | None:
+        """The next event that has arrived; None if there is none."""
+        if not self._events:
+            return None
         event = self._events.popleft()
         if self.is_paused and len(self._events) <= MAX_UNREAD_EVENTS // 2:
             self.is_paused = False
             self.context.resume(self)
         return event
+
+    def on_ready(self, function: Callable[[], None]) -> None:
+        """Call `function` whenever an event has arrived, and when the stream ends."""
+        self._on_ready = function
 
     def start(self) -> None:
         """Watch the deadline."""
@@ -173,7 +185,9 @@ class Stream:
         self.receive(Failed(error))
         self.context.abort(self)
 
-    def _end(self, outcome: RequestOutcome, tokens: int, reason: str = "", finish: FinishReason = "") -> None:
+    def _end(
+        self, outcome: RequestOutcome, tokens: int, reason: str = "", finish: FinishReason | Literal[""] = ""
+    ) -> None:
         self.is_open = False
         self.context.timers.remove(self)
         self._wake()
@@ -189,3 +203,4 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        self._on_ready()

@@ -7,10 +7,9 @@ never change its answer.
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
 
 from ..core.guide import GuideState
-from ..core.request import Done, Generate
+from ..core.request import AnswerEnd, Done, Generate
 from .beam_groups import BeamSearch
 from .logits_processors import LogitsProcessor, needs_processing
 from .scheduler import TokenSequence
@@ -86,7 +85,7 @@ class RequestState:
     def may_draft(self) -> bool:
         return self.guide_state is None and self.search is None
 
-    def done_event(self, reason: Literal["stop", "length"], token: int = -1) -> Done:
+    def done_event(self, reason: AnswerEnd, token: int = -1) -> Done:
         """The final event; `token` is the stop token, if one ended it: it counts, but is not part of the answer."""
         completed = self.generated_count + (token >= 0)
         return Done(reason, self.request.prompt_tokens, completed, self.sequence.cached_tokens, token)

@@ -10,10 +10,9 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from ..core.errors import Expired, PolyheadError, StepFailed
-from ..core.request import DEFAULT_TERMS, Event, Request, Terms, WorkerTask
+from ..core.request import DEFAULT_TERMS, Event, FinishReason, Request, Terms, WorkerTask
 
 RequestOutcome = Literal["done", "failed", "aborted", "expired"]
-FinishReason = Literal["", "stop", "length", "encoded", "explained"]
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class RequestEnd:
     completion_tokens: int
     reason: str = ""
     terms: Terms = DEFAULT_TERMS
-    finish: FinishReason = ""
+    finish: FinishReason | Literal[""] = ""
 
 
 @dataclass(frozen=True, slots=True)

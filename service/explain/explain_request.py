@@ -18,7 +18,7 @@ from ..core.request import ExplainMethod, ExplainTextRequest, Generate, Goal, Ta
 from ..text.encoder_inputs import OUTSIDE_LABELS, EncodedInput, EncodingRequest
 from ..text.encoder_outputs import EncoderOutput, FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ..text.entities import Entity
-from ..text.prompts import ChatMessages, Prompt
+from ..text.generation_request import ChatMessages, Prompt
 
 Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]
 AttentionLayout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention

@@ -7,8 +7,8 @@ described in a system message, and earlier calls and results become text.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from polyhead.models.chat.chat_format import ChatFormat, ToolCallStyle
 from polyhead.models.chat.template_functions import value_size
@@ -18,10 +18,10 @@ from ..core.grammar import MAX_REGEX_CHARS, MAX_TOOL_SCHEMA_CHARS, Grammar, Thin
 from ..core.model import Model
 from ..structured.grammar_child import find_long_pattern
 from .chat_parser import ExpectedOutput
-from .prompts import ChatMessages, GenerationRequest, reasoning_state
+from .generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolDefinition, ToolOptions
+from .prompts import reasoning_state
 
 Message = Mapping[str, Any]
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_TOOL_CHARACTERS = 1 << 18  # characters of all tool definitions together
 SPACE_REGEX = r"[ \n\r\t]*"
 # the beginning of a call up to its name; some models write "type": "function" first
@@ -35,98 +35,43 @@ To call one, answer with nothing but a JSON object: {{"name": <its name>, "argum
 To call several, answer with a list of such objects. What they return comes in the next message."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDefinition:
-    """A function and the JSON schema of its arguments, which calls must follow. `schema_path` is the field of the
-    schema in the request.
+def fit_chat(request: GenerationRequest, model: Model) -> GenerationRequest:
+    """Return the request of a conversation for this model's template. Raises BadRequest for what the model does not
+    support.
     """
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
-    schema_path: str = ""
-
-    @property
-    def as_template_object(self) -> dict[str, Any]:
-        """The definition as chat templates expect it."""
-        described = {"description": self.description} if self.description else {}
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.parameters}}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOptions:
-    """The tools that an answer may call: `offered`, or those named in `only`; at most one call unless `parallel`.
-
-    `field` is the name of the tools in the request. With the choice "none" the tools are not in the prompt.
-    """
-
-    offered: tuple[ToolDefinition, ...] = ()
-    choice: Literal["none", "auto", "required"] = "auto"
-    only: frozenset[str] = frozenset()
-    parallel: bool = True
-    field: str = "tools"
-
-    @property
-    def callable(self) -> tuple[ToolDefinition, ...]:
-        if self.choice == "none":
-            return ()
-        return tuple(tool for tool in self.offered if not self.only or tool.name in self.only)
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningSettings:
-    """Whether the model reasons before it answers ("": the template's default), for at most `budget` tokens (-1: no
-    limit).
-
-    `field` is the name of the option in the request. `effort` is a variable for templates.
-    """
-
-    mode: Literal["", "on", "off"] = ""
-    budget: int = -1
-    effort: str = ""
-    field: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation that the model continues. `call` has a single prompt, of type ChatMessages."""
-
-    call: GenerationRequest
-    tools: ToolOptions = ToolOptions()
-    reasoning: ReasoningSettings = ReasoningSettings()
-
-
-def fit_chat(prompt: ChatPrompt, model: Model) -> GenerationRequest:
-    """Return the generation request for `prompt` with this model's template. Raises BadRequest for what the model does
-    not support.
-    """
-    [chat] = prompt.call.prompts
+    [chat] = request.prompts
     assert isinstance(chat, ChatMessages)
     format = model.chat_format
-    check_chat(prompt, chat, model)
-    grammar = build_answer_grammar(prompt.tools, format, prompt.call.grammar)
-    chat = add_tools(replace(chat, variables=template_variables(prompt.reasoning, chat)), prompt.tools, format)
+    check_chat(request, chat, model)
+    grammar = build_answer_grammar(request.tools, format, request.grammar)
+    chat = add_tools(replace(chat, variables=template_variables(request.reasoning, chat)), request.tools, format)
     return replace(
-        prompt.call, prompts=(chat,), grammar=grammar, thinking=choose_thinking(prompt.reasoning, format, grammar)
+        request, prompts=(chat,), grammar=grammar, thinking=choose_thinking(request.reasoning, format, grammar)
     )
 
 
-def check_chat(prompt: ChatPrompt, chat: ChatMessages, model: Model) -> None:
-    field, wanted = prompt.tools.field, prompt.reasoning.field
-    if value_size([tool.as_template_object for tool in prompt.tools.offered]) > MAX_TOOL_CHARACTERS:
+def check_chat(request: GenerationRequest, chat: ChatMessages, model: Model) -> None:
+    field, wanted = request.tools.field, request.reasoning.field
+    if value_size([tool.as_template_object for tool in request.tools.offered]) > MAX_TOOL_CHARACTERS:
         raise BadRequest(f"{field}: may have at most {MAX_TOOL_CHARACTERS:,} characters", param=field)
-    if prompt.reasoning.mode == "on" and not model.chat_format.end:
+    if request.reasoning.mode == "on" and not model.chat_format.end:
         raise BadRequest(f"{wanted}: the chat template of {model.name} knows no thinking", param=wanted)
     if chat.variables.get("documents") and not (model.chat and model.chat.uses_variable("documents")):
         raise BadRequest(f"documents: the chat template of {model.name} reads none", param="documents")
 
 
-def expected_output(
-    asked: GenerationRequest, tools: ToolOptions, model: Model, tokens: Sequence[int]
-) -> ExpectedOutput:
-    """Return what the answer to the prompt `tokens` may contain."""
-    names = frozenset(tool.name for tool in tools.callable)
-    return ExpectedOutput(model.chat_format, names, reasoning_state(model, asked.prompts[0], tokens))
+def expected_output(request: GenerationRequest, model: Model, tokens: Sequence[int]) -> ExpectedOutput | None:
+    """Return what the answer to the prompt `tokens` may contain; None if it is text only, as outside of
+    conversations.
+    """
+    [prompt, *_] = request.prompts
+    if not isinstance(prompt, ChatMessages):
+        return None
+    names = frozenset(tool.name for tool in request.tools.callable)
+    reasoning = reasoning_state(model, prompt, tokens)
+    return (
+        ExpectedOutput(model.chat_format, names, reasoning, request.reasoning.is_shown) if names or reasoning else None
+    )
 
 
 # Reasoning

@@ -8,7 +8,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,10 +23,11 @@ from ..concurrency.time_slices import SLICE_SIZE, call_in_slices, iterate_in_sli
 from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
 from ..core.request import Done, Encode, Failed, HeadOutput, TokenCandidates, TokenOutputs
+from .answer_delta import Usage
 from .answer_spans import ScoredWindow, SpanAnswer, find_answers
-from .detokenizer import EventSource, Submit, Usage
 from .encoder_inputs import EncodedInput, EncodingRequest
 from .entities import Entity, TaggingSettings, find_entities, merge_windows
+from .event_source import EventSource, Submit
 from .zero_shot import softmax
 
 T = TypeVar("T")
@@ -97,70 +97,56 @@ HeadEvent = HeadOutput | TokenOutputs | TokenCandidates
 EncoderOutput = ScoreOutput | TagOutput | SpanOutput | FillOutput | TokenVectors | SparseVector
 
 
-async def stream_outputs(
-    model: Model, request: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int
-) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
-    """Yield the output of each of `reads`, in their order.
+class SubmittedAhead:
+    """The event sources of `requests`, in their order.
 
-    Submits with the first iteration. The engine has at most `ahead` tokens of them at a time, or one longer text. An
-    error is raised and ends the call; with `request.partial` it takes the place of its output. Closing the
-    generator aborts the running requests.
+    The first are submitted at once, further requests are made and submitted as those before are finished: the engine
+    has at most `ahead` tokens of them at a time, or one longer text. Raises what `submit` raises; where there is no
+    room for further requests, they wait.
     """
-    requests = (text_request for read in reads if isinstance(read, EncodedInput) for text_request in read.requests)
-    weights = 0
-    async with aclosing(submit_ahead(requests, submit, ahead)) as sources:
-        async for read in iterate_in_slices(reads):
-            if isinstance(read, PolyheadError):
-                yield read
-                continue
-            outcomes = [await read_event(await anext(sources)) for _ in read.requests]
-            failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
-            if failed and not request.partial:
-                raise failed[0]
-            events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            found = failed[0] if failed else await build_output(model, request, read, events)
-            weights += len(found.weights) if isinstance(found, SparseVector) else 0
-            check_weights(request, weights)
-            yield found
 
+    def __init__(self, requests: Iterable[Encode], submit: Submit, ahead: int) -> None:
+        self._waiting, self._submit, self._ahead = UnsubmittedRequests(requests), submit, ahead
+        self._begun = deque[tuple[int, EventSource]]()  # submitted sources with their tokens
+        self._is_current = False  # the first of them is being read
+        self._submit_batch()
 
-def check_weights(request: EncodingRequest, count: int) -> None:
-    """Raise AnswerTooLarge for too many weights. Their number is known only once they are computed."""
-    if count > MAX_SPARSE_WEIGHTS:
-        message = f"{request.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
-        raise AnswerTooLarge(message, param=request.field)
+    async def next(self) -> EventSource:
+        """The source of the next request. The one before it is finished."""
+        if self._is_current:
+            self._begun.popleft()
+            self._is_current = False
+        while self._fill():
+            await asyncio.sleep(0)
+        while not self._begun:
+            assert self._waiting.next_request is not None, "there is a next one"
+            await asyncio.sleep(RETRY_S)
+            self._fill()
+        self._is_current = True
+        return self._begun[0][1]
 
+    def close(self) -> None:
+        """Abort the requests that have not ended."""
+        call_in_slices(lambda one: one[1].close(), self._begun)
 
-async def submit_ahead(requests: Iterable[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
-    """Yield the event sources of `requests`, in their order. Further requests are made and submitted as those before
-    are finished.
-    """
-    waiting, begun = UnsubmittedRequests(requests), deque[tuple[int, EventSource]]()
-    first = True
-    try:
-        while waiting.next_request is not None or begun:
-            batch = take_fitting(waiting, ahead, sum(tokens for tokens, _ in begun))
-            try:
-                begun += (
-                    zip((len(text_request.tokens) for text_request in batch), submit(batch), strict=True)
-                    if batch
-                    else ()
-                )
-                first = False
-                if len(batch) == SLICE_SIZE:  # there may be capacity for more
-                    await asyncio.sleep(0)
-                    continue
-            except Overloaded:
-                if first:
-                    raise
-                waiting.put_back(batch)  # requests of other calls use the capacity
-                if not begun:
-                    await asyncio.sleep(RETRY_S)
-                    continue
-            yield begun[0][1]
-            begun.popleft()
-    finally:
-        call_in_slices(lambda one: one[1].close(), begun)
+    def _fill(self) -> bool:
+        """Submit a batch beside those that were submitted. Returns whether there may be room for more."""
+        try:
+            return self._submit_batch()
+        except Overloaded:  # requests of other calls use the capacity
+            return False
+
+    def _submit_batch(self) -> bool:
+        batch = take_fitting(self._waiting, self._ahead, sum(tokens for tokens, _ in self._begun))
+        if not batch:
+            return False
+        try:
+            sources = self._submit(batch)
+        except Overloaded:
+            self._waiting.put_back(batch)
+            raise
+        self._begun += zip((len(request.tokens) for request in batch), sources, strict=True)
+        return len(batch) == SLICE_SIZE
 
 
 class UnsubmittedRequests:
@@ -195,6 +181,46 @@ def take_fitting(waiting: UnsubmittedRequests, ahead: int, taken: int) -> list[E
         batch.append(waiting.take())
         room -= len(batch[-1].tokens)
     return batch
+
+
+def submit_inputs(reads: Sequence[EncodedInput | PolyheadError], submit: Submit, ahead: int) -> SubmittedAhead:
+    """Submit the requests of inputs, at most `ahead` tokens at a time. The requests are made as they are submitted."""
+    requests = (text_request for read in reads if isinstance(read, EncodedInput) for text_request in read.requests)
+    return SubmittedAhead(requests, submit, ahead)
+
+
+async def stream_outputs(
+    model: Model, request: EncodingRequest, reads: Sequence[EncodedInput | PolyheadError], sources: SubmittedAhead
+) -> AsyncGenerator[EncoderOutput | PolyheadError, None]:
+    """Yield the output of each of `reads`, whose requests are submitted by `sources`, in their order.
+
+    An error is raised and ends the call; with `request.partial` it takes the place of its output. Closing the
+    generator aborts the running requests.
+    """
+    weights = 0
+    try:
+        async for read in iterate_in_slices(reads):
+            if isinstance(read, PolyheadError):
+                yield read
+                continue
+            outcomes = [await read_event(await sources.next()) for _ in read.requests]
+            failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
+            if failed and not request.partial:
+                raise failed[0]
+            events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
+            found = failed[0] if failed else await build_output(model, request, read, events)
+            weights += len(found.weights) if isinstance(found, SparseVector) else 0
+            check_weights(request, weights)
+            yield found
+    finally:
+        sources.close()
+
+
+def check_weights(request: EncodingRequest, count: int) -> None:
+    """Raise AnswerTooLarge for too many weights. Their number is known only once they are computed."""
+    if count > MAX_SPARSE_WEIGHTS:
+        message = f"{request.field}: the answer has more than {MAX_SPARSE_WEIGHTS} weights of words; send fewer inputs"
+        raise AnswerTooLarge(message, param=request.field)
 
 
 async def read_event(source: EventSource) -> tuple[HeadEvent, Usage] | PolyheadError:

@@ -2,83 +2,21 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from polyhead.models.tokenizer import Encoding
 
 from ..core.errors import BadRequest, EmptyInput, TooLong
-from ..core.grammar import Grammar, Thinking
+from ..core.grammar import Thinking
 from ..core.model import Model
 from ..core.request import BeamSearchOptions, Generate, Sampling, Terms
 from ..core.text_limits import check_characters, check_token_ids, input_label
+from .generation_request import ChatMessages, GenerationRequest, Prompt
 
 SEED_LIMIT = 1 << 63
 TAG_SEARCH_TOKENS = 16  # the last tokens of a prompt, in which a reasoning tag is searched
 SEED_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that answers to near seeds share none
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessages:
-    """Messages for the chat template, with the `tools` and other `variables` that it may read.
-
-    `continues_last`: the last message is the beginning of the answer. `opens_answer`: the prompt ends with the header
-    of the answer.
-    """
-
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    continues_last: bool = False
-    opens_answer: bool = True
-
-
-Prompt = str | tuple[int, ...] | ChatMessages
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """Prompts to be continued, all with the same options. `field` is their name in the request, `limit_field` that of
-    their token limit.
-
-    Each prompt gets `count` answers (`count_field` in the request): the best of `best_of`, by the mean log probability
-    of their tokens. `keep_stop` leaves a stop string at the end of the answer. Of a text prompt only the last
-    `truncate` tokens are used; 0: all.
-    """
-
-    field: str
-    prompts: tuple[Prompt, ...]
-    sampling: Sampling
-    has_seed: bool = False  # the request has a seed; otherwise every answer gets a random one
-    max_tokens: int = 0  # 0: not in the request
-    default_max_tokens: int = 0  # the limit if max_tokens is 0, as far as the context allows; 0: no other limit
-    stops: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()
-    ignore_eos: bool = False
-    logprobs: int = -1  # as in Generate
-    limit_field: str = "max_tokens"
-    fits_context: bool = False  # max_tokens is reduced to the rest of the context
-    truncate: int = 0
-    count: int = 1
-    count_field: str = "n"
-    best_of: int = 0  # 0: as many as count
-    beams: BeamSearchOptions | None = None
-    keep_stop: bool = False
-    prompt_logprobs: int = -1  # as in Generate
-    only_scores: bool = False  # nothing is generated: only the prompt's log probabilities are requested
-    bad_words: tuple[str, ...] = ()
-    grammar: Grammar | None = None
-    thinking: Thinking | None = None
-    salt: str = ""
-
-    @property
-    def token_limit(self) -> int:
-        """The most tokens of an answer, as far as the context allows; 0: the rest of the context."""
-        return self.max_tokens or self.default_max_tokens
-
-    @property
-    def attempts(self) -> int:
-        return max(self.count, self.best_of)
 
 
 def read_prompts(

@@ -38,7 +38,8 @@ from .encoder_inputs import (
     prompt_length,
     read_inputs,
 )
-from .prompts import ChatMessages, GenerationRequest, Prompt, encode_chat, read_prompts, remaining_thinking, render_chat
+from .generation_request import ChatMessages, GenerationRequest, Prompt
+from .prompts import encode_chat, read_prompts, remaining_thinking, render_chat
 
 LONG_CHARACTERS = 1 << 18  # characters of a call that runs on the thread for long texts
 HOLD_SECONDS = 1.0  # seconds of one call until another thread replaces its thread in the pool

@@ -7,9 +7,10 @@ call is emitted unchanged as text. A call is a JSON object that begins with the 
 import re
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from polyhead.models.chat.chat_format import ToolCallStyle
+
+from .answer_delta import AnswerPart, ArgumentsDelta, TextDelta, ToolCallStart
 
 SPACE = " \n\r\t"
 HEAD_PATTERN = r'_\{_(?:"type"_:_"function"_,_)?"name"_:_"([^"\\]*)"_,_"(?:arguments|parameters)"_:_(?=\{)'
@@ -18,40 +19,6 @@ COMPACT_HEADS = [
     f'{{{kind}"name":"%s","{key}":{{' for kind in ("", '"type":"function",') for key in ("arguments", "parameters")
 ]
 MAX_HEAD = 1024  # characters in which the name must be found
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
-    """More of the reasoning before the answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """More of the answer's text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallStart:
-    """The beginning of a tool call, the `index`-th of the answer; its arguments follow."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsDelta:
-    """More of the JSON object of a call's arguments."""
-
-    index: int
-    text: str
-
-
-ChatPart = ReasoningDelta | TextDelta | ToolCallStart | ArgumentsDelta
 
 
 def certain_length(text: str, tag: str) -> int:
@@ -99,18 +66,18 @@ class ToolCallParser:
         self.count, self.is_in_list = 0, False
         self.extent = JsonExtent()
         self.endings: list[str] = []
-        self.parts: list[ChatPart] = []
+        self.parts: list[AnswerPart] = []
 
     @property
     def has_complete_calls(self) -> bool:
         """Whether tools were called and the last call is complete."""
         return self.count > 0 and self.step != self.parse_arguments
 
-    def push(self, text: str) -> list[ChatPart]:
+    def push(self, text: str) -> list[AnswerPart]:
         self.pending += text
         return self.take_parts()
 
-    def close(self) -> list[ChatPart]:
+    def close(self) -> list[AnswerPart]:
         """Return what was held back, at the end of the answer. What is left of a complete call is dropped."""
         parts = []
         while self.step == self.parse_head:
@@ -120,7 +87,7 @@ class ToolCallParser:
             self.add_text(len(self.pending))
         return parts + self.parts
 
-    def take_parts(self) -> list[ChatPart]:
+    def take_parts(self) -> list[AnswerPart]:
         while self.step():
             pass
         parts, self.parts = self.parts, []

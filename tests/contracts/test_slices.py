@@ -26,7 +26,8 @@ from polyhead.service.engine.generator_worker import GeneratorWorker
 from polyhead.service.text import tokenization as text_module
 from polyhead.service.text.detokenizer import Detokenizer
 from polyhead.service.text.encoder_inputs import TEXTS_PER_CHECK, EncodingRequest, read_inputs
-from polyhead.service.text.prompts import GenerationRequest, read_prompts
+from polyhead.service.text.generation_request import GenerationRequest
+from polyhead.service.text.prompts import read_prompts
 from polyhead.service.text.tokenization import TokenizerJob
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served

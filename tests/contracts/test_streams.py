@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.request import Done, Generate, GeneratedToken
-from polyhead.service.text.detokenizer import Detokenizer, StopRules
+from polyhead.service.text.detokenizer import Detokenizer
+from polyhead.service.text.stop_strings import StopRules
 from tests.support.crowd import COMPLETIONS, Answer, ask, completion, prompts
 from tests.support.faults import Fault
 from tests.support.processes import FaultServer

@@ -62,14 +62,22 @@ def model(folder: Path, name: str, task: Task, **others: Any) -> Model:
 
 
 class Source:
-    """Events in the order of a script; an exception in it is raised, WAIT waits until the source is closed."""
+    """Events in the order of a script, one in each iteration of the event loop; an exception in it is raised, WAIT
+    waits until the source is closed.
+    """
 
     def __init__(self, script: Iterable[Any]) -> None:
         self.script = iter(script)
         self.closed = asyncio.Event()
         self.given = 0
         self.timing = RequestTiming()
-        self.ended = self.answered = self.aborted = False
+        self.ended = self.answered = self.aborted = self.is_exhausted = False
+        self.is_due = True  # the next event may be taken
+        self.notify: Callable[[], None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.closed.is_set() or self.is_exhausted)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for event in self.script:
@@ -79,15 +87,39 @@ class Source:
                 await self.closed.wait()
                 return
             await asyncio.sleep(0)
-            self.given += 1
-            self.ended = not isinstance(event, GeneratedToken | HeadOutput)
-            self.timing.outcome = "done" if self.ended else self.timing.outcome
-            yield event
+            yield self.count(event)
+
+    def take(self) -> Event | None:
+        if not (self.is_open and self.is_due):
+            return None
+        self.is_due = False
+        for event in self.script:
+            if event is WAIT:
+                return None
+            asyncio.get_running_loop().call_soon(self.make_due)
+            return self.count(event)
+        self.is_exhausted = True
+        return None
+
+    def make_due(self) -> None:
+        self.is_due = True
+        self.notify()
+
+    def on_ready(self, function: Callable[[], None]) -> None:
+        self.notify = function
+
+    def count(self, event: Any) -> Event:
+        self.given += 1
+        self.ended = not isinstance(event, GeneratedToken | HeadOutput)
+        self.timing.outcome = "done" if self.ended else self.timing.outcome
+        counted: Event = event
+        return counted
 
     def close(self, *, answered: bool = False) -> None:
         if not self.closed.is_set() and not self.ended:
             self.answered, self.aborted = answered, not answered
         self.closed.set()
+        self.notify()
 
 
 class Registry:

@@ -6,7 +6,7 @@ is first counted, in one place.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import methodcaller
 from typing import Protocol
@@ -18,7 +18,7 @@ from ...core.request import ExplainTextRequest, Generate, Request
 from ...metrics import Metrics, ObservedEngine
 from ...resources.request_memory import UNBOUNDED_HEADROOM, Headroom
 from ...runtime.operation import ModelOperation
-from ...text.detokenizer import EventSource
+from ...text.event_source import EventSource
 from ...text.tokenization import TextProcessor
 from ..http.body_limits import IncomingBodies
 from .access_log import NO_TRACING, RequestTracer
@@ -83,6 +83,7 @@ class AppState:
     incoming_bodies: IncomingBodies
     tracer: RequestTracer = NO_TRACING
     headroom: Headroom = UNBOUNDED_HEADROOM
+    slice_turns: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slice of a large call is submitted
 
     def submit(self, context: RequestContext, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         """Submit all of `requests`, or none.  Raises Expired or Overloaded, and what the engine raises."""
@@ -94,7 +95,7 @@ class AppState:
     async def submit_in_slices(
         self, context: RequestContext, model: Model, requests: Sequence[Request]
     ) -> Sequence[EventSource]:
-        """Submit any number of `requests`, one slice in each turn of the event loop.
+        """Submit any number of `requests`, one slice of one such call in each turn of the event loop.
 
         Room for all tokens is reserved before the first slice.  If a later slice fails, the deadline passes or the
         client disconnects meanwhile, the requests that were submitted are aborted.
@@ -108,10 +109,11 @@ class AppState:
                 self.admission.reserve_tokens(context.owner, count_prompt_tokens(requests)) as count_submitted,
             ):
                 for part in split_requests(requests):
-                    context.check_deadline()
-                    sources += self._submit(context, model, part)
-                    count_submitted(count_prompt_tokens(part))
-                    await asyncio.sleep(0)
+                    async with self.slice_turns:
+                        context.check_deadline()
+                        sources += self._submit(context, model, part)
+                        count_submitted(count_prompt_tokens(part))
+                        await asyncio.sleep(0)
             is_complete = True
         finally:
             if not is_complete:  # perhaps cancelled: only this function can close the sources

@@ -74,6 +74,7 @@ class AccessMiddleware:
                 await self.error_response(context, scope["path"], error)(scope, receive, send_with_id)
             raise
         finally:
+            context.cleanup.close()
             context.claim.release()
             if not is_handled:
                 context.outcome, context.reason = "failed", PolyheadError.code

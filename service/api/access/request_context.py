@@ -7,7 +7,7 @@ one place with all data for the log line and the metrics, however the request en
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -37,6 +37,7 @@ class RequestContext:
     admitted: float = 0.0  # when it was admitted, by `time.perf_counter`; 0: it was not
     tokenise_times: list[tuple[float, float]] = field(default_factory=list)  # (start, end) of each tokenisation
     timings: list[RequestTiming] = field(default_factory=list)  # of its engine requests
+    cleanup: ExitStack = field(default_factory=ExitStack)  # closed when the response has been sent, or is lost
     claim: MemoryClaim = field(default_factory=lambda: MemoryClaim(UNBOUNDED_HEADROOM))  # on request memory
     outcome: str = ""  # empty unless it ended with an error
     reason: str = ""  # the error's code

@@ -31,7 +31,7 @@ from ...core.model import Model
 from ...core.request import Request as InferenceRequest
 from ...core.request import Terms
 from ...core.text_limits import input_label
-from ...text.detokenizer import EventSource, Submit, SubmitCall
+from ...text.event_source import EventSource, Submit, SubmitCall
 from ...text.tokenization import TextProcessor
 from ..access.authorized_models import AuthorizedModels
 from ..access.request_context import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RequestContext
@@ -167,7 +167,7 @@ def wire_names(kind: type[Wire]) -> frozenset[str]:
 async def read_body(request: Request, kind: type[W]) -> W:
     """The JSON body of the request as a `kind`.  Raises BadRequest if it is not valid."""
     content = await receive_body(request)
-    return await run_by_size(len(content), lambda: kind.read(parse_json(content)))
+    return await run_by_size(content, lambda: kind.read(parse_json(content)))
 
 
 def describe_body(*kinds: type[Wire]) -> dict[str, Any]:

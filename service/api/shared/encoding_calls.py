@@ -29,7 +29,7 @@ from ...resources.request_memory import (
     BYTES_PER_TOKEN,
     MemoryClaim,
 )
-from ...text.detokenizer import AnswerDelta
+from ...text.answer_delta import AnswerDelta
 from ...text.encoder_inputs import EncodedInput, EncodingRequest
 from ...text.encoder_outputs import (
     EncoderOutput,
@@ -40,6 +40,7 @@ from ...text.encoder_outputs import (
     TagOutput,
     TokenVectors,
     stream_outputs,
+    submit_inputs,
 )
 from .dialect import EngineRequest, read_terms, request_context, server, submitter
 from .streaming import LineStream, PartsResponse, dumps_sliced, encode_events, encode_line
@@ -92,7 +93,7 @@ def max_vector_bytes(width: int) -> int:
 
 
 async def start_replies(request: Request, wire: EngineRequest, model: Model, encoding: EncodingRequest) -> Replies:
-    """The answers as they arrive.  Raises if the texts are not valid; nothing is submitted yet.
+    """The answers as they arrive.  Raises if the texts are not valid, and what the submission raises.
 
     Memory for the results is claimed for the whole call: the work for a part of it would be lost.
     """
@@ -102,7 +103,9 @@ async def start_replies(request: Request, wire: EngineRequest, model: Model, enc
     size = sum(input_memory(model, one) for one in encoded if isinstance(one, EncodedInput))
     request_context(request).claim.grow(size, "the answer")
     ahead = STEPS_AHEAD * server(request).settings.encoder_step_tokens
-    return stream_outputs(model, encoding, encoded, submitter(request, model), ahead)
+    sources = submit_inputs(encoded, submitter(request, model), ahead)
+    request_context(request).cleanup.callback(sources.close)
+    return stream_outputs(model, encoding, encoded, sources)
 
 
 def input_memory(model: Model, one: EncodedInput) -> int:

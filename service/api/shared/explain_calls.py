@@ -29,10 +29,10 @@ from ...explain.explain_request import (
     similarity_goals,
 )
 from ...explain.explain_response import check_token_count
-from ...text.detokenizer import EventSource, Submit
 from ...text.encoder_inputs import EncodedInput
-from ...text.encoder_outputs import stream_outputs
-from ...text.prompts import ChatMessages, GenerationRequest, Prompt
+from ...text.encoder_outputs import stream_outputs, submit_inputs
+from ...text.event_source import EventSource, Submit
+from ...text.generation_request import ChatMessages, GenerationRequest, Prompt
 from ...text.tokenization import TokenizerJob, text_length
 from .dialect import EngineRequest, Wire, between, max_items, must_be, read_terms, request_context, server, submitter
 from .explain_options import ExplainFields
@@ -165,9 +165,8 @@ async def encode_subject(explain_call: ExplainCall, given: str | tuple[str, str]
     if not options.needs_target:
         return subject
     check_token_count(len(subject.shown_tokens), server(explain_call.request).settings)  # before the answer is computed
-    async with aclosing(
-        stream_outputs(model, encoding, encoded[:1], explain_call.submit, len(subject.tokens))
-    ) as answers:
+    sources = submit_inputs(encoded[:1], explain_call.submit, len(subject.tokens))
+    async with aclosing(stream_outputs(model, encoding, encoded[:1], sources)) as answers:
         reply = await anext(answers)
     assert not isinstance(reply, PolyheadError), "one text alone raises"
     return replace(subject, goals=(choose_goal(model, options, encoded[0], reply),))

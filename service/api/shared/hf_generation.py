@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from ...text.prompts import GenerationRequest
+from ...text.generation_request import GenerationRequest
 from .dialect import Count, NeutralValues, between
 from .head_options import MAX_LABEL_CHARS, StopTexts
 from .openai_sampling import MAX_ANSWERS

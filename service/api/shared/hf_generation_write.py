@@ -10,7 +10,8 @@ from typing import Any
 
 from ...core.errors import BadRequest, Expired, Overloaded, PolyheadError, StepFailed, Stopped
 from ...core.model import Model
-from ...text.detokenizer import AnswerDelta, ScoredToken, TokenLogprobs, join_answer
+from ...text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, join_deltas
+from ...text.answer_stream import AnswerStream
 from .generation_calls import mean_logprob
 from .hf_generation import GenerateParameters
 
@@ -112,7 +113,7 @@ async def stream_events(
     parameters: GenerateParameters,
     model: Model,
     prompt: str,
-    answers: AsyncGenerator[tuple[int, AnswerDelta], None],
+    answers: AnswerStream,
     longest: int,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """One event for each token; the texts add up to the answer.  The last event also has the whole text.
@@ -126,7 +127,7 @@ async def stream_events(
             pending.append(part)
             if 0 < longest == part.token_count and not part.finish:
                 continue  # the end follows immediately
-            piece, pending = join_answer(pending), []
+            piece, pending = join_deltas(pending), []
             text += piece.text
             token_events = [
                 write_event(parameters, model, *each) for each in split_text(piece.logprobs, sent, text[sent:])

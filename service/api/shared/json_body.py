@@ -20,6 +20,7 @@ from ...core.errors import BadRequest, ClientGone
 
 MAX_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
 MAX_ARGUMENT_VALUES = 1 << 16  # values in the arguments of all tool calls of one request, which are strings in its body
+INLINE_VALUES = 1 << 11  # values that are parsed and validated on the event loop; more are parsed on a thread
 MAX_DEPTH = 64  # levels of nested lists and objects
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 64) - 1  # range of integers
 DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
@@ -48,12 +49,14 @@ async def receive_body(request: Request) -> bytearray:
 
 async def parse_body(body: Bytes) -> Any:
     """The JSON value in `body`.  Raises BadRequest."""
-    return await run_by_size(len(body), partial(parse_json, body))
+    return await run_by_size(body, partial(parse_json, body))
 
 
-async def run_by_size(length: int, function: Callable[[], T]) -> T:
-    """The result of `function` for a body of `length` bytes; for a long body it runs on a thread."""
-    return function() if length <= SCAN_BYTES else await run_on_thread(function)
+async def run_by_size(body: Bytes, function: Callable[[], T]) -> T:
+    """The result of `function`, which parses `body`; for a long body, or one of many values, it runs on a thread."""
+    if len(body) <= SCAN_BYTES and count_json(body, INLINE_VALUES).values <= INLINE_VALUES:
+        return function()
+    return await run_on_thread(function)
 
 
 def parse_json(body: Bytes, what: str = "the body") -> Any:

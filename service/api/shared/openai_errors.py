@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...core.errors import NotFound, PolyheadError
-from ...text.detokenizer import ScoredToken
+from ...text.answer_delta import ScoredToken
 
 
 def write_scored_token(token: ScoredToken) -> dict[str, Any]:

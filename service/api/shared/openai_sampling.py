@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from ...core.errors import BadRequest
 from ...core.request import BeamSearchOptions, Sampling
-from ...text.prompts import GenerationRequest, Prompt
+from ...text.generation_request import GenerationRequest, Prompt
 from .dialect import Count, NeutralValues, TokenId, Wire, between, max_items
 from .head_options import INT64_LIMIT, StopTexts
 from .response_formats import FormattedRequest, read_grammar

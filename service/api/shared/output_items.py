@@ -9,16 +9,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ...text.chat_parser import (
+from ...text.answer_delta import (
+    AnswerDelta,
+    AnswerPart,
     ArgumentsDelta,
-    ChatDelta,
-    ChatDeltas,
-    ChatPart,
     ReasoningDelta,
     TextDelta,
+    TokenLogprobs,
     ToolCallStart,
 )
-from ...text.detokenizer import TokenLogprobs
+from ...text.answer_stream import AnswerStream
 
 ItemKind = Literal["reasoning", "text", "call"]
 
@@ -72,7 +72,7 @@ class OutputItems:
         self._is_open = False
         self._pending_tokens: list[TokenLogprobs] = []  # tokens whose text has not come yet; text may be held back
 
-    def push(self, delta: ChatDelta) -> Iterator[ItemEvent]:
+    def push(self, delta: AnswerDelta) -> Iterator[ItemEvent]:
         self._pending_tokens += delta.logprobs
         for part in delta.parts:
             yield from self._open_item(part)
@@ -91,7 +91,7 @@ class OutputItems:
             self._is_open = False
             yield ItemEnded(self.items[-1], cut)
 
-    def _open_item(self, part: ChatPart) -> Iterator[ItemEvent]:
+    def _open_item(self, part: AnswerPart) -> Iterator[ItemEvent]:
         """Make sure that the item of `part` exists; ends the previous one."""
         kind = item_kind(part)
         if self._is_open and self.items[-1].kind == kind and not isinstance(part, ToolCallStart):
@@ -126,7 +126,7 @@ class OutputItems:
         return ItemDelta(item, text, tuple(tokens))
 
 
-def item_kind(part: ChatPart) -> ItemKind:
+def item_kind(part: AnswerPart) -> ItemKind:
     match part:
         case ReasoningDelta():
             return "reasoning"
@@ -136,7 +136,7 @@ def item_kind(part: ChatPart) -> ItemKind:
             return "call"
 
 
-def collect_items(deltas: Sequence[ChatDelta]) -> list[OutputItem]:
+def collect_items(deltas: Sequence[AnswerDelta]) -> list[OutputItem]:
     """All items of a finished answer."""
     items = OutputItems()
     for delta in deltas:
@@ -150,23 +150,17 @@ class AnswerEvents(Protocol):
 
     def start_events(self) -> Iterator[dict[str, Any]]: ...
 
-    def delta_events(self, delta: ChatDelta) -> Iterator[dict[str, Any]]: ...
+    def delta_events(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]: ...
 
 
-async def stream_items(events: AnswerEvents, deltas: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_items(events: AnswerEvents, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
     """The start events are sent with the first part: until then the call can still be rejected with a status."""
     started = False
-    async with aclosing(deltas):
-        async for _, delta in deltas:
+    async with aclosing(answers):
+        async for _, delta in answers:
             if not started:
                 for event in events.start_events():
                     yield event
             started = True
             for event in events.delta_events(delta):
                 yield event
-
-
-async def collect_answer(deltas: ChatDeltas) -> list[ChatDelta]:
-    """All parts of one answer."""
-    async with aclosing(deltas):
-        return [delta async for _, delta in deltas]

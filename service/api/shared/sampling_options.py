@@ -11,7 +11,7 @@ from pydantic import Field
 from ...core.errors import BadRequest
 from ...core.model import GenerationDefaults
 from ...core.request import BeamSearchOptions, Sampling
-from ...text.prompts import GenerationRequest
+from ...text.generation_request import GenerationRequest
 from .dialect import Count, NeutralValues, TokenId, Wire, between, max_items
 from .head_options import INT64_LIMIT, StopTexts
 from .openai_sampling import MAX_ANSWERS, MAX_BAD_WORDS, MAX_BEAMS, MAX_BIASES, BadWord, LogitBias, Penalty, TokenIdList

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.errors import BadRequest
-from ...text.chat_prompt import ToolDefinition, ToolOptions
+from ...text.generation_request import ToolDefinition, ToolOptions
 from .dialect import quote_json
 
 # effort -> limit of reasoning tokens; -1: unlimited

@@ -28,7 +28,8 @@ from polyhead.service.core.model import Model
 from polyhead.service.structured import grammar_check as trial
 from polyhead.service.structured import guide_compiler as kept
 from polyhead.service.structured.guide_compiler import MAX_FORCED_TOKENS, GuideCompiler
-from polyhead.service.text.chat_prompt import ToolDefinition, ToolOptions, build_answer_grammar
+from polyhead.service.text.chat_prompt import build_answer_grammar
+from polyhead.service.text.generation_request import ToolDefinition, ToolOptions
 from tests.support.checkpoints import CORPUS
 from tests.support.scripted import model
 

@@ -1,8 +1,7 @@
 """The parts of a chat answer, however its text is split; tools in the prompt; the grammar of tool calls."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,20 @@ from polyhead.models.core.errors import TemplateError
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.structured.vocabulary_bytes import VocabularyBytes
-from polyhead.service.text.chat_parser import (
+from polyhead.service.text.answer_delta import (
+    AnswerDelta,
+    AnswerPart,
     ArgumentsDelta,
-    ChatDelta,
-    ChatPart,
-    ExpectedOutput,
     ReasoningDelta,
     TextDelta,
     ToolCallStart,
-    collect_chat_answers,
-    parse_answers,
+    Usage,
+    join_deltas,
+    text_parts,
 )
-from polyhead.service.text.chat_prompt import ToolDefinition, ToolOptions, add_tools, build_answer_grammar
-from polyhead.service.text.detokenizer import AnswerDelta, Usage
-from polyhead.service.text.prompts import ChatMessages
+from polyhead.service.text.chat_parser import ChatParser, ExpectedOutput
+from polyhead.service.text.chat_prompt import add_tools, build_answer_grammar
+from polyhead.service.text.generation_request import ChatMessages, ToolDefinition, ToolOptions
 from polyhead.service.text.tool_call_parser import ToolCallParser
 from tests.models.chat.test_template_sandbox import reference
 from tests.support.dialogue_templates import CODER, HERMES2, LLAMA31, QWEN3, QWEN25, R1, SMOLLM2
@@ -149,20 +148,20 @@ def test_a_prefix_that_the_template_leaves_out_is_an_error() -> None:
 # Answers
 
 
-def parse(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop") -> ChatDelta:
-    async def answers() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-        for count, text in enumerate(pieces):
-            yield 0, AnswerDelta(text, token_count=count + 1)
-        yield 0, AnswerDelta("", finish=finish, token_count=len(pieces), usage=Usage(3, len(pieces)))  # type: ignore[arg-type]
-
-    async def whole() -> ChatDelta:
-        [utterance] = await collect_chat_answers(1, parse_answers(answers(), expected))
-        return utterance
-
-    return asyncio.run(whole())
+def parse(pieces: Sequence[str], expected: ExpectedOutput, finish: str = "stop") -> AnswerDelta:
+    """The whole answer, as one delta."""
+    count = len(pieces)
+    last: Any = AnswerDelta(finish=finish, token_count=count, usage=Usage(3, count))  # type: ignore[arg-type]
+    deltas = [AnswerDelta(text_parts(text), token_count=number) for number, text in enumerate(pieces, 1)]
+    return join_deltas(parse_deltas([*deltas, last], expected))
 
 
-def plain(parts: Sequence[ChatPart]) -> list[Any]:
+def parse_deltas(deltas: Sequence[AnswerDelta], expected: ExpectedOutput) -> list[AnswerDelta]:
+    parser = ChatParser(expected)
+    return [delta for delta in map(parser.push, deltas) if not delta.is_empty]
+
+
+def plain(parts: Sequence[AnswerPart]) -> list[Any]:
     """Return the parts without call ids, which are random."""
     return [replace(part, id="") if isinstance(part, ToolCallStart) else part for part in parts]
 
@@ -267,15 +266,9 @@ def test_text_that_is_not_a_call_is_kept(name: str, bits: list[str], cuts: list[
 
 
 def test_arguments_are_streamed() -> None:
-    async def answers() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-        for char in f"<tool_call>\n{ADD}\n</tool_call>":
-            yield 0, AnswerDelta(char)
-        yield 0, AnswerDelta("", finish="length")
-
-    async def every() -> list[ChatDelta]:
-        return [said async for _, said in parse_answers(answers(), ExpectedOutput(FORMATS["hermes"], TOOLS))]
-
-    first, *said, last = asyncio.run(every())
+    deltas = [AnswerDelta(text_parts(char)) for char in f"<tool_call>\n{ADD}\n</tool_call>"]
+    expected = ExpectedOutput(FORMATS["hermes"], TOOLS)
+    first, *said, last = parse_deltas([*deltas, AnswerDelta(finish="length")], expected)
     assert plain(first.parts) == [ToolCallStart(0, "", "add"), ArgumentsDelta(0, "{")]
     assert [said.parts for said in said] == [(ArgumentsDelta(0, char),) for char in ARGUMENTS[1:]]
     assert (last.finish, last.parts) == ("length", ())

@@ -15,35 +15,16 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, GeneratedToken, Sampling
-from polyhead.service.text.detokenizer import (
-    MIN_LOGPROB,
-    AnswerDelta,
-    Detokenizer,
-    StopBuffer,
-    StopRules,
-    StopString,
-    SubmitCall,
-    Usage,
-    collect_answers,
-    failure_table,
-    join_answer,
-    stream_answers,
-)
+from polyhead.service.text.answer_delta import AnswerDelta, Usage, join_deltas
+from polyhead.service.text.answer_stream import AnswerStream, collect_deltas, join_answers
+from polyhead.service.text.detokenizer import MIN_LOGPROB, Detokenizer
+from polyhead.service.text.stop_strings import StopBuffer, StopRules, StopString, failure_table
 from tests.support.scripted import WAIT, Source, model, token_events
 
 
 @pytest.fixture(scope="module")
 def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
-
-
-def submitting(sources: list[Source]) -> SubmitCall:
-    """These are the events of any request."""
-
-    async def submit(_: Any) -> list[Source]:
-        return sources
-
-    return submit
 
 
 def split(text: str, cuts: Iterable[int]) -> list[str]:
@@ -106,7 +87,7 @@ def test_answers_detokenised_token_by_token(generator: Model, text: str, stops: 
     events = token_events(text, generator.tokenizer)
     request = Generate("id", (1,), 99, logprobs=logprobs)
     pieces = written(generator.tokenizer, stops, request, [*events, Done("length", 1, len(events))])
-    answer = join_answer(pieces)
+    answer = join_deltas(pieces)
     assert answer.text == before_stop(text, stops)
     assert all(not piece.finish for piece in pieces[:-1])
     assert answer.finish == ("stop" if any(stop in text for stop in stops) else "length")
@@ -123,9 +104,7 @@ def test_answers_detokenised_token_by_token(generator: Model, text: str, stops: 
 
 def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[AnswerDelta]:
     async def collect() -> list[AnswerDelta]:
-        async with aclosing(
-            stream_answers(tokenizer, StopRules(tuple(stops)), [request], submitting([Source(script)]))
-        ) as items:
+        async with aclosing(AnswerStream(tokenizer, StopRules(tuple(stops)), [request], [Source(script)])) as items:
             return [piece async for _, piece in items]
 
     return asyncio.run(collect())
@@ -143,7 +122,7 @@ def test_incomplete_characters_are_not_sent(generator: Model) -> None:
 def test_an_incomplete_character_at_the_end_is_a_replacement_character(generator: Model) -> None:
     (first, *_) = token_events("🙂", generator.tokenizer)
     pieces = written(generator.tokenizer, (), Generate("id", (1,), 9), [first, Done("length", 1, 1)])
-    assert join_answer(pieces).text == generator.tokenizer.decode([first.id])
+    assert join_deltas(pieces).text == generator.tokenizer.decode([first.id])
 
 
 def test_tokens_wait_with_their_text(generator: Model) -> None:
@@ -163,14 +142,14 @@ def test_tokens_without_text_are_not_lost(generator: Model) -> None:
         *(event.id for event in token_events("🙂", generator.tokenizer)[:2]),
     )
     script = [*(GeneratedToken(id, -1.0) for id in (control, *half)), Done("length", 1, 3)]
-    answer = join_answer(written(generator.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
+    answer = join_deltas(written(generator.tokenizer, ("!",), Generate("id", (1,), 9, logprobs=0), script))
     assert len(answer.logprobs) == 3
 
 
 def test_minus_infinity_is_a_valid_logprob(generator: Model) -> None:
     event = GeneratedToken(5, float("-inf"), ((6, float("nan")),))
     request = Generate("id", (1,), 9, logprobs=1)
-    answer = join_answer(written(generator.tokenizer, (), request, [event, Done("stop", 1, 1)]))
+    answer = join_deltas(written(generator.tokenizer, (), request, [event, Done("stop", 1, 1)]))
     assert [answer.logprobs[0].token.logprob, answer.logprobs[0].top[0].logprob] == [MIN_LOGPROB] * 2
 
 
@@ -179,7 +158,7 @@ def test_no_stop_string_ends_an_answer_before_its_minimum(generator: Model) -> N
     script, least = [*events, Done("length", 1, len(events))], len(events) // 2 + 1
     for fewest, text, finish in ((0, "", "stop"), (least, "ab ", "stop"), (99, "ab ab ", "length")):
         request = Generate("id", (1,), 99, sampling=Sampling(min_tokens=fewest))
-        answer = join_answer(written(generator.tokenizer, ("ab",), request, script))
+        answer = join_deltas(written(generator.tokenizer, ("ab",), request, script))
         assert (answer.text, answer.finish) == (text, finish)
 
 
@@ -187,9 +166,9 @@ def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tu
     async def collect() -> tuple[list[AnswerDelta], list[Source]]:
         sources = [Source(script) for script in scripts]
         requests = [Generate(f"id-{index}", (1, 2, 3), 99) for index in range(len(scripts))]
-        items = stream_answers(model.tokenizer, StopRules(tuple(stops)), requests, submitting(sources))
+        items = AnswerStream(model.tokenizer, StopRules(tuple(stops)), requests, sources)
         try:
-            return await collect_answers(len(scripts), items), sources
+            return await join_answers(await collect_deltas(items)), sources
         except StepFailed:
             assert all(source.ended or source.aborted for source in sources)
             raise
@@ -227,7 +206,7 @@ def test_closing_the_answers_aborts_the_requests(generator: Model, count: int) -
     async def leave() -> list[Source]:
         sources = [Source([*token_events("a", generator.tokenizer), WAIT]) for _ in range(count)]
         requests = [Generate(f"id-{index}", (1,), 99) for index in range(count)]
-        items = stream_answers(generator.tokenizer, StopRules(), requests, submitting(sources))
+        items = AnswerStream(generator.tokenizer, StopRules(), requests, sources)
         await anext(items)
         await items.aclose()
         assert len(asyncio.all_tasks()) == 1, "a request still runs"

@@ -4,7 +4,6 @@ the engine.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +30,6 @@ from polyhead.service.core.request import Done, Encode, Failed, HeadOutput, Toke
 from polyhead.service.text import encoder_inputs as inputs
 from polyhead.service.text import encoder_outputs as answers
 from polyhead.service.text.answer_spans import SpanOptions
-from polyhead.service.text.detokenizer import Submit
 from polyhead.service.text.encoder_inputs import (
     MAX_WINDOWS,
     EncodedInput,
@@ -47,12 +45,14 @@ from polyhead.service.text.encoder_outputs import (
     ScoreOutput,
     SpanOutput,
     SparseVector,
+    SubmittedAhead,
     TagOutput,
     TokenVectors,
     stream_outputs,
-    submit_ahead,
+    submit_inputs,
 )
 from polyhead.service.text.entities import Aggregation
+from polyhead.service.text.event_source import Submit
 from polyhead.service.text.tokenization import DEFAULT_TERMS
 from tests.service.engine.test_head_outputs import answered, worker
 from tests.support import checkpoints
@@ -85,7 +85,7 @@ def collected(
     model: Model, reading: EncodingRequest, reads: Any, submit: Submit
 ) -> list[EncoderOutput | PolyheadError]:
     async def collect() -> list[EncoderOutput | PolyheadError]:
-        return [reply async for reply in stream_outputs(model, reading, reads, submit, AHEAD)]
+        return [reply async for reply in stream_outputs(model, reading, reads, submit_inputs(reads, submit, AHEAD))]
 
     return asyncio.run(collect())
 
@@ -225,8 +225,9 @@ def test_windows_are_made_lazily(tagger: Case, monkeypatch: pytest.MonkeyPatch) 
     engine = Slow()
 
     async def begin() -> None:
-        async with aclosing(submit_ahead(lazily(reads), engine, AHEAD)) as sources:
-            await anext(sources)
+        sources = SubmittedAhead(lazily(reads), engine, AHEAD)
+        await sources.next()
+        sources.close()
 
     asyncio.run(begin())
     assert 0 < len(engine.sources) <= AHEAD // 64
@@ -374,7 +375,7 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
     async def collect() -> int:
         nonlocal most
         count = 0
-        async for reply in stream_outputs(judge, asked, reads, engine, AHEAD):
+        async for reply in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD)):
             assert isinstance(reply, ScoreOutput)
             count, most = count + 1, max(most, engine.open)
         return count
@@ -400,7 +401,8 @@ def test_without_free_tokens_a_call_is_rejected_at_its_beginning_and_waits_later
 
     async def collect() -> int:
         count = 0
-        async for _ in stream_outputs(judge, *many([64] * 300), engine, AHEAD):
+        asked, reads = many([64] * 300)
+        async for _ in stream_outputs(judge, asked, reads, submit_inputs(reads, engine, AHEAD)):
             count += 1
             engine.refusals = 3 if count == 1 else engine.refusals
         return count

@@ -14,13 +14,10 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import BadRequest, TooLong
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import DEFAULT_TERMS, Generate, Sampling
-from polyhead.service.text.detokenizer import (
-    AnswerDelta,
-    StopRules,
-    SubmitCall,
-    stream_answers,
-)
-from polyhead.service.text.prompts import ChatMessages, GenerationRequest
+from polyhead.service.text.answer_delta import AnswerDelta
+from polyhead.service.text.answer_stream import AnswerStream
+from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
+from polyhead.service.text.stop_strings import StopRules
 from polyhead.service.text.tokenization import TextProcessor
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import Source, model
@@ -29,15 +26,6 @@ from tests.support.scripted import Source, model
 @pytest.fixture(scope="module")
 def generator(tiny_generator: Path) -> Model:
     return model(tiny_generator, "talker", "generate")
-
-
-def submitting(sources: list[Source]) -> SubmitCall:
-    """These are the events of any request."""
-
-    async def submit(_: Any) -> list[Source]:
-        return sources
-
-    return submit
 
 
 def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
@@ -181,9 +169,7 @@ def test_stop_tokens_and_seeds(generator: Model) -> None:
 
 def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[AnswerDelta]:
     async def collect() -> list[AnswerDelta]:
-        async with aclosing(
-            stream_answers(tokenizer, StopRules(tuple(stops)), [request], submitting([Source(script)]))
-        ) as items:
+        async with aclosing(AnswerStream(tokenizer, StopRules(tuple(stops)), [request], [Source(script)])) as items:
             return [piece async for _, piece in items]
 
     return asyncio.run(collect())

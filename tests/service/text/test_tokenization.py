@@ -16,7 +16,7 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import Encode, Generate, Sampling, Terms
 from polyhead.service.resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
 from polyhead.service.text.encoder_inputs import EncodedInput, EncodingRequest
-from polyhead.service.text.prompts import GenerationRequest
+from polyhead.service.text.generation_request import GenerationRequest
 from polyhead.service.text.tokenization import GRAMMAR_CHARACTERS, Decoding, TextProcessor
 from tests.support.scripted import model
 

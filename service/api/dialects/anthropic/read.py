@@ -11,8 +11,7 @@ from typing import Any, Literal
 from ....core.errors import BadRequest
 from ....core.grammar import Grammar
 from ....core.request import Sampling
-from ....text.chat_prompt import ChatPrompt, ReasoningSettings, ToolOptions
-from ....text.prompts import ChatMessages, GenerationRequest
+from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
 from ...shared.response_formats import schema_grammar
 from ...shared.tool_options import EFFORT_BUDGETS, check_tools, make_tool
 from .wire import (
@@ -37,12 +36,12 @@ TOOL_CHOICES: Mapping[str, Literal["none", "auto", "required"]] = {
 }
 
 
-def read_messages(wire: MessagesRequest) -> ChatPrompt:
+def read_messages(wire: MessagesRequest) -> GenerationRequest:
     thinking = wire.thinking
     if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= wire.max_tokens:
         problem = f"must be less than max_tokens, which is {wire.max_tokens}, got {thinking.budget_tokens}"
         raise BadRequest(f"thinking.budget_tokens: {problem}", param="thinking.budget_tokens")
-    generation = GenerationRequest(
+    return GenerationRequest(
         field="messages",
         prompts=(read_conversation(wire),),
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
@@ -50,20 +49,22 @@ def read_messages(wire: MessagesRequest) -> ChatPrompt:
         fits_context=True,
         stops=tuple(wire.stop_sequences),
         grammar=read_output_format(wire),
+        tools=read_anthropic_tools(wire),
+        reasoning=read_thinking(wire),
     )
-    return ChatPrompt(generation, read_anthropic_tools(wire), read_thinking(wire))
 
 
-def read_count(wire: CountRequest) -> ChatPrompt:
+def read_count(wire: CountRequest) -> GenerationRequest:
     """The prompt alone, without generation."""
-    generation = GenerationRequest(
+    return GenerationRequest(
         field="messages",
         prompts=(read_conversation(wire),),
         sampling=Sampling(),
         grammar=read_output_format(wire),
         only_scores=True,
+        tools=read_anthropic_tools(wire),
+        reasoning=read_thinking(wire),
     )
-    return ChatPrompt(generation, read_anthropic_tools(wire), read_thinking(wire))
 
 
 def read_conversation(wire: Conversation) -> ChatMessages:

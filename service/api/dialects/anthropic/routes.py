@@ -6,8 +6,9 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ....text.answer_stream import collect_deltas
 from ....text.chat_prompt import fit_chat
-from ....text.prompts import ChatMessages
+from ....text.generation_request import ChatMessages
 from ...shared.dialect import (
     Dialect,
     authorized_models,
@@ -18,8 +19,8 @@ from ...shared.dialect import (
     request_context,
     server,
 )
-from ...shared.generation_calls import start_chat, write_json
-from ...shared.output_items import collect_answer, stream_items
+from ...shared.generation_calls import start_answers, write_json
+from ...shared.output_items import stream_items
 from ...shared.streaming import EventStream, JsonResponse, encode_events, encode_named_event, run_while_connected
 from .read import read_count, read_messages
 from .wire import CountRequest, MessagesRequest
@@ -37,15 +38,15 @@ async def messages(request: Request) -> Response:
 async def answer_messages(request: Request, wire: MessagesRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     call = MessageInfo(id=f"msg_{uuid.uuid4().hex}", model=wire.model, max_tokens=wire.max_tokens)
-    _, length, deltas = await start_chat(request, wire, model, read_messages(wire), call.id)
+    answers = await start_answers(request, wire, model, read_messages(wire), call.id)
     if wire.stream:
-        message_events = stream_items(MessageEvents(call, length), deltas)
+        message_events = stream_items(MessageEvents(call, answers.requests[0].prompt_tokens), answers)
         return await EventStream.open(
             encode_events(message_events, write_anthropic_error, encode=encode_named_event),
             keepalive=encode_named_event(PING),
         )
-    parts = await collect_answer(deltas)
-    return await write_json(parts, lambda: write_message(call, parts))
+    [deltas] = await collect_deltas(answers)
+    return await write_json(deltas, lambda: write_message(call, deltas))
 
 
 @router.post(

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from ....core.errors import PolyheadError
-from ....text.chat_parser import ChatDelta
-from ....text.detokenizer import Usage
+from ....text.answer_delta import AnswerDelta, Usage
 from ...shared.output_items import ItemBegun, ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
 
 ERROR_TYPES: Mapping[int, str] = {
@@ -35,7 +34,7 @@ class MessageInfo:
     max_tokens: int
 
 
-def write_message(call: MessageInfo, deltas: Sequence[ChatDelta]) -> dict[str, Any]:
+def write_message(call: MessageInfo, deltas: Sequence[AnswerDelta]) -> dict[str, Any]:
     last = deltas[-1]
     content = [write_block(item) for item in collect_items(deltas)]
     return write_envelope(call, content, write_usage(last.usage, last.reasoning_tokens)) | stop_fields(call, last)
@@ -52,7 +51,7 @@ class MessageEvents:
         yield {"type": "message_start", "message": write_envelope(self.call, [], write_usage(Usage(self.length)))}
         yield PING
 
-    def delta_events(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
+    def delta_events(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
         for item_event in self.items.push(delta):
             yield from write_item_event(item_event)
         if delta.finish:
@@ -122,7 +121,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def stop_fields(call: MessageInfo, last: ChatDelta) -> dict[str, Any]:
+def stop_fields(call: MessageInfo, last: AnswerDelta) -> dict[str, Any]:
     match last.finish:
         case "calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}

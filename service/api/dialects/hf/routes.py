@@ -20,7 +20,7 @@ from ....core.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongT
 from ....core.model import Model
 from ....core.request import Task
 from ....text import similarity, zero_shot
-from ....text.detokenizer import Usage, collect_answers
+from ....text.answer_delta import Usage
 from ....text.encoder_inputs import EncoderInput, EncodingRequest, is_text
 from ....text.encoder_outputs import EncoderOutput, ScoreOutput
 from ...shared import generation_calls
@@ -181,7 +181,7 @@ async def infer(request: Request) -> Response:
         model = find_model(request, task)
         task_name = task or infer_task(value, model)
         check_model_has(model, task_name)
-        wire = await run_by_size(len(content), lambda: read_wire(value, model, task_name))
+        wire = await run_by_size(content, lambda: read_wire(value, model, task_name))
         if task_name == TEXT_GENERATION:
             return await answer_generation(request, wire, model)
         if task_name in TEXT2TEXT_FIELDS:
@@ -247,11 +247,11 @@ async def answer_generation(request: Request, wire: hf_wire.HfGenerateRequest, m
         model = record_model(request, generation_calls.resolve_adapter(registry, model.name, adapter))
     call = f"generate-{uuid.uuid4().hex}"
     generation = generation_calls.set_default_length(request, hf_wire.read_hf_generate(wire))
-    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
+    answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if isinstance(wire.inputs, str) and wire.stream:
         parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
         return await EventStream.open(encode_events(parts, write_hf_error))
-    found = await collect_answers(count, generation_calls.claim_scores(request, answers))
+    found = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(found, lambda: hf_write.write_hf_generate(wire, model, found))
 
 
@@ -259,8 +259,8 @@ async def answer_text2text(request: Request, wire: hf_wire.Text2TextRequest, mod
     assert model.generation_defaults is not None
     call = f"write-{uuid.uuid4().hex}"
     generation = hf_wire.read_text2text(wire, model.generation_defaults)
-    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
-    found = await collect_answers(count, answers)
+    answers = await generation_calls.start_answers(request, wire, model, generation, call)
+    found = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(found, lambda: hf_write.write_text2text(wire, field, found))
 
 

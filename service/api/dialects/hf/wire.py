@@ -14,7 +14,7 @@ from ....core.model import GenerationDefaults
 from ....explain.explain_request import ExplainParameters
 from ....text import zero_shot
 from ....text.encoder_inputs import EncoderInput, EncodingRequest
-from ....text.prompts import GenerationRequest
+from ....text.generation_request import GenerationRequest
 from ...shared.dialect import MAX_TEXTS, EngineRequest, NeutralValues, Wire, max_items, must_be
 from ...shared.explain_options import ExplainFields, read_explain_options
 from ...shared.head_options import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....core.model import Model
-from ....text.detokenizer import AnswerDelta
+from ....text.answer_delta import AnswerDelta
 from ....text.encoder_outputs import FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ...shared import pipeline_outputs
 from ...shared.encoding_calls import ReplyWriter, max_label_bytes, max_vector_bytes

@@ -17,7 +17,7 @@ from ....core.errors import NotFound, PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import ANSWER_CLAIM_STEP
-from ....text.detokenizer import collect_answers
+from ....text.answer_stream import AnswerStream, collect_deltas, join_answers
 from ...operations import health
 from ...shared import generation_calls
 from ...shared.dialect import (
@@ -30,7 +30,6 @@ from ...shared.dialect import (
     server,
 )
 from ...shared.encoding_calls import Replies, answer_size, reply_size, run_off_loop, start_replies
-from ...shared.generation_calls import AnswerStream
 from ...shared.json_body import parse_body, receive_body, run_by_size
 from ...shared.streaming import EventStream, JsonResponse, PartsResponse, encode_events, run_while_connected
 from .tensors import LENGTH_HEADER, TensorBody, split_body
@@ -107,7 +106,7 @@ async def infer(request: Request) -> Response:
 
     async def work() -> Response:
         model = record_model(request, find_model(request))
-        wire = await run_by_size(len(text), lambda: HEAD_INPUTS[model.task].wire.read(value))
+        wire = await run_by_size(text, lambda: HEAD_INPUTS[model.task].wire.read(value))
         check_outputs(wire, model)
         replies = await collect_rows(request, wire, model, rest)
         every, sizes = zip(*replies, strict=True)
@@ -144,10 +143,10 @@ async def generate_stream(request: Request) -> Response:
 async def answer_generation(request: Request, wire: TextRequest, *, stream: bool) -> Response:
     model, call = record_model(request, find_model(request, GENERATORS)), f"generate-{uuid.uuid4().hex}"
     generation, work = read_text_request(wire, stream=stream), wire.options.engine_request
-    count, answers = await generation_calls.start_answers(request, work, model, generation, call)
+    answers = await generation_calls.start_answers(request, work, model, generation, call)
     if stream:
         return await EventStream.open(encode_events(stream_text(wire, model, answers), write_oip_error))
-    pieces = await collect_answers(count, generation_calls.claim_scores(request, answers))
+    pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(pieces, lambda: write_text_response(wire, model, pieces))
 
 
@@ -155,7 +154,7 @@ async def stream_text(wire: TextRequest, model: Model, answers: AnswerStream) ->
     """The answer as events; a client may request a single event."""
     given = wire.options.model_fields_set
     if "stream" in given and not wire.options.stream:
-        [piece] = await collect_answers(1, answers)
+        [piece] = await join_answers(await collect_deltas(answers))
         yield write_text_chunk(wire, model, piece)
         return
     async with aclosing(answers):
@@ -181,8 +180,9 @@ async def collect_rows(request: Request, wire: InferRequest, model: Model, rest:
     if isinstance(wire, OipGenerateRequest):
         call = f"infer-{uuid.uuid4().hex}"
         generation = read_oip_generate(wire, found[0])
-        count, answers = await generation_calls.start_answers(request, work, model, generation, call)
-        return [(piece, answer_size(piece)) for piece in await collect_answers(count, answers)]
+        answers = await generation_calls.start_answers(request, work, model, generation, call)
+        pieces = await generation_calls.collect_answers(request, generation, answers)
+        return [(piece, answer_size(piece)) for piece in pieces]
     replies = await start_replies(request, work, model, read_infer(wire, found))
     return await collect_encoder_rows(request, model, replies)
 

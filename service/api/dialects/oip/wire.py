@@ -12,7 +12,7 @@ from pydantic import Field
 from ....core.errors import BadRequest
 from ....core.request import Task
 from ....text.encoder_inputs import EncodingRequest
-from ....text.prompts import GenerationRequest
+from ....text.generation_request import GenerationRequest
 from ...shared.dialect import Count, EngineRequest, NeutralValues, Wire, between, max_items
 from ...shared.head_options import (
     EmbeddingOptions,

@@ -14,8 +14,8 @@ from ....core.errors import BadRequest, PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....core.version import VERSION
+from ....text.answer_delta import AnswerDelta
 from ....text.answer_spans import SpanAnswer
-from ....text.detokenizer import AnswerDelta
 from ....text.encoder_outputs import EncoderOutput, FillOutput, ScoreOutput, SpanOutput, TagOutput
 from ...shared import pipeline_outputs
 from ...shared.hf_generation_write import finish_reason, list_tokens

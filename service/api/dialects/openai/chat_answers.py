@@ -3,15 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....text.chat_parser import ArgumentsDelta, ChatDelta, ChatPart, ReasoningDelta, TextDelta, ToolCallStart
-from ....text.detokenizer import TokenLogprobs, Usage
+from ....text.answer_delta import (
+    AnswerDelta,
+    AnswerPart,
+    ArgumentsDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallStart,
+    Usage,
+)
 from ...shared.openai_errors import write_scored_token
 from .write import CompletionInfo, add_null_usage, write_completion_object, write_openai_usage, write_prompt_logprobs
 
 UNFINISHED: Mapping[str, Any] = {"finish_reason": None}
 
 
-def write_chat(call: CompletionInfo, answers: Sequence[ChatDelta]) -> dict[str, Any]:
+def write_chat(call: CompletionInfo, answers: Sequence[AnswerDelta]) -> dict[str, Any]:
     choices = [
         {
             "index": index,
@@ -27,7 +35,7 @@ def write_chat(call: CompletionInfo, answers: Sequence[ChatDelta]) -> dict[str, 
     return response | (prompt_fields(answers[0]) if call.include_prompt_logprobs else {})
 
 
-def write_message_object(parts: Sequence[ChatPart]) -> dict[str, Any]:
+def write_message_object(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     text = "".join(part.text for part in parts if isinstance(part, TextDelta))
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningDelta))
     calls = [
@@ -39,11 +47,13 @@ def write_message_object(parts: Sequence[ChatPart]) -> dict[str, Any]:
     return fields | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def join_arguments(call: ToolCallStart, parts: Sequence[ChatPart]) -> str:
+def join_arguments(call: ToolCallStart, parts: Sequence[AnswerPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, ArgumentsDelta) and part.index == call.index)
 
 
-def write_chat_chunks(call: CompletionInfo, index: int, answer: ChatDelta, *, first: bool) -> Iterator[dict[str, Any]]:
+def write_chat_chunks(
+    call: CompletionInfo, index: int, answer: AnswerDelta, *, first: bool
+) -> Iterator[dict[str, Any]]:
     """The chunks of one delta: the role if it is the `first`, the content, and the finish reason at the end."""
     if first:
         role_chunk = write_chunk(call, index, {"role": "assistant", "content": ""})
@@ -55,7 +65,7 @@ def write_chat_chunks(call: CompletionInfo, index: int, answer: ChatDelta, *, fi
         yield write_chunk(call, index, {}, ending=finish_fields(answer))
 
 
-def write_delta(part: ChatPart) -> dict[str, Any]:
+def write_delta(part: AnswerPart) -> dict[str, Any]:
     match part:
         case TextDelta(text):
             return {"content": text}
@@ -79,12 +89,12 @@ def write_chunk(
     return add_null_usage(call, write_completion_object(call, "chat.completion.chunk", [choice]))
 
 
-def finish_fields(answer: ChatDelta) -> dict[str, Any]:
+def finish_fields(answer: AnswerDelta) -> dict[str, Any]:
     reason = "tool_calls" if answer.finish == "calls" else answer.finish or None
     return {"finish_reason": reason} | ({"stop_reason": answer.stop} if answer.stop != "" else {})
 
 
-def prompt_fields(answer: ChatDelta) -> dict[str, Any]:
+def prompt_fields(answer: AnswerDelta) -> dict[str, Any]:
     return {"prompt_logprobs": write_prompt_logprobs(answer.prompt_logprobs)}
 
 

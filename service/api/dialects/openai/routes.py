@@ -17,10 +17,9 @@ from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import WRITTEN
-from ....text.chat_parser import ChatDelta, ChatDeltas, collect_chat_answers, drop_reasoning
-from ....text.detokenizer import TokenLogprobs, Usage, collect_answers
+from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
+from ....text.answer_stream import AnswerStream
 from ....text.encoder_outputs import EncoderOutput
-from ....text.prompts import GenerationRequest
 from ....text.tokenization import Decoding
 from ...shared import generation_calls
 from ...shared.dialect import (
@@ -42,7 +41,7 @@ from ...shared.encoding_calls import (
     write_body,
 )
 from ...shared.explain_calls import ExplainCall, check_explain_enabled, explain_completion
-from ...shared.generation_calls import AnswerStream, make_chunk
+from ...shared.generation_calls import make_chunk
 from ...shared.openai_errors import write_openai_error
 from ...shared.openai_sampling import SampledRequest
 from ...shared.streaming import EventStream, JsonResponse, encode_events, run_while_connected
@@ -77,10 +76,11 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
         check_explain_enabled(request)
     echo_texts = await read_echoes(request, wire) if wire.echo else ()
     call = replace(make_info("cmpl", wire), echoes=echo_texts, echo_logprobs=wire.logprobs >= 0)
-    count, answers = await start_completion(request, wire, call, generation)
+    model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
+    answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
         return await EventStream.open(encode_events(stream_completion(call, answers), write_openai_error, DONE))
-    pieces = await collect_answers(count, generation_calls.claim_scores(request, answers, wire.n))
+    pieces = await generation_calls.collect_answers(request, generation, answers, wire.n)
 
     def write() -> dict[str, Any]:
         return write_completion(
@@ -88,7 +88,6 @@ async def answer_completion(request: Request, wire: CompletionRequest) -> Respon
         )
 
     if options is not None:
-        model = authorized_models(request).resolve(call.model, ["generate"])
         tokens = [token.id for token in pieces[0].logprobs]
         explain_call = ExplainCall(request, wire, model, options)
         explanation = await explain_completion(explain_call, normalize_inputs(wire.prompt)[0], tokens)
@@ -119,13 +118,12 @@ async def chat_completions(request: Request) -> Response:
 async def answer_chat(request: Request, wire: ChatRequest) -> Response:
     call = make_info("chatcmpl", wire)
     model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
-    count, _, deltas = await generation_calls.start_chat(request, wire, model, read_chat(wire), call.id)
-    if not wire.include_reasoning:
-        deltas = drop_reasoning(deltas)
+    generation = read_chat(wire)
+    answers = await generation_calls.start_answers(request, wire, model, generation, call.id)
     if wire.stream:
-        return await EventStream.open(encode_events(stream_chat(call, deltas), write_openai_error, DONE))
-    answers = await collect_chat_answers(count, generation_calls.claim_scores(request, deltas))
-    return await generation_calls.write_json(answers, lambda: write_chat(call, answers))
+        return await EventStream.open(encode_events(stream_chat(call, answers), write_openai_error, DONE))
+    pieces = await generation_calls.collect_answers(request, generation, answers)
+    return await generation_calls.write_json(pieces, lambda: write_chat(call, pieces))
 
 
 def make_info(kind: str, wire: SampledRequest) -> CompletionInfo:
@@ -138,14 +136,6 @@ def make_info(kind: str, wire: SampledRequest) -> CompletionInfo:
         answers_per_prompt=wire.n,
         include_prompt_logprobs=wire.prompt_logprobs >= 0,
     )
-
-
-async def start_completion(
-    request: Request, wire: SampledRequest, call: CompletionInfo, generation: GenerationRequest
-) -> tuple[int, AnswerStream]:
-    """The number of answers, and the answers, not yet submitted."""
-    model = record_model(request, authorized_models(request).resolve(call.model, ["generate"]))
-    return await generation_calls.start_answers(request, wire, model, generation, call.id)
 
 
 async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
@@ -165,10 +155,10 @@ async def stream_completion(call: CompletionInfo, answers: AnswerStream) -> Asyn
         yield write_usage_chunk(call, "text_completion", write_openai_usage(cost))
 
 
-async def stream_chat(call: CompletionInfo, deltas: ChatDeltas) -> AsyncGenerator[dict[str, Any], None]:
+async def stream_chat(call: CompletionInfo, answers: AnswerStream) -> AsyncGenerator[dict[str, Any], None]:
     cost, reasoning, started = Usage(), 0, set[int]()
-    async with aclosing(deltas):
-        async for index, delta in deltas:
+    async with aclosing(answers):
+        async for index, delta in answers:
             cost += delta.usage
             reasoning += delta.reasoning_tokens
             write = partial(list_chat_chunks, call, index, delta, first=index not in started)
@@ -204,7 +194,7 @@ def embedding_envelope(model: str, tokens: int) -> tuple[bytes, bytes]:
     return b'{"object":"list","data":[', b"]," + after
 
 
-def list_chat_chunks(call: CompletionInfo, index: int, delta: ChatDelta, *, first: bool) -> list[dict[str, Any]]:
+def list_chat_chunks(call: CompletionInfo, index: int, delta: AnswerDelta, *, first: bool) -> list[dict[str, Any]]:
     return list(write_chat_chunks(call, index, delta, first=first))
 
 

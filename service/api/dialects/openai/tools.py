@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
-from ....text.chat_prompt import ReasoningSettings, ToolDefinition, ToolOptions
+from ....text.generation_request import ReasoningSettings, ToolDefinition, ToolOptions
 from ...shared.dialect import NeutralValues, Wire, between, max_items, must_be
 from ...shared.tagged_unions import read_type
 from ...shared.tool_options import EFFORT_BUDGETS, check_tool_names, make_tool

@@ -12,9 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
 from ....explain.explain_request import ExplainParameters
-from ....text.chat_prompt import ChatPrompt
 from ....text.encoder_inputs import EncodingRequest
-from ....text.prompts import ChatMessages, GenerationRequest
+from ....text.generation_request import ChatMessages, GenerationRequest
 from ...shared.dialect import (
     Count,
     EngineRequest,
@@ -145,7 +144,7 @@ def read_completion(wire: CompletionRequest) -> GenerationRequest:
     )
 
 
-def read_chat(wire: ChatRequest) -> ChatPrompt:
+def read_chat(wire: ChatRequest) -> GenerationRequest:
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs: only together with logprobs: true", param="top_logprobs")
     limits = {wire.max_tokens, wire.max_completion_tokens} - {0}
@@ -155,7 +154,8 @@ def read_chat(wire: ChatRequest) -> ChatPrompt:
     logprobs = wire.top_logprobs if wire.logprobs else -1
     generation = read_generation_options(wire, "messages", (read_conversation(wire),), max(limits, default=0), logprobs)
     tools = read_tools(wire.tools, wire.tool_choice, parallel=wire.parallel_tool_calls)
-    return ChatPrompt(generation, tools, read_reasoning(wire))
+    reasoning = replace(read_reasoning(wire), is_shown=wire.include_reasoning)
+    return replace(generation, tools=tools, reasoning=reasoning)
 
 
 def read_conversation(wire: ChatRequest) -> ChatMessages:

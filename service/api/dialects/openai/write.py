@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.model import Model
-from ....text.detokenizer import AnswerDelta, TokenLogprobs, Usage
+from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ...shared.streaming import as_float32
 from ...shared.task_names import describe_model
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from ....core.errors import BadRequest
 from ....core.request import Sampling
-from ....text.chat_prompt import ChatPrompt, ReasoningSettings, ToolOptions
-from ....text.prompts import ChatMessages, GenerationRequest
+from ....text.generation_request import ChatMessages, GenerationRequest, ReasoningSettings, ToolOptions
 from ...shared.dialect import Wire
 from ...shared.json_body import check_arguments, read_arguments
 from ...shared.response_formats import convert_format
@@ -32,13 +31,13 @@ from .wire import (
 ChoiceMode = Literal["none", "auto", "required"]
 
 
-def read_response(wire: ResponseRequest) -> ChatPrompt:
+def read_response(wire: ResponseRequest) -> GenerationRequest:
     with_logprobs = LOGPROBS in wire.include
     if wire.top_logprobs and not with_logprobs:
         raise BadRequest(f'top_logprobs: only together with include: ["{LOGPROBS}"]', param="top_logprobs")
     if "stream_options" in wire.model_fields_set and not wire.stream:
         raise BadRequest("stream_options: only together with stream: true", param="stream_options")
-    generation = GenerationRequest(
+    return GenerationRequest(
         field="input",
         prompts=(ChatMessages(tuple(template_messages(wire))),),
         sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p),
@@ -46,8 +45,9 @@ def read_response(wire: ResponseRequest) -> ChatPrompt:
         limit_field="max_output_tokens",
         logprobs=wire.top_logprobs if with_logprobs else -1,
         grammar=convert_format(wire.text.format, "text.format"),
+        tools=read_response_tools(wire),
+        reasoning=read_effort(wire),
     )
-    return ChatPrompt(generation, read_response_tools(wire), read_effort(wire))
 
 
 def read_response_tools(wire: ResponseRequest) -> ToolOptions:

@@ -7,10 +7,18 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...shared.dialect import Dialect, authorized_models, describe_body, read_body, record_model
-from ...shared.generation_calls import claim_scores, start_chat, write_json
+from ....text.answer_stream import collect_deltas
+from ...shared.dialect import (
+    Dialect,
+    authorized_models,
+    describe_body,
+    read_body,
+    record_model,
+    request_context,
+)
+from ...shared.generation_calls import ScoreClaim, start_answers, write_json
 from ...shared.openai_errors import write_openai_error
-from ...shared.output_items import collect_answer, stream_items
+from ...shared.output_items import stream_items
 from ...shared.streaming import EventStream, encode_events, encode_named_event, run_while_connected
 from .read import echo_request, read_response
 from .wire import ResponseRequest
@@ -28,14 +36,14 @@ async def responses(request: Request) -> Response:
 async def answer_response(request: Request, wire: ResponseRequest) -> Response:
     model = record_model(request, authorized_models(request).resolve(wire.model, ["generate"]))
     call = ResponseInfo(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), request_fields=echo_request(wire))
-    *_, deltas = await start_chat(request, wire, model, read_response(wire), call.id)
+    answers = await start_answers(request, wire, model, read_response(wire), call.id)
     if wire.stream:
         response_events = ResponseEvents(call)
-        items = stream_items(response_events, deltas)
+        items = stream_items(response_events, answers)
         chunks = encode_events(items, response_events.failure_event, encode=encode_named_event)
         return await EventStream.open(chunks)
-    parts = await collect_answer(claim_scores(request, deltas))
-    return await write_json(parts, lambda: write_response(call, parts))
+    [deltas] = await collect_deltas(answers, ScoreClaim(request_context(request).claim).add)
+    return await write_json(deltas, lambda: write_response(call, deltas))
 
 
 DIALECT = Dialect(

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....core.errors import PolyheadError
-from ....text.chat_parser import ChatDelta
-from ....text.detokenizer import TokenLogprobs, Usage
+from ....text.answer_delta import AnswerDelta, TokenLogprobs, Usage
 from ...shared.openai_errors import write_scored_token
 from ...shared.output_items import ItemBegun, ItemDelta, ItemEnded, ItemEvent, OutputItem, OutputItems, collect_items
 
@@ -28,11 +27,11 @@ class ResponseInfo:
     request_fields: Mapping[str, Any]
 
 
-def write_response(call: ResponseInfo, deltas: Sequence[ChatDelta]) -> dict[str, Any]:
+def write_response(call: ResponseInfo, deltas: Sequence[AnswerDelta]) -> dict[str, Any]:
     return write_ended(call, collect_items(deltas), deltas[-1])
 
 
-def write_ended(call: ResponseInfo, items: Sequence[OutputItem], last: ChatDelta) -> dict[str, Any]:
+def write_ended(call: ResponseInfo, items: Sequence[OutputItem], last: AnswerDelta) -> dict[str, Any]:
     cut = last.finish == "length"
     status = "incomplete" if cut else "completed"
     output = write_items_list(call, items, status)
@@ -72,7 +71,7 @@ class ResponseEvents:
         for name in ("created", "in_progress"):
             yield self.number_event({"type": f"response.{name}", "response": write_response_object(self.call)})
 
-    def delta_events(self, delta: ChatDelta) -> Iterator[dict[str, Any]]:
+    def delta_events(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
         for item_event in self.items.push(delta):
             for event in write_item_event(self.call, item_event):
                 yield self.number_event(event)

@@ -158,7 +158,7 @@ async def tokenize(request: Request) -> Response:
     prompt = token_routes.read_tokenize(value)
     if prompt is not None:
         return await run_while_connected(request, token_routes.answer_tokens(request, prompt))
-    wire = await run_by_size(len(content), lambda: TokenizeRequest.read(value))
+    wire = await run_by_size(content, lambda: TokenizeRequest.read(value))
     return await run_while_connected(request, answer_tokenize(request, wire))
 
 

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from ....core.errors import BadRequest, Expired, PolyheadError, StepFailed, Stopped
 from ....core.model import Model
-from ....text.detokenizer import collect_answers
 from ...shared import generation_calls
 from ...shared.dialect import Dialect, EngineRequest, authorized_models, describe_body, read_body, record_model
 from ...shared.hf_generation import PARAMETERS_PREFIX, GenerateParameters, read_hf_parameters
@@ -55,11 +54,11 @@ async def answer_generation(request: Request, wire: TgiGenerateRequest, *, strea
     generation = generation_calls.set_default_length(
         request, read_hf_parameters((wire.inputs,), wire.parameters, stream=stream)
     )
-    count, answers = await generation_calls.start_answers(request, wire, model, generation, call)
+    answers = await generation_calls.start_answers(request, wire, model, generation, call)
     if stream:
         parts = stream_events(wire.parameters, model, wire.inputs, answers, generation.token_limit)
         return await EventStream.open(encode_events(parts, write_hf_error))
-    pieces = await collect_answers(count, generation_calls.claim_scores(request, answers))
+    pieces = await generation_calls.collect_answers(request, generation, answers)
     return await generation_calls.write_json(
         pieces, lambda: write_answers(wire.parameters, model, wire.inputs, pieces)[0]
     )

@@ -15,7 +15,7 @@ from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import MemoryClaim
 from ....text.chat_prompt import fit_chat
-from ....text.prompts import ChatMessages
+from ....text.generation_request import ChatMessages
 from ....text.tokenization import Decoding, spell_tokens
 from ...shared.dialect import (
     MAX_IDS,

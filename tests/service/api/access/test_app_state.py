@@ -125,3 +125,26 @@ def test_a_group_is_in_one_slice() -> None:
     assert all(SLICE_SIZE <= len(some) < SLICE_SIZE + 3 for some in slices[:-1])
     ends = [(some[-1].group, after[0].group) for some, after in pairwise(slices)]
     assert all(last != first or not last for last, first in ends)
+
+
+def test_several_large_calls_submit_one_slice_at_a_time(generator: Model) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        server, first = submitted(registry, RequestContext("first"))
+        others = [server.submit_in_slices(RequestContext("other"), generator, requests_of(MANY)) for _ in range(5)]
+        tasks = [asyncio.create_task(call) for call in (first, *others)]
+        before, most = 0, 0
+
+        def count_turn() -> None:
+            nonlocal before, most
+            most, before = max(most, len(registry.requests) - before), len(registry.requests)
+            if not all(task.done() for task in tasks):
+                loop.call_soon(count_turn)
+
+        loop.call_soon(count_turn)
+        await asyncio.gather(*tasks)
+        assert len(registry.requests) == 6 * MANY
+        assert most <= SLICE_SIZE
+
+    registry = Registry([generator], lambda *_: [WAIT])
+    asyncio.run(run())

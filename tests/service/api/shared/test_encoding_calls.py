@@ -25,7 +25,7 @@ from polyhead.service.api.shared.openai_errors import write_openai_error
 from polyhead.service.api.shared.streaming import LineStream, PartsResponse, dumps_sliced
 from polyhead.service.core.errors import BodyTooLarge, PolyheadError
 from polyhead.service.resources.request_memory import ALLOCATOR_BYTES, UNBOUNDED_HEADROOM, Headroom, MemoryClaim
-from polyhead.service.text.detokenizer import Usage
+from polyhead.service.text.answer_delta import Usage
 from polyhead.service.text.encoder_outputs import (
     EncoderOutput,
     FillOutput,

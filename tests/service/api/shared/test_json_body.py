@@ -225,3 +225,27 @@ def test_arguments_of_all_calls_are_counted_before_they_are_read(
     (answer,) = ask(app, (path, body))
     assert answer.status_code == 400
     assert re.search(field + "has too many values, at most 65536 are read", answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("content", "threads"),
+    [
+        (b"[" + b"1," * body.INLINE_VALUES + b"1]", 1),
+        (b"[" + b"1," * 100 + b"1]", 0),
+        (b'"' + b"," * 10_000 + b'"', 0),
+        (b'"' + b"a" * body.SCAN_BYTES + b'"', 1),
+    ],
+    ids=["many values", "few values", "commas of a text", "a long text"],
+)
+def test_a_body_of_many_values_is_parsed_on_a_thread(
+    content: bytes, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, real = list[str](), body.run_on_thread
+
+    async def counting(function: Any) -> Any:
+        used.append("thread")
+        return await real(function)
+
+    monkeypatch.setattr(body, "run_on_thread", counting)
+    assert asyncio.run(parse_body(content)) == json.loads(content)
+    assert len(used) == threads

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,19 +23,15 @@ from polyhead.service.api.shared.streaming import MAX_OBJECTS, dumps_sliced
 from polyhead.service.concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import Done, Event, GeneratedToken, PromptScores
+from polyhead.service.core.request import Done, Event, Generate, GeneratedToken, PromptScores
 from polyhead.service.engine.event_stream import Stream
 from polyhead.service.engine.worker import RequestTiming
 from polyhead.service.resources.request_memory import Headroom, MemoryClaim
-from polyhead.service.text import detokenizer as transcript_module
-from polyhead.service.text.detokenizer import (
-    AnswerDelta,
-    Detokenizer,
-    ScoredToken,
-    StopRules,
-    TokenLogprobs,
-    stream_answer,
-)
+from polyhead.service.text import stop_strings
+from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, text_parts
+from polyhead.service.text.answer_stream import AnswerStream, collect_deltas
+from polyhead.service.text.detokenizer import Detokenizer
+from polyhead.service.text.stop_strings import StopRules
 from tests.contracts.test_slices import TurnCounter
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
@@ -83,19 +79,29 @@ class ReadySource:
     """A source whose events are all available."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self.events, self.timing = events, RequestTiming()
+        self.events, self.timing = deque(events), RequestTiming()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.events)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        for event in self.events:
-            yield event
+        while self.events:
+            yield self.events.popleft()
+
+    def take(self) -> Event | None:
+        return self.events.popleft() if self.events else None
+
+    def on_ready(self, function: Callable[[], None]) -> None: ...
 
     def close(self, *, answered: bool = False) -> None: ...
 
 
-def read(turns: TurnCounter, begun: Callable[[], Detokenizer], events: Sequence[Event]) -> list[AnswerDelta]:
+def read(turns: TurnCounter, generator: Model, request: Generate, events: Sequence[Event]) -> list[AnswerDelta]:
     async def run() -> list[AnswerDelta]:
         turns.count_turn()
-        found = [piece async for piece in stream_answer(begun, ReadySource(events))]
+        answers = AnswerStream(generator.tokenizer, StopRules(), [request], [ReadySource(events)])
+        found = [piece async for _, piece in answers]
         await asyncio.sleep(0)
         return found
 
@@ -107,9 +113,7 @@ def test_available_tokens_are_detokenised_in_slices(generator: Model, monkeypatc
     monkeypatch.setattr(Detokenizer, "push", turns.count("pushed", Detokenizer.push))
     request = generate(PROMPT, LONG, logprobs=2)
     tokens = [GeneratedToken(5, -1.0, TOP)] * LONG
-    found = read(
-        turns, partial(Detokenizer, generator.tokenizer, StopRules(), request), [*tokens, Done("length", 3, LONG)]
-    )
+    found = read(turns, generator, request, [*tokens, Done("length", 3, LONG)])
     assert sum(len(piece.logprobs) for piece in found) == LONG
     assert turns.total["pushed"] == LONG
     assert turns.most["pushed"] <= TOKENS_PER_SLICE
@@ -120,7 +124,7 @@ def test_the_scores_of_a_prompt_are_processed_in_slices(generator: Model, monkey
     monkeypatch.setattr(Detokenizer, "score_token", turns.count("scored", Detokenizer.score_token))
     request = generate([5] * LONG, 1, prompt_logprobs=2)
     scores = PromptScores(((-1.0, TOP),) * (LONG - 1))
-    found = read(turns, partial(Detokenizer, generator.tokenizer, StopRules(), request), [scores, Done("length", LONG)])
+    found = read(turns, generator, request, [scores, Done("length", LONG)])
     assert [len(piece.prompt_logprobs) for piece in found] == [LONG, 0]
     assert found[0].prompt_logprobs[0].token.logprob is None
     assert [each.offset for each in found[0].prompt_logprobs[:2]] == [0, len(generator.tokenizer.stream().push(5))]
@@ -131,13 +135,13 @@ def test_the_scores_of_a_prompt_are_processed_in_slices(generator: Model, monkey
 def test_a_failure_table_is_made_once_for_all_answers_of_a_call(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, real = list[str](), transcript_module.failure_table
+    made, real = list[str](), stop_strings.failure_table
 
     def noted(stop: str) -> list[int]:
         made.append(stop)
         return real(stop)
 
-    monkeypatch.setattr(transcript_module, "failure_table", noted)
+    monkeypatch.setattr(stop_strings, "failure_table", noted)
     stops = [letter * 99 + "!" for letter in "abc"]
     asked = {"model": "chat", "prompt": [PROMPT] * 4, "n": 5, "max_tokens": 2, "stop": stops}
 
@@ -252,8 +256,8 @@ def test_a_large_chunk_of_a_stream_is_written_on_a_thread() -> None:
             return threading.current_thread() is threading.main_thread()
 
         parts = (
-            AnswerDelta("a", drawn(1, 20)),
-            AnswerDelta("", prompt_logprobs=drawn(generating.INLINE_SCORES // 21 + 1, 20)),
+            AnswerDelta(text_parts("a"), drawn(1, 20)),
+            AnswerDelta(prompt_logprobs=drawn(generating.INLINE_SCORES // 21 + 1, 20)),
         )
         return [await generating.make_chunk(part, inline) for part in parts]
 
@@ -281,30 +285,40 @@ def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.M
 # Memory
 
 
+class FixedAnswer(AnswerStream):
+    """An answer of given deltas."""
+
+    def __init__(self, deltas: AsyncGenerator[tuple[int, AnswerDelta], None]) -> None:
+        self.requests, self.deltas = [generate(PROMPT)], deltas
+
+    async def __anext__(self) -> tuple[int, AnswerDelta]:
+        return await anext(self.deltas)
+
+    async def aclose(self) -> None:
+        await self.deltas.aclose()
+
+
 class CallWithMemory:
     """A call with `free` bytes, or the minimum, for its log-probabilities."""
 
     def __init__(self, free: int = 1 << 40) -> None:
         self.headroom = Headroom(free)
         self.claim, self.came, self.closed = MemoryClaim(self.headroom), list[AnswerDelta](), False
-        self.request: Any = SimpleNamespace(state=SimpleNamespace(context=SimpleNamespace(claim=self.claim)))
 
     def keep(self, parts: Sequence[AnswerDelta], repeated: int = 1) -> None:
-        async def source() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
+        async def deltas() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
             try:
                 for part in parts:
                     yield 0, part
+                    self.came.append(part)
             finally:
                 self.closed = True
 
-        async def run() -> None:
-            async for _, part in generating.claim_scores(self.request, source(), repeated):
-                self.came.append(part)
-
-        asyncio.run(run())
+        claim = generating.ScoreClaim(self.claim, repeated)
+        asyncio.run(collect_deltas(FixedAnswer(deltas()), claim.add))
 
 
-LARGE = AnswerDelta("", drawn(generating.CLAIM_STEP // 21 + 1, 20))
+LARGE = AnswerDelta((), drawn(generating.CLAIM_STEP // 21 + 1, 20))
 
 
 BYTES = generating.SCORE_BYTES * generating.count_scores(LARGE.logprobs)
@@ -328,7 +342,7 @@ def test_an_answer_that_takes_more_than_there_is_ends() -> None:
 
 def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written() -> None:
     call = CallWithMemory()
-    call.keep([AnswerDelta("", prompt_logprobs=LARGE.logprobs)], repeated=7)
+    call.keep([AnswerDelta(prompt_logprobs=LARGE.logprobs)], repeated=7)
     assert call.claim._size == 7 * BYTES
 
 

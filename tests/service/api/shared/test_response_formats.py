@@ -56,7 +56,7 @@ NAMED = {"name": "city", "schema": CITY, "strict": True}
 )
 def test_every_field_for_a_form_is_read(asked: dict[str, Any], kind: Any, source: str, field: str) -> None:
     wanted = Grammar(kind, source, field) if kind else None
-    assert read_chat(ChatRequest.read(TALK | asked)).call.grammar == wanted
+    assert read_chat(ChatRequest.read(TALK | asked)).grammar == wanted
     assert read_completion(CompletionRequest.read({"model": "chat", "prompt": "x"} | asked)).grammar == wanted
 
 

@@ -27,8 +27,7 @@ from polyhead.service.core.errors import (
 )
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
-from polyhead.service.text.chat_prompt import ChatPrompt
-from polyhead.service.text.prompts import ChatMessages
+from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
 from tests.support.scripted import (
     TEMPLATE,
     WAIT,
@@ -72,12 +71,12 @@ def application_with_answer(model: Model, text: str, *ends: Any) -> tuple[FastAP
     return application(registry), registry
 
 
-def read(**changes: Any) -> ChatPrompt:
+def read(**changes: Any) -> GenerationRequest:
     return read_messages(MessagesRequest.read(TALK | changes))
 
 
-def messages_of(talk: ChatPrompt) -> list[dict[str, Any]]:
-    [chat] = talk.call.prompts
+def messages_of(talk: GenerationRequest) -> list[dict[str, Any]]:
+    [chat] = talk.prompts
     assert isinstance(chat, ChatMessages)
     return [dict(message) for message in chat.messages]
 
@@ -98,7 +97,7 @@ def sse(response: httpx.Response) -> list[dict[str, Any]]:
 
 def test_every_field_of_a_request_is_read() -> None:
     talk = read(temperature=0.5, top_p=0.9, top_k=3, stop_sequences=["x", "y"], system=[{"type": "text", "text": "s"}])
-    asked = talk.call
+    asked = talk
     assert asked.sampling == Sampling(0.5, 3, 0.9)
     assert (asked.max_tokens, asked.fits_context, asked.stops, asked.field) == (8, True, ("x", "y"), "messages")
     assert (asked.has_seed, asked.logprobs, asked.grammar) == (False, -1, None)
@@ -143,7 +142,7 @@ def test_a_template_gets_one_system_message_first() -> None:
 
 
 def test_a_last_message_of_the_assistant_is_continued() -> None:
-    [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).call.prompts
+    [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).prompts
     assert isinstance(chat, ChatMessages)
     assert (chat.continues_last, chat.messages[-1]["content"]) == (True, "The")
 
@@ -182,7 +181,7 @@ def test_thinking(change: Any, mode: str, budget: int, effort: str) -> None:
 
 
 def test_a_schema_becomes_a_grammar() -> None:
-    grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).call.grammar
+    grammar = read(output_config={"format": {"type": "json_schema", "schema": {"type": "null"}}}).grammar
     assert grammar is not None
     assert (grammar.kind, grammar.source, grammar.field) == (
         "schema",
@@ -427,7 +426,7 @@ def test_counting(generator: Model) -> None:
     assert first.json() == {"input_tokens": len(request.tokens)}
     assert second.status_code == 200
     assert wrong.json()["error"]["message"] == "max_tokens: is not a known field"
-    assert read_count(CountRequest.read(counted)).call.only_scores
+    assert read_count(CountRequest.read(counted)).only_scores
 
 
 # Errors

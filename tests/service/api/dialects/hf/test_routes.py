@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -42,8 +42,8 @@ from polyhead.service.core.errors import (
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Request
 from polyhead.service.text import zero_shot
+from polyhead.service.text.answer_delta import AnswerDelta, ScoredToken, TokenLogprobs, text_parts
 from polyhead.service.text.answer_spans import SpanOptions
-from polyhead.service.text.detokenizer import AnswerDelta, ScoredToken, TokenLogprobs
 from polyhead.service.text.encoder_inputs import WindowOptions
 from polyhead.service.text.entities import Entity
 from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, token_events, until
@@ -410,14 +410,14 @@ def test_text_without_a_token_is_sent_with_the_next_token(models: list[Model]) -
     """Text that might begin a stop string is sent later than its token."""
 
     async def pieces() -> AsyncGenerator[tuple[int, AnswerDelta], None]:
-        yield 0, AnswerDelta("x", (TokenLogprobs(ScoredToken(b"xab", 0), 0, (), 5),))
-        yield 0, AnswerDelta("ab")
-        yield 0, AnswerDelta("c", (TokenLogprobs(ScoredToken(b"c", 0), 3, (), 6),))
-        yield 0, AnswerDelta("d")
-        yield 0, AnswerDelta("", (), "length")
+        yield 0, AnswerDelta(text_parts("x"), (TokenLogprobs(ScoredToken(b"xab", 0), 0, (), 5),))
+        yield 0, AnswerDelta(text_parts("ab"))
+        yield 0, AnswerDelta(text_parts("c"), (TokenLogprobs(ScoredToken(b"c", 0), 3, (), 6),))
+        yield 0, AnswerDelta(text_parts("d"))
+        yield 0, AnswerDelta(finish="length")
 
     async def events_of() -> list[Any]:
-        return [each async for each in stream_events(GenerateParameters(), models[-1], "a", pieces(), 0)]
+        return [each async for each in stream_events(GenerateParameters(), models[-1], "a", cast(Any, pieces()), 0)]
 
     events = asyncio.run(events_of())
     assert [event["token"]["text"] for event in events] == ["x", "abc", "d"]

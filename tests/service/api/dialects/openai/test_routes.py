@@ -133,7 +133,7 @@ def test_messages_become_messages_of_templates() -> None:
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     ]
     wire = ChatRequest.read(TALK | {"messages": messages, "max_completion_tokens": 9, "logprobs": True})
-    asked = read_chat(wire).call
+    asked = read_chat(wire)
     assert [dict(message) for message in asked.prompts[0].messages] == [  # type: ignore[union-attr]
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb", "name": "me"},

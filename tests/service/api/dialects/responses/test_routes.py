@@ -14,8 +14,7 @@ from polyhead.service.api.dialects.responses.wire import ResponseRequest
 from polyhead.service.core.errors import BadRequest, Overloaded, StepFailed
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Done, Failed, Generate, Sampling
-from polyhead.service.text.chat_prompt import ChatPrompt
-from polyhead.service.text.prompts import ChatMessages
+from polyhead.service.text.generation_request import ChatMessages, GenerationRequest
 from tests.support.dialogue_templates import QWEN3
 from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, token_events
 
@@ -44,12 +43,12 @@ def application_with_answer(model: Model, text: str, *ends: Any) -> tuple[FastAP
     return application(registry), registry
 
 
-def read(**changes: Any) -> ChatPrompt:
+def read(**changes: Any) -> GenerationRequest:
     return read_response(ResponseRequest.read(ASK | changes))
 
 
-def messages_of(talk: ChatPrompt) -> list[dict[str, Any]]:
-    [chat] = talk.call.prompts
+def messages_of(talk: GenerationRequest) -> list[dict[str, Any]]:
+    [chat] = talk.prompts
     assert isinstance(chat, ChatMessages)
     assert not chat.continues_last
     return [dict(message) for message in chat.messages]
@@ -82,7 +81,7 @@ def test_every_field_of_a_request_is_read() -> None:
         parallel_tool_calls=False,
         reasoning={"effort": "low", "summary": "auto"},
     )
-    asked = talk.call
+    asked = talk
     assert asked.sampling == Sampling(temperature=0.5, top_p=0.9)
     assert (asked.max_tokens, asked.limit_field, asked.field, asked.logprobs) == (7, "max_output_tokens", "input", 2)
     assert asked.grammar is not None
@@ -96,7 +95,7 @@ def test_missing_and_null_fields_have_no_effect() -> None:
     names = ResponseRequest.model_fields.keys() | ResponseRequest.unsupported.keys()
     nothing = read_response(ResponseRequest.read(dict.fromkeys(names, None) | ASK))
     assert nothing == read()
-    assert (nothing.call.max_tokens, nothing.call.logprobs, nothing.call.grammar) == (0, -1, None)
+    assert (nothing.max_tokens, nothing.logprobs, nothing.grammar) == (0, -1, None)
     assert (nothing.reasoning.mode, nothing.reasoning.budget) == ("", -1)
 
 

@@ -22,7 +22,7 @@ from polyhead.service.core.request import (
     Request,
     Sampling,
 )
-from polyhead.service.text.prompts import GenerationRequest
+from polyhead.service.text.generation_request import GenerationRequest
 from tests.support.scripted import Registry, application, ask, echo, model, token_events
 
 PROMPT = "The quick fox"

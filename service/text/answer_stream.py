@@ -1,0 +1,158 @@
+"""The answers of one call, as they are generated: events of requests in, deltas of their answers out."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import islice
+from operator import methodcaller
+from time import perf_counter
+from typing import Self, TypeVar
+
+from polyhead.models.tokenizer import Tokenizer, TokenizerError
+
+from ..concurrency.outcome import Failure, attempt, unwrap
+from ..concurrency.time_slices import SLICE_SIZE, TOKENS_PER_SLICE, call_in_slices
+from ..core.errors import PolyheadError
+from ..core.request import Done, Event, Failed, Generate, GeneratedToken, PromptScores
+from .answer_delta import AnswerDelta, TokenLogprobs, join_deltas
+from .chat_parser import ChatParser, ExpectedOutput
+from .detokenizer import Detokenizer
+from .event_source import EventReader, EventSource
+from .stop_strings import StopRules
+
+T = TypeVar("T")
+
+
+class AnswerStream:
+    """An async iterator of (index of the request, next delta of its answer), in the order in which they are generated.
+
+    If one request fails, all are ended and its error is raised. Closing the stream aborts the requests that have not
+    ended. A prompt with several answers is counted once. `expected` says what the answers may contain beside text;
+    None: text only.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: StopRules,
+        requests: Sequence[Generate],
+        sources: Sequence[EventSource],
+        expected: ExpectedOutput | None = None,
+    ) -> None:
+        self.requests = requests
+        self._tokenizer, self._stops, self._expected, self._sources = tokenizer, stops, expected, sources
+        self._events = EventReader(sources)
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._parsers: dict[int, ChatParser] = {}
+        self._tokens = 0  # tokens that were made text
+        self._counted = {request.group or request.id: request.id for request in reversed(requests)}  # of each prompt
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, AnswerDelta]:
+        """Other tasks run after every TOKENS_PER_SLICE tokens, even if more events are there already."""
+        try:
+            while True:
+                index, event = await self._events.read()
+                delta = await self._read_event(index, event)
+                if not delta.is_empty:
+                    return index, self._expected.hide(delta) if self._expected is not None else delta
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Abort the requests that have not ended."""
+        call_in_slices(methodcaller("close"), self._sources)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def _read_event(self, index: int, event: Event) -> AnswerDelta:
+        """The delta that an event completes, which may be empty. Raises the error of a request that failed."""
+        if index not in self._detokenizers:
+            self._detokenizers[index] = call_tokenizer(partial(self._new_detokenizer, self.requests[index]))
+        detokenizer, source = self._detokenizers[index], self._sources[index]
+        match event:
+            case GeneratedToken():
+                self._tokens += 1
+                if not self._tokens % TOKENS_PER_SLICE:
+                    await asyncio.sleep(0)
+                began = perf_counter()
+                delta = call_tokenizer(partial(detokenizer.push, event))
+                source.timing.record_text(began)
+                if delta.finish:  # a stop string was found
+                    source.close(answered=True)
+            case Done():
+                began = perf_counter()
+                delta = call_tokenizer(partial(detokenizer.close, event))
+                source.timing.record_text(began)
+            case PromptScores():
+                delta = AnswerDelta(prompt_logprobs=await collect_prompt_logprobs(detokenizer, event))
+            case Failed():
+                raise event.error
+            case _:
+                raise AssertionError("an event of another task")
+        delta = self._parse(index, delta)
+        if delta.finish:
+            del self._detokenizers[index]
+            self._parsers.pop(index, None)
+        return delta
+
+    def _new_detokenizer(self, request: Generate) -> Detokenizer:
+        counted = self._counted[request.group or request.id] == request.id
+        return Detokenizer(self._tokenizer, self._stops, request, counted=counted)
+
+    def _parse(self, index: int, delta: AnswerDelta) -> AnswerDelta:
+        if self._expected is None:
+            return delta
+        if index not in self._parsers:
+            self._parsers[index] = ChatParser(self._expected)
+        return self._parsers[index].push(delta)
+
+
+async def collect_prompt_logprobs(detokenizer: Detokenizer, event: PromptScores) -> tuple[TokenLogprobs, ...]:
+    """Return the prompt's tokens, computed in slices of TOKENS_PER_SLICE tokens a turn of the event loop."""
+    left, logprobs = detokenizer.prompt_logprobs(event), list[TokenLogprobs]()
+    while some := call_tokenizer(lambda: tuple(islice(left, TOKENS_PER_SLICE))):
+        logprobs += some
+        await asyncio.sleep(0)
+    return tuple(logprobs)
+
+
+def call_tokenizer(write: Callable[[], T]) -> T:
+    """Return what `write` returns. Raises PolyheadError if the tokenizer fails, also by a panic in its library."""
+    outcome = attempt(write)
+    if isinstance(outcome, Failure) and isinstance(outcome.error, TokenizerError):
+        raise PolyheadError(f"the answer cannot be made text: {outcome.error}")
+    return unwrap(outcome)
+
+
+def ignore_delta(delta: AnswerDelta) -> None:
+    """The callback of calls that only collect."""
+
+
+async def collect_deltas(
+    answers: AnswerStream, on_delta: Callable[[AnswerDelta], None] = ignore_delta
+) -> list[list[AnswerDelta]]:
+    """Return the deltas of each answer. `on_delta` is called with each as it arrives."""
+    deltas: list[list[AnswerDelta]] = [[] for _ in answers.requests]
+    async with aclosing(answers):
+        async for index, delta in answers:
+            on_delta(delta)
+            deltas[index].append(delta)
+    return deltas
+
+
+async def join_answers(answers: Sequence[Sequence[AnswerDelta]]) -> list[AnswerDelta]:
+    """Return each answer as one delta. Other tasks run after every SLICE_SIZE deltas."""
+    joined, count = list[AnswerDelta](), 0
+    for deltas in answers:
+        joined.append(join_deltas(deltas))
+        count += len(deltas)
+        if count >= SLICE_SIZE:
+            await asyncio.sleep(0)
+            count = 0
+    return joined

@@ -1,0 +1,75 @@
+"""The events of submitted requests, as the text room reads them: of one request, or of all requests of a call."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from ..core.request import Event, Request
+from ..engine.worker import RequestTiming
+
+
+class EventSource(Protocol):
+    """The events of a submitted request; Done or Failed is the last. Closing it early aborts the request.
+
+    `answered` means that the request counts as done, since the answer is complete. A source is read by iterating over
+    it, or with `take` when the function given to `on_ready` is called.
+    """
+
+    @property
+    def timing(self) -> RequestTiming: ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more events may arrive."""
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def take(self) -> Event | None:
+        """The next event that has arrived; None if there is none."""
+
+    def on_ready(self, function: Callable[[], None]) -> None:
+        """Call `function` whenever an event has arrived, and when the source is closed."""
+
+    def close(self, *, answered: bool = False) -> None: ...
+
+
+Submit = Callable[[Sequence[Request]], Sequence[EventSource]]
+SubmitCall = Callable[[Sequence[Request]], Awaitable[Sequence[EventSource]]]
+
+
+class EventReader:
+    """Reads the events of several sources as they arrive; where several have some, one of each in turn."""
+
+    def __init__(self, sources: Sequence[EventSource]) -> None:
+        self._sources = sources
+        self._unfinished = set(range(len(sources)))
+        self._ready = deque(self._unfinished)  # sources that may have an event, each at most once
+        self._is_ready = [True] * len(sources)
+        self._waiter: asyncio.Future[None] | None = None
+        for index, source in enumerate(sources):
+            source.on_ready(partial(self._mark_ready, index))
+
+    async def read(self) -> tuple[int, Event]:
+        """The next event, with the index of its source. Raises StopAsyncIteration when all sources have ended."""
+        while self._unfinished:
+            while self._ready:
+                index = self._ready.popleft()
+                if (event := self._sources[index].take()) is not None:
+                    self._ready.append(index)
+                    return index, event
+                self._is_ready[index] = False
+                if not self._sources[index].is_open:
+                    self._unfinished.discard(index)
+            if self._unfinished:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        raise StopAsyncIteration
+
+    def _mark_ready(self, index: int) -> None:
+        if not self._is_ready[index]:
+            self._is_ready[index] = True
+            self._ready.append(index)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
