@@ -13,7 +13,7 @@ class StepCounter:
     def __init__(self) -> None:
         self.count = 0
 
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG002
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         self.count += event == "line"
         return self.trace
 

@@ -93,6 +93,9 @@ NO_REQUESTS = {
     "another expectation": (417, get(b"Host: localhost", b"Expect: tea")),
     # whom it is for
     "no host": (400, get(b"X: a")),
+    "a host of 256 characters": (400, get(b"Host: " + b"a" * 245 + b".localhost" + b"x")),
+    "an address of 256 characters": (400, get(b"Host: [" + b":" * 256 + b"]")),
+    "a host of 256 characters in the target": (400, get(b"Host: x", first=b"GET http://%s/ HTTP/1.1" % (b"a" * 256))),
     "two hosts": (400, get(b"Host: localhost", b"Host: y")),
     "the same host twice": (400, get(b"Host: localhost", b"Host: localhost")),
     "two hosts in HTTP/1.0": (400, get(b"Host: localhost", b"Host: y", first=b"GET / HTTP/1.0")),
@@ -174,6 +177,7 @@ REQUESTS = {
     "any letters": get(b"hOST: localhost", b"CONNECTION: Close"),
     "an address of numbers": get(b"Host: [::1]:8000", CLOSE[:-2]),
     "no name": get(b"Host:", CLOSE[:-2]),
+    "a host of 255 characters": get(b"Host: " + b"a" * 245 + b".localhost:65535", CLOSE[:-2]),
     "spaces and tabs around": get(b"Host: \t localhost \t", CLOSE[:-2]),
     "bytes beyond ASCII": get(b"Host: localhost", b"X: \xff\xe9", CLOSE[:-2]),
     "an upgrade": get(b"Host: localhost", b"Connection: upgrade, close", b"Upgrade: h2c"),
