@@ -74,12 +74,13 @@ class Connection(asyncio.BufferedProtocol):
         self.client = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
         self.server = (transport.get_extra_info("sockname") or ("unknown", 0))[:2]
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        # First of all, so that the connection is counted and has its timer whatever follows.
+        self.state.connections.add(cast(Any, self))
+        self.start_read_timer(self.limits.header_seconds, self.end_silent)
         # Writing pauses as soon as a byte waits: plain transports compare with >, those of TLS with >=.
         self.transport.set_write_buffer_limits(1 if self.scheme == "https" else 0, 0)
         room = self.limits.make_room(self.state.connections)
-        self.state.connections.add(cast(Any, self))
         self.limits.silent_since[self] = time.monotonic()
-        self.start_read_timer(self.limits.header_seconds, self.end_silent)
         if not room:
             self.send_error(
                 UnreadableRequest(503, f"{self.limits.max_connections} connections are open, and all of them busy")

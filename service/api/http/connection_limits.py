@@ -83,11 +83,11 @@ class RequestStartQueue:
 
     def _run_turn(self) -> None:
         self._scheduled, self._started = False, 0
+        if self._waiting:  # the next turn, before anything may raise
+            self._schedule()
         for client in list(self._waiting)[: self.max_starts]:
             self.remove(client)
             client.continue_reading()
-        if self._waiting:
-            self._schedule()
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class ConnectionLimits:
     read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
 
     def make_room(self, connections: Collection[Any]) -> bool:
-        """Whether there is room for one more connection besides `connections`; closes others if needed.
+        """Whether there is room for all of `connections`, the last of which is new; closes others if needed.
 
         Connections that are answered and only linger are closed first.  Then the one that made progress longest ago is
         closed: a silent one, one that does not read its answer, or one that sends a body (which is answered 408).
         """
-        while len(connections) - self.incoming_bodies.aborted_count >= self.max_connections:
+        while len(connections) - self.incoming_bodies.aborted_count > self.max_connections:
             waiting = [next(iter(some.items())) for some in (self.silent_since, self.blocked_since) if some]
             longest = min(waiting, key=lambda one: one[1], default=None)
             if self.lingering:

@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.connection_limits import ConnectionLimits
 from polyhead.service.api.http.request_head import read_head
@@ -257,6 +258,28 @@ def test_where_nobody_is_silent_no_more_are_let_in() -> None:
     assert first.endswith(b"here")
     [answer] = answers(second)
     assert (answer.status, answer.json["error"]["code"]) == (503, "too_many_connections")
+
+
+class FaultyBodies(IncomingBodies):
+    """Incomplete bodies that cannot be compared with other connections."""
+
+    def __len__(self) -> int:
+        raise ZeroDivisionError
+
+
+def test_a_new_connection_is_counted_and_has_its_timer_whatever_fails() -> None:
+    """Otherwise it would stay open for ever, outside of the limit on connections."""
+
+    async def connect() -> None:
+        served = Served(echo, max_connections=1, incoming_bodies=FaultyBodies())
+        first, second = served.connection(), served.connection()
+        first.connection_made(LostTransport())
+        with pytest.raises(ZeroDivisionError):
+            second.connection_made(LostTransport())
+        assert served.state.connections == {first, second}
+        assert None not in (first.read_timer, second.read_timer)
+
+    asyncio.run(connect())
 
 
 # The server leaves

@@ -17,7 +17,7 @@ import pytest
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import MAX_STARTS, IncompleteHeads
+from polyhead.service.api.http.connection_limits import MAX_STARTS, IncompleteHeads, RequestStartQueue
 from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
@@ -80,6 +80,34 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
 
     asyncio.run(asyncio.wait_for(one(), 120))
     assert max(begun.values()) <= 2 * MAX_STARTS, "two calls of the queue may fall into one turn of the counter"
+
+
+def test_a_request_that_fails_to_start_leaves_the_queue_to_the_others() -> None:
+    started: list[str] = []
+
+    class Waiting:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def drop(self) -> None:
+            """Does nothing."""
+
+        def continue_reading(self) -> None:
+            started.append(self.name)
+            if self.name == "faulty":
+                raise ZeroDivisionError
+
+    async def run_queue() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        queue = RequestStartQueue(2)
+        clients = [Waiting(name) for name in ("first", "second", "faulty", "third", "fourth")]
+        assert [queue.try_start(client) for client in clients] == [True, True, False, False, False]
+        await until(lambda: "faulty" in started)
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+
+    asyncio.run(run_queue())
+    assert started == ["faulty", "third", "fourth"]
 
 
 # Unread answers
