@@ -29,6 +29,7 @@ READ_AHEAD = 1 << 16  # bytes that are buffered before the application reads the
 # The rest of a rejected request is discarded for so long, so that the client reads the answer and sees no reset.
 LINGER_SECONDS = 2.0
 MAX_DISCARDED = 16 << 20  # bytes that are discarded at most
+MAX_EMPTY_LINES = 2  # before a request: some clients send one after a body
 MIN_PROGRESS = 1 << 16  # bytes that a client must read of its answer in `write_seconds`, unless less is left
 
 log = logging.getLogger("polyhead.http")
@@ -58,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.buffer = bytearray()
+        self.empty_lines = 0  # that came before the next request
         self.searched_bytes = 0  # bytes of the buffer that contain no end of a head
         self.cycle: RequestResponseCycle | None = None
         self.closing = self.lingering = self.idle = False
@@ -158,7 +160,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def begin_request(self) -> bool:
         """Start the next request if its head is complete.  Returns whether it was started."""
-        while self.buffer.startswith(CRLF):  # some clients send an extra line break after a body
+        while self.buffer.startswith(CRLF):
+            self.empty_lines += 1
+            if self.empty_lines > MAX_EMPTY_LINES:
+                raise UnreadableRequest(400, f"more than {MAX_EMPTY_LINES} empty lines come before the request")
             del self.buffer[: len(CRLF)]
         if not self.buffer or self.buffer == b"\r":  # the LF may come in the next segment
             return False
@@ -176,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         head = read_head(bytes(self.buffer[:end]))
         del self.buffer[:end]
+        self.empty_lines = 0
         self.cycle = RequestResponseCycle(self, head)
         task = self.loop.create_task(self.run_app(self.cycle), context=contextvars.Context())
         self.state.tasks.add(task)

@@ -21,11 +21,13 @@ from polyhead.service.api.http.connection_limits import MAX_STARTS, IncompleteHe
 from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
+from polyhead.service.core.errors import UnreadableRequest
 from polyhead.service.resources.request_memory import BYTES_PER_BODY_BYTE, Headroom
 from tests.service.api.http.test_connection import GET, LEAVING, Served, newest, replying, run, told
 from tests.support.raw import answers
 from tests.support.scripted import Connection as Asked
 from tests.support.scripted import Registry, application, echo, model, until
+from tests.support.steps import count_steps
 
 LARGE = 8 << 20  # bytes of an answer, more than the kernel keeps
 
@@ -266,6 +268,40 @@ def test_an_empty_line_may_come_in_two_segments() -> None:
             return await asyncio.wait_for(reader.read(), 120)
 
     assert [answer.status for answer in answers(asyncio.run(one()))] == [200]
+
+
+def test_empty_lines_before_a_request_are_few_however_they_are_cut() -> None:
+    """Two of them come before each request; the third before one request is refused."""
+
+    async def one() -> bytes:
+        served = Served(replying(b"here", length=True))
+        async with served.listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(b"\r\n\r\n" + GET)
+                await reader.readuntil(b"here")
+            [connection] = connections(served)
+            for count in (1, 2):
+                writer.write(b"\r\n")
+                await until(lambda count=count: connection.empty_lines == count)  # type: ignore[misc]
+            writer.write(b"\r\n" + GET)
+            return await asyncio.wait_for(reader.read(), 120)
+
+    assert [answer.status for answer in answers(asyncio.run(one()))] == [400]
+
+
+def test_the_cost_of_empty_lines_does_not_grow_with_their_number() -> None:
+    async def count(lines: int) -> int:
+        connection = Served(replying()).connection()
+        connection.buffer += b"\r\n" * lines
+
+        def begin() -> None:
+            with pytest.raises(UnreadableRequest):
+                connection.begin_request()
+
+        return count_steps(begin)
+
+    assert asyncio.run(count(30_000)) == asyncio.run(count(3))
 
 
 def test_a_whole_body_is_not_asked_for() -> None:

@@ -75,6 +75,8 @@ NO_REQUESTS = {
     "a method with an @": (400, get(b"Host: localhost", first=b"G@T / HTTP/1.1")),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
     "a space before everything": (400, get(b"Host: localhost", first=b" GET / HTTP/1.1")),
+    "three empty lines before": (400, b"\r\n" * 3 + get(b"Host: localhost")),
+    "empty lines alone": (400, b"\r\n" * 30_000),
     "HTTP/2": (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     "HTTP/0.9": (505, get(b"Host: localhost", first=b"GET / HTTP/0.9")),
     # the ends of its lines
@@ -172,6 +174,7 @@ def livez(answer: Said) -> bool:
 REQUESTS = {
     "an address in the target": get(b"Host: y", CLOSE[:-2], first=b"GET http://localhost:80/livez HTTP/1.1"),
     "an empty line before": b"\r\n" + get(b"Host: localhost", CLOSE[:-2]),
+    "two empty lines before": b"\r\n\r\n" + get(b"Host: localhost", CLOSE[:-2]),
     "HTTP/1.0, which needs no host": get(first=b"GET /livez HTTP/1.0"),
     "a version to come": get(b"Host: localhost", CLOSE[:-2], first=b"GET /livez HTTP/1.9"),
     "any letters": get(b"hOST: localhost", b"CONNECTION: Close"),
