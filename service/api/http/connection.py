@@ -92,13 +92,18 @@ class Connection(asyncio.BufferedProtocol):
         return self.limits.read_buffer
 
     def buffer_updated(self, count: int) -> None:
-        if self.lingering:
+        if self.is_discarding:
             self.discard_left -= count
             if self.discard_left < 0:
                 self.transport.abort()
             return
         self.buffer += self.limits.read_buffer[:count]
         self.process_buffer()
+
+    @property
+    def is_discarding(self) -> bool:
+        """Whether further input is discarded: after a fault in the body nothing can be read as a request."""
+        return self.lingering or (self.cycle is not None and self.cycle.reader.is_broken)
 
     def eof_received(self) -> None:
         """The transport closes itself."""
@@ -134,7 +139,6 @@ class Connection(asyncio.BufferedProtocol):
                 pass
         except UnreadableRequest as error:
             if self.cycle is not None:
-                self.buffer.clear()
                 self.cycle.fail(error)
             else:
                 self.send_error(error)

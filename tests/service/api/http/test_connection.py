@@ -16,7 +16,7 @@ from polyhead.service.api.http.connection_limits import ConnectionLimits
 from polyhead.service.api.http.request_head import read_head
 from polyhead.service.api.shared.openai_errors import write_openai_error
 from tests.support.raw import answers, chunk, chunked, post
-from tests.support.scripted import Registry, application, echo, model
+from tests.support.scripted import Registry, application, echo, model, until
 
 App = Callable[..., Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -147,6 +147,34 @@ def test_an_answer_that_breaks_off_has_no_end() -> None:
             return await asyncio.wait_for(reader.read(), 120)
 
     assert asyncio.run(one()).endswith(b"3\r\none\r\n")
+
+
+@pytest.mark.parametrize("malformed", [b"ZZ\r\n", b"2\r\nabc\r\n", b"0\r\nX\r\n\r\n"])
+def test_what_follows_a_malformed_chunk_is_no_request(malformed: bytes) -> None:
+    """Also where the application reads no body, and answers after the client has sent the rest."""
+    ready, paths = asyncio.Event(), list[str]()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        await ready.wait()
+        await replying(b"here", length=True)(scope, receive, send)
+
+    async def one() -> bytes:
+        served = Served(waiting)
+        async with served.listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + malformed)
+            connection = await newest(served)
+            await until(lambda: connection.is_discarding)
+            left = connection.discard_left
+            rest = b"0\r\n\r\n" + GET.replace(b"/ ", b"/smuggled ")
+            writer.write(rest)
+            await until(lambda: connection.discard_left == left - len(rest))
+            ready.set()
+            return await asyncio.wait_for(reader.read(), 120)
+
+    [answer] = answers(asyncio.run(one()))
+    assert (answer.status, answer.headers["connection"], paths) == (200, "close", ["/"])
 
 
 # Waiting

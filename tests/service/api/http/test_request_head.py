@@ -112,6 +112,24 @@ def test_no_body_is_taken_that_others_refuse_or_read_otherwise(body: bytes) -> N
     assert taken > 20
 
 
+@pytest.mark.parametrize("body", BODIES)
+def test_after_a_fault_a_body_never_ends(body: bytes) -> None:
+    """Whatever follows, in pieces of any size, is discarded."""
+    faults = 0
+    for content in changed(body):
+        reader, into = ChunkedBody(), bytearray()
+        try:
+            reader.consume(bytearray(content), into)
+        except UnreadableRequest:
+            faults += 1
+            before = bytes(into)
+            for rest in (b"0\r\n\r\n", b"\r\n0\r\n\r\n", content, *(body[at : at + 1] for at in range(len(body)))):
+                buffer = bytearray(rest)
+                reader.consume(buffer, into)
+                assert (reader.complete, buffer, bytes(into)) == (False, b"", before), (content, rest)
+    assert faults > 20
+
+
 def test_the_end_of_a_head_is_found_wherever_it_is_cut() -> None:
     for head in HEADS:
         for cut in range(1, len(head)):
