@@ -46,6 +46,7 @@ class ChunkedBody:
         self.remaining = 0  # bytes left of the current chunk
         self.in_chunk = self.in_trailer = False  # inside a chunk, inside the trailer
         self.extra_bytes = 0
+        self.searched_bytes = 0  # bytes of the trailer that contain no end
 
     def consume(self, buffer: bytearray, into: bytearray) -> None:
         """Move the decoded bytes of `buffer` to `into`.  Raises UnreadableRequest at the first fault."""
@@ -119,7 +120,8 @@ class ChunkedBody:
             del buffer[: len(CRLF)]
             self.complete = True
             return
-        end = buffer.find(HEAD_END)
+        end = buffer.find(HEAD_END, max(self.searched_bytes - len(HEAD_END) + 1, 0))
+        self.searched_bytes = len(buffer)
         if (
             end > MAX_EXTRA_BYTES
             or (end < 0 and len(buffer) > MAX_EXTRA_BYTES)

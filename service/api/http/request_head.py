@@ -53,7 +53,8 @@ class RequestHead:
 def find_head_end(buffer: bytearray, searched: int) -> int:
     """Where the head at the beginning of `buffer` ends; 0 if it is incomplete.
 
-    The first `searched` bytes were searched before and contain no end.
+    The first `searched` bytes were searched before: they contain no end, and no line that ends in LF alone.  So the
+    cost of a head does not grow with the number of its pieces.
 
     Raises UnreadableRequest as soon as the head is too large or cannot become a request.
     """
@@ -69,7 +70,7 @@ def find_head_end(buffer: bytearray, searched: int) -> int:
     breaks = buffer.count(b"\n", 0, size)
     if breaks > MAX_FIELDS + 1:
         raise UnreadableRequest(431, f"there are more than the {MAX_FIELDS} header fields that are read")
-    if breaks != buffer.count(CRLF, 0, size):
+    if buffer.count(b"\n", searched, size) != buffer.count(CRLF, max(searched - 1, 0), size):
         raise UnreadableRequest(400, "a line of the header ends in LF alone; lines end in CR LF")
     return end + len(HEAD_END) if end >= 0 else 0
 

@@ -4,13 +4,16 @@ alike.
 Every byte of a few valid requests is removed, doubled, and replaced by each byte with a meaning.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import h11
 import pytest
 
 from polyhead.service.api.http.request_body import ChunkedBody
-from polyhead.service.api.http.request_head import CHUNKED_LENGTH, HEAD_END, RequestHead, find_head_end, read_head
+from polyhead.service.api.http.request_head import CHUNKED_LENGTH, CRLF, HEAD_END, RequestHead, find_head_end, read_head
 from polyhead.service.core.errors import UnreadableRequest
 
 MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"
@@ -73,6 +76,67 @@ def test_no_head_is_taken_that_others_refuse_or_read_otherwise(head: bytes) -> N
         assert mine.length == (CHUNKED_LENGTH if coded else (lengths or [0])[0])
     assert taken > 100
     assert refused > 100
+
+
+def refusal(content: bytes, cuts: Iterable[int]) -> str:
+    """Why a head is refused that comes in pieces; empty if it is not refused before its end, or if it has none."""
+    buffer, searched = bytearray(), 0
+    for start, end in pairwise((0, *cuts, len(content))):
+        buffer += content[start:end]
+        try:
+            if find_head_end(buffer, searched):
+                return ""
+        except UnreadableRequest as error:
+            return error.message
+        searched = len(buffer)
+    return ""
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_is_refused_for_the_same_reason_wherever_it_is_cut(head: bytes) -> None:
+    refused = 0
+    for content in changed(head):
+        whole = refusal(content, ())
+        refused += bool(whole)
+        assert refusal(content, range(1, len(content))) == whole, content
+        for cut in range(1, len(content)):
+            assert refusal(content, (cut,)) == whole, (content, cut)
+    assert refused > 20
+
+
+class CountedBuffer(bytearray):
+    """Counts the bytes in which line ends are searched, by what is searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.searched = Counter[bytes]()
+
+    def count(self, sought: Any, start: Any = 0, end: Any = None) -> int:
+        self.searched[sought] += max((len(self) if end is None else end) - start, 0)
+        return super().count(sought, start, len(self) if end is None else end)
+
+    def find(self, sought: Any, start: Any = 0, end: Any = None) -> int:
+        self.searched[sought] += max((len(self) if end is None else end) - start, 0)
+        return super().find(sought, start, len(self) if end is None else end)
+
+
+def test_a_head_that_comes_byte_by_byte_is_searched_once() -> None:
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"\r" * 4000
+    buffer = CountedBuffer()
+    for at in range(len(head)):
+        buffer += head[at : at + 1]
+        assert find_head_end(buffer, at) == 0
+    for sought in (CRLF, HEAD_END):
+        assert buffer.searched[sought] <= 4 * len(head), sought
+
+
+def test_a_trailer_that_comes_byte_by_byte_is_searched_once() -> None:
+    reader, buffer = ChunkedBody(), CountedBuffer()
+    trailer = b"0\r\nX: " + b"\r" * 4000
+    for byte in trailer:
+        buffer.append(byte)
+        reader.consume(buffer, bytearray())
+    assert buffer.searched[HEAD_END] <= 4 * len(trailer)
 
 
 def decoded(content: bytes, size: int) -> bytes | None:
