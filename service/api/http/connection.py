@@ -299,6 +299,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_error(self, error: PolyheadError) -> None:
         """Send an error that the application never sees, and read nothing more."""
+        self.start_read_timer(LINGER_SECONDS, self.close)  # first, so that the connection ends whatever follows
         id, body = uuid.uuid4().hex, orjson.dumps(self.limits.write_error(error))
         fields = [
             *self.default_headers,

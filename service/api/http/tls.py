@@ -160,8 +160,8 @@ class Handshake(SSLProtocol):
         return self.records.count - cast(CountingSSLObject, transport.get_extra_info("ssl_object")).data_reads
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
         self.leave_queues()
+        super().connection_lost(exc)
 
     @property
     def address(self) -> str:

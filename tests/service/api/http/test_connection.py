@@ -1,6 +1,7 @@
 """Single connections with small applications: who waits, who is closed to make room, how answers are framed."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -308,6 +309,22 @@ def test_a_new_connection_is_counted_and_has_its_timer_whatever_fails() -> None:
         assert None not in (first.read_timer, second.read_timer)
 
     asyncio.run(connect())
+
+
+def test_a_connection_ends_though_its_error_cannot_be_written() -> None:
+    """Its head is not complete in time, and the error for that fails."""
+
+    def fail(status: int) -> None:
+        raise ZeroDivisionError
+
+    async def connect() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        served = Served(echo, header_seconds=0.01)
+        served.edge = dataclasses.replace(served.edge, count_refused=fail)
+        async with served.listening() as port:
+            return await told(port, b"GET / HTTP/1.1\r\n")
+
+    assert asyncio.run(connect()) == b""
 
 
 # The server leaves
