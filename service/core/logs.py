@@ -15,7 +15,6 @@ import orjson
 
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 WARNING_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # their messages at level info repeat ours
-ERROR_LOGGERS = ("opentelemetry.trace",)  # warn of malformed headers of clients, which the standard says to ignore
 
 # Controls (C0, DEL, C1), Unicode line ends, characters that change the direction of text, and lone surrogates.
 UNSAFE_CHARS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -80,5 +79,3 @@ def configure_logging(shape: Literal["console", "json"], level: str) -> None:
     logging.captureWarnings(True)
     for name in WARNING_LOGGERS:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    for name in ERROR_LOGGERS:
-        logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))

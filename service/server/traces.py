@@ -48,6 +48,8 @@ class OtelTraces:
     def __init__(self, settings: Settings) -> None:
         if not HAS_OPENTELEMETRY:
             raise SettingsError("otlp_endpoint: to send traces an extra is needed: pip install 'polyhead[otel]'")
+        # It warns of malformed headers, with their text. The standard says to ignore such headers.
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
         attributes = {"service.name": "polyhead", "service.version": VERSION}
         self.provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(settings.trace_ratio)),

@@ -63,6 +63,7 @@ ACCESS_RULES: Mapping[str, Access] = {
     "/decode": "inference",
     "/info": "models",
 }
+RULE_SEGMENTS = max(rule.count("/") for rule in ACCESS_RULES)  # segments of the longest rule
 SCOPE_ACTIONS: Mapping[Scope, str] = {
     "inference": "use models",
     "models": "list models",
@@ -76,12 +77,15 @@ log = logging.getLogger("polyhead")
 def find_access_rule(path: str, method: str = "GET") -> Access | None:
     """The rule for `path`, or for a route's template (/models/{name}/predict); None if there is none."""
     verb = "GET" if method == "HEAD" else method
-    prefix = path
-    while prefix and (prefix != "/" or path == "/"):  # "//x" does not match the rule "/"
+    # A path has thousands of segments if the client sends them; only its first ones can match.
+    segments = path.split("/", RULE_SEGMENTS + 1)[: RULE_SEGMENTS + 1]  # the first is empty: a path begins with "/"
+    for count in range(len(segments), 1, -1):
+        prefix = "/".join(segments[:count])
+        if prefix == "/" != path:  # "//x" does not match the rule "/"
+            continue
         for line in (f"{verb} {prefix}", prefix):
             if line in ACCESS_RULES:
                 return ACCESS_RULES[line]
-        prefix = prefix.rpartition("/")[0]
     return None
 
 
@@ -147,15 +151,21 @@ class Keys:
         self.owners.update(key.name for key in known.values() if "inference" in key.scopes)
 
     def required_scope(self, path: str, method: str) -> Access:
-        """The scope that a request needs.  Without an admin key the admin paths are treated like any other."""
-        found = required_access(path, method)
-        match found:
+        """The scope that a request needs."""
+        return self.apply_rule(required_access(path, method))
+
+    def apply_rule(self, access: Access) -> Access:
+        """The scope that the rule `access` asks for on this server.
+
+        Without an admin key the admin paths are treated like any other.
+        """
+        match access:
             case "admin" if self.has_admin_key:
                 return "admin"
             case "metrics":
                 return "metrics" if self._metrics_need_key else "public"
             case "models" | "public":
-                return found if self.are_required else "public"
+                return access if self.are_required else "public"
             case _:
                 return "inference" if self.are_required else "public"
 

@@ -48,7 +48,11 @@ class AccessMiddleware:
             await self.app(scope, receive, send)
             return
         status, has_begun, request_headers = 500, False, Headers(scope=scope)
-        context = RequestContext(read_request_id(request_headers), claim=MemoryClaim(self.server.headroom))
+        context = RequestContext(
+            read_request_id(request_headers),
+            access=required_access(scope["path"], scope["method"]),
+            claim=MemoryClaim(self.server.headroom),
+        )
         scope.setdefault("state", {})["context"] = context
         trace = self.start_trace(context, scope)
         response_headers = {**dict.fromkeys(REQUEST_ID_HEADERS, context.id), **trace.headers}
@@ -82,7 +86,7 @@ class AccessMiddleware:
 
     def start_trace(self, context: RequestContext, scope: Scope) -> Trace:
         """Start the trace of a request.  Probes and public pages are not traced: they would be most of all traces."""
-        if required_access(scope["path"], scope["method"]) in QUIET_ACCESS:
+        if context.access in QUIET_ACCESS:
             return NO_TRACING
         trace = self.server.tracer.begin(context.arrived, Headers(scope=scope))
         context.trace_id = trace.id
@@ -97,7 +101,7 @@ class AccessMiddleware:
             if preflight := origins.preflight_headers(scope["method"], headers):
                 await Response(status_code=204, headers=preflight)(scope, receive, send)
                 return
-            scope_name = self.server.keys.required_scope(scope["path"], scope["method"])
+            scope_name = self.server.keys.apply_rule(context.access)
             context.key = self.server.keys.authenticate(scope_name, read_authorization(headers, scope["path"]))
             self.server.keys.authorize(context.key, scope_name)
             context.is_counted = is_admin = scope_name == "admin"  # admin requests are not counted as model requests
@@ -137,7 +141,7 @@ class AccessMiddleware:
         """Count the request, log it, and end its trace.  Nothing of its headers, query or body is logged."""
         record = RequestRecord.from_scope(context, scope, status)
         self.server.metrics.record_response(record.method, record.route, record.status, context.owner)
-        level = logging.DEBUG if required_access(scope["path"], record.method) in QUIET_ACCESS else logging.INFO
+        level = logging.DEBUG if context.access in QUIET_ACCESS else logging.INFO
         log.log(level, "%s", record, extra=record.log_fields)
         trace.end(record)
 

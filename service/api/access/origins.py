@@ -43,6 +43,8 @@ class OriginPolicy:
 
     def __init__(self, settings: Settings) -> None:
         self._hosts = frozenset(settings.allowed_hosts)
+        # ".example.com" for "*.example.com"
+        self._host_suffixes = tuple(host[1:] for host in self._hosts if host.startswith(f"{WILDCARD}."))
         self._origins = frozenset(settings.cors_origins)
         self._allows_any = WILDCARD in self._origins
         self._checks_hosts = bool(self._hosts)
@@ -67,7 +69,7 @@ class OriginPolicy:
         own = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
         if host == own:  # probes and Prometheus use a pod's address; an address cannot be rebound
             return
-        if any(f"*{host[dot:]}" in self._hosts for dot in range(len(host)) if host[dot] == "."):
+        if host.endswith(self._host_suffixes):
             return
         raise MisdirectedRequest(
             f"Host: {host[:MAX_QUOTED_CHARS]!r} is not a name of this server; it answers to localhost, to its address "

@@ -16,6 +16,7 @@ from ...core.errors import BadRequest, Expired
 from ...core.request import Terms
 from ...engine.worker import RequestTiming
 from ...resources.request_memory import UNBOUNDED_HEADROOM, MemoryClaim
+from .auth import Access
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 1e9  # limits of a request's timeout
 SECONDS_PATTERN = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
@@ -28,6 +29,7 @@ class RequestContext:
 
     id: str
     arrived: float = field(default_factory=perf_counter)
+    access: Access = "inference"  # the rule of its path
     key: Key = ANONYMOUS  # the client's key, where one is required
     trace_id: str = ""  # 32 hex digits; empty if the request is not traced
     deadline: float = math.inf  # on `time.perf_counter`

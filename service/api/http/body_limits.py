@@ -41,7 +41,8 @@ class IncomingBody:
         """Make its request end with SlowBody."""
         self.is_aborted = True
         self.release()
-        if self._timeout is not None:
+        # An expired timeout wakes the request by itself, and cannot be rescheduled.
+        if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def check_aborted(self) -> None:

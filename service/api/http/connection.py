@@ -21,14 +21,17 @@ from uvicorn._types import HTTPScope
 from uvicorn.server import ServerState
 
 from ...core.errors import PolyheadError, Unavailable, UnreadableRequest
-from .connection_limits import ConnectionLimits
+from .connection_limits import SHORT_READ_BYTES, ConnectionLimits
 from .request_cycle import RequestResponseCycle, header_line, response_head
 from .request_head import CRLF, REQUEST_ID_HEADERS, RequestHead, find_head_end, read_head
 
-READ_AHEAD = 1 << 16  # bytes that are buffered before the application reads them; more are left to the client
+# Bytes that are buffered; more are left to the client.
+READ_AHEAD = 1 << 16  # of a body, before the application reads them
+PIPELINE_AHEAD = 4 << 10  # behind a request that is not answered, or has not started
 # The rest of a rejected request is discarded for so long, so that the client reads the answer and sees no reset.
 LINGER_SECONDS = 2.0
 MAX_DISCARDED = 16 << 20  # bytes that are discarded at most
+MAX_EMPTY_LINES = 2  # before a request: some clients send one after a body
 MIN_PROGRESS = 1 << 16  # bytes that a client must read of its answer in `write_seconds`, unless less is left
 
 log = logging.getLogger("polyhead.http")
@@ -58,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self.buffer = bytearray()
+        self.empty_lines = 0  # that came before the next request
         self.searched_bytes = 0  # bytes of the buffer that contain no end of a head
         self.cycle: RequestResponseCycle | None = None
         self.closing = self.lingering = self.idle = False
@@ -74,28 +78,39 @@ class Connection(asyncio.BufferedProtocol):
         self.client = (transport.get_extra_info("peername") or ("unknown", 0))[:2]
         self.server = (transport.get_extra_info("sockname") or ("unknown", 0))[:2]
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        # First of all, so that the connection is counted and has its timer whatever follows.
+        self.state.connections.add(cast(Any, self))
+        self.start_read_timer(self.limits.header_seconds, self.end_silent)
         # Writing pauses as soon as a byte waits: plain transports compare with >, those of TLS with >=.
         self.transport.set_write_buffer_limits(1 if self.scheme == "https" else 0, 0)
         room = self.limits.make_room(self.state.connections)
-        self.state.connections.add(cast(Any, self))
         self.limits.silent_since[self] = time.monotonic()
-        self.start_read_timer(self.limits.header_seconds, self.end_silent)
         if not room:
             self.send_error(
                 UnreadableRequest(503, f"{self.limits.max_connections} connections are open, and all of them busy")
             )
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        return self.limits.read_buffer
+        """Where the next bytes are read to: many at a time only of a body.
+
+        What comes behind a request waits until it is answered.  A read of TLS is a few records, which are short.
+        """
+        is_short = self.scheme == "http" and not self.expects_body
+        return self.limits.read_buffer[:SHORT_READ_BYTES] if is_short else self.limits.read_buffer
 
     def buffer_updated(self, count: int) -> None:
-        if self.lingering:
+        if self.is_discarding:
             self.discard_left -= count
             if self.discard_left < 0:
                 self.transport.abort()
             return
         self.buffer += self.limits.read_buffer[:count]
         self.process_buffer()
+
+    @property
+    def is_discarding(self) -> bool:
+        """Whether further input is discarded: after a fault in the body nothing can be read as a request."""
+        return self.lingering or (self.cycle is not None and self.cycle.reader.is_broken)
 
     def eof_received(self) -> None:
         """The transport closes itself."""
@@ -114,11 +129,13 @@ class Connection(asyncio.BufferedProtocol):
         self.writable.clear()
         self.limits.mark_blocked(self)
         self.start_write_timer()
+        self.loop.call_soon(self.limit_input)  # not inside of a write: it may close this connection
 
     def resume_writing(self) -> None:
         self.limits.blocked_since.pop(self, None)
         self.stop_write_timer()
         self.writable.set()
+        self.loop.call_soon(self.limit_input)
         if self.lingering:
             self.loop.call_soon(self.end_output)
 
@@ -131,33 +148,32 @@ class Connection(asyncio.BufferedProtocol):
                 pass
         except UnreadableRequest as error:
             if self.cycle is not None:
-                self.buffer.clear()
                 self.cycle.fail(error)
             else:
                 self.send_error(error)
+        self.limit_input()
 
     def process_next(self) -> bool:
         """Process the next part of the buffer.  Returns whether there may be more to do.  Raises UnreadableRequest."""
         if self in self.limits.start_queue:
-            self.pause_if_full(len(self.buffer))
             return False
         if self.cycle is None:
             return self.begin_request()
         if self.cycle.reader.complete or not self.buffer:
-            self.pause_if_full(len(self.buffer))
             return False
         self.cycle.reader.consume(self.buffer, self.cycle.body)
         self.cycle.notify_body()
         if self.cycle.reader.is_paused:
-            self.transport.pause_reading()
             self.loop.call_soon(self.continue_reading)
             return False
-        self.pause_if_full(len(self.cycle.body))
         return self.cycle.reader.complete
 
     def begin_request(self) -> bool:
         """Start the next request if its head is complete.  Returns whether it was started."""
-        while self.buffer.startswith(CRLF):  # some clients send an extra line break after a body
+        while self.buffer.startswith(CRLF):
+            self.empty_lines += 1
+            if self.empty_lines > MAX_EMPTY_LINES:
+                raise UnreadableRequest(400, f"more than {MAX_EMPTY_LINES} empty lines come before the request")
             del self.buffer[: len(CRLF)]
         if not self.buffer or self.buffer == b"\r":  # the LF may come in the next segment
             return False
@@ -165,16 +181,15 @@ class Connection(asyncio.BufferedProtocol):
         self.searched_bytes = 0 if end else len(self.buffer)
         if not end:
             self.limit_header_time()
-            self.limits.heads.set_size(self, len(self.buffer))
             return False
-        self.limits.heads.remove(self)
+        self.limits.buffered_input.remove(self)
         self.stop_read_timer()
         self.limits.silent_since.pop(self, None)
         if not self.limits.start_queue.try_start(self):
-            self.pause_if_full(len(self.buffer))
             return False
         head = read_head(bytes(self.buffer[:end]))
         del self.buffer[:end]
+        self.empty_lines = 0
         self.cycle = RequestResponseCycle(self, head)
         task = self.loop.create_task(self.run_app(self.cycle), context=contextvars.Context())
         self.state.tasks.add(task)
@@ -188,11 +203,35 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_body(self) -> None:
         """Read more of the body: the application waits for it, or the buffer has room again."""
-        if self.cycle is not None and not self.cycle.reader.is_paused:
-            self.transport.resume_reading()
+        if self.cycle is not None:
+            self.limit_input()
 
-    def pause_if_full(self, kept: int) -> None:
-        if kept > READ_AHEAD:
+    @property
+    def expects_body(self) -> bool:
+        """Whether the request under way has more of a body to come."""
+        return self.cycle is not None and not self.cycle.reader.complete
+
+    def limit_input(self) -> None:
+        """Count the bytes that are kept, and read no more if there are many.
+
+        The parts of a body are not counted here while the application receives them, nor what waits for a few turns of
+        the event loop until a request starts.
+        """
+        if self.transport.is_closing():
+            return
+        if self.is_discarding:
+            self.transport.resume_reading()
+            return
+        if self.cycle is not None and self.cycle.reader.is_paused:
+            self.transport.pause_reading()
+            return
+        is_blocked, waits_to_start = not self.writable.is_set(), self in self.limits.start_queue
+        is_received = self.expects_body and not is_blocked
+        kept, most = len(self.buffer), READ_AHEAD if is_received else PIPELINE_AHEAD
+        if self.cycle is not None and (is_blocked or is_received):
+            kept += len(self.cycle.body)
+        self.limits.buffered_input.set_size(self, 0 if is_received or waits_to_start else kept)
+        if kept > most and (self.cycle is not None or waits_to_start):  # an incomplete head has limits of its own
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
@@ -260,6 +299,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_error(self, error: PolyheadError) -> None:
         """Send an error that the application never sees, and read nothing more."""
+        self.start_read_timer(LINGER_SECONDS, self.close)  # first, so that the connection ends whatever follows
         id, body = uuid.uuid4().hex, orjson.dumps(self.limits.write_error(error))
         fields = [
             *self.default_headers,
@@ -325,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.lingering = True
         self.buffer.clear()
-        self.limits.heads.remove(self)
+        self.limits.buffered_input.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.lingering[self] = None
         self.transport.resume_reading()
@@ -354,7 +394,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def leave_queues(self) -> None:
         """Remove this connection from those that may be closed to make room."""
-        self.limits.heads.remove(self)
+        self.limits.buffered_input.remove(self)
         self.limits.silent_since.pop(self, None)
         self.limits.blocked_since.pop(self, None)
         self.limits.lingering.pop(self, None)

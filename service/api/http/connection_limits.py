@@ -10,7 +10,8 @@ from ...core.errors import PolyheadError
 from .body_limits import IncomingBodies
 
 READ_BYTES = 1 << 16  # bytes that are read in one call
-MAX_HEADS_BYTES = 16 << 20  # bytes of all incomplete heads
+SHORT_READ_BYTES = 8 << 10  # the same of a head, and of what comes behind a request
+MAX_BUFFERED_BYTES = 16 << 20  # bytes of all input that waits, of which most are incomplete heads
 MAX_STARTS = 32  # requests that start in one turn of the event loop
 
 
@@ -24,18 +25,22 @@ class LimitedConnection(Protocol):
         """Process its input: its request may start."""
 
 
-class IncompleteHeads:
-    """Incomplete request heads, at most `most` bytes together; beyond that the oldest one is dropped.
+class BufferedInput:
+    """Input that waits, at most `most` bytes together; beyond that the connection is dropped whose input waits longest.
 
-    A head that comes in one piece, as most do, is never counted here.
+    It is of incomplete heads, and of what a client sends behind a request before it has read the answer.  A head that
+    comes in one piece, as most do, is never counted here.
     """
 
-    def __init__(self, most: int = MAX_HEADS_BYTES) -> None:
+    def __init__(self, most: int = MAX_BUFFERED_BYTES) -> None:
         self.max_bytes, self.held_bytes = most, 0
         self._sizes: dict[LimitedConnection, int] = {}  # the oldest first
 
     def set_size(self, client: LimitedConnection, size: int) -> None:
-        """The incomplete head of `client` has `size` bytes now."""
+        """The input of `client` that waits has `size` bytes now."""
+        if not size:
+            self.remove(client)
+            return
         self.held_bytes += size - self._sizes.get(client, 0)
         self._sizes[client] = size
         while self.held_bytes > self.max_bytes:
@@ -44,7 +49,7 @@ class IncompleteHeads:
             first.drop()
 
     def remove(self, client: LimitedConnection) -> None:
-        """The head of `client` is complete or no longer needed."""
+        """No input of `client` waits any more."""
         self.held_bytes -= self._sizes.pop(client, 0)
 
 
@@ -83,11 +88,11 @@ class RequestStartQueue:
 
     def _run_turn(self) -> None:
         self._scheduled, self._started = False, 0
+        if self._waiting:  # the next turn, before anything may raise
+            self._schedule()
         for client in list(self._waiting)[: self.max_starts]:
             self.remove(client)
             client.continue_reading()
-        if self._waiting:
-            self._schedule()
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class ConnectionLimits:
     count_cut_off: Callable[[], None]
     incoming_bodies: IncomingBodies = field(default_factory=IncomingBodies)
     start_queue: RequestStartQueue = field(default_factory=RequestStartQueue)
-    heads: IncompleteHeads = field(default_factory=IncompleteHeads)
+    buffered_input: BufferedInput = field(default_factory=BufferedInput)
     # The values are times of `time.monotonic`; the oldest first.
     silent_since: dict[LimitedConnection, float] = field(default_factory=dict)  # no request is under way
     blocked_since: dict[LimitedConnection, float] = field(default_factory=dict)  # the client does not read its answer
@@ -116,12 +121,12 @@ class ConnectionLimits:
     read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
 
     def make_room(self, connections: Collection[Any]) -> bool:
-        """Whether there is room for one more connection besides `connections`; closes others if needed.
+        """Whether there is room for all of `connections`, the last of which is new; closes others if needed.
 
         Connections that are answered and only linger are closed first.  Then the one that made progress longest ago is
         closed: a silent one, one that does not read its answer, or one that sends a body (which is answered 408).
         """
-        while len(connections) - self.incoming_bodies.aborted_count >= self.max_connections:
+        while len(connections) - self.incoming_bodies.aborted_count > self.max_connections:
             waiting = [next(iter(some.items())) for some in (self.silent_since, self.blocked_since) if some]
             longest = min(waiting, key=lambda one: one[1], default=None)
             if self.lingering:

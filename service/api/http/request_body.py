@@ -18,7 +18,7 @@ CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})((?:;[%s]*)?)\r\n" % re.escape(VAL
 class FixedLengthBody:
     """A body of `remaining` bytes."""
 
-    is_paused = False  # it never pauses
+    is_paused = is_broken = False  # it never pauses, and any bytes are a body
 
     def __init__(self, remaining: int) -> None:
         self.remaining = remaining
@@ -35,16 +35,32 @@ class FixedLengthBody:
 
 
 class ChunkedBody:
-    """A body in chunks.  `is_paused`: it stopped although the buffer may hold more."""
+    """A body in chunks.  `is_paused`: it stopped although the buffer may hold more.
+
+    After a fault it `is_broken`: the end of the body cannot be found any more.  It never becomes complete, and all
+    further input is discarded, so that no part of the body is read as a request.
+    """
 
     def __init__(self) -> None:
-        self.complete = self.is_paused = False
+        self.complete = self.is_paused = self.is_broken = False
         self.remaining = 0  # bytes left of the current chunk
         self.in_chunk = self.in_trailer = False  # inside a chunk, inside the trailer
         self.extra_bytes = 0
+        self.searched_bytes = 0  # bytes of the trailer that contain no end
 
     def consume(self, buffer: bytearray, into: bytearray) -> None:
-        """Move the decoded bytes of `buffer` to `into`.  Raises UnreadableRequest."""
+        """Move the decoded bytes of `buffer` to `into`.  Raises UnreadableRequest at the first fault."""
+        try:
+            if not self.is_broken:
+                self.read(buffer, into)
+        except UnreadableRequest:
+            self.is_broken, self.is_paused = True, False
+            raise
+        finally:
+            if self.is_broken:
+                buffer.clear()
+
+    def read(self, buffer: bytearray, into: bytearray) -> None:
         at = self.continue_chunk(buffer, 0, into) if self.in_chunk else 0
         if not (self.in_chunk or self.in_trailer):
             at = self.read_chunks(buffer, at, into)
@@ -104,7 +120,8 @@ class ChunkedBody:
             del buffer[: len(CRLF)]
             self.complete = True
             return
-        end = buffer.find(HEAD_END)
+        end = buffer.find(HEAD_END, max(self.searched_bytes - len(HEAD_END) + 1, 0))
+        self.searched_bytes = len(buffer)
         if (
             end > MAX_EXTRA_BYTES
             or (end < 0 and len(buffer) > MAX_EXTRA_BYTES)

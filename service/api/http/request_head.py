@@ -22,7 +22,11 @@ TOKEN_CHARS = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklm
 VALUE_CHARS = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # the bytes that a field value may contain
 REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
 ABSOLUTE_URI = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
-HOST_PATTERN = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
+MAX_HOST_CHARS = 255  # of a name in DNS (RFC 1035, section 2.3.4)
+HOST_PATTERN = re.compile(
+    rb"([A-Za-z0-9._~!$&'()*+,;=%%-]{0,%d}|\[[0-9A-Fa-f:.]{1,%d}\])(:[0-9]{0,5})?" % (MAX_HOST_CHARS, MAX_HOST_CHARS)
+)
+HOST_FORM = f"the name or address of a host, of at most {MAX_HOST_CHARS} characters, and perhaps a port"
 REQUEST_ID_HEADERS = ("X-Request-Id", "Request-Id")  # response headers; Anthropic's clients read the second
 HeaderFields = list[tuple[bytes, bytes]]
 
@@ -49,7 +53,8 @@ class RequestHead:
 def find_head_end(buffer: bytearray, searched: int) -> int:
     """Where the head at the beginning of `buffer` ends; 0 if it is incomplete.
 
-    The first `searched` bytes were searched before and contain no end.
+    The first `searched` bytes were searched before: they contain no end, and no line that ends in LF alone.  So the
+    cost of a head does not grow with the number of its pieces.
 
     Raises UnreadableRequest as soon as the head is too large or cannot become a request.
     """
@@ -65,7 +70,7 @@ def find_head_end(buffer: bytearray, searched: int) -> int:
     breaks = buffer.count(b"\n", 0, size)
     if breaks > MAX_FIELDS + 1:
         raise UnreadableRequest(431, f"there are more than the {MAX_FIELDS} header fields that are read")
-    if breaks != buffer.count(CRLF, 0, size):
+    if buffer.count(b"\n", searched, size) != buffer.count(CRLF, max(searched - 1, 0), size):
         raise UnreadableRequest(400, "a line of the header ends in LF alone; lines end in CR LF")
     return end + len(HEAD_END) if end >= 0 else 0
 
@@ -134,7 +139,7 @@ def split_target(method: bytes, target: bytes) -> tuple[str, str, str]:
 def replace_host(fields: HeaderFields, authority: str) -> HeaderFields:
     """`fields` with the host of the target instead of the header's, which is ignored then (RFC 9112, section 3.2.2)."""
     if not HOST_PATTERN.fullmatch(authority.encode()):
-        raise UnreadableRequest(400, "the target of a request must name a host, and perhaps a port, and no user")
+        raise UnreadableRequest(400, f"the target of a request must name {HOST_FORM}, and no user")
     return [(b"host", authority.encode()), *(pair for pair in fields if pair[0] != b"host")]
 
 
@@ -143,7 +148,7 @@ def check_host(fields: HeaderFields, is_http11: bool) -> None:
     if len(hosts) > 1 or (is_http11 and not hosts):
         raise UnreadableRequest(400, f"a request has one Host field, this one has {len(hosts)}")
     if hosts and not HOST_PATTERN.fullmatch(hosts[0]):
-        raise UnreadableRequest(400, "Host: must be the name or address of a host, and perhaps a port")
+        raise UnreadableRequest(400, f"Host: must be {HOST_FORM}")
 
 
 def body_length(fields: HeaderFields, is_http11: bool) -> int:

@@ -122,12 +122,12 @@ class Handshake(SSLProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(0)  # so that bytes a client does not read are counted
-        room = self.limits.make_room(self.state.connections)
+        # First of all, so that the connection is counted and has its timer whatever follows.
         self.state.connections.add(cast(Any, self))
-        self.limits.silent_since[self] = time.monotonic()
-        if room:
-            super().connection_made(self.transport)
+        super().connection_made(self.transport)
+        self.transport.set_write_buffer_limits(0)  # so that bytes a client does not read are counted
+        if self.limits.make_room(self.state.connections):
+            self.limits.silent_since[self] = time.monotonic()
         else:
             self.drop()
 
@@ -160,8 +160,8 @@ class Handshake(SSLProtocol):
         return self.records.count - cast(CountingSSLObject, transport.get_extra_info("ssl_object")).data_reads
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
         self.leave_queues()
+        super().connection_lost(exc)
 
     @property
     def address(self) -> str:

@@ -213,6 +213,19 @@ def test_a_malformed_parent_is_no_parent_and_no_error(server: Process, collector
     assert collector.trace(trace)[0].parent_span_id == b""
 
 
+def test_no_text_of_a_trace_header_is_logged(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    traces = OtelTraces(settings(collector))
+    parent = f"00-{0xE3:032x}-{PARENT}-01"
+    for given in (
+        {"traceparent": parent, "tracestate": f"a={SECRET}=c,{SECRET},a={SECRET}"},
+        {"traceparent": parent, "tracestate": SECRET * 1000},
+        {"traceparent": SECRET * 1000},
+    ):
+        traces.begin(perf_counter(), Headers(given))
+    asyncio.run(traces.close())
+    assert not caplog.records
+
+
 def test_two_parents_are_ignored(server: Process, collector: Collector) -> None:
     headers = [*parented(0xE1).items(), ("traceparent", f"00-{0xE2:032x}-{PARENT}-01")]
     answer = CLIENT.get(f"{server.url}/v1/models", headers=headers)

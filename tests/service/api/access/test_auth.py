@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from polyhead.service.api.access.auth import ACCESS_RULES, required_access
+from polyhead.service.api.access import middleware
+from polyhead.service.api.access.auth import ACCESS_RULES, Access, find_access_rule, required_access
 from polyhead.service.api.access.authorized_models import AuthorizedModels, Resolver
 from polyhead.service.api.app import find_dialect
 from polyhead.service.config.keys import SCOPES, Key
@@ -22,6 +23,7 @@ from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
 from polyhead.service.core.model import LoadState, Model
 from polyhead.service.runtime.model_resolver import ModelResolver
 from tests.support.scripted import Connection, Registry, application, ask, echo, model
+from tests.support.steps import count_steps
 
 TALK = [{"role": "user", "content": "The fox"}]
 INFER = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["The fox"]}]}
@@ -99,6 +101,53 @@ def message(path: str, answer: httpx.Response) -> str:
         case _:
             assert said.keys() <= {"error", "error_type"}
     return str(said["error"])
+
+
+# The rule of a path
+
+
+def rule_of_longest_prefix(path: str, method: str) -> Access | None:
+    """The definition: all prefixes of `path` in whole segments, the longest first."""
+    prefix = path
+    while prefix and (prefix != "/" or path == "/"):
+        for line in (f"{method} {prefix}", prefix):
+            if line in ACCESS_RULES:
+                return ACCESS_RULES[line]
+        prefix = prefix.rpartition("/")[0]
+    return None
+
+
+def test_a_path_has_the_rule_of_its_longest_prefix() -> None:
+    parts = ["", *(rule.rpartition(" ")[2].strip("/") for rule in ACCESS_RULES), "x", "health", "models"]
+    paths = {"*", ""} | {f"/{a}/{b}" for a in parts for b in parts} | {f"/{a}/{b}//{b}" for a in parts for b in parts}
+    paths |= (
+        {f"/{a}" for a in parts} | {f"/{a}/" for a in parts} | {f"/{a}x" for a in parts} | {f"//{a}" for a in parts}
+    )
+    for path in paths:
+        for method in ("GET", "POST", "PUT"):
+            assert find_access_rule(path, method) == rule_of_longest_prefix(path, method), (method, path)
+
+
+@pytest.mark.parametrize("start", ["", "/v1/models", "/models", "/v2/repository"])
+@pytest.mark.parametrize("part", ["/", "/a", "//a"])
+def test_the_cost_of_a_rule_does_not_grow_with_the_path(start: str, part: str) -> None:
+    short, long = (count_steps(lambda path=start + part * count: find_access_rule(path)) for count in (4, 4000))  # type: ignore[misc]
+    assert long <= short
+
+
+def test_the_rule_of_a_request_is_found_once(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def count_calls(path: str, method: str) -> Access:
+        found.append(path)
+        return required_access(path, method)
+
+    monkeypatch.setattr(middleware, "required_access", count_calls)
+    monkeypatch.setattr("polyhead.service.api.access.auth.required_access", count_calls)
+    for path in ("/livez", "/v1/models", "/nowhere"):
+        asked(app, ("GET", path, bearer("all")))
+        assert found == [path]
+        found.clear()
 
 
 # Scopes

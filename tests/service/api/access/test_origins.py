@@ -1,7 +1,9 @@
 """Requests of web pages: hosts, origins, content types, and CORS where it is allowed.  tests/browser uses a browser."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ from tests.service.api.test_app import call, routes, server_of
 from tests.support.processes import Process
 from tests.support.raw import Said, said
 from tests.support.scripted import WAIT, Connection, Registry, application, echo, model, until
+from tests.support.steps import count_steps
 
 OURS, FOREIGN, FRIEND = "http://testserver", "https://evil.example", "https://app.example.com"
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "The fox"}]}
@@ -187,6 +190,18 @@ def test_a_server_of_the_network_answers_to_any_name_unless_some_are_allowed() -
     bound = OriginPolicy(Settings())
     bound.add_bound_address("my-machine", "127.0.1.1")
     bound.check_host(Headers({"host": "My-Machine:8000"}), scope("127.0.1.1"))
+
+
+@pytest.mark.parametrize("end", ["inner.example", "other.example"])
+def test_the_cost_of_a_host_does_not_grow_with_its_dots(end: str) -> None:
+    origins = OriginPolicy(Settings(allowed_hosts=("models.example.com", "*.inner.example")))
+
+    def check(dots: int) -> None:
+        with contextlib.suppress(MisdirectedRequest):
+            origins.check_host(Headers({"host": f"x{'.' * dots}{end}"}), scope("10.1.2.3"))
+
+    short, long = (count_steps(partial(check, dots)) for dots in (1, 100))
+    assert long <= short
 
 
 @pytest.mark.parametrize(

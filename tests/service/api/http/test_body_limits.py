@@ -153,6 +153,29 @@ def test_the_slowest_is_the_one_without_progress_for_longest() -> None:
     assert receiving.aborted_count == 0
 
 
+def test_a_body_whose_time_has_just_run_out_can_be_aborted() -> None:
+    """Its timeout has expired, and the task that waits for it has not resumed yet."""
+    receiving, errors = IncomingBodies(), list[Any]()
+
+    async def wait_for_body() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        with receiving.open_body() as body:
+            try:
+                async with asyncio.timeout(None) as timeout:
+                    with body.watch_timeout(timeout):
+                        timeout.reschedule(0)  # it expires in the next turn of the loop, just before the abort
+                        loop.call_soon(receiving.abort_slowest)
+                        await asyncio.Event().wait()
+            except TimeoutError:
+                body.check_aborted()
+
+    with pytest.raises(SlowBody):
+        asyncio.run(wait_for_body())
+    assert not errors
+    assert (receiving.held_bytes, len(receiving), receiving.aborted_count) == (0, 0, 0)
+
+
 def test_bytes_of_all_bodies_are_bounded() -> None:
     receiving = IncomingBodies(10 * PROGRESS_BYTES)
     with ExitStack() as held:

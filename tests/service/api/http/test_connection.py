@@ -2,6 +2,7 @@
 framed."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from polyhead.service.api.http.body_limits import IncomingBodies
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.connection_limits import ConnectionLimits
 from polyhead.service.api.http.request_head import read_head
 from polyhead.service.api.shared.openai_errors import write_openai_error
 from tests.support.raw import answers, chunk, chunked, post
-from tests.support.scripted import Registry, application, echo, model
+from tests.support.scripted import Registry, application, echo, model, until
 
 App = Callable[..., Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -149,6 +151,34 @@ def test_an_answer_that_fails_in_the_middle_is_not_terminated() -> None:
     assert asyncio.run(one()).endswith(b"3\r\none\r\n")
 
 
+@pytest.mark.parametrize("malformed", [b"ZZ\r\n", b"2\r\nabc\r\n", b"0\r\nX\r\n\r\n"])
+def test_what_follows_a_malformed_chunk_is_no_request(malformed: bytes) -> None:
+    """Also where the application reads no body, and answers after the client has sent the rest."""
+    ready, paths = asyncio.Event(), list[str]()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        await ready.wait()
+        await replying(b"here", length=True)(scope, receive, send)
+
+    async def one() -> bytes:
+        served = Served(waiting)
+        async with served.listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + malformed)
+            connection = await newest(served)
+            await until(lambda: connection.is_discarding)
+            left = connection.discard_left
+            rest = b"0\r\n\r\n" + GET.replace(b"/ ", b"/smuggled ")
+            writer.write(rest)
+            await until(lambda: connection.discard_left == left - len(rest))
+            ready.set()
+            return await asyncio.wait_for(reader.read(), 120)
+
+    [answer] = answers(asyncio.run(one()))
+    assert (answer.status, answer.headers["connection"], paths) == (200, "close", ["/"])
+
+
 # Waiting
 
 
@@ -258,6 +288,44 @@ def test_without_idle_connections_no_more_are_accepted() -> None:
     assert first.endswith(b"here")
     [answer] = answers(second)
     assert (answer.status, answer.json["error"]["code"]) == (503, "too_many_connections")
+
+
+class FaultyBodies(IncomingBodies):
+    """Incomplete bodies that cannot be compared with other connections."""
+
+    def __len__(self) -> int:
+        raise ZeroDivisionError
+
+
+def test_a_new_connection_is_counted_and_has_its_timer_whatever_fails() -> None:
+    """Otherwise it would stay open for ever, outside of the limit on connections."""
+
+    async def connect() -> None:
+        served = Served(echo, max_connections=1, incoming_bodies=FaultyBodies())
+        first, second = served.connection(), served.connection()
+        first.connection_made(LostTransport())
+        with pytest.raises(ZeroDivisionError):
+            second.connection_made(LostTransport())
+        assert served.state.connections == {first, second}
+        assert None not in (first.read_timer, second.read_timer)
+
+    asyncio.run(connect())
+
+
+def test_a_connection_ends_though_its_error_cannot_be_written() -> None:
+    """Its head is not complete in time, and the error for that fails."""
+
+    def fail(status: int) -> None:
+        raise ZeroDivisionError
+
+    async def connect() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        served = Served(echo, header_seconds=0.01)
+        served.edge = dataclasses.replace(served.edge, count_refused=fail)
+        async with served.listening() as port:
+            return await answers_to(port, b"GET / HTTP/1.1\r\n")
+
+    assert asyncio.run(connect()) == b""
 
 
 # The server stops

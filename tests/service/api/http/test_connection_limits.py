@@ -16,16 +16,24 @@ import pytest
 
 from polyhead.service.api.access.app_state import AppState
 from polyhead.service.api.http.body_limits import IncomingBodies
-from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import MAX_STARTS, IncompleteHeads
+from polyhead.service.api.http.connection import READ_AHEAD, Connection
+from polyhead.service.api.http.connection_limits import (
+    MAX_STARTS,
+    READ_BYTES,
+    SHORT_READ_BYTES,
+    BufferedInput,
+    RequestStartQueue,
+)
 from polyhead.service.api.http.request_cycle import WRITE_BYTES
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
+from polyhead.service.core.errors import UnreadableRequest
 from polyhead.service.resources.request_memory import BYTES_PER_BODY_BYTE, Headroom
 from tests.service.api.http.test_connection import GET, STOPPING, Served, answers_to, newest, replying, run
 from tests.support.raw import answers
 from tests.support.scripted import Connection as Asked
 from tests.support.scripted import Registry, application, echo, model, until
+from tests.support.steps import count_steps
 
 LARGE = 8 << 20  # bytes of an answer, more than the kernel keeps
 
@@ -82,6 +90,34 @@ def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
     assert max(begun.values()) <= 2 * MAX_STARTS, "two calls of the queue may be in one turn of the counter"
 
 
+def test_a_request_that_fails_to_start_leaves_the_queue_to_the_others() -> None:
+    started: list[str] = []
+
+    class Waiting:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def drop(self) -> None:
+            """Does nothing."""
+
+        def continue_reading(self) -> None:
+            started.append(self.name)
+            if self.name == "faulty":
+                raise ZeroDivisionError
+
+    async def run_queue() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        queue = RequestStartQueue(2)
+        clients = [Waiting(name) for name in ("first", "second", "faulty", "third", "fourth")]
+        assert [queue.try_start(client) for client in clients] == [True, True, False, False, False]
+        await until(lambda: "faulty" in started)
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+
+    asyncio.run(run_queue())
+    assert started == ["faulty", "third", "fourth"]
+
+
 # Unread answers
 
 
@@ -116,6 +152,111 @@ def test_chunks_of_a_large_answer_are_whole() -> None:
     size = 2 * WRITE_BYTES + 1
     content = run(replying(b"x" * size, b"end"), STOPPING)
     assert content.endswith(b"\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n3\r\nend\r\n0\r\n\r\n")
+
+
+async def send_ahead(client: socket.socket, connection: Connection) -> None:
+    """Send until the server reads no more."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(b"y" * (1 << 16))
+    await until(lambda: not connection.transport.is_reading())
+
+
+WITH_A_BODY = GET[:-2] + b"Content-Length: 99999999\r\n\r\n"
+
+
+@pytest.mark.parametrize("content", [GET, GET[:-2] + b"Content-Length: 3\r\n\r\nabc", WITH_A_BODY])
+def test_what_comes_behind_an_answer_that_is_not_read_is_counted(content: bytes) -> None:
+    """It is no more than a few KiB a connection, or a part of the body, until the client reads."""
+
+    async def one() -> None:
+        served = Served(replying(b"x" * LARGE, length=True))
+        async with served.listening() as port:
+            client = await unread(port, content)
+            await until(lambda: blocked(served, 1))
+            [connection] = connections(served)
+            await send_ahead(client, connection)
+            kept = len(connection.buffer) + len(connection.cycle.body)  # type: ignore[union-attr]
+            assert served.edge.buffered_input.held_bytes == kept
+            assert 0 < kept < (READ_AHEAD + READ_BYTES if content == WITH_A_BODY else 2 * SHORT_READ_BYTES)
+            client.close()
+            await until(lambda: not served.state.connections)
+            assert served.edge.buffered_input.held_bytes == 0
+
+    asyncio.run(one())
+
+
+def test_a_body_that_came_before_its_answer_was_blocked_is_counted() -> None:
+    ready = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ready.wait()
+        await replying(b"x" * LARGE, length=True)(scope, receive, send)
+
+    async def one() -> None:
+        served = Served(app)
+        async with served.listening() as port:
+            client = await unread(port, WITH_A_BODY)
+            connection = await newest(served)
+            await send_ahead(client, connection)
+            assert served.edge.buffered_input.held_bytes == 0, "the application may still receive it"
+            ready.set()
+            await until(lambda: served.edge.buffered_input.held_bytes > READ_AHEAD)
+            client.close()
+
+    asyncio.run(one())
+
+
+def blocked_by_name(served: Served) -> dict[Any, bool]:
+    """Whether each connection waits for its client to read, by the client's address."""
+    return {one.client: not one.writable.is_set() for one in connections(served)}
+
+
+def test_input_behind_answers_is_bounded_together() -> None:
+    """The client that waits longest is disconnected; the others get all that they asked for."""
+
+    second = STOPPING[:-2] + b"X: " + b"y" * SHORT_READ_BYTES + b"\r\n\r\n"
+
+    async def one() -> tuple[bool, list[int]]:
+        served = Served(replying(b"x" * LARGE, length=True), buffered_input=BufferedInput(2 * SHORT_READ_BYTES))
+        async with served.listening() as port:
+            clients = []
+            for _ in range(3):
+                clients.append(client := await unread(port, GET))
+                name = client.getsockname()
+                await until(lambda name=name: blocked_by_name(served).get(name, False))  # type: ignore[misc]
+                client.send(second)
+                connection = next(one for one in connections(served) if one.client == name)
+                await until(lambda one=connection: not one.transport.is_reading())  # type: ignore[misc]
+            is_there = clients[0].getsockname() in blocked_by_name(served)
+            assert served.edge.buffered_input.held_bytes <= 2 * SHORT_READ_BYTES
+            sizes, loop = [], asyncio.get_running_loop()
+            for client in clients[1:]:
+                size = 0
+                while part := await loop.sock_recv(client, 1 << 16):
+                    size += len(part)
+                sizes.append(size)
+            for client in clients:
+                client.close()
+            return is_there, sizes
+
+    is_there, sizes = asyncio.run(one())
+    assert not is_there
+    assert min(sizes) > 2 * LARGE
+
+
+def test_requests_that_wait_to_start_keep_little_of_what_follows() -> None:
+    async def one() -> None:
+        served = Served(replying(b"here", length=True), start_queue=RequestStartQueue(0))
+        async with served.listening() as port:
+            client = await unread(port, GET)
+            await until(lambda: len(connections(served)) == 1 and connections(served)[0] in served.edge.start_queue)
+            [connection] = connections(served)
+            await send_ahead(client, connection)
+            assert len(connection.buffer) < 2 * SHORT_READ_BYTES
+            client.close()
+
+    asyncio.run(one())
 
 
 def test_the_client_that_has_not_read_for_longest_is_disconnected() -> None:
@@ -240,6 +381,40 @@ def test_an_empty_line_may_come_in_two_segments() -> None:
     assert [answer.status for answer in answers(asyncio.run(one()))] == [200]
 
 
+def test_empty_lines_before_a_request_are_few_however_they_are_cut() -> None:
+    """Two of them come before each request; the third before one request is refused."""
+
+    async def one() -> bytes:
+        served = Served(replying(b"here", length=True))
+        async with served.listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(b"\r\n\r\n" + GET)
+                await reader.readuntil(b"here")
+            [connection] = connections(served)
+            for count in (1, 2):
+                writer.write(b"\r\n")
+                await until(lambda count=count: connection.empty_lines == count)  # type: ignore[misc]
+            writer.write(b"\r\n" + GET)
+            return await asyncio.wait_for(reader.read(), 120)
+
+    assert [answer.status for answer in answers(asyncio.run(one()))] == [400]
+
+
+def test_the_cost_of_empty_lines_does_not_grow_with_their_number() -> None:
+    async def count(lines: int) -> int:
+        connection = Served(replying()).connection()
+        connection.buffer += b"\r\n" * lines
+
+        def begin() -> None:
+            with pytest.raises(UnreadableRequest):
+                connection.begin_request()
+
+        return count_steps(begin)
+
+    assert asyncio.run(count(30_000)) == asyncio.run(count(3))
+
+
 def test_a_complete_body_is_not_requested_with_100_continue() -> None:
     """Its application waits for the client to disconnect after it has read the body."""
 
@@ -316,20 +491,20 @@ def test_incomplete_heads_are_bounded_together() -> None:
     begun = GET[:-2] + b"x: " + b"y" * 2000
 
     async def act() -> None:
-        served = Served(replying(b"ok", length=True), heads=IncompleteHeads(most=3 * len(begun) - 1))
+        served = Served(replying(b"ok", length=True), buffered_input=BufferedInput(most=3 * len(begun) - 1))
         async with served.listening() as port:
             clients = []
             for kept in (1, 2, 2):
                 clients.append(await asyncio.open_connection("127.0.0.1", port))
                 clients[-1][1].write(begun)
                 expected = kept * len(begun)
-                await until(lambda expected=expected: served.edge.heads.held_bytes == expected)  # type: ignore[misc]
+                await until(lambda expected=expected: served.edge.buffered_input.held_bytes == expected)  # type: ignore[misc]
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(clients[0][0].read(), 120) == b""
             for reader, writer in clients[1:]:
                 writer.write(b"\r\nConnection: close\r\n\r\n")
                 assert (await asyncio.wait_for(reader.read(), 120)).endswith(b"ok")
-            assert served.edge.heads.held_bytes == 0
+            assert served.edge.buffered_input.held_bytes == 0
             for _, writer in clients:
                 writer.close()
 

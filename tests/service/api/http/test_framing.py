@@ -74,6 +74,8 @@ NO_REQUESTS = {
     "a method with an @": (400, get(b"Host: localhost", first=b"G@T / HTTP/1.1")),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
     "a space before everything": (400, get(b"Host: localhost", first=b" GET / HTTP/1.1")),
+    "three empty lines before": (400, b"\r\n" * 3 + get(b"Host: localhost")),
+    "empty lines alone": (400, b"\r\n" * 30_000),
     "HTTP/2": (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     "HTTP/0.9": (505, get(b"Host: localhost", first=b"GET / HTTP/0.9")),
     # line ends
@@ -92,6 +94,9 @@ NO_REQUESTS = {
     "another expectation": (417, get(b"Host: localhost", b"Expect: tea")),
     # host
     "no host": (400, get(b"X: a")),
+    "a host of 256 characters": (400, get(b"Host: " + b"a" * 245 + b".localhost" + b"x")),
+    "an address of 256 characters": (400, get(b"Host: [" + b":" * 256 + b"]")),
+    "a host of 256 characters in the target": (400, get(b"Host: x", first=b"GET http://%s/ HTTP/1.1" % (b"a" * 256))),
     "two hosts": (400, get(b"Host: localhost", b"Host: y")),
     "the same host twice": (400, get(b"Host: localhost", b"Host: localhost")),
     "two hosts in HTTP/1.0": (400, get(b"Host: localhost", b"Host: y", first=b"GET / HTTP/1.0")),
@@ -168,11 +173,13 @@ def livez(answer: Said) -> bool:
 REQUESTS = {
     "an address in the target": get(b"Host: y", CLOSE[:-2], first=b"GET http://localhost:80/livez HTTP/1.1"),
     "an empty line before": b"\r\n" + get(b"Host: localhost", CLOSE[:-2]),
+    "two empty lines before": b"\r\n\r\n" + get(b"Host: localhost", CLOSE[:-2]),
     "HTTP/1.0, which needs no host": get(first=b"GET /livez HTTP/1.0"),
     "a version to come": get(b"Host: localhost", CLOSE[:-2], first=b"GET /livez HTTP/1.9"),
     "any letters": get(b"hOST: localhost", b"CONNECTION: Close"),
     "an address of numbers": get(b"Host: [::1]:8000", CLOSE[:-2]),
     "no name": get(b"Host:", CLOSE[:-2]),
+    "a host of 255 characters": get(b"Host: " + b"a" * 245 + b".localhost:65535", CLOSE[:-2]),
     "spaces and tabs around": get(b"Host: \t localhost \t", CLOSE[:-2]),
     "bytes beyond ASCII": get(b"Host: localhost", b"X: \xff\xe9", CLOSE[:-2]),
     "an upgrade": get(b"Host: localhost", b"Connection: upgrade, close", b"Upgrade: h2c"),

@@ -4,13 +4,16 @@ alike.
 Every byte of a few valid requests is removed, doubled, and replaced by each byte with a meaning.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import h11
 import pytest
 
 from polyhead.service.api.http.request_body import ChunkedBody
-from polyhead.service.api.http.request_head import CHUNKED_LENGTH, HEAD_END, RequestHead, find_head_end, read_head
+from polyhead.service.api.http.request_head import CHUNKED_LENGTH, CRLF, HEAD_END, RequestHead, find_head_end, read_head
 from polyhead.service.core.errors import UnreadableRequest
 
 MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"
@@ -75,6 +78,67 @@ def test_accepted_heads_are_read_like_another_parser(head: bytes) -> None:
     assert refused > 100
 
 
+def refusal(content: bytes, cuts: Iterable[int]) -> str:
+    """Why a head is refused that comes in pieces; empty if it is not refused before its end, or if it has none."""
+    buffer, searched = bytearray(), 0
+    for start, end in pairwise((0, *cuts, len(content))):
+        buffer += content[start:end]
+        try:
+            if find_head_end(buffer, searched):
+                return ""
+        except UnreadableRequest as error:
+            return error.message
+        searched = len(buffer)
+    return ""
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_is_refused_for_the_same_reason_wherever_it_is_cut(head: bytes) -> None:
+    refused = 0
+    for content in changed(head):
+        whole = refusal(content, ())
+        refused += bool(whole)
+        assert refusal(content, range(1, len(content))) == whole, content
+        for cut in range(1, len(content)):
+            assert refusal(content, (cut,)) == whole, (content, cut)
+    assert refused > 20
+
+
+class CountedBuffer(bytearray):
+    """Counts the bytes in which line ends are searched, by what is searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.searched = Counter[bytes]()
+
+    def count(self, sought: Any, start: Any = 0, end: Any = None) -> int:
+        self.searched[sought] += max((len(self) if end is None else end) - start, 0)
+        return super().count(sought, start, len(self) if end is None else end)
+
+    def find(self, sought: Any, start: Any = 0, end: Any = None) -> int:
+        self.searched[sought] += max((len(self) if end is None else end) - start, 0)
+        return super().find(sought, start, len(self) if end is None else end)
+
+
+def test_a_head_that_comes_byte_by_byte_is_searched_once() -> None:
+    head = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"\r" * 4000
+    buffer = CountedBuffer()
+    for at in range(len(head)):
+        buffer += head[at : at + 1]
+        assert find_head_end(buffer, at) == 0
+    for sought in (CRLF, HEAD_END):
+        assert buffer.searched[sought] <= 4 * len(head), sought
+
+
+def test_a_trailer_that_comes_byte_by_byte_is_searched_once() -> None:
+    reader, buffer = ChunkedBody(), CountedBuffer()
+    trailer = b"0\r\nX: " + b"\r" * 4000
+    for byte in trailer:
+        buffer.append(byte)
+        reader.consume(buffer, bytearray())
+    assert buffer.searched[HEAD_END] <= 4 * len(trailer)
+
+
 def decoded(content: bytes, size: int) -> bytes | None:
     """The content of a body that is read in pieces of such a size; nothing if it is invalid or does not end."""
     reader, buffer, body = ChunkedBody(), bytearray(), bytearray()
@@ -110,6 +174,24 @@ def test_accepted_bodies_are_read_like_another_parser(body: bytes) -> None:
         assert mine == decoded(content, 1) == decoded(content, 3), content
         taken += mine is not None
     assert taken > 20
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_after_a_fault_a_body_never_ends(body: bytes) -> None:
+    """Whatever follows, in pieces of any size, is discarded."""
+    faults = 0
+    for content in changed(body):
+        reader, into = ChunkedBody(), bytearray()
+        try:
+            reader.consume(bytearray(content), into)
+        except UnreadableRequest:
+            faults += 1
+            before = bytes(into)
+            for rest in (b"0\r\n\r\n", b"\r\n0\r\n\r\n", content, *(body[at : at + 1] for at in range(len(body)))):
+                buffer = bytearray(rest)
+                reader.consume(buffer, into)
+                assert (reader.complete, buffer, bytes(into)) == (False, b"", before), (content, rest)
+    assert faults > 20
 
 
 def test_the_end_of_a_head_is_found_wherever_it_is_cut() -> None:

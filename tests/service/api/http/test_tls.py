@@ -21,7 +21,7 @@ from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.tls import MAX_CONTROL_RECORDS, RECEIVE_BYTES, Handshake, RecordCounter, read_certificate
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.server.process import load_tls_context
-from tests.service.api.http.test_connection import Served, replying
+from tests.service.api.http.test_connection import FaultyBodies, LostTransport, Served, replying
 from tests.support.processes import PATIENCE, Process
 from tests.support.scripted import until
 
@@ -141,6 +141,22 @@ def test_incomplete_handshakes_are_closed(
                 pass  # it made room
             one.close()
         assert client.post("/predict", json=TEXT).status_code == 200
+
+
+def test_a_new_handshake_is_counted_and_has_its_timer_whatever_fails(files: tuple[str, str]) -> None:
+    async def connect() -> None:
+        served = Served(replying(), max_connections=1, incoming_bodies=FaultyBodies())
+        first, second = (
+            Handshake(read_certificate(*files), served.connection, served.state, served.edge) for _ in range(2)
+        )
+        first.connection_made(LostTransport())
+        with pytest.raises(ZeroDivisionError):
+            second.connection_made(LostTransport())
+        assert served.state.connections == {first, second}
+        for handshake in (first, second):
+            assert cast(Any, handshake)._handshake_timeout_handle.when() > 0
+
+    asyncio.run(connect())
 
 
 def test_a_port_for_probes_stays_plain(
