@@ -3,7 +3,8 @@ generation_config.json, or from config.json if that file is missing, as transfor
 answer is either followed or refused by name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ IGNORED_FIELDS = re.compile(
 )  # prefixes of fields that do not change the output
 DEFAULT_TOP_K = 50  # transformers' default
 MAX_BANNED_TOKENS = 4096  # different ones, as many as a request may ban; published models have about a hundred
+MAX_LISTED_TOKENS = 1 << 17  # banned ones that a file lists, repeats included; each is compared with the others
 MAX_FORCED_TOKENS = 64  # first or last tokens of an answer; published models have one
 MAX_SHOWN = 100  # characters of a value in a message
 log = getLogger(__name__)
@@ -73,13 +75,8 @@ def read_decoding_config(folder: Path, config: JsonObject, decoder: ModelConfig)
     fields, file = read_generation_fields(folder, config)
     check_fields(fields, file)
     how = parse_config(str(file), lambda: build_decoding_config(fields, read_eos_tokens(fields, config), decoder))
-    tokens = {*how.stop_tokens, *how.forced_first, *how.forced_last, *how.banned_tokens}
-    tokens.add(read_start_token(folder, config))
-    if outside := sorted(token for token in tokens if not 0 <= token < decoder.vocab_size):
-        named = shorten(outside)
-        raise CheckpointError(
-            f"it names tokens {named}; the network has the tokens 0 to {decoder.vocab_size - 1}", file=str(file)
-        )
+    named = (*how.stop_tokens, *how.forced_first, *how.forced_last, read_start_token(folder, config))
+    parse_config(str(file), lambda: check_token_range(named, decoder.vocab_size))
     return how
 
 
@@ -129,7 +126,7 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
         min_tokens=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
         forced_first=read_forced_tokens(given, "forced_bos_token_id"),
         forced_last=read_forced_tokens(given, "forced_eos_token_id"),
-        banned_tokens=read_banned_tokens(given, stops),
+        banned_tokens=read_banned_tokens(given, stops, decoder.vocab_size),
         no_repeat_ngram=int(given.get("no_repeat_ngram_size", 0)),
         renormalize=bool(given.get("renormalize_logits", False)),
         beams=beams,
@@ -166,16 +163,38 @@ def read_forced_tokens(given: JsonObject, key: str) -> tuple[int, ...]:
     return tokens
 
 
-def read_banned_tokens(given: JsonObject, stops: frozenset[int]) -> tuple[int, ...]:
+def read_banned_tokens(given: JsonObject, stops: frozenset[int], vocab_size: int) -> tuple[int, ...]:
     """Tokens that are never generated, each once; an end token cannot be banned as a bad word. Every request prepares
-    them, so at most MAX_BANNED_TOKENS are allowed."""
-    words = [token_ids(word) for word in given.get("bad_words_ids", ())]
-    if any(len(word) != 1 for word in words):
-        raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
-    bad_words = (token for (token,) in words if token not in stops)
-    tokens = tuple(dict.fromkeys((*bad_words, *token_ids(given.get("suppress_tokens")))))
-    if len(tokens) > MAX_BANNED_TOKENS:
+    them, so at most MAX_BANNED_TOKENS are allowed.
+
+    A file may hold numbers that a table of Python places badly: each then takes as long as all before it, and other
+    threads wait for one call that makes a table of all. So numbers are counted and compared with the vocabulary before
+    the first is put into a table, and the table ends with the first number that is too many.
+    """
+    words, suppressed = given.get("bad_words_ids", []), token_ids(given.get("suppress_tokens"))
+    if not isinstance(words, list):
+        raise ValueError(f"bad_words_ids is a {type(words).__name__} where a list of lists belongs")
+    if (listed := len(words) + len(suppressed)) > MAX_LISTED_TOKENS:
         raise CheckpointError(
-            f"bad_words_ids and suppress_tokens have {len(tokens)} different tokens; {MAX_BANNED_TOKENS} are the most"
+            f"bad_words_ids and suppress_tokens have {listed} tokens; {MAX_LISTED_TOKENS} are the most"
         )
-    return tokens
+    bad_words = [token_ids(word) for word in words]
+    if any(len(word) != 1 for word in bad_words):
+        raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
+    tokens = [*(token for (token,) in bad_words if token not in stops), *suppressed]
+    check_token_range(tokens, vocab_size)
+    found = dict[int, None]()
+    for token in tokens:
+        found[token] = None
+        if len(found) > MAX_BANNED_TOKENS:
+            raise CheckpointError(
+                f"bad_words_ids and suppress_tokens have more than {MAX_BANNED_TOKENS} different tokens"
+            )
+    return tuple(found)
+
+
+def check_token_range(tokens: Iterable[int], vocab_size: int) -> None:
+    """CheckpointError that names tokens which the network does not have."""
+    if outside := list(islice((token for token in tokens if not 0 <= token < vocab_size), MAX_SHOWN)):
+        named = shorten(sorted(outside))
+        raise CheckpointError(f"it names tokens {named}; the network has the tokens 0 to {vocab_size - 1}")

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from polyhead.models.checkpoint.generation_config import MAX_BANNED_TOKENS, MAX_FORCED_TOKENS, read_decoding_config
+from polyhead.models.checkpoint.generation_config import (
+    MAX_BANNED_TOKENS,
+    MAX_FORCED_TOKENS,
+    MAX_LISTED_TOKENS,
+    read_decoding_config,
+)
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.seq2seq.decoding import DecodingConfig
@@ -44,8 +49,22 @@ def test_banned_tokens_are_limited(tmp_path: Path) -> None:
         {"bad_words_ids": [[token] for token in (*most, WORDS - 1)]},
         {"bad_words_ids": [[WORDS - 1]], "suppress_tokens": most},
     ):
-        with pytest.raises(CheckpointError, match="suppress_tokens have 4097 different tokens; 4096 are the most"):
+        with pytest.raises(CheckpointError, match="suppress_tokens have more than 4096 different tokens"):
             read(tmp_path, **fields)
+
+
+def test_banned_tokens_are_compared_with_the_vocabulary_before_they_are_hashed(tmp_path: Path) -> None:
+    """Numbers above the vocabulary can be chosen so that all collide in a table of Python."""
+    colliding = [WORDS + (number << 20) for number in range(MAX_BANNED_TOKENS + 1)]
+    for fields in ({"suppress_tokens": colliding}, {"bad_words_ids": [[token] for token in colliding]}):
+        with pytest.raises(CheckpointError, match=rf"it names tokens \[{WORDS}, .*; the network has the tokens 0 to"):
+            read(tmp_path, **fields)
+
+
+def test_banned_tokens_that_a_file_lists_are_counted_with_repeats(tmp_path: Path) -> None:
+    assert read(tmp_path, suppress_tokens=[5] * MAX_LISTED_TOKENS).banned_tokens == (5,)
+    with pytest.raises(CheckpointError, match="suppress_tokens have 131073 tokens; 131072 are the most"):
+        read(tmp_path, bad_words_ids=[[5]], suppress_tokens=[5] * MAX_LISTED_TOKENS)
 
 
 @pytest.mark.parametrize("key", ["forced_bos_token_id", "forced_eos_token_id"])
