@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..architectures.family import MAX_LAYERS
+from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError
 from ..network.model_config import ModelConfig
@@ -206,8 +206,11 @@ def invalid_fields(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield name, "a number, not negative"
     if config.kv_heads > 0 and config.heads % config.kv_heads:
         yield "heads", f"a multiple of kv_heads, which is {config.kv_heads}"
-    if config.position == "rotary" and config.head_width % 2:
-        yield "head_width", "even, for rotary positions"
+    if config.position == "rotary":
+        if config.head_width % 2:
+            yield "head_width", "even, for rotary positions"
+        if config.head_width > MAX_HEAD_WIDTH:
+            yield "head_width", f"{MAX_HEAD_WIDTH} at most, for rotary positions"
     if len(config.windowed) not in (0, config.depth):
         yield "windowed", f"one for each of {config.depth} layers"
     if config.position in ("sinusoidal", "sines-cosines"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..architectures import FAMILIES
-from ..architectures.family import read_rope
+from ..architectures.family import MAX_HEAD_WIDTH, read_rope
 from ..architectures.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture, rename_tensor
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError
@@ -28,7 +28,6 @@ from .tensor_files import TensorEntry
 FREQUENCIES = "rope_freqs.weight"
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 RANKS = 4
-MAX_HEAD_WIDTH = 1 << 14  # features of a head with rope factors; published heads have 512 at most
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 log = getLogger(__name__)
 

@@ -4,6 +4,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 import transformers as tf
 
-from polyhead.models.architectures.family import MAX_LAYERS
+from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS
 from polyhead.models.checkpoint import describe_source, load
 from polyhead.models.checkpoint import folder as folder_of
 from polyhead.models.checkpoint import tensor_files as tensors
@@ -87,6 +88,23 @@ def test_layers_are_not_built_without_their_tensors(
     edited(folder, folder, num_hidden_layers=depth)
     with pytest.raises(CheckpointError, match=sentence):
         build_on_meta(describe_source(str(folder)))
+
+
+def test_rotary_tables_are_bounded_before_shapes_are_compared(tiny_generator: Path, tmp_path: Path) -> None:
+    """The frequencies are computed when the network is built, before the files' shapes are compared with it."""
+    folder = edited(tiny_generator, tmp_path / "wide", head_dim=MAX_HEAD_WIDTH + 2)
+    with pytest.raises(CheckpointError, match="head_width is 16386, which should be 16384 at most, for rotary"):
+        build_on_meta(describe_source(str(folder)))
+
+
+@pytest.mark.parametrize("windowed", [0.0, 10_000.0])
+def test_tables_of_a_network_without_its_weights_are_small(tiny_generator: Path, windowed: float) -> None:
+    """A network on the meta device has no weights; the tables that it computes take the memory of the process."""
+    described = describe_source(str(tiny_generator))
+    for name, value in (("head_width", MAX_HEAD_WIDTH), ("width", 2**30), ("heads", 2**30), ("max_positions", 2**30)):
+        config = replace(described.config, window_rope_base=windowed, **{"kv_heads": 1, name: value})
+        network, _ = build_on_meta(replace(described, config=config))
+        assert sum(table.nbytes for table in network.buffers() if not table.is_meta) <= 4 * MAX_HEAD_WIDTH
 
 
 def test_layers_that_share_their_tensors_may_be_many(tmp_path: Path) -> None:
