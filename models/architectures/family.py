@@ -16,6 +16,7 @@ Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in orde
 NamedTensors = list[tuple[str, Tensor]]
 
 MAX_LAYERS = 1024  # the deepest published networks have about a hundred; each layer takes 40 KB when it is built
+MAX_SHARED_LAYERS = 48  # layers with one set of tensors, which take time and no bytes; published networks have 24
 MAX_HEAD_WIDTH = 1 << 14  # features of a head with rotary positions; published heads have 512 at most
 ACTIVATION_NAMES: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
     "gelu": "gelu",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS
+from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, EncodingError, UnsupportedError
 from ..network.model_config import ModelConfig
@@ -133,16 +133,24 @@ class SkipInitialization(TorchFunctionMode):
 def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     """The network and the head on the meta device: shapes without memory.
 
-    Layers that share parameters have one set of tensors, so their number is not compared with that of the tensors.
+    Layers that share parameters have one set of tensors, so their number is not compared with that of the tensors and
+    has a bound of its own: a small file could ask for a pass of any length.
     CheckpointError if they cannot be built, or if the tokenizer's output does not fit the network.
     """
-    for config in (description.config, *description.head.decoder_configs):
+    configs = (description.config, *description.head.decoder_configs)
+    for config in configs:
         for name, wrong in invalid_fields(config):
             raise CheckpointError(
                 f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=description.file
             )
-    depth = max(config.depth for config in (description.config, *description.head.decoder_configs))
-    check_depth(description.file, depth, depth if description.config.shared else count_layer_tensors(description))
+    check_depth(
+        description.file,
+        max((config.depth for config in configs if not config.shared), default=0),
+        count_layer_tensors(description),
+    )
+    if (shared := max((config.depth for config in configs if config.shared), default=0)) > MAX_SHARED_LAYERS:
+        message = f"it describes {shared} layers that share their tensors; {MAX_SHARED_LAYERS} at most are known here"
+        raise UnsupportedError(message, file=description.file)
     check_tokenizer_fits(description)
     with torch.device("meta"), SkipInitialization():
         network = description.build_network() if description.build_network else Transformer(description.config)

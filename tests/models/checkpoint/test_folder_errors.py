@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers as tf
 
-from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS
+from polyhead.models.architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from polyhead.models.checkpoint import describe_source, load
 from polyhead.models.checkpoint import folder as folder_of
 from polyhead.models.checkpoint import tensor_files as tensors
@@ -112,9 +112,12 @@ def test_layers_that_share_their_tensors_may_be_many(tmp_path: Path) -> None:
     config = tf.AlbertConfig(vocab_size=400, hidden_size=32, num_hidden_layers=24, num_attention_heads=4)
     folder = checkpoints.save(tf.AlbertModel(config), checkpoints.word_piece(), tmp_path / "albert")
     assert len(build_on_meta(describe_source(str(folder)))[0].blocks) == 24
-    edited(folder, folder, num_hidden_layers=MAX_LAYERS + 1)
-    with pytest.raises(CheckpointError, match="1025 layers; networks of 1024 at most"):
-        build_on_meta(describe_source(str(folder)))
+    edited(folder, folder, num_hidden_layers=MAX_SHARED_LAYERS)
+    assert len(build_on_meta(describe_source(str(folder)))[0].blocks) == MAX_SHARED_LAYERS
+    for depth in (MAX_SHARED_LAYERS + 1, MAX_LAYERS, 10**9):
+        edited(folder, folder, num_hidden_layers=depth)
+        with pytest.raises(UnsupportedError, match=f"{depth} layers that share their tensors; 48 at most are known"):
+            build_on_meta(describe_source(str(folder)))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\xff"])
