@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,6 +123,7 @@ class Tokenizer:
         self.text_size = patterns.check_piece_lengths(self._backend, known)
         self.growth = patterns.check_growth(self._backend)
         self._spelling = TokenSpelling(self._backend)
+        self._literal = copy_without_control(self._backend)
         check_control_tokens([self.piece(id) for id in self._spelling.special])
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.token_id, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
@@ -156,10 +158,13 @@ class Tokenizer:
         return run_library(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), load_failure())
 
     def with_text_tags(self, tags: frozenset[str]) -> "Tokenizer":
-        """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens."""
+        """The tokenizer with `tags` decoded as text, even if the vocabulary has them as control tokens.
+
+        It makes what `quote` needs, which takes long for many control tokens, so that no request waits for it.
+        """
         other = copy(self)
         other._spelling = TokenSpelling(self._backend, tags)
-        other.__dict__.pop("_quoting", None)
+        other.__dict__["_quoting"] = other._build_quoting()
         return other
 
     @property
@@ -267,14 +272,25 @@ class Tokenizer:
 
     @cached_property
     def _quoting(self) -> SpecialTokenEscape:
+        return self._build_quoting()
+
+    def _build_quoting(self) -> SpecialTokenEscape:
         return SpecialTokenEscape(self.piece(id) for id in self._spelling.special)
 
-    @cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
-        # A copy, because the switch applies to the whole encoder, which other threads are using.
-        literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        literal.encode_special_tokens = True
-        return literal
+
+def copy_without_control(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """An equal encoder that reads a spelled control token as plain text; it shares the vocabulary with `backend`.
+
+    It is another object because the switch applies to a whole encoder, which other threads are using.
+    """
+    other = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (made := getattr(backend, part)) is not None:
+            setattr(other, part, made)
+    # In the order of their ids, in which the library gives them the same ids again.
+    other.add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items(), key=itemgetter(0))])
+    other.encode_special_tokens = True
+    return other
 
 
 def build_tokenizer(make: Callable[[], Tokenizer], file: str) -> Tokenizer:

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from ..core.errors import CheckpointError, UnsupportedError
+from .added_tokens import check_added_contents
 from .vocabulary import (
     MAX_PIECE_LENGTH,
     SPACE,
@@ -94,8 +95,9 @@ class _Data:
         """The vocabulary with its added tokens. Control tokens are matched whole and are no text; user-defined ones are
         matched whole and are text."""
         control = dict.fromkeys([*self.select_pieces(UNKNOWN, CONTROL), *self.roles.values()])
-        backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
         defined = [piece for piece in self.select_pieces(USER_DEFINED) if piece not in control]
+        check_added_contents((*control, *defined))
+        backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
         backend.add_tokens([AddedToken(piece, normalized=False, special=False) for piece in defined])
         return Vocabulary(backend=backend, bos=bos, eos=eos, pad=self.roles.get("padding", ""))
 

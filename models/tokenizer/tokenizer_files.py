@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError
 from . import sentencepiece
+from .added_tokens import check_added_contents, check_added_tokens
 from .merges import check_merges
 from .vocabulary import (
     GPT2_SPLIT,
@@ -169,6 +170,7 @@ def _read_tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "tokenizer.json"
     text = _check_utf8(path, lambda: files.read_json_bytes(path, files.MAX_VOCABULARY_BYTES).decode())
     check_merges(text, str(path))
+    check_added_tokens(text, str(path))
     backend = run_build(lambda: Tokenizer.from_str(text), str(path))
     # The file's settings for truncation and padding are ignored.  A text that is too long is an error that gives
     # both lengths, and nothing is padded.
@@ -220,6 +222,7 @@ def _read_source_spm(folder: Path, settings: _Settings) -> Tokenizer:
     backend = run_build(lambda: sentencepiece.build_unigram_backend(model, pieces, settings.piece("unk_token")), path)
     _add_tokens(backend, settings, folder)
     codes = sorted(piece for piece in pieces if piece.startswith(">>") and piece.endswith("<<"))
+    check_added_contents(codes, path)
     backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
     add_boundary_tokens(backend, "", settings.piece("eos_token"))
     return backend
@@ -298,16 +301,19 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 def _add_tokens(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
     """Add the tokens of the small files as added or special tokens, unless they are already."""
+    listed = [token for _, token in sorted(settings.added.items(), key=lambda item: item[0])]
+    named = [*settings.roles.values(), *settings.more]
+    check_added_contents((token.content for token in (*listed, *named)), str(folder))
     known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
-    for index, token in sorted(settings.added.items()):
-        if known.get(token.content) is None:
-            backend.add_tokens([token])
+    # The library makes its automaton again in each call, so all tokens are added in one.
+    backend.add_tokens([token for token in listed if token.content not in known])
+    for index, token in settings.added.items():
         if backend.token_to_id(token.content) != index:
             message = f"the added token {token.content!r} has id {index} in the small files, "
             raise CheckpointError(f"{message}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
-    for token in [*settings.roles.values(), *settings.more]:
-        if not known.get(token.content) and backend.token_to_id(token.content) is not None:
-            backend.add_special_tokens([token])
+    backend.add_special_tokens(
+        [token for token in named if not known.get(token.content) and backend.token_to_id(token.content) is not None]
+    )
 
 
 def _read_text(path: Path) -> str:

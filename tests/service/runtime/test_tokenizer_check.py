@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,25 @@ def test_one_that_takes_long_for_a_text_says_for_which(
     said = r"the tokenizer takes \S+ s of a processor for 8192 characters as 'a'; 0.25 s are the most"
     with pytest.raises(CheckpointError, match=said):
         vet.check_folder(spoiled("a tokenizer: a normalizer that multiplies within bounds"), {})
+
+
+def test_one_call_of_the_library_has_a_bound(
+    vet: TokenizerCheck, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library keeps the interpreter's lock in a call, so the server would wait as long."""
+    monkeypatch.setattr(vetting, "CPU_SECONDS_PER_CALL", 0.0)
+    said = r"reading the tokenizer takes \S+ s of a processor in one call, while no other thread runs; 0 s are the most"
+    with pytest.raises(CheckpointError, match=said) as raised:
+        vet.check_folder(tiny_classifier, {})
+    assert raised.value.file == str(tiny_classifier)
+
+
+def test_a_call_that_keeps_the_interpreter_is_measured_whole() -> None:
+    with vetting.InterpreterWatch() as watch:
+        before = time.process_time()
+        sum(range(20_000_000))  # one call, in which no other thread runs
+        spent = time.process_time() - before
+    assert watch.longest >= spent / 2
 
 
 def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
