@@ -31,7 +31,7 @@ def check_added_tokens(text: str, file: str) -> None:
 
 def check_added_contents(contents: Iterable[Any], file: str = "") -> None:
     """Raises CheckpointError for too many added tokens, or too long ones. Only strings are counted, each once."""
-    added = {content for content in contents if isinstance(content, str)}
+    added = dict.fromkeys(content for content in contents if isinstance(content, str))
     longest = max(added, key=len, default="")
     if len(longest) > MAX_ADDED_LENGTH:
         message = f"the added token {longest[:40]!r}... has {len(longest)} characters; {MAX_ADDED_LENGTH} are the most"

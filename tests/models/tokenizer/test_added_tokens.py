@@ -11,6 +11,7 @@ import tokenizers
 
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.tokenizer import Tokenizer, added_tokens, copy_without_control, tokenizer_files
+from polyhead.models.tokenizer.vocabulary import Vocabulary
 from tests.models.tokenizer.test_tokenizer import sentencepiece_fields
 from tests.support.tokenizer_fields import bases
 
@@ -158,3 +159,34 @@ def test_no_request_reads_the_vocabulary_again(changed: Callable[..., Path], mon
     [plain] = tokenizer.encode_batch(["<|one|>"], special=False, untrusted=True)
     assert plain.ids != [tokenizer.token_id("<|one|>")]
     assert tokenizer.encode_quoted(tokenizer.quote("<|one|>"))
+
+
+def test_a_whole_vocabulary_is_listed_once(changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads wait while the library makes a table or a text of a vocabulary."""
+    calls = list[str]()
+
+    class Counted:
+        def __init__(self, backend: tokenizers.Tokenizer) -> None:
+            self.backend = backend
+
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(self.backend, name)
+
+    same, other = Tokenizer.from_folder(changed([])), Tokenizer.from_folder(changed(["<other>"]))
+    backend = tokenizers.Tokenizer.from_file(str(changed([]) / "tokenizer.json"))
+    monkeypatch.setattr("polyhead.models.tokenizer.copy_without_control", lambda _: backend)
+    tokenizer = Tokenizer(Vocabulary(cast(Any, Counted(backend)), same.bos_token, same.eos_token))
+    for _ in range(2):
+        assert tokenizer.has_same_tokens(same)
+        assert not tokenizer.has_same_tokens(other)
+        assert other.digest != tokenizer.digest == Tokenizer.from_parts(*tokenizer.parts).digest
+    assert calls.count("get_vocab") == 1
+    assert calls.count("to_str") == 3  # two for the parts of this test
+
+
+def test_a_vocabulary_with_another_piece_is_another(changed: Callable[..., Path]) -> None:
+    one, two = (Tokenizer.from_folder(changed([name])) for name in ("<one>", "<two>"))
+    assert one.vocab_size == two.vocab_size
+    assert not one.has_same_tokens(two)
+    assert one.has_same_tokens(Tokenizer.from_folder(changed(["<one>"])))
