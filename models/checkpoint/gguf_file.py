@@ -145,8 +145,8 @@ def choose_head(path: Path, config: ModelConfig, fields: Json, entries: Mapping[
 
 
 def load_tokenizer(path: Path, metadata: Json, vet: FolderCheck = accept_folder) -> Tokenizer:
-    fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
     try:
+        fields = Tokenizer.select_gguf_fields(metadata)
         vet(path, fields)
         return Tokenizer.from_gguf(fields)
     except CheckpointError as error:

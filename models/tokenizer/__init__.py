@@ -147,6 +147,11 @@ class Tokenizer:
         """The tokenizer in a GGUF file's metadata; CheckpointError names the faulty field."""
         return run_library(lambda: cls(gguf.read_gguf_vocabulary(fields)), load_failure())
 
+    @staticmethod
+    def select_gguf_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that `from_gguf` reads; CheckpointError if they are longer than those of any vocabulary."""
+        return gguf.select_fields(metadata)
+
     @property
     def parts(self) -> tuple[str, ...]:
         """Everything it is made of, as text; `from_parts` makes an equal tokenizer, for example in another process."""

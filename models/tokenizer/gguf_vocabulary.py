@@ -40,6 +40,38 @@ _ROLES = (
 )  # the format spells it "seperator"
 
 
+READ_FIELDS = frozenset(
+    f"tokenizer.ggml.{name}"
+    for name in (
+        *("add_bos_token", "add_eos_token", "add_space_prefix", "merges", "model", "normalizer.lowercase"),
+        *("normalizer.strip_accents", "pre", "scores", "token_type", "tokens"),
+        *(f"{role}_token_id" for role in _ROLES),
+    )
+)
+MAX_FIELD_CHARACTERS = 1 << 25  # characters of all fields; 262,144 tokens and their merges have ten million
+
+
+def select_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a GGUF file's metadata that `read_gguf_vocabulary` reads.
+
+    CheckpointError if their strings are longer than those of any vocabulary. They are copied several times, with each
+    control character as six, for the child process that tries the vocabulary first.
+    """
+    fields = {name: value for name, value in metadata.items() if name in READ_FIELDS}
+    sizes = {name: _count_characters(value) for name, value in fields.items()}
+    if (characters := sum(sizes.values())) > MAX_FIELD_CHARACTERS:
+        longest = max(sizes, key=sizes.__getitem__)
+        message = f"the metadata field {longest} has {sizes[longest]} of {characters} characters under tokenizer.ggml"
+        raise CheckpointError(f"{message}; {MAX_FIELD_CHARACTERS} are the most")
+    return fields
+
+
+def _count_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return sum(len(item) for item in value if isinstance(item, str)) if isinstance(value, list | tuple) else 0
+
+
 class _Fields:
     """The metadata under `tokenizer.ggml.`; each value is checked when it is read."""
 

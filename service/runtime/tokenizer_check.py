@@ -54,12 +54,12 @@ class TokenizerCheck:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
                 self._end()
-            question = {"source": str(source), "fields": dict(fields), "memory": MEMORY_BYTES}
-            question |= {"seconds": CPU_SECONDS, "text_seconds": CPU_SECONDS_PER_TEXT}
-            question |= {"call_seconds": CPU_SECONDS_PER_CALL}
+            limits = {"memory": MEMORY_BYTES, "seconds": CPU_SECONDS}
+            limits |= {"text_seconds": CPU_SECONDS_PER_TEXT, "call_seconds": CPU_SECONDS_PER_CALL}
+            question = write_question({"source": str(source), **limits}, fields)
             try:
                 process = self._process = self._process or start_child(COMMAND)
-                answer = json.loads(exchange_lines(process, json.dumps(question).encode() + b"\n", WALL_SECONDS))
+                answer = json.loads(exchange_lines(process, question, WALL_SECONDS))
             except TimeoutError:
                 self._end()
                 raise tokenizer_error(
@@ -86,6 +86,18 @@ class TokenizerCheck:
         process, self._process = self._process, None
         if process is not None:
             kill_child(process)
+
+
+def write_question(request: Mapping[str, Any], fields: Mapping[str, Any]) -> bytearray:
+    """Return the request with the metadata `fields` of a GGUF file, as a line of JSON.
+
+    A vocabulary is long, so one field at a time is copied, and characters outside of ASCII stay as they are.
+    """
+    line = bytearray(json.dumps(request).encode().removesuffix(b"}") + b', "fields": {')
+    for number, (name, value) in enumerate(fields.items()):
+        line += b", " * bool(number) + json.dumps(name).encode() + b": "
+        line += json.dumps(value, ensure_ascii=False).encode()
+    return line + b"}}\n"
 
 
 def tokenizer_error(source: Path | str, reason: str) -> CheckpointError:

@@ -1,6 +1,7 @@
 """A malicious tokenizer is tried in a child process, and the server survives."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -153,6 +154,18 @@ def test_the_vocabulary_of_a_gguf_file_is_tried_too(vet: TokenizerCheck, tmp_pat
     )  # a question of megabytes
     with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.model is missing"):
         vet.check_folder(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
+
+
+def test_a_question_is_a_line_of_json() -> None:
+    for fields in (
+        {},
+        {"one": "a\n\u00e9\U0001f642\x01"},
+        {"one": ["a", "b"], "two": [1, 2.5, float("inf")], "three": True},
+    ):
+        line = vetting.write_question({"source": "a\nb", "memory": 3}, fields)
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        assert json.loads(line) == {"source": "a\nb", "memory": 3, "fields": fields}
 
 
 def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
