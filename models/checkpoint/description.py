@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..architectures.family import MAX_HEAD_WIDTH, MAX_LAYERS, MAX_SHARED_LAYERS
 from ..chat import ChatTemplate
-from ..core.errors import CheckpointError, EncodingError, UnsupportedError
+from ..core.errors import CheckpointError, EncodingError, UnsupportedError, show_value
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..parallel import Cut
@@ -141,7 +141,7 @@ def build_on_meta(description: Description) -> tuple[Transformer, nn.Module]:
     for config in configs:
         for name, wrong in invalid_fields(config):
             raise CheckpointError(
-                f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=description.file
+                f"{name} is {show_value(getattr(config, name))}, which should be {wrong}", file=description.file
             )
     check_depth(
         description.file,

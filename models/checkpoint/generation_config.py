@@ -9,9 +9,10 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
 from ..network.model_config import ModelConfig
 from ..seq2seq.decoding import DecodingConfig
+from .description import join_names
 from .folder_files import MAX_STOP_TOKENS, JsonObject, parse_config, read_json
 
 FILE = "generation_config.json"
@@ -92,14 +93,14 @@ def check_fields(fields: JsonObject, file: Path) -> None:
     for key, neutral in NEUTRAL_VALUES.items():
         if fields.get(key) not in (None, neutral, []):
             raise UnsupportedError(
-                f"{key} {fields[key]!r} would change the output and is not supported; remove it, or use another file",
+                f"{key} {show_value(fields[key])} would change the output and is not supported; remove it, or use "
+                "another file",
                 file=str(file),
             )
-    unknown = sorted(
-        key for key in fields.keys() - {*SUPPORTED_FIELDS, *NEUTRAL_VALUES} if not IGNORED_FIELDS.match(key)
-    )
+    known = {*SUPPORTED_FIELDS, *NEUTRAL_VALUES}
+    unknown = [key for key in fields if key not in known and not IGNORED_FIELDS.match(key)]
     if unknown:
-        log.warning("%s: %s is not known, and is ignored", file, ", ".join(unknown))
+        log.warning("%s: %s is not known, and is ignored", file, truncate(join_names(unknown)))
 
 
 def read_eos_tokens(fields: JsonObject, config: JsonObject) -> frozenset[int]:
@@ -116,7 +117,7 @@ def build_decoding_config(fields: JsonObject, stops: frozenset[int], decoder: Mo
     longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
     early = given.get("early_stopping", False)
     if early not in (True, False, "never"):
-        raise UnsupportedError(f"early_stopping {early!r} is not true, false or never")
+        raise UnsupportedError(f"early_stopping {show_value(early)} is not true, false or never")
     sampled, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
     if sampled and beams > 1:
         raise UnsupportedError("do_sample with num_beams: sampled beams are not supported; set one of them")
@@ -146,14 +147,8 @@ def token_ids(ids: object) -> tuple[int, ...]:
         return ()
     found = ids if isinstance(ids, list) else [ids]
     if not all(type(each) is int for each in found):
-        raise ValueError(f"{shorten(ids)} is no token id and no list of them")
+        raise ValueError(f"{show_value(ids, MAX_SHOWN)} is no token id and no list of them")
     return tuple(found)
-
-
-def shorten(value: object) -> str:
-    """The value as a message shows it, cut to MAX_SHOWN characters."""
-    shown = repr(value)
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
 
 
 def read_forced_tokens(given: JsonObject, key: str) -> tuple[int, ...]:
@@ -196,5 +191,5 @@ def read_banned_tokens(given: JsonObject, stops: frozenset[int], vocab_size: int
 def check_token_range(tokens: Iterable[int], vocab_size: int) -> None:
     """CheckpointError that names tokens which the network does not have."""
     if outside := list(islice((token for token in tokens if not 0 <= token < vocab_size), MAX_SHOWN)):
-        named = shorten(sorted(outside))
+        named = show_value(sorted(outside), MAX_SHOWN)
         raise CheckpointError(f"it names tokens {named}; the network has the tokens 0 to {vocab_size - 1}")

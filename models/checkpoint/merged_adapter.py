@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..architectures import Family, HeadSpec, rename_weight
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from .compressed_tensors import CompressedEntry
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
@@ -118,6 +118,8 @@ def base_source(path: Path) -> str:
     if os.path.exists(near):
         return str(near)
     revision = settings.get("revision")
+    if revision is not None and not isinstance(revision, str):
+        raise CheckpointError(f"revision is {show_value(revision)}, which should be a string", file=str(path / CONFIG))
     return f"{name}@{revision}" if revision and is_id(name) else name
 
 
@@ -148,10 +150,14 @@ def read_adapter(path: Path) -> Adapter:
 def check_adapter_settings(file: Path, settings: JsonObject) -> None:
     """UnsupportedError for settings under which the update is not scale * B @ A."""
     if settings.get("peft_type") != "LORA":
-        raise UnsupportedError(f"peft_type {settings.get('peft_type')!r}; only LORA is merged", file=str(file))
+        raise UnsupportedError(
+            f"peft_type {show_value(settings.get('peft_type'))}; only LORA is merged", file=str(file)
+        )
     for key, value in settings.items():
         if (value and key not in HARMLESS) or (key in LIMITED and value not in LIMITED[key]):
-            message = f"{key} is {value!r}, which plain LoRA does not have; merge it with peft and load the result"
+            message = (
+                f"{key} is {show_value(value)}, which plain LoRA does not have; merge it with peft and load the result"
+            )
             raise UnsupportedError(message, file=str(file))
     for key in ("rank_pattern", "alpha_pattern"):
         check_patterns(file, key, settings.get(key))
@@ -205,13 +211,13 @@ def adapter_head_spec(adapter: Adapter, base: FolderParts) -> HeadSpec:
     task = adapter.settings.get("task_type")
     if task is None:
         return base.spec
-    if base.spec.task == TASKS.get(str(task)):
+    wanted = TASKS.get(task) if isinstance(task, str) else None
+    if base.spec.task == wanted:
         return base.spec
-    specs = [spec for spec in base.family.heads.values() if spec.task == TASKS.get(str(task))]
+    specs = [spec for spec in base.family.heads.values() if spec.task == wanted]
     if not specs:
-        message = (
-            f"task_type {task!r} has no head in the {base.family.name} family, which has {', '.join(base.family.heads)}"
-        )
+        known = ", ".join(base.family.heads)
+        message = f"task_type {show_value(task)} has no head in the {base.family.name} family, which has {known}"
         raise UnsupportedError(message, file=str(adapter.path / CONFIG))
     return specs[0]
 
@@ -276,7 +282,8 @@ def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
     stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
     alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
     if stated_rank != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
-        message = f"r {stated_rank!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
+        message = f"r {show_value(stated_rank)} and lora_alpha {show_value(alpha)} do not fit {module}"
+        message += f", whose matrices have rank {rank}"
         raise CheckpointError(message, file=str(adapter.path / CONFIG))
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 

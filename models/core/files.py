@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import CheckpointError
+from .errors import CheckpointError, show_value
 
 MAX_SMALL_BYTES = 16 << 20  # bytes of a description, an index, a template
 MAX_VOCABULARY_BYTES = 64 << 20  # bytes of a vocabulary
@@ -93,7 +93,7 @@ def subfolder(folder: Path, name: str) -> Path:
     """A folder inside a folder. Raises CheckpointError unless `name` is the plain name of one that is no link."""
     path = folder / name
     if name and (Path(name).name != name or name == ".." or path.is_symlink()):
-        raise CheckpointError(f"{name!r} is no folder inside this one", file=str(folder))
+        raise CheckpointError(f"{show_value(name)} is no folder inside this one", file=str(folder))
     return path
 
 

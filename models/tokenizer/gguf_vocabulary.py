@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from ..core.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError, show_value
 from .added_tokens import check_added_contents
 from .vocabulary import (
     MAX_PIECE_LENGTH,
@@ -85,7 +85,7 @@ class _Fields:
         value = self._fields.get(f"tokenizer.ggml.{name}")
         value = default if value is None else value
         if not isinstance(value, kind):
-            reason = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
+            reason = "is missing" if value is None else f"is {show_value(value)}, a {type(value).__name__}"
             raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {reason}")
         return value
 
@@ -93,7 +93,7 @@ class _Fields:
         values = list(self.read(name, (list, tuple)))
         wrong = next((value for value in values if not isinstance(value, kind)), None)
         if wrong is not None:
-            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} holds {str(wrong)[:40]!r}")
+            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} holds {show_value(wrong)}")
         if count >= 0 and len(values) != count:
             raise CheckpointError(
                 f"the metadata field tokenizer.ggml.{name} has {len(values)} values for {count} tokens"
@@ -143,7 +143,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kind = fields.read("model", str)
     if kind not in _KINDS:
         raise UnsupportedError(
-            f"the vocabulary is of kind {kind!r} (tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}. "
+            f"the vocabulary is of kind {show_value(kind)} (tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}. "
             "Load the model from its safetensors folder, with its tokenizer.json, instead"
         )
     pieces = _pieces(fields)
@@ -160,7 +160,9 @@ def _pieces(fields: _Fields) -> list[str]:
     if len(set(pieces)) != len(pieces):
         seen: dict[str, int] = {}
         first, second = next((seen[p], i) for i, p in enumerate(pieces) if seen.setdefault(p, i) != i)
-        raise CheckpointError(f"tokenizer.ggml.tokens has {pieces[first]!r} twice, as {first} and as {second}")
+        raise CheckpointError(
+            f"tokenizer.ggml.tokens has {show_value(pieces[first])} twice, as {first} and as {second}"
+        )
     return pieces
 
 
@@ -180,7 +182,7 @@ def _from_gpt2(data: _Data) -> Vocabulary:
     name = data.fields.read("pre", str, "default") or "default"
     if name not in SPLITS:
         raise CheckpointError(
-            f"the text is to be split as {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
+            f"the text is to be split as {show_value(name)} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
         )
     split, merges = SPLITS[name], _merges(data.fields)
     backend = run_build(lambda: byte_level_merges(data.piece_ids(), merges, split))
