@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..architectures import Family, HeadSpec, rename_weight
-from ..core.errors import CheckpointError, UnsupportedError, show_value
+from ..core.errors import CheckpointError, UnsupportedError, show_value, truncate
 from .compressed_tensors import CompressedEntry
 from .folder_files import FolderParts, JsonObject, read_json
 from .hub import is_id
@@ -131,20 +131,28 @@ def read_adapter(path: Path) -> Adapter:
         message = f"{WEIGHTS} is missing; an adapter_model.bin has to be saved again by peft, as safetensors"
         raise UnsupportedError(message, file=str(path))
     sides: dict[str, dict[str, TensorEntry]] = {}
-    saved = {}
+    saved = dict[str, TensorEntry]()
     for name, entry in read_safetensors(path / WEIGHTS).items():
         check_readable(entry)
         plain = re.sub(r"\.(modules_to_save|default)(?=\.)", "", name.removeprefix(PREFIX))
         if found := LOW_RANK.fullmatch(plain):
-            sides.setdefault(found["module"], {})[found["side"]] = entry
+            add_once(sides.setdefault(found["module"], {}), found["side"], entry)
         elif "lora_" in plain:
             raise UnsupportedError(
                 "only lora_A and lora_B of linear layers are merged", file=str(entry.file), tensor=name
             )
         elif ".original_module." not in plain:
-            saved[plain] = entry
+            add_once(saved, plain, entry)
     overlay = {key: value for key, value in read_json(path / "config.json", {}).items() if key in OVERLAY_FIELDS}
     return Adapter(path, settings, overlay, {module: order_pair(both) for module, both in sides.items()}, saved)
+
+
+def add_once(entries: dict[str, TensorEntry], place: str, entry: TensorEntry) -> None:
+    """Add the entry. CheckpointError if another one has its place: only one of the two would be used."""
+    if other := entries.get(place):
+        message = f"it has the place of {truncate(other.name, 200)}; an adapter changes a tensor once"
+        raise CheckpointError(message, file=str(entry.file), tensor=entry.name)
+    entries[place] = entry
 
 
 def check_adapter_settings(file: Path, settings: JsonObject) -> None:
@@ -240,12 +248,14 @@ def label_overlay(adapter: Adapter, family: Family, spec: HeadSpec, config: Json
 
 
 def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """The base's entries with the adapter's changes."""
+    """The base's entries with the adapter's changes. CheckpointError for a tensor that is changed twice."""
     known = {strip_prefix(family, name): name for name in base}
-    entries = dict(base)
+    entries, changed = dict(base), dict[str, TensorEntry]()
     for name, entry in adapter.saved.items():
+        add_once(changed, strip_prefix(family, name), entry)
         entries[known.get(strip_prefix(family, name), name)] = entry
     for module, pair in adapter.pairs.items():
+        add_once(changed, strip_prefix(family, f"{module}.weight"), pair[0])
         place = known.get(strip_prefix(family, f"{module}.weight"))
         if place is None:
             message = f"the base has no tensor {module}.weight to merge it into"
