@@ -49,6 +49,7 @@ LIMITED: JsonObject = {
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 MAX_PATTERNS = 1024  # of ranks, and as many of alphas
+MAX_PATTERN_STEPS = 1 << 24  # of all patterns on all modules; 504 modules with two patterns each take 1.3 million
 MAX_RANK = 1 << 13  # of a matrix that is merged; A and B are read whole
 PRODUCTS = 1 << 28  # multiplications of B @ A between two calls of the progress callback
 MAX_ALPHA = 1e9  # a larger value is an error
@@ -64,6 +65,20 @@ class Adapter:
     overlay: JsonObject
     pairs: Mapping[str, tuple[TensorEntry, TensorEntry]]  # module -> (A, B)
     saved: Mapping[str, TensorEntry]  # tensor -> its replacement
+
+
+class PatternSteps:
+    """Counts the steps of matching an adapter's patterns with its modules."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._left = file, MAX_PATTERN_STEPS
+
+    def spend(self, count: int) -> None:
+        """UnsupportedError when more than MAX_PATTERN_STEPS are spent."""
+        self._left -= count
+        if self._left < 0:
+            message = "rank_pattern and alpha_pattern take too long to be matched with all modules"
+            raise UnsupportedError(f"{message}; merge the adapter with peft", file=str(self._file))
 
 
 @dataclass(frozen=True)
@@ -251,6 +266,7 @@ def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEnt
     """The base's entries with the adapter's changes. CheckpointError for a tensor that is changed twice."""
     known = {strip_prefix(family, name): name for name in base}
     entries, changed = dict(base), dict[str, TensorEntry]()
+    steps = PatternSteps(adapter.path / CONFIG)
     for name, entry in adapter.saved.items():
         add_once(changed, strip_prefix(family, name), entry)
         entries[known.get(strip_prefix(family, name), name)] = entry
@@ -260,7 +276,8 @@ def merge_entries(adapter: Adapter, family: Family, base: Mapping[str, TensorEnt
         if place is None:
             message = f"the base has no tensor {module}.weight to merge it into"
             raise CheckpointError(message, file=str(pair[0].file), tensor=pair[0].name)
-        entries[place] = build_merged_entry(adapter, module, base[place], pair)
+        scale = lora_scale(adapter, module, pair[0].shape[0], steps)
+        entries[place] = build_merged_entry(adapter, base[place], pair, scale)
     return entries
 
 
@@ -270,7 +287,7 @@ def strip_prefix(family: Family, name: str) -> str:
 
 
 def build_merged_entry(
-    adapter: Adapter, module: str, base: TensorEntry, pair: tuple[TensorEntry, TensorEntry]
+    adapter: Adapter, base: TensorEntry, pair: tuple[TensorEntry, TensorEntry], scale: float
 ) -> MergedEntry:
     transposed = bool(adapter.settings.get("fan_in_fan_out"))
     a, b = pair
@@ -281,16 +298,15 @@ def build_merged_entry(
             file=str(a.file),
             tensor=a.name,
         )
-    scale = lora_scale(adapter, module, a.shape[0])
     kind = "F32" if isinstance(base, CompressedEntry) else base.kind  # the sum is no longer whole multiples of a scale
     return MergedEntry(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 
-def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
+def lora_scale(adapter: Adapter, module: str, rank: int, steps: PatternSteps) -> float:
     """Alpha over the rank, or over its square root (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732)."""
     settings = adapter.settings
-    stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"))
-    alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
+    stated_rank = match_pattern(settings.get("rank_pattern"), module, settings.get("r"), steps)
+    alpha = match_pattern(settings.get("alpha_pattern"), module, settings.get("lora_alpha"), steps)
     if stated_rank != rank or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
         message = f"r {show_value(stated_rank)} and lora_alpha {show_value(alpha)} do not fit {module}"
         message += f", whose matrices have rank {rank}"
@@ -298,7 +314,7 @@ def lora_scale(adapter: Adapter, module: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def match_pattern(pattern: Any, module: str, default: Any) -> Any:
+def match_pattern(pattern: Any, module: str, default: Any, steps: PatternSteps) -> Any:
     """The value of the first pattern that matches the end of the module's name, as peft chooses it."""
     items: Iterable[tuple[str, Any]] = pattern.items() if isinstance(pattern, dict) else ()
-    return next((value for key, value in items if matches(key, module)), default)
+    return next((value for key, value in items if matches(key, module, steps.spend)), default)

@@ -343,3 +343,14 @@ def test_a_tensor_that_is_changed_twice_is_refused(
     retensor(adapter, twice)
     with pytest.raises(CheckpointError, match=r"it has the place of .*; an adapter changes a tensor once"):
         describe_source(f"{base}+{adapter}")
+
+
+def test_the_steps_of_all_patterns_on_all_modules_are_bounded(
+    plain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, adapter = plain
+    edit(adapter, alpha_pattern={f".*aa.*{number}": 3 for number in range(merged_adapter.MAX_PATTERNS)})
+    describe_source(f"{base}+{adapter}")
+    monkeypatch.setattr(merged_adapter, "MAX_PATTERN_STEPS", 2 * merged_adapter.MAX_PATTERNS)
+    with pytest.raises(UnsupportedError, match=r"adapter_config\.json.*alpha_pattern take too long.*all modules"):
+        describe_source(f"{base}+{adapter}")

@@ -41,3 +41,11 @@ def test_time_does_not_grow_with_ways_to_match(pattern: str) -> None:
     """Backtracking would take longer than the age of the universe; this ends."""
     for module in (".a" * 256, "a" * 512, "1" * 512):
         assert not matches(pattern, module)
+
+
+def test_steps_are_counted_before_they_are_taken() -> None:
+    spent = list[int]()
+    assert not matches(".*b.*c", "a.a.a", spent.append)
+    assert spent == [3, 6]  # of the three suffixes, all positions
+    assert matches("^a", "a", spent.append)
+    assert spent == [3, 6, 1]
